@@ -1,0 +1,100 @@
+//! Addresses, each in the type of its own space.
+//!
+//! Mixing the spaces "works until the first program that is not loaded where it
+//! was linked"; so the types do not mix. Input and output: plain numbers.
+
+use std::fmt;
+use std::ops::{Add, Range, Sub};
+
+/// An actual virtual memory address: a location in the target's address space as it runs.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Avma(pub u64);
+
+/// A stated virtual memory address: a location as the image's file states it (ELF `p_vaddr`, Mach-O `vmaddr`).
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Svma(pub u64);
+
+/// Where a code address in a stack came from, which decides how it is looked up.
+///
+/// A return address names the instruction *after* the call. When the call was the
+/// last instruction of its function (a `noreturn` callee), that address already
+/// belongs to the next function, so look-ups use the address minus one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodeAddress {
+    /// The program counter of a thread, or of a frame interrupted by a signal.
+    Pc(Avma),
+    /// An address that a call pushed (or that the link register holds).
+    Return(Avma),
+}
+
+impl CodeAddress {
+    /// The address to look up: inside the instruction that is executing or calling.
+    #[must_use]
+    pub fn lookup(self) -> Avma {
+        match self {
+            CodeAddress::Pc(avma) => avma,
+            CodeAddress::Return(avma) => Avma(avma.0.wrapping_sub(1)),
+        }
+    }
+}
+
+macro_rules! address {
+    ($type:ident) => {
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($type), "({:#x})"), self.0)
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+        impl Add<u64> for $type {
+            type Output = $type;
+            /// Wraps: the operand may come from a hostile file; range checks follow the addition.
+            fn add(self, bytes: u64) -> $type {
+                $type(self.0.wrapping_add(bytes))
+            }
+        }
+        impl Sub<$type> for $type {
+            type Output = u64;
+            fn sub(self, other: $type) -> u64 {
+                self.0.wrapping_sub(other.0)
+            }
+        }
+        impl $type {
+            /// `self + bytes`, or `None` past the end of the address space.
+            #[must_use]
+            pub fn checked_add(self, bytes: u64) -> Option<$type> {
+                self.0.checked_add(bytes).map($type)
+            }
+        }
+    };
+}
+address!(Avma);
+address!(Svma);
+
+/// Number of bytes in a range of addresses; 0 for a reversed one.
+#[must_use]
+pub fn len(range: &Range<Avma>) -> u64 {
+    range.end.0.saturating_sub(range.start.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_return_address_is_looked_up_inside_its_call() {
+        assert_eq!(CodeAddress::Return(Avma(0x1005)).lookup(), Avma(0x1004));
+        assert_eq!(CodeAddress::Pc(Avma(0x1005)).lookup(), Avma(0x1005));
+    }
+
+    #[test]
+    fn hostile_ends_do_not_overflow() {
+        assert_eq!(CodeAddress::Return(Avma(0)).lookup(), Avma(u64::MAX));
+        assert_eq!(Avma(u64::MAX).checked_add(1), None);
+        assert_eq!(len(&(Avma(5)..Avma(3))), 0);
+    }
+}

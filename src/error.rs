@@ -1,0 +1,91 @@
+//! The one error type: a kind that decides the exit code, and one line for a person.
+//!
+//! Text is lower case, names the subject (path, pid, option value), what was
+//! expected and the next step; `cli` prints it after `stackprof: `. Not finding
+//! something (a symbol, a file) is a value with a reason, never an `Error`.
+
+use std::fmt;
+
+/// What an error means to the caller; exit codes are in the CLI contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Attaching to the target was refused, or it does not exist.
+    Attach,
+    /// A file or profile could not be read or has another form than expected.
+    Input,
+    /// An output could not be written.
+    Output,
+    /// The command line asks for something that cannot be.
+    Usage,
+    /// Nothing was sampled, or there is nothing to compare.
+    NoData,
+    /// The operating system refused something that normally works.
+    System,
+}
+
+/// An error with its one line of text.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    text: String,
+}
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error of `kind`; `text` is one lower-case line without a prefix.
+    pub fn new(kind: ErrorKind, text: impl Into<String>) -> Error {
+        Error { kind, text: text.into() }
+    }
+
+    /// What the error means to the caller.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The same error with `context: ` in front of its text.
+    #[must_use]
+    pub fn context(self, context: impl fmt::Display) -> Error {
+        Error { kind: self.kind, text: format!("{context}: {}", self.text) }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The words for an I/O error without Rust's "(os error N)" tail.
+#[must_use]
+pub fn io_text(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) => first.to_lowercase().chain(chars).collect(),
+        None => error.kind().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn io_errors_read_as_plain_words() {
+        assert_eq!(io_text(&std::io::Error::from_raw_os_error(2)), "no such file or directory");
+    }
+
+    #[test]
+    fn context_stands_in_front() {
+        let error = Error::new(ErrorKind::Input, "expected \"stack count\"").context("a.folded:3");
+        assert_eq!(error.to_string(), "a.folded:3: expected \"stack count\"");
+        assert_eq!(error.kind(), ErrorKind::Input);
+    }
+}

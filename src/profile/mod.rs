@@ -1,0 +1,1 @@
+//! The profile: trie + images + losses + metadata.

@@ -1,0 +1,305 @@
+//! A target: a process that can be sampled. The only place with OS calls and `unsafe`.
+//!
+//! One written trait, [`Target`], and a backend per source: `linux` (ptrace),
+//! `sim` (seeded, with injected faults; compiled everywhere). A backend stops a
+//! thread, takes its registers and the bytes of its stack, and lets it run again —
+//! as one operation ([`Target::next`] does not return while a captured thread still
+//! stands), so that no caller can forget the last step. It never walks, names or
+//! aggregates anything.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::addr::Avma;
+use crate::walk::Registers;
+
+#[cfg(target_os = "linux")]
+pub mod linux;
+pub mod sim;
+
+/// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(pub u64);
+
+/// The instruction set a target runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arch {
+    /// AMD64 / Intel 64.
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+}
+
+impl Arch {
+    /// The name users know: `x86_64`, `aarch64`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "x86_64",
+            Arch::Aarch64 => "aarch64",
+        }
+    }
+}
+
+/// What is known of a target from the moment of attaching.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Short name, as `ps` shows it.
+    pub name: String,
+    /// Command line, arguments joined by spaces; empty when not known.
+    pub command: String,
+    /// Instruction set.
+    pub arch: Arch,
+    /// Name of the backend: `ptrace`, `sim`.
+    pub backend: &'static str,
+    /// CPUs that the target may run on, at least 1.
+    pub cpus: usize,
+    /// Mask of the bits of a code pointer that hold an address: pointer
+    /// authentication (PAC) puts a signature above them. All ones where unused.
+    pub code_mask: u64,
+}
+
+/// A target fault, by consequence: the sampler acts on this, never on an errno.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The process has gone.
+    Gone,
+    /// This thread has gone; the process may go on.
+    ThreadGone,
+    /// The system refused; the text names what and why.
+    Denied(String),
+    /// Not this time (memory unmapped under the read, list in motion): skip and count it.
+    Transient(&'static str),
+    /// The recording cannot go on; the text names what failed.
+    Fatal(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Gone => f.write_str("the process has exited"),
+            Fault::ThreadGone => f.write_str("the thread has exited"),
+            Fault::Transient(what) => f.write_str(what),
+            Fault::Denied(what) | Fault::Fatal(what) => f.write_str(what),
+        }
+    }
+}
+
+/// What a thread is doing, as seen from outside without touching it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// On a CPU or ready for one.
+    Runnable,
+    /// Blocked: in a system call, a page fault or a lock.
+    Waiting,
+    /// Stopped by job control or another tool; must be left alone.
+    Stopped,
+}
+
+/// One look at a thread from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU;
+    /// for a running one the system may lag (Linux: up to a scheduler tick).
+    pub cpu_ns: u64,
+    /// How often the thread was put on a CPU so far; 0 where the system does not tell.
+    pub switches: u64,
+    /// What it is doing.
+    pub activity: Activity,
+}
+
+/// How a stop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Registers and stack bytes are in the [`Capture`].
+    Captured,
+    /// The thread had begun to wait between the look and the stop: it was let go at
+    /// once, its interrupted system call continues, and nothing was captured.
+    BeganToWait,
+    /// Stopped, but registers or stack could not be read; it runs again.
+    Unreadable(&'static str),
+}
+
+/// One thread's registers and stack bytes; reused from sample to sample.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    /// Registers in user mode at the moment of the stop.
+    pub registers: Registers,
+    /// Bytes copied from the stack pointer upward; the buffer keeps its allocation.
+    pub stack: Vec<u8>,
+    /// Time from asking for the stop (or, if the thread was waiting for a CPU, from
+    /// the moment the stop was seen) to the thread being let go, in nanoseconds:
+    /// an upper bound of how long it stood still.
+    pub pause_ns: u64,
+}
+
+impl Capture {
+    /// An empty capture whose stack buffer holds `window_bytes` without growing.
+    #[must_use]
+    pub fn with_capacity(window_bytes: usize) -> Capture {
+        Capture { registers: Registers::default(), stack: Vec::with_capacity(window_bytes), pause_ns: 0 }
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// `exit(code)`.
+    Code(i32),
+    /// Ended by a signal.
+    Signal(i32),
+    /// Ended; how is not ours to see (it is not our child).
+    Unknown,
+}
+
+/// What [`Target::next`] saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The time given to `next` was reached.
+    Timeout,
+    /// A thread asked to stop did so and runs again.
+    Stopped {
+        /// Which thread.
+        thread: ThreadId,
+        /// What came of it.
+        outcome: Outcome,
+    },
+    /// A thread of the target that was not known before; it runs.
+    ThreadStarted {
+        /// Its number.
+        thread: ThreadId,
+        /// Stack pointer at its first instruction, where the system shows it.
+        stack_top: Option<Avma>,
+    },
+    /// A thread has ended; it is no longer known to the target.
+    ThreadExited {
+        /// Its number.
+        thread: ThreadId,
+        /// All the CPU time it used in nanoseconds, where the system still tells.
+        cpu_ns: Option<u64>,
+    },
+    /// The process replaced its program: images and stacks of before are void, and
+    /// only this thread is left.
+    Exec {
+        /// The thread that goes on.
+        thread: ThreadId,
+        /// Stack pointer at the first instruction of the new program.
+        stack_top: Option<Avma>,
+    },
+    /// The process has ended.
+    Exited(ExitStatus),
+    /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
+    Terminate,
+}
+
+/// What a mapped range of code is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MappingKind {
+    /// A file, as the target sees its path.
+    File,
+    /// Code the kernel maps into every process (Linux vDSO): readable from memory only.
+    Vdso,
+    /// Executable memory without a file: JIT code, trampolines.
+    Anonymous,
+}
+
+/// One executable range of a target's address space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it is.
+    pub avma: Range<Avma>,
+    /// Offset in the file of its first byte.
+    pub file_offset: u64,
+    /// Path as the target sees it, or the kernel's name in brackets; may be empty.
+    pub path: String,
+    /// What it is.
+    pub kind: MappingKind,
+    /// The file's identity as mapped: device and inode. Zero where there is none.
+    pub identity: (u64, u64),
+}
+
+/// The bytes of an image: a mapped file or a copy from the target's memory.
+#[derive(Clone)]
+pub struct ImageBytes(Arc<dyn AsRef<[u8]> + Send + Sync>);
+
+impl ImageBytes {
+    /// Wraps a memory-mapped file or a buffer.
+    pub fn new(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> ImageBytes {
+        ImageBytes(Arc::new(bytes))
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl fmt::Debug for ImageBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImageBytes({} bytes)", self.bytes().len())
+    }
+}
+
+/// A process that can be sampled.
+///
+/// Contract: between calls no thread of the target stands still because of this
+/// backend, except those asked to stop and not yet collected. Dropping the target
+/// lets every thread run and releases the process without stopping it.
+pub trait Target {
+    /// What was learned at attach.
+    fn process(&self) -> &Process;
+
+    /// The threads now known, in no particular order, with the stack pointer at
+    /// their first instruction where known. Replaces the content of `out`.
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);
+
+    /// One look at a thread from outside: it is not stopped and cannot tell.
+    ///
+    /// # Errors
+    /// [`Fault::ThreadGone`] when it has ended.
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault>;
+
+    /// Asks a thread to stop, to be captured by [`Target::next`] with up to
+    /// `window_bytes` of its stack. Asking again before it was collected does nothing.
+    /// `keep_waiting` lets a thread that is found in a system call be captured too
+    /// (wall-clock profiles); otherwise it gives [`Outcome::BeganToWait`].
+    ///
+    /// # Errors
+    /// [`Fault::ThreadGone`] when it has ended.
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
+
+    /// The next thing that happened, at the latest [`Event::Timeout`] at `until_ns`
+    /// of the engine's clock. Passes the target's own signals on and keeps up with
+    /// threads that come and go. For [`Outcome::Captured`] the registers and stack
+    /// bytes are in `capture`, and the thread already runs again.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] after the process has ended, [`Fault::Fatal`] when the system fails.
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
+
+    /// A thread's name, if it has one and still exists.
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String>;
+
+    /// The executable ranges now mapped, sorted by address. Replaces the content of `out`.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] or [`Fault::Denied`].
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
+
+    /// The bytes of the file behind a mapping, certain to be the file that is mapped.
+    ///
+    /// # Errors
+    /// The reason, for people: `deleted from disk`, `replaced on disk since it was loaded`.
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String>;
+
+    /// Reads the target's memory without stopping it; returns how many bytes from
+    /// the start of `into` were read (a page that is not mapped ends the read).
+    ///
+    /// # Errors
+    /// [`Fault::Transient`] when not even the first byte is mapped.
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
+}

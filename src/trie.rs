@@ -1,0 +1,1 @@
+//! The hashed call-stack trie.
