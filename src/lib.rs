@@ -22,6 +22,7 @@ pub mod error;
 pub mod image;
 pub mod output;
 pub mod profile;
+pub mod registers;
 pub mod sampler;
 pub mod symbol;
 pub mod target;

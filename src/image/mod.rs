@@ -1,1 +1,5 @@
 //! The images of a process over time: which image a code address belongs to, and where in it.
+
+/// The images of a process over time.
+#[derive(Debug, Default)]
+pub struct Images {}

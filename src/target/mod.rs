@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::addr::Avma;
-use crate::walk::Registers;
+use crate::registers::Registers;
 
 #[cfg(target_os = "linux")]
 pub mod linux;

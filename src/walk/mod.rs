@@ -12,41 +12,6 @@ pub mod x86_64;
 
 use crate::addr::Avma;
 
-/// The general registers of a stopped thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registers {
-    /// x86_64, in DWARF register order.
-    X86_64(x86_64::Registers),
-    /// aarch64.
-    Aarch64(aarch64::Registers),
-}
-
-impl Default for Registers {
-    fn default() -> Registers {
-        Registers::X86_64(x86_64::Registers::default())
-    }
-}
-
-impl Registers {
-    /// The program counter.
-    #[must_use]
-    pub fn pc(&self) -> Avma {
-        match self {
-            Registers::X86_64(r) => Avma(r.rip),
-            Registers::Aarch64(r) => Avma(r.pc),
-        }
-    }
-
-    /// The stack pointer.
-    #[must_use]
-    pub fn sp(&self) -> Avma {
-        match self {
-            Registers::X86_64(r) => Avma(r.gpr[x86_64::RSP]),
-            Registers::Aarch64(r) => Avma(r.sp),
-        }
-    }
-}
-
 /// Bytes copied from a thread's stack, from its stack pointer upward.
 #[derive(Clone, Copy, Debug)]
 pub struct StackBytes<'a> {
