@@ -1,1 +1,186 @@
-//! (to be written)
+//! aarch64: where the caller of the leaf frame is.
+//!
+//! A function without a frame record (a leaf, a system call stub, a prologue before
+//! `stp`, an epilogue after `ldp`) has its caller in the link register only, and fp
+//! belongs to the caller: following fp alone would lose the caller. In the body of a
+//! function with a record the link register is stale. The code before and at the
+//! program counter tells which; without code the link register counts unless it
+//! repeats the record's return address.
+
+use super::{Code, Input, Walked, fp};
+use crate::addr::{Avma, CodeAddress};
+use crate::registers::Aarch64;
+
+/// Bytes of code before the program counter that are searched for the prologue.
+const SEARCH_BYTES: u64 = 4096;
+
+/// Walks from the registers of a stopped thread; see [`super::walk`].
+pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
+    let pc = Avma(registers.pc & input.code_mask);
+    let sp = Avma(registers.sp);
+    let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
+    let link = registers.x[Aarch64::LR] & input.code_mask;
+    out.push(CodeAddress::Pc(pc).lookup().0);
+    let in_record = input.stack.word(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
+    let link_is_caller = match has_record(pc, input.code) {
+        Some(has_record) => !has_record,
+        None => true,
+    };
+    if link_is_caller
+        && link != 0
+        && in_record != Some(link)
+        && is_code(link, input.code)
+        && out.len() < input.max_depth
+    {
+        out.push(CodeAddress::Return(Avma(link)).lookup().0);
+    }
+    // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
+    // accepts 8 as some assembly does; progress and bounds are checked all the same.
+    fp::follow(frame_pointer, sp, 8, input, out)
+}
+
+fn is_code(address: u64, code: &dyn Code) -> bool {
+    address.is_multiple_of(4) && code.code(Avma(address)).is_some()
+}
+
+/// Whether fp points to the leaf function's own frame record at `pc`; `None` without code.
+///
+/// ```text
+/// stp x29, x30, [sp, #-N]!  or  [sp, #N]   the record is stored
+/// mov x29, sp  or  add x29, sp, #N         fp points to it from here on
+/// ldp x29, x30, [sp], #N  or  [sp, #N]     fp belongs to the caller again
+/// ret  or  b                               the function ends
+/// ```
+/// The code *after* the pc decides: a body with a record meets its `ldp` before a `ret`,
+/// early returns in between included; everything else meets `ret` or the next prologue.
+/// A body that does not return (it ends in `brk`) is decided by the code before.
+fn has_record(pc: Avma, code: &dyn Code) -> Option<bool> {
+    let after = code.code(pc)?;
+    for instruction in instructions(&after[..after.len().min(SEARCH_BYTES as usize)]) {
+        if loads_record(instruction) {
+            return Some(true);
+        }
+        if sets_frame_pointer(instruction) || returns(instruction) {
+            return Some(false);
+        }
+        if traps(instruction) {
+            break;
+        }
+    }
+    let mut back = SEARCH_BYTES;
+    while back > 0 {
+        // The mapped code may begin less than the search length before the pc.
+        if let Some(bytes) = pc.0.checked_sub(back).and_then(|from| code.code(Avma(from))) {
+            let before = bytes.get(..back as usize)?;
+            let deciding = |i: &u32| sets_frame_pointer(*i) || loads_record(*i) || returns(*i) || traps(*i);
+            return Some(instructions(before).rev().find(deciding).is_some_and(sets_frame_pointer));
+        }
+        back = back / 8 * 4;
+    }
+    Some(false)
+}
+
+fn instructions(code: &[u8]) -> impl DoubleEndedIterator<Item = u32> + '_ {
+    code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+}
+
+/// `mov x29, sp` is `add x29, sp, #0`; any immediate.
+fn sets_frame_pointer(instruction: u32) -> bool {
+    instruction & 0xff80_03ff == 0x9100_03fd
+}
+
+/// `ldp x29, x30, [sp], #N` (post-index), `[sp, #N]` (offset).
+fn loads_record(instruction: u32) -> bool {
+    let registers = instruction & 0x7fff == 0x7bfd;
+    registers && matches!(instruction >> 22, 0b10_1010_0011 | 0b10_1010_0101)
+}
+
+/// `ret`, `retaa`, `retab`.
+fn returns(instruction: u32) -> bool {
+    matches!(instruction, 0xd65f_03c0 | 0xd65f_0bff | 0xd65f_0fff)
+}
+
+/// `brk #N` and `udf #N`, which also pads between functions.
+fn traps(instruction: u32) -> bool {
+    instruction & 0xffe0_001f == 0xd420_0000 || instruction >> 16 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Ended, StackBytes};
+    use super::*;
+
+    const TEXT: u64 = 0x1_0000_4000;
+    const STACK: u64 = 0x1_6fdf_f000;
+
+    const CODE: &[u32] = &[
+        // a framed function with an early return
+        0xa9be_7bfd, // +00 stp x29, x30, [sp, #-32]!
+        0x9100_03fd, // +04 mov x29, sp
+        0xb400_0080, // +08 cbz x0, +18
+        0x9400_0005, // +0c bl leaf
+        0xa8c2_7bfd, // +10 ldp x29, x30, [sp], #32
+        0xd65f_03c0, // +14 ret
+        0x5280_0020, // +18 mov w0, #1
+        0xa8c2_7bfd, // +1c ldp x29, x30, [sp], #32
+        0xd65f_03c0, // +20 ret
+        // leaf
+        0x8b00_0000, // +24 add x0, x0, x0
+        0xd65f_03c0, // +28 ret
+        // framed, does not return
+        0xa9bf_7bfd, // +2c stp x29, x30, [sp, #-16]!
+        0x9100_03fd, // +30 mov x29, sp
+        0x97ff_fffc, // +34 bl leaf
+        0xd420_0020, // +38 brk #1
+    ];
+
+    struct Text(Vec<u8>);
+    impl Code for Text {
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+
+    /// fp points to a record at STACK that returns to +10; lr is given.
+    fn walk_at(offset: u64, link: u64, words: &[u64]) -> Vec<u64> {
+        let text = Text(CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
+        registers.x[Aarch64::FP] = STACK;
+        registers.x[Aarch64::LR] = link;
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: (1 << 47) - 1, code: &text };
+        let mut out = Vec::new();
+        assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+        out.iter().map(|address| address - TEXT).collect()
+    }
+
+    #[test]
+    fn the_link_register_counts_exactly_where_there_is_no_record() {
+        // The record of the caller returns to +38; lr holds +10 (an earlier or the current call).
+        let words = [0, TEXT + 0x38];
+        let link = TEXT + 0x10;
+        for bare in [0x00, 0x04, 0x14, 0x20, 0x24, 0x28, 0x2c, 0x30] {
+            assert_eq!(walk_at(bare, link, &words), [bare, 0x0f, 0x37], "at +{bare:#x}");
+        }
+        for framed in [0x08, 0x0c, 0x10, 0x18, 0x1c, 0x34, 0x38] {
+            assert_eq!(walk_at(framed, link, &words), [framed, 0x37], "at +{framed:#x}");
+        }
+    }
+
+    #[test]
+    fn a_link_register_that_repeats_the_record_is_not_shown_twice() {
+        assert_eq!(walk_at(0x24, TEXT + 0x38, &[0, TEXT + 0x38]), [0x24, 0x37]);
+    }
+
+    #[test]
+    fn a_signed_link_register_is_stripped() {
+        let signed = 0xfa80_0000_0000_0000 | (TEXT + 0x10);
+        assert_eq!(walk_at(0x24, signed, &[0, 0x8765_8000_0000_0000 | (TEXT + 0x38)]), [0x24, 0x0f, 0x37]);
+    }
+
+    #[test]
+    fn a_link_register_outside_code_is_dropped() {
+        assert_eq!(walk_at(0x24, 0x1234, &[0, TEXT + 0x38]), [0x24, 0x37]);
+    }
+}

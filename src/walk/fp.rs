@@ -1,1 +1,148 @@
-//! (to be written)
+//! Following frame records: `[fp]` is the caller's frame pointer, `[fp+8]` the return
+//! address, on x86_64 and aarch64 alike. Input: the first frame pointer; output: one
+//! look-up address per record. Finding the leaf's own caller is the architecture's part.
+
+use super::{Ended, Input, Walked, root};
+use crate::addr::{Avma, CodeAddress};
+
+/// The copy never exceeds this: the default stack limit of Linux and macOS main threads.
+pub const MAX_STACK_BYTES: u64 = 8 << 20;
+
+/// Follows the records from `frame_pointer` on, pushing to `out`.
+///
+/// `above` is the lowest address at which the first record may lie (the stack pointer).
+/// Each record must lie above the last and be aligned to `align` bytes, so the walk
+/// ends whatever the bytes are.
+pub fn follow(
+    mut frame_pointer: u64,
+    above: Avma,
+    align: u64,
+    input: &Input<'_>,
+    out: &mut Vec<u64>,
+) -> Walked {
+    let mut reached = above;
+    loop {
+        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(align) {
+            return Walked {
+                ended: root::chain_end(frame_pointer, above, reached, input.stack_top),
+                reached,
+            };
+        }
+        let record = Avma(frame_pointer);
+        let (Some(next), Some(word)) = (input.stack.word(record), input.stack.word(record + 8)) else {
+            return Walked { ended: outside_window(record, above, reached, input), reached };
+        };
+        // The masks of aarch64: bits 63..47 may hold a signature.
+        let return_address = word & input.code_mask;
+        reached = record + 16;
+        if return_address == 0 {
+            let ended = if next == 0 { Ended::Root } else { Ended::BadFrame };
+            return Walked { ended, reached };
+        }
+        if out.len() >= input.max_depth {
+            return Walked { ended: Ended::DepthLimit, reached };
+        }
+        out.push(CodeAddress::Return(Avma(return_address)).lookup().0);
+        frame_pointer = next;
+    }
+}
+
+/// A record outside the copied bytes: a deeper stack than was copied, or no record at all?
+fn outside_window(record: Avma, above: Avma, reached: Avma, input: &Input<'_>) -> Ended {
+    let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
+    if record.0 < limit && record.0 - above.0 < MAX_STACK_BYTES {
+        return Ended::WindowRanOut;
+    }
+    root::chain_end(record.0, above, reached, input.stack_top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Code, StackBytes};
+    use super::*;
+
+    struct NoCode;
+    impl Code for NoCode {
+        fn code(&self, _: Avma) -> Option<&[u8]> {
+            None
+        }
+    }
+
+    const BASE: u64 = 0x7fff_0000_1000;
+
+    /// A stack as words from `BASE` up, beside it what the walk from `fp` finds.
+    fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let input = Input {
+            stack: StackBytes { base: Avma(BASE), bytes: &bytes },
+            stack_top: stack_top.map(Avma),
+            max_depth: 4,
+            code_mask: 0x7fff_ffff_ffff,
+            code: &NoCode,
+        };
+        let mut out = Vec::new();
+        let walked = follow(fp, Avma(BASE), 8, &input, &mut out);
+        assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
+    }
+
+    #[test]
+    fn a_chain_that_ends_in_zero_is_complete() {
+        let words = [
+            BASE + 0x18, // BASE+00 saved fp
+            0x1005,      // BASE+08 return address
+            0xdead,      // BASE+10 a local
+            0,           // BASE+18 saved fp of the outermost frame
+            0x2005,      // BASE+20
+        ];
+        check(&words, BASE, None, &[0x1004, 0x2004], Ended::Root);
+    }
+
+    #[test]
+    fn a_zero_far_below_the_stack_top_is_a_torn_chain() {
+        // Code without frame pointers uses rbp for anything, zero included.
+        check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], Ended::BadFrame);
+        check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
+    }
+
+    #[test]
+    fn libc_start_code_leaves_any_word_in_the_outermost_record() {
+        check(&[1, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
+        check(&[1, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+    }
+
+    #[test]
+    fn records_must_progress_and_be_aligned() {
+        check(&[BASE, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[BASE + 0x13, 0x1005, 0, 0], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[0; 4], BASE - 8, None, &[], Ended::BadFrame);
+    }
+
+    #[test]
+    fn a_record_above_the_window_is_told_from_garbage() {
+        check(&[BASE + 0x4000, 0x1005], BASE, None, &[0x1004], Ended::WindowRanOut);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x8000), &[0x1004], Ended::WindowRanOut);
+        check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x2000), &[0x1004], Ended::BadFrame);
+        check(&[u64::MAX - 7, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+    }
+
+    #[test]
+    fn depth_is_limited_and_said() {
+        let mut words = Vec::new();
+        for frame in 0..8u64 {
+            words.extend([BASE + (frame + 1) * 16, 0x1001 + frame]);
+        }
+        check(&words, BASE, None, &[0x1000, 0x1001, 0x1002, 0x1003], Ended::DepthLimit);
+    }
+
+    #[test]
+    fn signed_return_addresses_are_stripped() {
+        check(&[0, 0xabcd_8000_0000_1005], BASE, None, &[0x1004], Ended::Root);
+    }
+
+    #[test]
+    fn a_null_return_address_is_the_root_only_with_a_null_frame() {
+        check(&[0, 0], BASE, None, &[], Ended::Root);
+        check(&[BASE + 16, 0], BASE, None, &[], Ended::BadFrame);
+    }
+}

@@ -2,8 +2,9 @@
 //!
 //! Pure: no OS calls, no clock, no allocation except growth of the caller's buffer.
 //! `fp.rs` follows the frame records; `x86_64.rs` and `aarch64.rs` mirror each other
-//! and know what each architecture keeps where; `root.rs` knows how the outermost
-//! frame of a thread is recognised. Unwinding by CFI plugs in beside `fp.rs`.
+//! and know where the leaf frame's caller is before, during and after its prologue;
+//! `root.rs` recognises the outermost frame of a thread. Unwinding by CFI plugs in
+//! beside `fp.rs`: the same [`Input`], the same [`Walked`].
 
 pub mod aarch64;
 pub mod fp;
@@ -11,6 +12,7 @@ pub mod root;
 pub mod x86_64;
 
 use crate::addr::Avma;
+use crate::registers::Registers;
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,28 @@ impl StackBytes<'_> {
     }
 }
 
+/// The code of the target, as far as its images are known: the leaf's caller is
+/// found by looking at the instructions around the program counter.
+pub trait Code {
+    /// The bytes from `at` to the end of the mapped code, or `None` outside known images.
+    fn code(&self, at: Avma) -> Option<&[u8]>;
+}
+
+/// What a walk reads.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// The copied stack.
+    pub stack: StackBytes<'a>,
+    /// Stack pointer at the thread's first instruction: every frame lies below. `None` if not known.
+    pub stack_top: Option<Avma>,
+    /// Frames to find at most.
+    pub max_depth: usize,
+    /// Bits of a code pointer that are address (see `Process::code_mask`).
+    pub code_mask: u64,
+    /// The target's code.
+    pub code: &'a dyn Code,
+}
+
 /// Why a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ended {
@@ -45,7 +69,8 @@ pub enum Ended {
     Root,
     /// The next frame lies above the copied window.
     WindowRanOut,
-    /// A frame record that cannot be one (misaligned, not above the last, null return address).
+    /// A frame record that cannot be one (misaligned, not above the last, null return
+    /// address), or a chain that ends far from the thread's outermost frame.
     BadFrame,
     /// `--max-depth` frames were found.
     DepthLimit,
@@ -61,5 +86,25 @@ impl Ended {
             Ended::BadFrame => "bad frame",
             Ended::DepthLimit => "depth limit",
         }
+    }
+}
+
+/// What a walk found beside the addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walked {
+    /// Why it ended.
+    pub ended: Ended,
+    /// First address above the last frame record that was read: how much of the stack
+    /// the walk needed.
+    pub reached: Avma,
+}
+
+/// Walks by frame pointers. Clears `out`, then pushes the look-up address (Avma; a
+/// return address minus one) of each frame, leaf first.
+pub fn walk(registers: &Registers, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
+    out.clear();
+    match registers {
+        Registers::X86_64(registers) => x86_64::walk(registers, input, out),
+        Registers::Aarch64(registers) => aarch64::walk(registers, input, out),
     }
 }

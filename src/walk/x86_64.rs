@@ -1,1 +1,117 @@
-//! (to be written)
+//! x86_64: where the caller of the leaf frame is.
+//!
+//! In the body of a function with a frame pointer the caller is in the frame record at
+//! rbp. On entry, between the two instructions of the prologue and at `ret` it is on top
+//! of the stack while rbp still (or again) belongs to the caller: following rbp alone
+//! would lose the caller. The instruction at the program counter tells.
+
+use super::{Code, Input, Walked, fp};
+use crate::addr::{Avma, CodeAddress};
+use crate::registers::X86_64;
+
+/// Walks from the registers of a stopped thread; see [`super::walk`].
+pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
+    let pc = Avma(registers.rip);
+    let sp = Avma(registers.gpr[X86_64::RSP]);
+    out.push(CodeAddress::Pc(pc).lookup().0);
+    if let Some(slot) = unframed_return_slot(pc, sp, input.code)
+        && let Some(return_address) = input.stack.word(slot)
+        && input.code.code(Avma(return_address)).is_some()
+        && out.len() < input.max_depth
+    {
+        out.push(CodeAddress::Return(Avma(return_address)).lookup().0);
+    }
+    fp::follow(registers.gpr[X86_64::RBP], sp, 8, input, out)
+}
+
+/// The stack slot of the return address when the leaf has no frame record at `pc`, or
+/// `None` when rbp points to its record (or the code is not known).
+///
+/// ```text
+/// at                    return address in
+/// endbr64               [rsp]      function entry
+/// push %rbp             [rsp]      entry, followed by mov %rsp,%rbp
+/// mov %rsp,%rbp         [rsp+8]    rbp was pushed, not yet set
+/// ret                   [rsp]      rbp was popped
+/// jmp *mem(%rip)        [rsp]      PLT stub, tail call through a pointer
+/// ```
+fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    const PUSH_RBP: u8 = 0x55;
+    let at = code.code(pc)?;
+    let moves_rsp_to_rbp =
+        |code: &[u8]| code.starts_with(&[0x48, 0x89, 0xe5]) || code.starts_with(&[0x48, 0x8b, 0xec]);
+    match at {
+        _ if at.starts_with(&ENDBR64) => Some(sp),
+        [PUSH_RBP, rest @ ..] if moves_rsp_to_rbp(rest) => Some(sp),
+        _ if moves_rsp_to_rbp(at) && code.code(Avma(pc.0.wrapping_sub(1)))?.first() == Some(&PUSH_RBP) => {
+            Some(sp + 8)
+        }
+        // ret; repz ret; ret imm16; bnd ret
+        [0xc3 | 0xc2, ..] | [0xf2 | 0xf3, 0xc3, ..] => Some(sp),
+        // jmp *mem(%rip), with or without bnd
+        [0xff, 0x25, ..] | [0xf2, 0xff, 0x25, ..] => Some(sp),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Ended, StackBytes};
+    use super::*;
+
+    const TEXT: u64 = 0x40_1000;
+    const STACK: u64 = 0x7fff_0000_1000;
+
+    /// gcc -O1 -fno-omit-frame-pointer:
+    const FUNCTION: &[u8] = &[
+        0xf3, 0x0f, 0x1e, 0xfa, // +00 endbr64
+        0x55, //                   +04 push %rbp
+        0x48, 0x89, 0xe5, //       +05 mov %rsp,%rbp
+        0x89, 0xf8, //             +08 mov %edi,%eax
+        0x5d, //                   +0a pop %rbp
+        0xc3, //                   +0b ret
+    ];
+
+    struct Text;
+    impl Code for Text {
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            FUNCTION.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+
+    /// The caller's record is at STACK+0x40; `words` are the words from the stack pointer up.
+    fn addresses(offset: u64, rbp: u64, words: &[u64]) -> Vec<u64> {
+        let mut bytes = vec![0u8; 0x60];
+        for (index, word) in words.iter().enumerate() {
+            bytes[index * 8..index * 8 + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[0x48..0x50].copy_from_slice(&(TEXT + 2).to_le_bytes());
+        let mut registers = X86_64 { rip: TEXT + offset, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = STACK;
+        registers.gpr[X86_64::RBP] = rbp;
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: u64::MAX, code: &Text };
+        let mut out = Vec::new();
+        assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+        out.iter().map(|address| address - TEXT).collect()
+    }
+
+    #[test]
+    fn each_instruction_of_a_small_function_shows_its_caller_once() {
+        let caller = STACK + 0x40;
+        let returns = TEXT + 9;
+        for entry in [0, 4, 0xb] {
+            assert_eq!(addresses(entry, caller, &[returns]), [entry, 8, 1], "at +{entry:#x}");
+        }
+        assert_eq!(addresses(5, caller, &[caller, returns]), [5, 8, 1], "after push %rbp");
+        for body in [8, 0xa] {
+            assert_eq!(addresses(body, STACK, &[caller, returns]), [body, 8, 1], "at +{body:#x}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_code_is_no_return_address() {
+        assert_eq!(addresses(0, STACK + 0x40, &[0x1234]), [0, 1]);
+    }
+}
