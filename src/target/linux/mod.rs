@@ -1,1 +1,85 @@
-//! (to be written)
+//! Linux: a process sampled through ptrace.
+//!
+//! PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
+//! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
+//! that waits is never touched. `trace.rs` is the loop over stops and signals, `attach.rs`
+//! and `launch.rs` the two beginnings, `refusal.rs` why attaching failed.
+//!
+//! Only the thread that seized may make ptrace calls, and when it ends the kernel
+//! releases everything without a stop (no EINTR, no register touched). So a target lives
+//! in a thread of its own ([`with_target`]), which ends with it — also by panic.
+
+mod attach;
+mod images;
+mod launch;
+mod proc;
+mod refusal;
+mod registers;
+mod sys;
+mod threads;
+mod trace;
+
+use std::ffi::OsString;
+
+use crate::clock::RealClock;
+use crate::error::{Error, ErrorKind, Result};
+
+pub use trace::LinuxTarget;
+
+/// Which process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A running one, by process id.
+    Attach(u32),
+    /// A new one: program and arguments.
+    Launch(Vec<OsString>),
+}
+
+/// Prepares this process for tracing; call it from the first thread before others start,
+/// since they inherit the signal mask: the tracer waits for these signals and nobody else
+/// may take them.
+pub fn prepare() {
+    sys::block_signals(&trace::SIGNALS);
+    sys::raise_file_limit();
+}
+
+/// Attaches or launches and runs `body` with the target, in a thread of its own. When
+/// this returns, every thread of the target runs and is no longer traced.
+///
+/// # Errors
+/// [`ErrorKind::Attach`] when it was refused, with the reason and the next step;
+/// [`ErrorKind::System`] when `body` panicked.
+pub fn with_target<R: Send>(
+    source: &Source,
+    clock: RealClock,
+    body: impl FnOnce(&mut LinuxTarget) -> R + Send,
+) -> Result<R> {
+    let tracer = move || -> Result<R> {
+        sys::prefer_this_thread();
+        let mut target = match source {
+            Source::Attach(pid) => attach::attach(*pid, clock)?,
+            Source::Launch(command) => attach::launch(command, clock)?,
+        };
+        Ok(body(&mut target))
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("sampler".to_owned()).spawn_scoped(scope, tracer);
+        let thread = thread.map_err(|error| {
+            Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
+        })?;
+        thread.join().unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
+            let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            Err(Error::new(
+                ErrorKind::System,
+                format!("internal error, please report it: {said}; the target was let go and runs on"),
+            ))
+        })
+    })
+}
+
+/// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
+#[must_use]
+pub fn own_usage() -> (u64, u64) {
+    sys::own_usage()
+}

@@ -1,0 +1,89 @@
+//! Starting a command so that it is traced from its first instruction after `exec`.
+//!
+//! The new process waits on a pipe between `fork` and `exec` until it is seized. It is
+//! started by a helper thread, because `Command::spawn` returns only after the `exec`
+//! that the tracer has to let pass.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread::JoinHandle;
+
+use libc::pid_t;
+
+/// A process that waits to be let go to its `exec`.
+pub(super) struct Held {
+    /// Its process id.
+    pub(super) pid: pid_t,
+    go: PipeWriter,
+    spawner: JoinHandle<io::Result<()>>,
+}
+
+/// Forks; the new process waits before `exec`.
+///
+/// # Errors
+/// When no process could be made.
+pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
+    let (program, arguments) =
+        command.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let (mut ready, tell_ready) = io::pipe()?;
+    let (wait_go, go) = io::pipe()?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let go_fd = go.as_raw_fd();
+    // SAFETY: between fork and exec the closure only makes the system calls write, close
+    // and read on descriptors that it owns or that the parent keeps open until then; it
+    // allocates nothing and takes no lock (signal-safety(7)).
+    unsafe {
+        let (mut tell_ready, mut wait_go) = (tell_ready, wait_go);
+        command.pre_exec(move || announce_and_wait(&mut tell_ready, &mut wait_go, go_fd));
+    }
+    let spawner =
+        std::thread::Builder::new().name("spawn".to_owned()).spawn(move || command.spawn().map(drop))?;
+    let mut pid = [0; 4];
+    if ready.read_exact(&mut pid).is_err() {
+        // The other ends are closed: fork itself failed, and the spawner knows why.
+        return Err(joined(spawner).err().unwrap_or_else(|| io::ErrorKind::Other.into()));
+    }
+    Ok(Held { pid: pid_t::from_ne_bytes(pid), go, spawner })
+}
+
+fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
+    // SAFETY: getpid(2) takes nothing.
+    let pid = unsafe { libc::getpid() };
+    tell_ready.write_all(&pid.to_ne_bytes())?;
+    // SAFETY: this process's copy of the parent's end; while it is open, the parent's
+    // death would not end the wait below.
+    unsafe { libc::close(go) };
+    // An end of file means that the profiler gave up: do not run the command.
+    wait_go.read_exact(&mut [0])
+}
+
+fn joined(spawner: JoinHandle<io::Result<()>>) -> io::Result<()> {
+    spawner.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+impl Held {
+    /// Lets the process go on to its `exec`; the result of that is for [`Started::join`].
+    pub(super) fn go(mut self) -> io::Result<Started> {
+        self.go.write_all(&[1])?;
+        Ok(Started(self.spawner))
+    }
+}
+
+/// A process on its way through `exec`.
+pub(super) struct Started(JoinHandle<io::Result<()>>);
+
+impl Started {
+    /// Whether `exec` worked. To be called once the tracer has seen the exec, or the end
+    /// of the process.
+    ///
+    /// # Errors
+    /// What `exec` failed with.
+    pub(super) fn join(self) -> io::Result<()> {
+        joined(self.0)
+    }
+}

@@ -1,0 +1,171 @@
+//! Why a process cannot be attached to, found out from /proc, and what to do about it.
+//!
+//! The kernel answers EPERM for a dozen reasons (ptrace(2), "Ptrace access mode
+//! checking"); a person needs the one that holds and the command that changes it.
+
+use std::fs;
+
+use libc::pid_t;
+
+use super::{proc, sys};
+use crate::error::{Error, ErrorKind, io_text};
+
+/// CAP_SYS_PTRACE of capabilities(7).
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// What can be known of a process before touching it.
+struct Facts {
+    name: String,
+    state: u8,
+    tgid: pid_t,
+    tracer: pid_t,
+    uid: u32,
+    has_memory: bool,
+}
+
+fn facts(pid: pid_t) -> Option<Facts> {
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let value = |key| proc::status_value(&status, key);
+    let number = |key| value(key).and_then(|value| value.split_whitespace().next()?.parse().ok());
+    Some(Facts {
+        name: value("Name")?.to_owned(),
+        state: value("State")?.bytes().next()?,
+        tgid: number("Tgid")?,
+        tracer: number("TracerPid").unwrap_or(0),
+        uid: value("Uid").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok())?,
+        has_memory: value("VmSize").is_some(),
+    })
+}
+
+/// Refuses what cannot be attached to whoever asks: no such process, a thread, a zombie,
+/// a kernel thread, ourselves.
+///
+/// # Errors
+/// One line for a person.
+pub(super) fn check(pid: pid_t) -> Result<(), Error> {
+    let Some(facts) = facts(pid) else {
+        return Err(refuse(pid, None, "no such process; `ps -e` lists those that run"));
+    };
+    let name = Some(facts.name.as_str());
+    if facts.tgid != pid {
+        let tgid = facts.tgid;
+        return Err(refuse(pid, name, &format!("it is a thread of process {tgid}; use --pid {tgid}")));
+    }
+    if pid as u32 == std::process::id() {
+        return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
+    }
+    if matches!(facts.state, b'Z' | b'X') {
+        return Err(refuse(pid, name, "it has exited and only waits for its parent to notice (a zombie)"));
+    }
+    if !facts.has_memory {
+        return Err(refuse(pid, name, "it is a kernel thread, which has no program to profile; try `perf`"));
+    }
+    if facts.tracer != 0 {
+        let by = fs::read_to_string(format!("/proc/{}/comm", facts.tracer)).unwrap_or_default();
+        let by = by.trim();
+        let by = if by.is_empty() { String::new() } else { format!(" ({by})") };
+        return Err(refuse(
+            pid,
+            name,
+            &format!("pid {}{by} already traces it; end that one first", facts.tracer),
+        ));
+    }
+    match elf_class_and_machine(pid) {
+        Some((class, _)) if class != 2 => {
+            Err(refuse(pid, name, "it is a 32-bit program; stackprof profiles 64-bit ones"))
+        }
+        Some((_, machine)) if machine != NATIVE_MACHINE => Err(refuse(
+            pid,
+            name,
+            &format!(
+                "its program is for another processor (ELF machine {machine}) and runs under an emulator"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+const NATIVE_MACHINE: u16 = 62;
+#[cfg(target_arch = "aarch64")]
+const NATIVE_MACHINE: u16 = 183;
+
+/// EI_CLASS and e_machine of the program, if its file may be read.
+fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
+    use std::io::Read;
+    let mut head = [0; 20];
+    fs::File::open(format!("/proc/{pid}/exe")).ok()?.read_exact(&mut head).ok()?;
+    head.starts_with(b"\x7fELF").then(|| (head[4], u16::from_le_bytes([head[18], head[19]])))
+}
+
+/// The words for PTRACE_SEIZE having failed with `error`.
+pub(super) fn explain(pid: pid_t, error: &std::io::Error) -> Error {
+    // It may have become a zombie or been traced by another since the check.
+    if let Err(refused) = check(pid) {
+        return refused;
+    }
+    let name = facts(pid).map(|facts| facts.name);
+    let name = name.as_deref();
+    if error.raw_os_error() != Some(libc::EPERM) {
+        return refuse(pid, name, &io_text(error));
+    }
+    let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capable = proc::status_value(&own, "CapEff")
+        .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+        .is_some_and(|effective| effective >> CAP_SYS_PTRACE & 1 == 1);
+    let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let uid = sys::effective_uid();
+    let why = match (yama.trim(), uid) {
+        ("3", _) => "kernel.yama.ptrace_scope is 3: nothing may attach until the next boot; \
+                     start the program under stackprof instead: stackprof -- COMMAND"
+            .to_owned(),
+        (_, 0) if !capable => "root here lacks CAP_SYS_PTRACE, as in a container started without it; \
+                               start the container with --cap-add=SYS_PTRACE"
+            .to_owned(),
+        ("2", _) if !capable => {
+            format!("kernel.yama.ptrace_scope is 2: only root may attach; run: sudo stackprof --pid {pid}")
+        }
+        _ if !capable && facts(pid).is_some_and(|facts| facts.uid != uid) => {
+            let owner = facts(pid).map_or(0, |facts| facts.uid);
+            format!("it belongs to user {owner} and you are user {uid}; run: sudo stackprof --pid {pid}")
+        }
+        ("1", _) if !capable => format!(
+            "kernel.yama.ptrace_scope is 1: only a program's own children may be attached to; \
+             run: sudo stackprof --pid {pid}  or allow it: sudo sysctl kernel.yama.ptrace_scope=0"
+        ),
+        _ if !capable => format!(
+            "the kernel refused (operation not permitted); the program may have switched users or forbidden \
+             core dumps; run: sudo stackprof --pid {pid}"
+        ),
+        _ => "the kernel refused (operation not permitted) although CAP_SYS_PTRACE is held; \
+              a security module or a seccomp filter of this container forbids ptrace"
+            .to_owned(),
+    };
+    refuse(pid, name, &why)
+}
+
+fn refuse(pid: pid_t, name: Option<&str>, why: &str) -> Error {
+    let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+    Error::new(ErrorKind::Attach, format!("cannot attach to pid {pid}{name}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_can_be_attached_to_is_named() {
+        let own = std::process::id() as pid_t;
+        let text = |pid| check(pid).map_or_else(|error| error.to_string(), |()| "attached".to_owned());
+        assert!(text(own).contains("cannot stop itself"), "{}", text(own));
+        assert!(text(4_194_305).contains("no such process"), "{}", text(4_194_305));
+        let thread = std::thread::spawn(move || {
+            let tid = fs::read_link("/proc/thread-self").ok()?;
+            let tid: pid_t = tid.file_name()?.to_str()?.parse().ok()?;
+            check(tid).err().map(|error| error.to_string())
+        });
+        let said = thread.join().ok().flatten().unwrap_or_default();
+        assert!(said.contains(&format!("use --pid {own}")), "{said}");
+    }
+}

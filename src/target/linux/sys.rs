@@ -1,0 +1,249 @@
+//! The system calls of the Linux backend, each a few lines that only call.
+//!
+//! `libc` directly and not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with
+//! __WNOTHREAD, or a regset read into a reused buffer, which is most of what is here.
+//! A failed call gives its errno as an `io::Error`; nothing here decides anything.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::time::Duration;
+
+use libc::{c_int, c_void, pid_t};
+
+/// `wait` status of a traced thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waited {
+    /// Stopped; the signal and ptrace event of `si_status` (see ptrace(2)).
+    Stopped { tid: pid_t, signal: c_int, event: c_int },
+    /// Ended by `exit`.
+    Exited { tid: pid_t, code: i32 },
+    /// Ended by a signal.
+    Killed { tid: pid_t, signal: c_int },
+}
+
+fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: every caller passes a request that takes `data` as a number or, where it is
+    // an address, the address of a live object of the size that the request documents.
+    let result = unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// PTRACE_SEIZE: traced from now on, without a stop. New threads and `exec` are followed;
+/// there is no EXITKILL, so the kernel lets everything run when the tracer thread ends.
+pub(super) fn seize(tid: pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_SEIZE, tid, 0, (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC) as usize)
+}
+
+/// PTRACE_INTERRUPT: the thread stops when it next enters or is in the kernel.
+pub(super) fn interrupt(tid: pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0)
+}
+
+/// PTRACE_CONT, delivering `signal` unless it is 0.
+pub(super) fn cont(tid: pid_t, signal: c_int) -> io::Result<()> {
+    ptrace(libc::PTRACE_CONT, tid, 0, signal as usize)
+}
+
+/// PTRACE_LISTEN: a thread stopped by job control stays so, and SIGCONT reaches it.
+pub(super) fn listen(tid: pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_LISTEN, tid, 0, 0)
+}
+
+/// PTRACE_DETACH of a stopped thread.
+pub(super) fn detach(tid: pid_t) -> io::Result<()> {
+    ptrace(libc::PTRACE_DETACH, tid, 0, 0)
+}
+
+/// The general registers as the kernel gives them (NT_PRSTATUS).
+pub(super) type RawRegisters = libc::user_regs_struct;
+
+/// Registers with every field 0.
+pub(super) fn no_registers() -> RawRegisters {
+    // SAFETY: user_regs_struct has only integer fields; all zeroes is a value of it.
+    unsafe { std::mem::zeroed() }
+}
+
+/// PTRACE_GETREGSET NT_PRSTATUS of a stopped thread. Returns the bytes filled: fewer
+/// than the whole for a 32-bit thread.
+pub(super) fn registers(tid: pid_t, into: &mut RawRegisters) -> io::Result<usize> {
+    let mut iov =
+        libc::iovec { iov_base: (into as *mut RawRegisters).cast(), iov_len: size_of::<RawRegisters>() };
+    // The kernel writes at most iov_len bytes into the live `into` and the length into the live `iov`.
+    ptrace(libc::PTRACE_GETREGSET, tid, libc::NT_PRSTATUS as usize, &raw mut iov as usize)?;
+    Ok(iov.iov_len)
+}
+
+/// PTRACE_SETREGSET NT_PRSTATUS of a stopped thread.
+pub(super) fn set_registers(tid: pid_t, from: &mut RawRegisters) -> io::Result<()> {
+    let mut iov =
+        libc::iovec { iov_base: (from as *mut RawRegisters).cast(), iov_len: size_of::<RawRegisters>() };
+    ptrace(libc::PTRACE_SETREGSET, tid, libc::NT_PRSTATUS as usize, &raw mut iov as usize)
+}
+
+/// process_vm_readv of one range into the spare capacity of `into`, which then holds
+/// what was read, possibly less than `len`.
+pub(super) fn read_memory_into(pid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize> {
+    into.clear();
+    into.reserve(len);
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: from as *mut c_void, iov_len: len };
+    // SAFETY: `local` is the spare capacity of a live vector, at least `len` bytes after
+    // `reserve`; the remote range belongs to another process and is checked by the kernel.
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the kernel initialised the first `read` bytes, and read ≤ len ≤ capacity.
+    unsafe { into.set_len(read.min(len)) };
+    Ok(read)
+}
+
+/// process_vm_readv of one range into a slice; returns the bytes read.
+pub(super) fn read_memory(pid: pid_t, from: u64, into: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: from as *mut c_void, iov_len: into.len() };
+    // SAFETY: `local` is exactly the live slice; the remote range is checked by the kernel.
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Waited>> {
+    // SAFETY: siginfo_t is plain data for which all zeroes is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = flags | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    // SAFETY: `info` is live and of the type that waitid(2) fills.
+    if unsafe { libc::waitid(which, tid as libc::id_t, &raw mut info, flags) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid returned 0, so the SIGCHLD members are filled, or the whole is the
+    // zeroes of above when nothing waits (waitid(2)).
+    let (tid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if tid == 0 {
+        return Ok(None);
+    }
+    Ok(Some(match info.si_code {
+        libc::CLD_EXITED => Waited::Exited { tid, code: status },
+        libc::CLD_KILLED | libc::CLD_DUMPED => Waited::Killed { tid, signal: status },
+        _ => Waited::Stopped { tid, signal: status & 0xff, event: status >> 8 },
+    }))
+}
+
+/// A thread of this tracer that has stopped and was not reported yet. Never blocks; sees
+/// only what the calling thread traces (__WNOTHREAD), no other child of this process.
+pub(super) fn wait_stopped() -> io::Result<Option<Waited>> {
+    wait(libc::P_ALL, 0, libc::WSTOPPED)
+}
+
+/// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
+pub(super) fn peek_exited() -> io::Result<Option<Waited>> {
+    wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
+}
+
+/// Takes the end of a thread that [`peek_exited`] showed; its real parent is told now.
+pub(super) fn reap(tid: pid_t) -> io::Result<Option<Waited>> {
+    wait(libc::P_PID, tid, libc::WEXITED)
+}
+
+fn signal_set(signals: &[c_int]) -> libc::sigset_t {
+    // SAFETY: sigset_t is plain data, initialised by sigemptyset before use.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is live; the signal numbers are constants that exist.
+    unsafe {
+        libc::sigemptyset(&raw mut set);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+    }
+    set
+}
+
+/// Blocks signals for the calling thread and those it starts.
+pub(super) fn block_signals(signals: &[c_int]) {
+    let set = signal_set(signals);
+    // SAFETY: `set` is initialised; the old mask is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+/// Sleeps until one of the (blocked) signals comes or the time has passed; which signal.
+pub(super) fn sleep_for_signal(signals: &[c_int], at_most: Duration) -> Option<c_int> {
+    let set = signal_set(signals);
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(at_most.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: at_most.subsec_nanos().into(),
+    };
+    // SAFETY: both pointers are to live, initialised objects; no siginfo is asked for.
+    let signal = unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const timeout) };
+    (signal > 0).then_some(signal)
+}
+
+/// Sends a signal to a process.
+pub(super) fn kill(pid: pid_t, signal: c_int) -> io::Result<()> {
+    // SAFETY: kill(2) takes two numbers and touches no memory of ours.
+    if unsafe { libc::kill(pid, signal) } == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets timers of this thread fire on time instead of up to 50 µs late, and asks to be
+/// scheduled before others when it wakes. Both are refinements: refusal changes nothing.
+pub(super) fn prefer_this_thread() {
+    // SAFETY: PR_SET_TIMERSLACK takes a number; setpriority(2) takes numbers, and 0 means
+    // the calling thread on Linux.
+    unsafe {
+        libc::prctl(
+            libc::PR_SET_TIMERSLACK,
+            1 as libc::c_ulong,
+            0 as libc::c_ulong,
+            0 as libc::c_ulong,
+            0 as libc::c_ulong,
+        );
+        libc::setpriority(libc::PRIO_PROCESS, 0, -20);
+    }
+}
+
+/// Raises the soft limit of open files to the hard one: two are kept per thread of the
+/// target and one per image.
+pub(super) fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is live and of the type both calls take.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// CPUs that a thread may run on, at least 1.
+pub(super) fn cpus_of(pid: pid_t) -> usize {
+    // SAFETY: cpu_set_t is plain data for which all zeroes is a value; the size passed is its own.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(pid, size_of::<libc::cpu_set_t>(), &raw mut set) == 0 {
+            return usize::try_from(libc::CPU_COUNT(&set)).unwrap_or(1).max(1);
+        }
+    }
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// User and system CPU time of this process in nanoseconds, and its peak resident bytes.
+pub(super) fn own_usage() -> (u64, u64) {
+    // SAFETY: rusage is plain data; `usage` is live and of the type getrusage(2) fills.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
+    (ns(usage.ru_utime) + ns(usage.ru_stime), usage.ru_maxrss as u64 * 1024)
+}
+
+/// The effective user id of this process.
+pub(super) fn effective_uid() -> u32 {
+    // SAFETY: geteuid(2) takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Maps a whole file read-only.
+pub(super) fn map_file(file: &std::fs::File) -> io::Result<memmap2::Mmap> {
+    // SAFETY: the map is private and read-only and only ever read as plain bytes through
+    // bounds-checked parsers. A file truncated by others while mapped would raise SIGBUS;
+    // images of running programs are replaced by rename, and ETXTBSY guards executables.
+    unsafe { memmap2::Mmap::map(file) }
+}

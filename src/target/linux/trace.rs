@@ -1,0 +1,376 @@
+//! The tracing loop: stops are collected, threads followed, the target's signals passed on.
+//!
+//! While a thread stands: read registers, copy stack bytes. Everything else happens
+//! before it is asked to stop or after it runs again.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use libc::{c_int, pid_t};
+
+use super::images::Maps;
+use super::sys::{self, RawRegisters, Waited};
+use super::threads::{Pending, Thread};
+use super::{proc, registers};
+use crate::addr::Avma;
+use crate::clock::{Clock, RealClock};
+use crate::target::{
+    Capture, Event, ExitStatus, Fault, ImageBytes, Look, Mapping, Outcome, Process, Target, ThreadId,
+};
+
+/// Signals that the tracer thread waits for; blocked in every thread of the profiler.
+pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
+
+/// How long to poll for threads asked to stop before sleeping: a thread on another CPU
+/// takes a few microseconds to stop, less than a sleep and a wake-up. One that waits for
+/// this CPU needs us to sleep.
+const POLL_NS: u64 = 30_000;
+
+/// A stack window is never larger: the default stack limit.
+const MAX_WINDOW_BYTES: usize = 8 << 20;
+
+/// A process traced through ptrace. Belongs to the thread that made it.
+#[derive(Debug)]
+pub struct LinuxTarget {
+    pid: pid_t,
+    process: Process,
+    clock: RealClock,
+    threads: HashMap<pid_t, Thread>,
+    maps: Maps,
+    queue: VecDeque<Event>,
+    raw: RawRegisters,
+    /// Threads asked to stop and not collected.
+    outstanding: usize,
+    /// Until when to poll for them.
+    poll_until_ns: u64,
+    /// When nothing was found stopped last: what is found next stopped after that.
+    nothing_stopped_at_ns: u64,
+    launched: bool,
+    ended: bool,
+    not_send: PhantomData<*const ()>,
+}
+
+/// A thread that stands in a ptrace stop; it runs again when this is dropped.
+struct Standing(pid_t);
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        // Fails only for a thread that was killed meanwhile, which needs nothing.
+        let _ = sys::cont(self.0, 0);
+    }
+}
+
+fn thread_id(tid: pid_t) -> ThreadId {
+    ThreadId(tid.unsigned_abs().into())
+}
+
+fn tid_of(thread: ThreadId) -> pid_t {
+    pid_t::try_from(thread.0).unwrap_or(0)
+}
+
+impl LinuxTarget {
+    pub(super) fn new(pid: pid_t, process: Process, clock: RealClock) -> LinuxTarget {
+        LinuxTarget {
+            pid,
+            process,
+            clock,
+            threads: HashMap::new(),
+            maps: Maps::default(),
+            queue: VecDeque::new(),
+            raw: sys::no_registers(),
+            outstanding: 0,
+            poll_until_ns: 0,
+            nothing_stopped_at_ns: 0,
+            launched: false,
+            ended: false,
+            not_send: PhantomData,
+        }
+    }
+
+    pub(super) fn knows(&self, tid: pid_t) -> bool {
+        self.threads.contains_key(&tid)
+    }
+
+    pub(super) fn set_launched(&mut self) {
+        self.launched = true;
+    }
+
+    pub(super) fn set_process(&mut self, process: Process) {
+        self.process = process;
+    }
+
+    /// Takes a seized thread in. False if it is no thread of this process.
+    pub(super) fn adopt(&mut self, tid: pid_t, stack_top: Option<Avma>) -> bool {
+        let Ok(mut thread) = Thread::open(self.pid, tid, stack_top) else { return false };
+        if tid == self.pid && stack_top.is_none() {
+            thread.stack_top = thread.start_stack();
+        }
+        self.threads.insert(tid, thread);
+        true
+    }
+
+    fn no_longer_pending(&mut self, tid: pid_t) -> Option<Pending> {
+        let pending = self.threads.get_mut(&tid)?.pending.take();
+        self.outstanding -= usize::from(pending.is_some());
+        pending
+    }
+
+    /// Acts on a stop; an event if the engine has to know.
+    fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int, capture: &mut Capture) -> Option<Event> {
+        match event {
+            // A signal of the target's own, on its way to it.
+            0 => {
+                self.pass_on(tid, signal);
+                None
+            }
+            libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => {
+                let standing = Standing(tid);
+                if !self.knows(tid) {
+                    return self.new_thread(standing);
+                }
+                let pending = self.no_longer_pending(tid)?;
+                let outcome = self.collect(standing, pending, capture);
+                Some(Event::Stopped { thread: thread_id(tid), outcome })
+            }
+            // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
+            libc::PTRACE_EVENT_STOP => {
+                let _ = sys::listen(tid);
+                self.no_longer_pending(tid)?;
+                let outcome = Outcome::Unreadable("stopped by job control");
+                Some(Event::Stopped { thread: thread_id(tid), outcome })
+            }
+            libc::PTRACE_EVENT_EXEC => Some(self.exec(Standing(tid))),
+            // PTRACE_EVENT_CLONE: the new thread reports itself.
+            _ => {
+                drop(Standing(tid));
+                None
+            }
+        }
+    }
+
+    /// Lets a signal through. A traced thread is woken even by a signal that its process
+    /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
+    fn pass_on(&mut self, tid: pid_t, signal: c_int) {
+        if sys::registers(tid, &mut self.raw).is_ok()
+            && registers::interrupted_call(&self.raw)
+            && self.ignores(signal)
+            && registers::repair_interrupted_call(&mut self.raw)
+        {
+            let _ = sys::set_registers(tid, &mut self.raw);
+        }
+        let _ = sys::cont(tid, signal);
+    }
+
+    fn ignores(&self, signal: c_int) -> bool {
+        let status = fs::read(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let status = String::from_utf8_lossy(&status);
+        let bit = |key| {
+            let set = proc::status_value(&status, key).and_then(|hex| u64::from_str_radix(hex, 16).ok());
+            set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
+        };
+        let ignored_by_default =
+            matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
+        bit("SigIgn") || ignored_by_default && !bit("SigCgt")
+    }
+
+    /// A thread that the kernel attached for us, before its first instruction.
+    fn new_thread(&mut self, standing: Standing) -> Option<Event> {
+        let tid = standing.0;
+        let read = sys::registers(tid, &mut self.raw).is_ok();
+        let stack_top = read.then(|| registers::convert(&self.raw).sp());
+        if self.adopt(tid, stack_top) {
+            return Some(Event::ThreadStarted { thread: thread_id(tid), stack_top });
+        }
+        // A process made by clone() with another exit signal than SIGCHLD: not ours.
+        if fs::metadata(format!("/proc/{}/task/{tid}", self.pid)).is_err() {
+            let _ = sys::detach(tid);
+        }
+        None
+    }
+
+    /// Whatever thread called `exec` goes on under the process's number; the others are gone.
+    fn exec(&mut self, standing: Standing) -> Event {
+        self.threads.clear();
+        self.outstanding = 0;
+        self.adopt(standing.0, None);
+        let stack_top = self.threads.get(&standing.0).and_then(|thread| thread.stack_top);
+        Event::Exec { thread: thread_id(standing.0), stack_top }
+    }
+
+    /// Registers and stack bytes of a thread that stands; it runs again on return.
+    fn collect(&mut self, standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
+        let tid = standing.0;
+        let outcome = self.read_standing(tid, pending, capture);
+        drop(standing);
+        capture.pause_ns = self.clock.now_ns() - self.nothing_stopped_at_ns.max(pending.asked_ns);
+        outcome
+    }
+
+    fn read_standing(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
+        match sys::registers(tid, &mut self.raw) {
+            Ok(len) if len == size_of::<RawRegisters>() => {}
+            Ok(_) => return Outcome::Unreadable("32-bit code"),
+            Err(_) => return Outcome::Unreadable("killed while stopped"),
+        }
+        let waits = registers::interrupted_call(&self.raw);
+        if !waits || pending.keep_waiting {
+            capture.registers = registers::convert(&self.raw);
+            let sp = capture.registers.sp();
+            let top = self.threads.get(&tid).and_then(|thread| thread.stack_top);
+            let below_top =
+                top.map(|top| top.0.wrapping_sub(sp.0) as usize).filter(|len| *len <= MAX_WINDOW_BYTES);
+            let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
+            if sys::read_memory_into(self.pid, sp.0, len, &mut capture.stack).is_err() {
+                capture.stack.clear();
+            }
+        }
+        if waits && registers::repair_interrupted_call(&mut self.raw) {
+            let _ = sys::set_registers(tid, &mut self.raw);
+        }
+        if waits && !pending.keep_waiting { Outcome::BeganToWait } else { Outcome::Captured }
+    }
+
+    /// Acts on the end of a thread: its last figures are read before it is let go.
+    fn ended(&mut self, tid: pid_t) {
+        let cpu_ns = self.threads.get(&tid).and_then(|thread| thread.cpu()).map(|(cpu_ns, _)| cpu_ns);
+        self.no_longer_pending(tid);
+        self.threads.remove(&tid);
+        let last = sys::reap(tid);
+        self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
+        if tid == self.pid {
+            self.process_ended(match last {
+                Ok(Some(Waited::Exited { code, .. })) => ExitStatus::Code(code),
+                Ok(Some(Waited::Killed { signal, .. })) => ExitStatus::Signal(signal),
+                _ => ExitStatus::Unknown,
+            });
+        }
+    }
+
+    fn process_ended(&mut self, status: ExitStatus) {
+        self.ended = true;
+        self.threads.clear();
+        self.outstanding = 0;
+        self.queue.push_back(Event::Exited(status));
+    }
+
+    /// Sleeps until something may have happened; an event if it concerns the profiler.
+    fn sleep(&mut self, at_most_ns: u64) -> Option<Event> {
+        let signal = sys::sleep_for_signal(&SIGNALS, Duration::from_nanos(at_most_ns))?;
+        if signal == libc::SIGCHLD {
+            return None;
+        }
+        if self.launched {
+            // The command decides what it does; the recording ends when it ends.
+            let _ = sys::kill(self.pid, signal);
+            return None;
+        }
+        Some(Event::Terminate)
+    }
+}
+
+impl Target for LinuxTarget {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        out.clear();
+        out.extend(self.threads.iter().map(|(tid, thread)| (thread_id(*tid), thread.stack_top)));
+        out.sort_unstable();
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look()
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        let tid = tid_of(thread);
+        let entry = self.threads.get_mut(&tid).ok_or(Fault::ThreadGone)?;
+        if entry.pending.is_some() {
+            return Ok(());
+        }
+        let asked_ns = self.clock.now_ns();
+        sys::interrupt(tid).map_err(|_| Fault::ThreadGone)?;
+        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns });
+        self.outstanding += 1;
+        self.poll_until_ns = self.clock.now_ns() + POLL_NS;
+        Ok(())
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        loop {
+            if let Some(event) = self.queue.pop_front() {
+                return Ok(event);
+            }
+            if self.ended {
+                return Err(Fault::Gone);
+            }
+            let before_ns = self.clock.now_ns();
+            match sys::wait_stopped() {
+                Ok(Some(Waited::Stopped { tid, signal, event })) => {
+                    if let Some(event) = self.stopped(tid, signal, event, capture) {
+                        return Ok(event);
+                    }
+                    continue;
+                }
+                Ok(_) => self.nothing_stopped_at_ns = before_ns,
+                // Nothing is traced any more.
+                Err(_) => {
+                    self.process_ended(ExitStatus::Unknown);
+                    continue;
+                }
+            }
+            if self.outstanding > 0 && before_ns < self.poll_until_ns {
+                std::hint::spin_loop();
+                continue;
+            }
+            if let Ok(Some(Waited::Exited { tid, .. } | Waited::Killed { tid, .. })) = sys::peek_exited() {
+                self.ended(tid);
+                continue;
+            }
+            if before_ns >= until_ns {
+                return Ok(Event::Timeout);
+            }
+            if let Some(event) = self.sleep(until_ns - before_ns) {
+                return Ok(event);
+            }
+            // What stopped during the sleep did so at an unknown moment of it: the pause
+            // is counted from the wake-up on.
+            self.nothing_stopped_at_ns = self.clock.now_ns();
+        }
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let name = fs::read(format!("/proc/{}/task/{}/comm", self.pid, thread.0)).ok()?;
+        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.maps.read(self.pid, out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.maps.bytes(self.pid, mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        sys::read_memory(self.pid, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+impl Drop for LinuxTarget {
+    /// Threads asked to stop are collected for a moment and let run; what stops later, or
+    /// stands for another reason, the kernel lets go when this thread ends.
+    fn drop(&mut self) {
+        let mut capture = Capture::with_capacity(0);
+        let until_ns = self.clock.now_ns() + 2_000_000;
+        while self.outstanding > 0 && self.clock.now_ns() < until_ns {
+            if self.next(until_ns, &mut capture).is_err() {
+                return;
+            }
+        }
+    }
+}
