@@ -281,6 +281,12 @@ pub trait Target {
     /// [`Fault::Gone`] after the process has ended, [`Fault::Fatal`] when the system fails.
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
 
+    /// Stack pointer and program counter of a waiting thread, read without stopping it;
+    /// `None` where the system does not tell or the thread does not wait.
+    fn waits_at(&mut self, _thread: ThreadId) -> Option<(Avma, Avma)> {
+        None
+    }
+
     /// A thread's name, if it has one and still exists.
     fn thread_name(&mut self, thread: ThreadId) -> Option<String>;
 

@@ -42,6 +42,16 @@ pub(super) fn stat_start_stack(text: &[u8]) -> Option<Avma> {
     number(field).filter(|avma| *avma != 0).map(Avma)
 }
 
+/// Stack pointer and program counter of a waiting thread, the last two fields of
+/// `/proc/PID/task/TID/syscall`; `None` for `running`.
+pub(super) fn waits_at(text: &[u8]) -> Option<(Avma, Avma)> {
+    let text = std::str::from_utf8(text).ok()?;
+    let mut fields = text.split_ascii_whitespace().rev();
+    let mut hex = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok().map(Avma);
+    let pc = hex()?;
+    Some((hex()?, pc))
+}
+
 /// What a state letter means for sampling.
 pub(super) fn activity(state: u8) -> Activity {
     match state {
@@ -130,6 +140,13 @@ mod tests {
         assert_eq!(stat_state(&line), Some(b'S'));
         assert_eq!(stat_start_stack(&line), Some(Avma(28)));
         assert_eq!(stat_state(b"4404 (a"), None);
+    }
+
+    #[test]
+    fn a_waiting_thread_shows_where() {
+        let text = b"34 0x0 0x0 0x0 0x7f 0x0 0x7f 0x7ffcab0fe1d8 0x7f6562011d17\n";
+        assert_eq!(waits_at(text), Some((Avma(0x7ffc_ab0f_e1d8), Avma(0x7f65_6201_1d17))));
+        assert_eq!(waits_at(b"running\n"), None);
     }
 
     #[test]

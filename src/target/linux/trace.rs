@@ -343,6 +343,10 @@ impl Target for LinuxTarget {
         }
     }
 
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        proc::waits_at(&fs::read(format!("/proc/{}/task/{}/syscall", self.pid, thread.0)).ok()?)
+    }
+
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
         let name = fs::read(format!("/proc/{}/task/{}/comm", self.pid, thread.0)).ok()?;
         Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
