@@ -1,7 +1,29 @@
 //! The hashed call-stack trie: one node per distinct (parent, frame), counts on the node.
 //!
 //! Memory grows with distinct stacks, not with time. A stack seen before is found by
-//! one hash of the whole stack and costs no walk. No strings, no OS, no clock.
+//! one hash of the whole stack and costs no walk; a new one costs only the part below
+//! what it shares with the new one before it. Input: addresses, root first or leaf
+//! first, and weights. Output: stacks in an order that depends on nothing but the
+//! stacks. No strings, no OS, no clock, no randomness.
+
+mod fingerprint;
+mod order;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use hashbrown::HashTable;
+
+use fingerprint::Fingerprint;
+use tables::{FrameTable, NodeTable};
+
+/// Most nodes of a trie, the top included: about 430 MB of nodes and index.
+pub const MAX_NODES: usize = 1 << 24;
+
+/// Most distinct frames of a trie: about 110 MB, and as many symbol look-ups.
+pub const MAX_FRAMES: usize = 1 << 22;
 
 /// A node of the trie. `NodeId(0)` is the top, the parent of every root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +49,336 @@ pub enum Frame {
     },
 }
 
+/// A stack was refused because a table has reached its limit. The trie is as it was
+/// before, and stacks that it knows still count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Full {
+    /// The stack needs more nodes than [`MAX_NODES`] leaves.
+    Nodes,
+    /// The stack needs more frames than [`MAX_FRAMES`] leaves.
+    Frames,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Full::Nodes => write!(f, "the call-stack trie is full (MAX_NODES, {MAX_NODES} nodes)"),
+            Full::Frames => write!(f, "the call-stack trie is full (MAX_FRAMES, {MAX_FRAMES} addresses)"),
+        }
+    }
+}
+
+impl std::error::Error for Full {}
+
+/// A whole stack that [`Trie::insert`] has seen, and its leaf.
+#[derive(Clone, Copy)]
+struct KnownStack {
+    hash: u64,
+    check: u32,
+    leaf: u32,
+}
+
+const _: () = assert!(size_of::<KnownStack>() == 16, "four known stacks fill a cache line");
+
+/// The last stack that was new, with the nodes along it: the next new one is mostly
+/// the same thread a little later, and shares the outer part.
+#[derive(Clone, Default)]
+struct LastNew {
+    root: u32,
+    space: u32,
+    leaf_first: Vec<u64>,
+    /// The root's node, then one node an address, outermost first; empty: no such stack.
+    nodes: Vec<u32>,
+}
+
 /// The trie.
-#[derive(Debug, Default)]
-pub struct Trie {}
+#[derive(Clone)]
+pub struct Trie {
+    /// In front of everything: whole stack to leaf.
+    stacks: HashTable<KnownStack>,
+    nodes: NodeTable,
+    frames: FrameTable,
+    last_new: LastNew,
+    total: u64,
+    distinct_stacks: usize,
+}
+
+impl Trie {
+    /// An empty trie with the limits [`MAX_NODES`] and [`MAX_FRAMES`].
+    #[must_use]
+    pub fn new() -> Trie {
+        Trie::with_limits(MAX_NODES, MAX_FRAMES)
+    }
+
+    /// An empty trie with lower limits; higher ones than [`MAX_NODES`] and [`MAX_FRAMES`]
+    /// are lowered to them. The top is a node and always fits.
+    #[must_use]
+    pub fn with_limits(nodes_max: usize, frames_max: usize) -> Trie {
+        Trie {
+            stacks: HashTable::new(),
+            nodes: NodeTable::new(nodes_max.min(MAX_NODES)),
+            frames: FrameTable::new(frames_max.min(MAX_FRAMES)),
+            last_new: LastNew::default(),
+            total: 0,
+            distinct_stacks: 0,
+        }
+    }
+
+    /// Counts a stack: the root, then the addresses from last (outermost) to first (leaf).
+    ///
+    /// Without addresses the root itself is the leaf. Weight 0 makes the stack known.
+    /// Two different stacks are taken for one with probability 2^-96.
+    ///
+    /// # Errors
+    /// [`Full`] if the stack is new and does not fit.
+    #[inline]
+    pub fn insert(&mut self, root: u32, space: u32, leaf_first: &[u64], weight: u64) -> Result<NodeId, Full> {
+        let print = Fingerprint::of(root, space, leaf_first);
+        let same = |known: &KnownStack| known.hash == print.hash && known.check == print.check;
+        let leaf = match self.stacks.find(print.hash, same) {
+            Some(known) => {
+                let leaf = NodeId(known.leaf);
+                debug_assert!(self.is_stack(leaf, root, space, leaf_first), "two stacks with one fingerprint");
+                leaf
+            }
+            None => self.learn(print, root, space, leaf_first)?,
+        };
+        self.add(leaf, weight);
+        Ok(leaf)
+    }
+
+    /// Counts a path of frames, root first, as a merge or an import has it. An empty path
+    /// counts on the top.
+    ///
+    /// # Errors
+    /// [`Full`] if the path is new and does not fit.
+    pub fn insert_path(&mut self, frames: &[Frame], weight: u64) -> Result<NodeId, Full> {
+        let leaf = self.extend(0, frames.iter().copied(), &mut Vec::new())?;
+        self.add(leaf, weight);
+        Ok(leaf)
+    }
+
+    /// Adds weight to a known leaf, as for a sleeping thread whose stack is taken again.
+    /// Does nothing for a node that this trie does not have.
+    #[inline]
+    pub fn add(&mut self, node: NodeId, weight: u64) {
+        let Some(node) = self.nodes.get_mut(node.0) else { return };
+        self.distinct_stacks += usize::from(node.count == 0 && weight != 0);
+        node.count = node.count.saturating_add(weight);
+        self.total = self.total.saturating_add(weight);
+    }
+
+    /// Adds all stacks of another trie. Any order of merges gives the same stacks and counts.
+    ///
+    /// # Errors
+    /// [`Full`] if a node did not fit (the last limit met). Everything else is merged:
+    /// the weight that was lost is what [`total`](Trie::total) did not grow by.
+    pub fn merge(&mut self, other: &Trie) -> Result<(), Full> {
+        let mut merged = Ok(());
+        // Other's numbers to ours; `None` where a node was refused, and so all below it.
+        let mut ours: Vec<Option<u32>> = Vec::with_capacity(other.node_count());
+        for node in other.nodes.iter() {
+            let id = if ours.is_empty() {
+                Some(0)
+            } else {
+                let parent = ours.get(node.parent as usize).copied().flatten();
+                parent.and_then(|parent| {
+                    let frame = other.frame(FrameId(node.frame));
+                    self.child(parent, frame).map_err(|full| merged = Err(full)).ok()
+                })
+            };
+            if let Some(id) = id {
+                self.add(NodeId(id), node.count);
+            }
+            ours.push(id);
+        }
+        merged
+    }
+
+    /// A frame by its number. A number that it does not have gives `Root(u32::MAX)`.
+    #[must_use]
+    pub fn frame(&self, frame: FrameId) -> Frame {
+        self.frames.as_slice().get(frame.0 as usize).copied().unwrap_or(Frame::Root(u32::MAX))
+    }
+
+    /// Number of distinct frames; their ids are the numbers below it.
+    #[must_use]
+    pub fn frame_count(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// The distinct frames in [`FrameId`] order. Those of code are the unique addresses.
+    pub fn frames(&self) -> impl ExactSizeIterator<Item = Frame> {
+        self.frames.as_slice().iter().copied()
+    }
+
+    /// Number of nodes, the top included; their ids are the numbers below it.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// A node's caller; `None` for the top.
+    #[must_use]
+    pub fn parent(&self, node: NodeId) -> Option<NodeId> {
+        if node.0 == 0 { None } else { self.nodes.get(node.0).map(|node| NodeId(node.parent)) }
+    }
+
+    /// A node's frame; `None` for the top.
+    #[must_use]
+    pub fn frame_of(&self, node: NodeId) -> Option<FrameId> {
+        if node.0 == 0 { None } else { self.nodes.get(node.0).map(|node| FrameId(node.frame)) }
+    }
+
+    /// Weight of the stacks that end at a node.
+    #[must_use]
+    pub fn count(&self, node: NodeId) -> u64 {
+        self.nodes.get(node.0).map_or(0, |node| node.count)
+    }
+
+    /// Weight of all stacks.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Number of different stacks with a weight.
+    #[must_use]
+    pub fn distinct_stacks(&self) -> usize {
+        self.distinct_stacks
+    }
+
+    /// Bytes allocated for all tables, whether in use or not.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.stacks.allocation_size()
+            + self.nodes.memory_bytes()
+            + self.frames.memory_bytes()
+            + self.last_new.leaf_first.capacity() * size_of::<u64>()
+            + self.last_new.nodes.capacity() * size_of::<u32>()
+    }
+
+    /// Visits each stack that has a weight: its frames, root first, and the weight.
+    ///
+    /// A stack comes before those it is the beginning of; siblings come in the order of
+    /// their [`Frame`]s. The order of insertion has no influence.
+    pub fn for_each_stack(&self, visit: impl FnMut(&[FrameId], u64)) {
+        order::for_each_stack(&self.frames, &self.nodes, visit);
+    }
+
+    /// Makes a stack known that has no fingerprint in the table yet.
+    #[cold]
+    #[inline(never)]
+    fn learn(
+        &mut self,
+        print: Fingerprint,
+        root: u32,
+        space: u32,
+        leaf_first: &[u64],
+    ) -> Result<NodeId, Full> {
+        // Taken out: if the stack is refused, nothing of it may stay behind here either.
+        let mut last = std::mem::take(&mut self.last_new);
+        let mut shared = 0;
+        if last.root == root && last.space == space && !last.nodes.is_empty() {
+            let outermost = leaf_first.iter().rev().zip(last.leaf_first.iter().rev());
+            shared = outermost.take_while(|(new, known)| new == known).count();
+            last.nodes.truncate(1 + shared);
+        } else {
+            last.nodes.clear();
+        }
+        let from = last.nodes.last().copied().unwrap_or(0);
+        let head = last.nodes.is_empty().then_some(Frame::Root(root));
+        let new = leaf_first.get(..leaf_first.len() - shared).unwrap_or_default();
+        let frames = new.iter().rev().map(|&address| Frame::Code { space, address });
+        let leaf = self.extend(from, head.into_iter().chain(frames), &mut last.nodes)?;
+        last.root = root;
+        last.space = space;
+        last.leaf_first.clear();
+        last.leaf_first.extend_from_slice(leaf_first);
+        self.last_new = last;
+        let known = KnownStack { hash: print.hash, check: print.check, leaf: leaf.0 };
+        self.stacks.insert_unique(print.hash, known, |known| known.hash);
+        Ok(leaf)
+    }
+
+    /// The node that `frames` lead to from a node, made if need be; all nodes on the way
+    /// are appended to `path`. If they do not all fit, none is made.
+    fn extend(
+        &mut self,
+        from: u32,
+        mut frames: impl Iterator<Item = Frame> + Clone,
+        path: &mut Vec<u32>,
+    ) -> Result<NodeId, Full> {
+        let mut node = from;
+        loop {
+            let below = frames.clone();
+            let Some(frame) = frames.next() else { return Ok(NodeId(node)) };
+            let known = self.frames.find(frame).and_then(|frame| self.nodes.find(node, frame));
+            let Some(known) = known else {
+                frames = below;
+                break;
+            };
+            node = known;
+            path.push(node);
+        }
+        // Nothing below a missing node exists, so no node from here on needs a look-up.
+        self.nodes.reserve(frames.clone().count())?;
+        let (first, frames_before) = (path.len(), self.frames.len());
+        for frame in frames {
+            match self.frames.intern(frame) {
+                Ok(frame) => path.push(frame),
+                Err(full) => {
+                    self.frames.truncate(frames_before);
+                    return Err(full);
+                }
+            }
+        }
+        for slot in path.iter_mut().skip(first) {
+            node = self.nodes.push_new(node, *slot);
+            *slot = node;
+        }
+        Ok(NodeId(node))
+    }
+
+    /// The one child of a node with a frame, made if need be.
+    fn child(&mut self, parent: u32, frame: Frame) -> Result<u32, Full> {
+        if let Some(known) = self.frames.find(frame).and_then(|frame| self.nodes.find(parent, frame)) {
+            return Ok(known);
+        }
+        self.nodes.reserve(1)?;
+        let frame = self.frames.intern(frame)?;
+        Ok(self.nodes.push_new(parent, frame))
+    }
+
+    /// Whether a leaf's path is exactly this stack.
+    fn is_stack(&self, leaf: NodeId, root: u32, space: u32, leaf_first: &[u64]) -> bool {
+        let codes = leaf_first.iter().map(|&address| Frame::Code { space, address });
+        let mut node = leaf;
+        for frame in codes.chain([Frame::Root(root)]) {
+            if self.frame_of(node).map(|known| self.frame(known)) != Some(frame) {
+                return false;
+            }
+            node = self.parent(node).unwrap_or(NodeId(0));
+        }
+        node == NodeId(0)
+    }
+}
+
+impl Default for Trie {
+    fn default() -> Trie {
+        Trie::new()
+    }
+}
+
+impl fmt::Debug for Trie {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Trie({} stacks, weight {}, {} nodes, {} frames)",
+            self.distinct_stacks,
+            self.total,
+            self.node_count(),
+            self.frame_count()
+        )
+    }
+}

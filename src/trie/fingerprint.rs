@@ -1,0 +1,113 @@
+//! Hashes: a whole stack to 96 bits in one pass, and the small keys of the other tables.
+//!
+//! Fixed seeds: the same stack has the same print in every run. Not cryptographic: a
+//! target that is built to collide can merge its own stacks with each other, no more.
+
+use super::Frame;
+
+/// Digits of pi, as good as any numbers nobody chose.
+const PI: [u64; 11] = [
+    0x243f_6a88_85a3_08d3,
+    0x1319_8a2e_0370_7344,
+    0xa409_3822_299f_31d0,
+    0x082e_fa98_ec4e_6c89,
+    0x4528_21e6_38d0_1377,
+    0xbe54_66cf_34e9_0c6c,
+    0xc0ac_29b7_c97c_50dd,
+    0x3f84_d5b5_b547_0917,
+    0x9216_d5d9_8979_fb1b,
+    0xd131_0ba6_98df_b5ac,
+    0x2ffd_72db_d01a_dfb7,
+];
+
+/// What a whole stack is known by.
+///
+/// Two different stacks share all 96 bits with probability 2^-96: after a billion
+/// distinct stacks the chance that any two ever did is below 2^-36.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fingerprint {
+    /// Where to look, and the first 64 bits of the comparison.
+    pub(super) hash: u64,
+    /// 32 more bits, taken from the same 128-bit state by another function.
+    pub(super) check: u32,
+}
+
+/// 128 bits of state. One word that enters a 64-bit state would be lost with 2^-64 before
+/// any bit of the result is compared; so each word enters a state wider than the print.
+type Lane = (u64, u64);
+
+/// Two words per multiplication. Both halves of the product are kept, and the factors
+/// with them: a factor of zero must not wipe out what the other one knew.
+#[inline(always)]
+fn absorb((left, right): Lane, a: u64, b: u64) -> Lane {
+    let (x, y) = (left ^ a, right ^ b);
+    let product = u128::from(x) * u128::from(y);
+    (x ^ product as u64, y ^ (product >> 64) as u64)
+}
+
+/// The middle bits of a product depend on every bit of both factors; folding puts them everywhere.
+#[inline(always)]
+fn fold(x: u64, y: u64) -> u64 {
+    let product = u128::from(x) * u128::from(y);
+    product as u64 ^ (product >> 64) as u64
+}
+
+impl Fingerprint {
+    /// The print of a stack. The four lanes do not wait for each other: a chain of
+    /// multiplications costs its latency, four beside each other cost their number.
+    #[inline]
+    pub(super) fn of(root: u32, space: u32, leaf_first: &[u64]) -> Fingerprint {
+        // The length is in the seed, so the zero that fills an odd end is not ambiguous.
+        let mut a = (PI[0] ^ (u64::from(root) << 32 | u64::from(space)), PI[1] ^ leaf_first.len() as u64);
+        let mut b = (PI[2], PI[3]);
+        let mut c = (PI[4], PI[5]);
+        let mut d = (PI[6], PI[7]);
+        let (blocks, mut rest) = leaf_first.as_chunks::<8>();
+        for &[w0, w1, w2, w3, w4, w5, w6, w7] in blocks {
+            a = absorb(a, w0, w1);
+            b = absorb(b, w2, w3);
+            c = absorb(c, w4, w5);
+            d = absorb(d, w6, w7);
+        }
+        if let [w0, w1, tail @ ..] = rest {
+            a = absorb(a, *w0, *w1);
+            rest = tail;
+        }
+        if let [w0, w1, tail @ ..] = rest {
+            b = absorb(b, *w0, *w1);
+            rest = tail;
+        }
+        if let [w0, w1, tail @ ..] = rest {
+            c = absorb(c, *w0, *w1);
+            rest = tail;
+        }
+        if let [w0] = rest {
+            d = absorb(d, *w0, 0);
+        }
+        // Halves change sides, so that equal differences in two lanes do not cancel.
+        let ab = absorb(a, b.1, b.0);
+        let cd = absorb(c, d.1, d.0);
+        let (left, right) = absorb(ab, cd.1, cd.0);
+        // The low bits of a product's low half and the high bits of its high half are
+        // biased; both parts of the print are folded out of the whole state instead.
+        Fingerprint {
+            hash: fold(left ^ PI[8], right ^ PI[9]),
+            check: fold(left.wrapping_add(right.rotate_left(32)), PI[10]) as u32,
+        }
+    }
+}
+
+/// Hash of a frame's contents.
+#[inline]
+pub(super) fn of_frame(frame: Frame) -> u64 {
+    match frame {
+        Frame::Code { space, address } => fold(address ^ PI[0], u64::from(space) ^ PI[1]),
+        Frame::Root(number) => fold(u64::from(number) ^ PI[2], PI[3]),
+    }
+}
+
+/// Hash of a node's place: its parent and its frame.
+#[inline]
+pub(super) fn of_place(parent: u32, frame: u32) -> u64 {
+    fold((u64::from(parent) << 32 | u64::from(frame)) ^ PI[4], PI[5])
+}
