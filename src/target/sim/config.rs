@@ -228,6 +228,17 @@ impl SimConfig {
         self
     }
 
+    /// The same process with a frame record in every function, so that frame pointers
+    /// alone walk every stack.
+    #[must_use]
+    pub fn with_frame_pointers(mut self) -> SimConfig {
+        let scripts = self.threads.iter_mut().map(|thread| &mut thread.script);
+        for phase in scripts.chain(self.exec.iter_mut().map(|exec| &mut exec.script)).flatten() {
+            phase.frameless_leaf = false;
+        }
+        self
+    }
+
     /// A random but sensible process: 1 to 8 threads on 1 to 4 CPUs, 2 to 5 images
     /// (further ones by an exchanged plugin or an exec), stacks up to 60 deep, threads
     /// that come and go, a few faults (never a refusal or a panic), for 2 to 4 virtual

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::addr::Avma;
 use crate::target::ThreadId;
 
-/// Time by thread and stack: function names from the root to the leaf → nanoseconds.
+/// Time in nanoseconds (or a count) by thread and stack: function names from the root to the leaf.
 pub type Truth = BTreeMap<(ThreadId, Vec<String>), u64>;
 
 /// What one capture should be walked to.
@@ -31,6 +31,7 @@ struct Slot {
     returns: Vec<Avma>,
     cpu_ns: u64,
     waited_ns: u64,
+    captures: u64,
 }
 
 /// What really happened in a simulated process.
@@ -134,6 +135,12 @@ impl SimLedger {
         self.by_stack(|slot| slot.waited_ns)
     }
 
+    /// Stacks handed out, by thread and stack: counts.
+    #[must_use]
+    pub fn captures_by_stack(&self) -> Truth {
+        self.by_stack(|slot| slot.captures)
+    }
+
     /// What the last capture should be walked to.
     #[must_use]
     pub fn last_capture(&self) -> Option<TrueStack> {
@@ -144,10 +151,10 @@ impl SimLedger {
         Some(TrueStack { thread: slot.thread, names: slot.names.clone(), addresses })
     }
 
-    fn by_stack(&self, time: impl Fn(&Slot) -> u64) -> Truth {
+    fn by_stack(&self, value: impl Fn(&Slot) -> u64) -> Truth {
         let mut truth = Truth::new();
-        for slot in self.slots.borrow().iter().filter(|slot| time(slot) > 0) {
-            *truth.entry((slot.thread, slot.names.clone())).or_default() += time(slot);
+        for slot in self.slots.borrow().iter().filter(|slot| value(slot) > 0) {
+            *truth.entry((slot.thread, slot.names.clone())).or_default() += value(slot);
         }
         truth
     }
@@ -155,7 +162,7 @@ impl SimLedger {
     /// A place to account the time of one stack of `thread`; `returns` from the leaf outward.
     pub(super) fn add_slot(&self, thread: ThreadId, names: Vec<String>, returns: Vec<Avma>) -> usize {
         let mut slots = self.slots.borrow_mut();
-        slots.push(Slot { thread, names, returns, cpu_ns: 0, waited_ns: 0 });
+        slots.push(Slot { thread, names, returns, cpu_ns: 0, waited_ns: 0, captures: 0 });
         slots.len() - 1
     }
 
@@ -189,6 +196,7 @@ impl SimLedger {
 
     pub(super) fn captured(&self, slot: usize, pc: Avma) {
         bump(&self.captures, 1);
+        self.slots.borrow_mut()[slot].captures += 1;
         self.last.set(Some((slot, pc)));
     }
 

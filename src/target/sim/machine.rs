@@ -7,30 +7,11 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::addr::Avma;
 use crate::target::{Activity, Event, ExitStatus, Look, ThreadId};
 
 use super::config::SimActivity;
 use super::ledger::SimLedger;
-use super::stack::StackImage;
-
-/// One phase of a program, ready to run.
-#[derive(Debug)]
-pub(super) struct Phase {
-    pub(super) activity: SimActivity,
-    pub(super) duration_ns: u64,
-    /// Where the ledger accounts for it.
-    pub(super) slot: usize,
-    pub(super) stack: StackImage,
-}
-
-/// What a thread runs.
-#[derive(Debug)]
-pub(super) struct Program {
-    pub(super) phases: Vec<Phase>,
-    pub(super) looping: bool,
-    pub(super) stack_top: Option<Avma>,
-}
+use super::thread::{Pending, Phase, Place, Program, Thread};
 
 /// What happens at a stated time. At the same time, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,89 +21,6 @@ pub(super) enum Happening {
     Exec,
     Terminate,
     Exit,
-}
-
-/// A request to stop that was not collected yet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
-    pub(super) window_bytes: usize,
-    pub(super) keep_waiting: bool,
-    asked_ns: u64,
-    /// The thread has been on a CPU since it was asked.
-    running_since_asked: bool,
-    /// When a thread on a CPU comes to stand.
-    due_ns: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Unborn,
-    Cpu(usize),
-    /// Wants a CPU.
-    Queue,
-    /// Waits or is under job control.
-    Off,
-    /// Stands still for the profiler.
-    Standing {
-        since_ns: u64,
-    },
-    Dead,
-}
-
-#[derive(Debug)]
-pub(super) struct Thread {
-    pub(super) id: ThreadId,
-    pub(super) name: Option<String>,
-    program: Program,
-    phase: usize,
-    place: Place,
-    /// CPU time until a running phase ends.
-    left_ns: u64,
-    /// When a waiting phase ends.
-    until_ns: u64,
-    /// What is left of its slice.
-    slice_ns: u64,
-    cpu_ns: u64,
-    on_cpu_since_ns: u64,
-    switches: u64,
-    /// When it was last put on a CPU, in order over all threads.
-    turn: u64,
-    pub(super) pending: Option<Pending>,
-    /// Ends as soon as it no longer stands.
-    leaves: bool,
-}
-
-impl Thread {
-    pub(super) fn new(id: ThreadId, name: Option<String>, program: Program) -> Thread {
-        Thread {
-            id,
-            name,
-            program,
-            phase: 0,
-            place: Place::Unborn,
-            left_ns: 0,
-            until_ns: 0,
-            slice_ns: 0,
-            cpu_ns: 0,
-            on_cpu_since_ns: 0,
-            switches: 0,
-            turn: 0,
-            pending: None,
-            leaves: false,
-        }
-    }
-
-    pub(super) fn phase(&self) -> &Phase {
-        &self.program.phases[self.phase]
-    }
-
-    pub(super) fn stack_top(&self) -> Option<Avma> {
-        self.program.stack_top
-    }
-
-    pub(super) fn alive(&self) -> bool {
-        !matches!(self.place, Place::Unborn | Place::Dead)
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -237,7 +135,7 @@ impl Machine {
             keep_waiting,
             asked_ns: self.now_ns,
             running_since_asked: matches!(thread.place, Place::Cpu(_)),
-            due_ns: self.now_ns + self.stop_latency_ns,
+            due_ns: self.now_ns.saturating_add(self.stop_latency_ns),
         });
         if thread.place == Place::Off {
             match thread.phase().activity {
@@ -314,9 +212,9 @@ impl Machine {
         for thread in &self.threads {
             match thread.place {
                 Place::Cpu(_) => {
-                    next = next.min(self.now_ns + thread.left_ns);
+                    next = next.min(self.now_ns.saturating_add(thread.left_ns));
                     if !self.queue.is_empty() {
-                        next = next.min(self.now_ns + thread.slice_ns);
+                        next = next.min(self.now_ns.saturating_add(thread.slice_ns));
                     }
                     next = next.min(thread.pending.map_or(u64::MAX, |pending| pending.due_ns));
                 }
@@ -441,7 +339,7 @@ impl Machine {
                 self.queue.push_back(index);
             }
         } else {
-            thread.until_ns = self.now_ns + duration_ns;
+            thread.until_ns = self.now_ns.saturating_add(duration_ns);
             self.leave_cpu(index);
             self.threads[index].place = Place::Off;
             if self.threads[index].pending.is_some() {

@@ -13,6 +13,7 @@ mod machine;
 mod rng;
 mod seeded;
 mod stack;
+mod thread;
 
 #[cfg(test)]
 mod tests;
@@ -34,8 +35,9 @@ pub use ledger::{SimLedger, TrueStack, Truth};
 
 use faults::Faults;
 use images::{Code, Module};
-use machine::{Happening, Machine, Out, Phase, Program, Setup, Thread};
+use machine::{Happening, Machine, Out, Setup};
 use stack::{CODE_MASK, StackImage, StackPlace};
+use thread::{Phase, Program, Thread};
 
 /// A simulated process.
 #[derive(Debug)]
@@ -207,7 +209,7 @@ impl SimTarget {
             FaultKind::LongStop { pause_ns } => Some(pause_ns),
             _ => None,
         });
-        standing.machine.run_to(now_ns + long_ns.unwrap_or(cost_ns));
+        standing.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
         capture.pause_ns = standing.machine.pause_ns(index);
         drop(standing);
         self.clock.advance_to(self.machine.now_ns);

@@ -172,7 +172,8 @@ fn thread(rng: &mut Rng, config: &SimConfig, images: &[usize], index: usize) -> 
     thread
 }
 
-/// A plugin is unloaded and another one loaded at the same address; each has its own thread.
+/// A plugin is unloaded and another one loaded at the same address; each has its own
+/// thread. The old one's ends some time before, as it cannot while it stands.
 fn swap_plugin(config: &mut SimConfig, rng: &mut Rng, libraries: &[usize]) {
     let swap_ns = rng.within(config.exit_ns / 4, config.exit_ns / 2);
     for (index, name) in ["plugin_old", "plugin_new"].into_iter().enumerate() {
@@ -189,7 +190,7 @@ fn swap_plugin(config: &mut SimConfig, rng: &mut Rng, libraries: &[usize]) {
         let mut images = libraries.to_vec();
         images.push(config.images.len() - 1);
         let mut thread = thread(rng, config, &images, config.threads.len());
-        let (start_ns, exit_ns) = if index == 0 { (0, Some(swap_ns - 1)) } else { (swap_ns, None) };
+        let (start_ns, exit_ns) = if index == 0 { (0, Some(swap_ns - 100_000_000)) } else { (swap_ns, None) };
         (thread.start_ns, thread.exit_ns) = (start_ns, exit_ns);
         config.threads.push(thread);
     }

@@ -8,6 +8,11 @@ fn sampled(seed: u64) -> (Seen, Rc<SimLedger>, SimConfig) {
     let ledger = target.ledger();
     let books = Rc::clone(&ledger);
     let seen = sample(&mut target, &clock, 97, |target, thread, capture| {
+        for (number, address) in books.last_capture().expect("captured").addresses.iter().enumerate() {
+            let at = address.0 - u64::from(number > 0);
+            let mapped = target.mapped().any(|(_, module)| module.text.contains(&Avma(at)));
+            assert!(mapped, "seed {seed}: frame {number} at {address} is not in a mapped image");
+        }
         let whole = !books.faults().contains_key("short stack");
         if whole {
             assert_walks(target, &books, thread, capture);
@@ -45,6 +50,7 @@ fn for_every_seed_stacks_walk_and_the_books_balance() {
         let cpu_ns = told + ledger.idle_cpu_ns();
         assert_eq!(cpu_ns % config.cpus as u64, 0, "seed {seed}");
         assert!(cpu_ns <= config.cpus as u64 * config.exit_ns, "seed {seed}");
+        assert_eq!(ledger.captures_by_stack().values().sum::<u64>(), seen.captures, "seed {seed}");
         captures += seen.captures;
         kinds.extend(ledger.faults().into_keys());
         kinds.extend(config.exec.map(|_| "(exec)"));
@@ -67,6 +73,9 @@ fn seeded_processes_stay_within_their_stated_bounds() {
     for seed in 0..300 {
         let config = SimConfig::from_seed(seed);
         assert_eq!(config.check(), Ok(()), "seed {seed}");
+        let plain = config.clone().without_faults().with_frame_pointers();
+        assert!(plain.faults.is_empty());
+        assert!(plain.threads.iter().flat_map(|thread| &thread.script).all(|phase| !phase.frameless_leaf));
         assert!((1..=8).contains(&config.threads.len()) && (1..=4).contains(&config.cpus), "seed {seed}");
         let depth = |thread: &SimThread| thread.script.iter().map(|phase| phase.stack.len()).max();
         assert!(config.threads.iter().all(|thread| depth(thread) <= Some(60)), "seed {seed}");
