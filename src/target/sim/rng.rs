@@ -1,0 +1,73 @@
+//! Seeded numbers: a splitmix64 generator and a hash built on the same mixing step.
+//!
+//! Input: a seed. Output: the same numbers on every platform. Not for cryptography.
+
+/// The splitmix64 finaliser: spreads each input bit over all output bits.
+pub(super) fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// One number out of several, depending on their order.
+pub(super) fn hash(parts: &[u64]) -> u64 {
+    parts.iter().fold(0x5354_4143_4b50_524f, |hash, part| mix(hash ^ mix(*part)))
+}
+
+/// A splitmix64 generator.
+#[derive(Clone, Debug)]
+pub(super) struct Rng {
+    state: u64,
+}
+
+impl Rng {
+    /// A generator whose whole sequence follows from `seed`.
+    pub(super) fn new(seed: u64) -> Rng {
+        Rng { state: seed }
+    }
+
+    /// The next number, all 64 bits.
+    pub(super) fn next(&mut self) -> u64 {
+        let number = mix(self.state);
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        number
+    }
+
+    /// A number in `low..=high`. The slight bias of the remainder does not matter here.
+    pub(super) fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low).saturating_add(1)
+    }
+
+    /// True `times` out of `out_of`.
+    pub(super) fn chance(&mut self, times: u64, out_of: u64) -> bool {
+        self.next() % out_of < times
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequence_is_the_published_one() {
+        // First outputs of splitmix64 for seed 0 (Vigna, splitmix64.c).
+        let mut rng = Rng::new(0);
+        assert_eq!(
+            [rng.next(), rng.next(), rng.next()],
+            [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]
+        );
+    }
+
+    #[test]
+    fn numbers_stay_within_their_bounds_and_reach_them() {
+        let mut rng = Rng::new(7);
+        let mut seen = [false; 4];
+        for _ in 0..200 {
+            seen[usize::try_from(rng.within(3, 6) - 3).expect("small")] = true;
+        }
+        assert_eq!(seen, [true; 4]);
+        assert!(!rng.chance(0, 10) && rng.chance(10, 10));
+        assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
+    }
+}
