@@ -20,6 +20,7 @@ pub mod addr;
 pub mod clock;
 pub mod error;
 pub mod image;
+pub mod live;
 pub mod output;
 pub mod profile;
 pub mod registers;

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use inferno::flamegraph::color::{Color, PaletteMap};
+use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{self, Options};
 
 use super::folded::UNKNOWN;
@@ -99,6 +99,8 @@ pub fn write(graph: &Graph, lines: &[(String, u64)], out: impl Write) -> io::Res
     options.subtitle = Some(printable(&graph.subtitle).into_owned());
     options.count_name = "samples".into();
     options.min_width = graph.min_width_percent;
+    // The default background is as yellow as the frames.
+    options.bgcolors = Some(BackgroundColor::Grey);
     options.palette_map = Some(&mut palette);
     // The only mode in which inferno keeps the order it is given: its own sort compares
     // whole lines, where `a::b` falls between `a` and `a;c` and tears `a` in two. In
