@@ -5,16 +5,17 @@
 
 use std::io::Write;
 
+use super::text::visible;
 use crate::error::Error;
 
 /// Prints an error as its one line.
 pub fn error(error: &Error) {
-    to_stderr(&format!("stackprof: {error}\n"));
+    note(&error.to_string());
 }
 
 /// Prints a remark as one line.
 pub fn note(text: &str) {
-    to_stderr(&format!("stackprof: {text}\n"));
+    to_stderr(&format!("stackprof: {}\n", visible(text)));
 }
 
 /// Prints text that brings its own prefix and line ends (the closing summary).

@@ -53,6 +53,13 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
     counts.iter().map(|(cause, count)| format!("{count} {cause}")).collect::<Vec<_>>().join(", ")
 }
 
+/// A text from outside as one line for a terminal: a process may put escape sequences
+/// into its name.
+#[must_use]
+pub fn visible(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), "?")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +109,6 @@ mod tests {
         assert_eq!(grouped(1_000_000), "1,000,000");
         assert_eq!(causes([("a", 5), ("b", 14), ("none", 0), ("c", 5)]), "14 b, 5 a, 5 c");
         assert_eq!(causes([("none", 0)]), "");
+        assert_eq!(visible("a\u{1b}[31mé\n"), "a?[31mé?");
     }
 }

@@ -228,7 +228,7 @@ fn sudo_owner(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
     Some((number("SUDO_UID")?, number("SUDO_GID")?))
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -350,6 +350,10 @@ mod tests {
         check_writable(Path::new("/dev/null")).expect("writable");
         check_writable(Path::new("/dev/stdout")).expect("writable");
         assert!(!fs::metadata("/dev/null").expect("there").is_file());
+        if cfg!(target_os = "linux") {
+            let error = put(Path::new("/dev/full"), "x").expect_err("full");
+            assert_eq!(error.to_string(), "cannot write `/dev/full`: no space left on device");
+        }
     }
 
     #[test]
