@@ -1,0 +1,284 @@
+use super::*;
+
+fn parsed(line: &str) -> Result<Command> {
+    parse(line.split_whitespace().map(OsString::from))
+}
+
+fn record(line: &str) -> Recording {
+    match parsed(line) {
+        Ok(Command::Record(recording)) => recording,
+        other => panic!("`{line}` is no recording: {other:?}"),
+    }
+}
+
+fn refused(line: &str) -> String {
+    let error = parsed(line).expect_err(line);
+    assert_eq!(error.kind(), ErrorKind::Usage, "{line}");
+    let text = error.to_string();
+    assert!(!text.contains('\n') && !text.ends_with('.'), "one line: {text:?}");
+    text
+}
+
+fn printed(line: &str) -> String {
+    match parsed(line) {
+        Ok(Command::Print(text)) => text,
+        other => panic!("`{line}` prints nothing: {other:?}"),
+    }
+}
+
+fn file(path: &str, format: Format) -> Output {
+    Output { to: Destination::File(path.into()), format }
+}
+
+#[test]
+fn the_defaults_are_those_of_the_contract() {
+    let expected = Recording {
+        source: Source::Pid(4242),
+        hz: 997,
+        duration: None,
+        outputs: Vec::new(),
+        default_format: Format::Svg,
+        idle: false,
+        threads: false,
+        unwind: Unwind::Auto,
+        max_depth: 1024,
+        title: None,
+        reverse: false,
+        min_width_percent: 0.01,
+        stats: None,
+        verbosity: Verbosity::Normal,
+        seed: None,
+    };
+    for line in ["--pid 4242", "-p 4242", "-p4242", "--pid=4242", "record --pid 4242"] {
+        assert_eq!(record(line), expected, "{line}");
+    }
+}
+
+#[test]
+fn every_option_is_understood() {
+    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 \
+                --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7";
+    let expected = Recording {
+        source: Source::Pid(1),
+        hz: 99,
+        duration: Some(Duration::from_millis(500)),
+        outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
+        default_format: Format::Folded,
+        idle: true,
+        threads: true,
+        unwind: Unwind::Fp,
+        max_depth: 65_536,
+        title: Some("T".into()),
+        reverse: true,
+        min_width_percent: 1.5,
+        stats: Some(Destination::File("s.json".into())),
+        verbosity: Verbosity::Verbose,
+        seed: Some(7),
+    };
+    assert_eq!(record(line), expected);
+}
+
+#[test]
+fn sources() {
+    let launch = |words: &[&str]| Source::Launch(words.iter().map(OsString::from).collect());
+    for (line, expected) in [
+        ("-- ./prog", launch(&["./prog"])),
+        ("record --hz 9 -- ./prog --pid 5 -- -x", launch(&["./prog", "--pid", "5", "--", "-x"])),
+        ("-- record", launch(&["record"])),
+        ("--target sim:18446744073709551615", Source::Sim { seed: u64::MAX }),
+        ("demo", Source::Demo),
+        ("demo --hz 499 -o x.svg", Source::Demo),
+    ] {
+        assert_eq!(record(line).source, expected, "{line}");
+    }
+}
+
+#[test]
+fn a_later_option_wins_as_in_aliases() {
+    assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").hz, 100);
+}
+
+#[test]
+fn formats_come_from_extensions() {
+    let outputs = |line: &str| record(&format!("--pid 1 {line}")).outputs;
+    assert_eq!(outputs("-o a.txt"), [file("a.txt", Format::Folded)]);
+    assert_eq!(outputs("-o a --format svg"), [file("a", Format::Svg)]);
+    assert_eq!(outputs("-o -"), [Output { to: Destination::Stdout, format: Format::Folded }]);
+    assert_eq!(outputs("-o - --format svg"), [Output { to: Destination::Stdout, format: Format::Svg }]);
+    assert_eq!(outputs("-o /dev/null -o /dev/null --format svg").len(), 2);
+}
+
+#[test]
+fn the_default_output_names_the_process() {
+    let default = |line: &str, name: &str| record(line).outputs_for(name, 42);
+    assert_eq!(default("--pid 1", "work"), [file("stackprof-work-42.svg", Format::Svg)]);
+    assert_eq!(default("--pid 1", "../../a b\n"), [file("stackprof-.._.._a_b_-42.svg", Format::Svg)]);
+    assert_eq!(default("--pid 1", ""), [file("stackprof-process-42.svg", Format::Svg)]);
+    assert_eq!(default("--pid 1 --format folded", "w"), [file("stackprof-w-42.folded", Format::Folded)]);
+    assert_eq!(default("--pid 1 -o a.svg", "w"), [file("a.svg", Format::Svg)]);
+}
+
+#[test]
+fn values_out_of_range_name_the_option_and_the_range() {
+    for value in ["0", "1e9", "abc", "-1", "10001", "99.5"] {
+        assert_eq!(
+            refused(&format!("--pid 1 --hz {value}")),
+            format!("--hz `{value}`: expected a whole number from 1 to 10000")
+        );
+    }
+    assert_eq!(refused("--pid 1 -F 0"), "--hz `0`: expected a whole number from 1 to 10000");
+    for value in ["-1", "nan", "0", "inf", "-0", "1e-12", "10s", "1e10", "1e400"] {
+        assert_eq!(
+            refused(&format!("--pid 1 --duration {value}")),
+            format!("--duration `{value}`: expected seconds, more than 0 (10 or 0.5)")
+        );
+    }
+    for value in ["0", "x", "-5", "4294967296", "1.0"] {
+        assert_eq!(
+            refused(&format!("--pid {value}")),
+            format!("--pid `{value}`: expected a process id, 1 or more (ps shows them)")
+        );
+    }
+    for value in ["0", "65537", "-1", "deep"] {
+        assert_eq!(
+            refused(&format!("--pid 1 --max-depth {value}")),
+            format!("--max-depth `{value}`: expected a whole number from 1 to 65536")
+        );
+    }
+    for value in ["-1", "100", "nan", "thin"] {
+        assert_eq!(
+            refused(&format!("--pid 1 --min-width {value}")),
+            format!("--min-width `{value}`: expected a percentage from 0 to below 100")
+        );
+    }
+    assert_eq!(refused("--pid 1 --unwind magic"), "--unwind `magic`: expected auto or fp");
+    assert_eq!(refused("--pid 1 --seed x"), "--seed `x`: expected a whole number");
+    assert_eq!(refused("--target sim:x"), "--target `sim:x`: expected sim:SEED");
+    assert_eq!(refused("--target gdb"), "--target `gdb`: expected sim:SEED");
+}
+
+#[test]
+fn mistakes_are_told_with_the_next_step() {
+    for (line, expected) in [
+        (
+            "",
+            "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches (try 'stackprof --help')",
+        ),
+        (
+            "--hz 99",
+            "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches (try 'stackprof --help')",
+        ),
+        ("--", "no command after --: stackprof -- ./prog arg"),
+        (
+            "--pid 5 -- cmd",
+            "give one process, by --pid or as a command after --: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches",
+        ),
+        (
+            "--pid 5 --pid 6",
+            "give one process, by --pid or as a command after --: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches",
+        ),
+        ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
+        ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
+        ("4242", "to attach to process 4242: stackprof --pid 4242"),
+        ("--hz 9 record --pid 4", "the command comes first: stackprof record [options]"),
+        ("--pid", "option `--pid` needs a value (try 'stackprof --help')"),
+        (
+            "--durration 5 --pid 1",
+            "there is no option `--durration`; did you mean `--duration`? (try 'stackprof --help')",
+        ),
+        ("--pid 1 -z", "there is no option `-z` (try 'stackprof --help')"),
+        (
+            "--pid 1 --idle=yes",
+            "option `--idle` takes no value, but `yes` was given (try 'stackprof --help')",
+        ),
+        ("--pid 1 --lines", "option `--lines` is not in this version (try 'stackprof --help')"),
+        ("--pid 1 --no-inline", "option `--no-inline` is not in this version (try 'stackprof --help')"),
+        ("--pid 1 --unwind cfi", "--unwind `cfi` is not in this version; one of auto, fp"),
+        ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
+        ("--pid 1 --format pprof", "format `pprof` is not in this version; one of svg, folded"),
+        ("--pid 1 -o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),
+        ("--pid 1 --format png", "no format is called `png`; one of svg, folded"),
+        (
+            "--pid 1 -o flame.png",
+            "--output `flame.png`: the extension tells no format; use .svg, .folded or .txt, or add --format",
+        ),
+        (
+            "--pid 1 -o a.svg --format folded",
+            "--format folded would do nothing: the extension of each output tells its format",
+        ),
+        ("--pid 1 -o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
+        ("--pid 1 -o a.txt --stats a.txt", "`a.txt` is given twice; each output needs its own file"),
+        ("--pid 1 -o - --stats -", "`-` is given twice; each output needs its own file"),
+        ("demo --pid 5", "there is no option `--pid` (try 'stackprof demo --help')"),
+        ("demo prog", "demo profiles its own workload; `prog` is too much"),
+        ("demo -- prog", "demo profiles its own workload; `prog` is too much"),
+        ("help nonsense", "there is no command `nonsense`; one of record, demo, dump, help"),
+        ("help gate", "command `gate` is not in this version"),
+    ] {
+        assert_eq!(refused(line), expected, "{line}");
+    }
+    for later in ["render", "diff", "gate", "top"] {
+        assert_eq!(
+            refused(&format!("{later} a.folded -o x")),
+            format!("command `{later}` is not in this version (try 'stackprof --help')")
+        );
+    }
+}
+
+#[test]
+fn dump_takes_a_subject_and_a_process() {
+    let dump = |line: &str| match parsed(line) {
+        Ok(Command::Dump(dump)) => (dump.what, dump.source),
+        other => panic!("{line}: {other:?}"),
+    };
+    assert_eq!(dump("dump threads --pid 5"), (What::Threads, Source::Pid(5)));
+    assert_eq!(dump("dump -p 5 images"), (What::Images, Source::Pid(5)));
+    assert_eq!(dump("dump symbols --target sim:1"), (What::Symbols, Source::Sim { seed: 1 }));
+    assert_eq!(dump("dump stacks -q --pid 5").0, What::Stacks);
+    const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
+    for (line, expected) in [
+        ("dump --pid 5", format!("say what to dump: {FORM}")),
+        ("dump heap --pid 5", format!("dump does not know `heap`: {FORM}")),
+        ("dump stacks", format!("say which process to dump: {FORM}")),
+        ("dump stacks 5", format!("dump shows a running process; `5` is too much: {FORM}")),
+        ("dump stacks -- prog", format!("dump shows a running process; `prog` is too much: {FORM}")),
+        ("dump stacks --pid 0", "--pid `0`: expected a process id, 1 or more (ps shows them)".into()),
+        ("dump stacks --hz 5", "there is no option `--hz` (try 'stackprof dump --help')".into()),
+    ] {
+        assert_eq!(refused(line), expected, "{line}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_need_not_be_utf8() {
+    use std::os::unix::ffi::OsStringExt;
+    let odd = || OsString::from_vec(vec![0x66, 0xff]);
+    let launched = parse(["--".into(), odd()]).expect("a command may have any name");
+    assert!(matches!(launched, Command::Record(Recording { source: Source::Launch(_), .. })));
+    let odd_file = || OsString::from_vec(b"\xff.svg".to_vec());
+    assert!(parse(["--pid".into(), "1".into(), "-o".into(), odd_file()]).is_ok());
+    for option in ["--hz", "--pid", "--title", "--format", "--unwind"] {
+        let text = parse(["--pid".into(), "1".into(), option.into(), odd()]).expect_err(option).to_string();
+        assert!(!text.contains('\n'), "{text}");
+    }
+}
+
+#[test]
+fn help_and_version_are_results() {
+    assert_eq!(printed("--version"), format!("stackprof {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(printed("-V"), printed("--version"));
+    for line in ["--help", "-h", "help", "record --help", "help record", "--hz 5 --help"] {
+        assert_eq!(printed(line), printed("--help"), "{line}");
+    }
+    for text in [printed("--help"), printed("help demo"), printed("help dump")] {
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?}");
+        }
+        for hidden in ["sim:", "--seed", "render", "diff", "gate", "stray"] {
+            assert!(!text.contains(hidden), "{hidden} in {text}");
+        }
+    }
+    assert!(printed("--help").contains("sudo stackprof --pid 4242 --hz 997"));
+    assert!(printed("dump --help").contains("{threads|images|symbols|stacks}"));
+}

@@ -1,0 +1,50 @@
+//! clap's errors as one line of ours: lower case, the option named, the next step told.
+//! Input: a `clap::Error`; output: an [`Error`] of usage. Help and version are no errors
+//! and are handled by `args.rs`.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
+
+use crate::error::{Error, ErrorKind};
+
+/// Options of the contract that this version does not have.
+const NOT_YET: [&str; 2] = ["--no-inline", "--lines"];
+
+/// The one line for a clap error; `command` is what `--help` belongs to.
+pub(super) fn usage_error(error: &clap::Error, command: &str) -> Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
+        _ => None,
+    };
+    // clap names an option as in its usage: `--hz <N>`.
+    let option = context(ContextKind::InvalidArg)
+        .map(|text| text.split([' ', '=']).next().unwrap_or_default().to_string())
+        .unwrap_or_default();
+    let text = match error.kind() {
+        Clap::UnknownArgument if NOT_YET.contains(&option.as_str()) => {
+            format!("option `{option}` is not in this version")
+        }
+        Clap::UnknownArgument => match context(ContextKind::SuggestedArg) {
+            // clap's measure finds `--idle` near `--pid`; a slip seldom changes the first letter.
+            Some(near) if near.chars().nth(2) == option.chars().nth(2) => {
+                format!("there is no option `{option}`; did you mean `{near}`?")
+            }
+            _ => format!("there is no option `{option}`"),
+        },
+        Clap::InvalidValue | Clap::TooFewValues | Clap::WrongNumberOfValues | Clap::NoEquals => {
+            format!("option `{option}` needs a value")
+        }
+        Clap::TooManyValues => match context(ContextKind::InvalidValue) {
+            Some(value) => format!("option `{option}` takes no value, but `{value}` was given"),
+            None => format!("option `{option}` takes no value"),
+        },
+        Clap::InvalidUtf8 => "an argument is not UTF-8".to_string(),
+        // Not reached with the flags we have; the first line of clap's own text will do.
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.strip_prefix("error: ").unwrap_or(line).to_string()
+        }
+    };
+    Error::new(ErrorKind::Usage, format!("{text} (try '{command} --help')"))
+}

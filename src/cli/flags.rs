@@ -1,0 +1,189 @@
+//! The flags as clap sees them: names, help texts and where they belong. Values stay
+//! text here; `args.rs` checks them, so that every message is ours. No I/O.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser};
+
+const ABOUT: &str = "A native sampling profiler: attach to a running program, or start one,
+and get a flame graph of where its CPU time goes.";
+
+const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
+       stackprof [record] [OPTIONS] -- COMMAND [ARGS...]
+       stackprof demo [OPTIONS]
+       stackprof dump WHAT --pid N";
+
+/// Short enough to be read whole, and each line works when typed.
+const EXAMPLES: &str = "Examples:
+  stackprof --pid 4242                  record until Ctrl-C, write a flame graph
+  sudo stackprof --pid 4242 --hz 997    the same for a process of another user
+  stackprof -- ./prog arg               start a program and record all of it
+  stackprof -d 10 -o a.svg -o a.folded --pid 4242
+  stackprof demo                        see a profile without a program at hand
+
+Commands:
+  record   record a profile (the default, its name can be left out)
+  demo     profile a small built-in workload
+  dump     show what the profiler sees: threads, images, symbols or stacks
+  help     this text, or `stackprof help dump`
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 4 nothing was sampled";
+
+const TEMPLATE: &str = "{about}\n\nUsage: {usage}\n\n{before-help}{all-args}{after-help}\n";
+
+/// `stackprof [record] ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof",
+    version,
+    about = ABOUT,
+    override_usage = USAGE,
+    before_help = EXAMPLES,
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+pub(super) struct RecordFlags {
+    #[command(flatten)]
+    pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) recording: RecordingFlags,
+    /// Words before `--` that are not options: always a mistake, kept for the message.
+    #[arg(hide = true, trailing_var_arg = true)]
+    pub(super) stray: Vec<OsString>,
+}
+
+/// `stackprof demo ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof demo",
+    version,
+    about = "Profile a small built-in workload, to see what stackprof makes of a program.",
+    override_usage = "stackprof demo [OPTIONS]",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+pub(super) struct DemoFlags {
+    #[command(flatten)]
+    pub(super) recording: RecordingFlags,
+    #[arg(hide = true, trailing_var_arg = true)]
+    pub(super) stray: Vec<OsString>,
+}
+
+/// `stackprof dump ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof dump",
+    version,
+    about = "Show what the profiler sees of a process, without recording.",
+    override_usage = "stackprof dump {threads|images|symbols|stacks} --pid N",
+    before_help = "What:
+  threads  every thread: number, name, state, CPU time
+  images   the loaded executable and libraries, and where they are
+  symbols  the functions of these images
+  stacks   the call stack of every thread, once
+",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+pub(super) struct DumpFlags {
+    #[command(flatten)]
+    pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) common: CommonFlags,
+    #[arg(hide = true)]
+    pub(super) what: Vec<OsString>,
+}
+
+/// Which process.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Process")]
+pub(super) struct SourceFlags {
+    /// Process to attach to
+    #[arg(short, long, value_name = "N", action = ArgAction::Append, allow_negative_numbers = true)]
+    pub(super) pid: Vec<OsString>,
+    /// `sim:SEED`, a simulated process: for tests of the profiler itself.
+    #[arg(long, hide = true, value_name = "sim:SEED")]
+    pub(super) target: Option<OsString>,
+}
+
+/// How to record and what to write.
+#[derive(Debug, Args)]
+pub(super) struct RecordingFlags {
+    /// Ticks per second, 1 to 10000 [default: 997]
+    #[arg(short = 'F', long, value_name = "N", allow_negative_numbers = true, help_heading = RECORDING)]
+    pub(super) hz: Option<OsString>,
+    /// Stop after this many seconds (0.5 works) [default: at the end of the
+    /// program or Ctrl-C]
+    #[arg(short, long, value_name = "SECS", allow_negative_numbers = true, help_heading = RECORDING)]
+    pub(super) duration: Option<OsString>,
+    /// Also record threads that wait: a profile of wall-clock time
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) idle: bool,
+    /// One subtree per thread instead of one for all
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) threads: bool,
+    /// How stacks are walked: auto or fp (frame pointers) [default: auto]
+    #[arg(long, value_name = "HOW", help_heading = RECORDING)]
+    pub(super) unwind: Option<OsString>,
+    /// Frames kept per stack, 1 to 65536 [default: 1024]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = RECORDING)]
+    pub(super) max_depth: Option<OsString>,
+    /// Seed of the tick jitter, for runs that replay.
+    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
+    pub(super) seed: Option<OsString>,
+
+    /// Write the profile here; may be given more than once. The extension tells
+    /// the format (.svg, .folded, .txt), - is folded stacks on standard output
+    /// [default: stackprof-NAME-PID.svg]
+    #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
+    pub(super) output: Vec<PathBuf>,
+    /// svg or folded, where the extension does not tell
+    #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
+    pub(super) format: Option<OsString>,
+    /// Write the numbers of the closing summary as JSON
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub(super) stats: Option<PathBuf>,
+    /// Heading of the flame graph [default: NAME (pid N)]
+    #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
+    pub(super) title: Option<String>,
+    /// Flame graph from the leaf functions to their callers
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) reverse: bool,
+    /// Leave out frames narrower than this part of the graph [default: 0.01]
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, help_heading = OUTPUT)]
+    pub(super) min_width: Option<OsString>,
+
+    #[command(flatten)]
+    pub(super) common: CommonFlags,
+}
+
+const RECORDING: &str = "Recording";
+const OUTPUT: &str = "Output";
+
+/// What every command takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Other")]
+pub(super) struct CommonFlags {
+    /// No progress line and no summary
+    #[arg(short, long, help_heading = "Other")]
+    pub(super) quiet: bool,
+    /// Say why each thing was lost
+    #[arg(short, long, help_heading = "Other")]
+    pub(super) verbose: bool,
+    /// Print this text
+    #[arg(short, long, action = ArgAction::Help, help_heading = "Other")]
+    pub(super) help: Option<bool>,
+    /// Print the version
+    #[arg(short = 'V', long, action = ArgAction::Version, help_heading = "Other")]
+    pub(super) version: Option<bool>,
+}

@@ -1,0 +1,293 @@
+//! The statistics of a recording as JSON (`--stats`): the numbers of the closing summary
+//! for scripts. Input: the profile's counters and the run's figures. Output: one object
+//! with the stable keys of the CLI contract, in its order. Measures nothing itself.
+
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer};
+
+use crate::profile::Stats;
+use crate::target::{ExitStatus, Process};
+
+/// Numbers of a run that are not in the profile's own counters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunFigures {
+    /// The command was started by us: its exit status is ours to tell.
+    pub launched: bool,
+    /// Distinct stacks in the trie.
+    pub distinct_stacks: u64,
+    /// Nodes of the trie.
+    pub trie_nodes: u64,
+    /// Memory of the trie, bytes.
+    pub trie_bytes: u64,
+    /// Distinct code addresses in the trie.
+    pub addresses_unique: u64,
+    /// Symbol look-ups made.
+    pub addresses_looked_up: u64,
+    /// Addresses that got a name.
+    pub addresses_named: u64,
+    /// CPU time of the profiler itself, seconds.
+    pub profiler_cpu_s: f64,
+    /// Largest memory of the profiler itself, bytes.
+    pub profiler_peak_rss_bytes: u64,
+    /// Time to read images and name addresses, seconds.
+    pub symbolicate_s: f64,
+    /// Time to write the outputs, seconds.
+    pub write_s: f64,
+    /// Outputs as the user named them; `-` is standard output.
+    pub outputs: Vec<String>,
+}
+
+/// Ticks per second that happened; 0 for a recording without length.
+#[must_use]
+pub fn hz_achieved(stats: &Stats) -> f64 {
+    if stats.duration_ns == 0 { 0.0 } else { stats.ticks as f64 * 1e9 / stats.duration_ns as f64 }
+}
+
+/// The JSON text, with a line end.
+#[must_use]
+pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> String {
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        command: &process.command,
+        pid: process.pid,
+        process: &process.name,
+        arch: process.arch.name(),
+        backend: process.backend,
+        hz_requested: hz,
+        hz_achieved: rounded(hz_achieved(stats)),
+        duration_s: seconds(stats.duration_ns),
+        ticks: stats.ticks,
+        ticks_late: stats.ticks_late,
+        stops: stats.stops,
+        samples: stats.samples,
+        samples_idle_reused: stats.samples_idle_reused,
+        threads_seen: stats.threads_seen,
+        stacks_complete: stats.stacks_complete,
+        stacks_incomplete: &stats.stacks_incomplete,
+        samples_lost: &stats.samples_lost,
+        distinct_stacks: figures.distinct_stacks,
+        trie_nodes: figures.trie_nodes,
+        trie_bytes: figures.trie_bytes,
+        addresses_unique: figures.addresses_unique,
+        addresses_looked_up: figures.addresses_looked_up,
+        addresses_named: figures.addresses_named,
+        pause_ns: Pause {
+            p50: stats.pause.quantile_ns(0.5),
+            p90: stats.pause.quantile_ns(0.9),
+            p99: stats.pause.quantile_ns(0.99),
+            max: stats.pause.max_ns(),
+            total: stats.pause.total_ns(),
+        },
+        target_cpu_s: seconds(stats.target_cpu_ns),
+        profiler_cpu_s: rounded(figures.profiler_cpu_s),
+        profiler_peak_rss_bytes: figures.profiler_peak_rss_bytes,
+        symbolicate_s: rounded(figures.symbolicate_s),
+        write_s: rounded(figures.write_s),
+        exit_status: stats.exit_status.filter(|_| figures.launched),
+        outputs: &figures.outputs,
+    };
+    // Serializing numbers, strings and maps with string keys into memory cannot fail.
+    let mut text = serde_json::to_string_pretty(&report).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// Nanoseconds as seconds: an integer below 2^53 is exact before the division.
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// Without the digits that no clock of ours has.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+/// The order of the fields is the order of the keys.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'a str,
+    command: &'a str,
+    pid: u32,
+    process: &'a str,
+    arch: &'a str,
+    backend: &'a str,
+    hz_requested: u32,
+    hz_achieved: f64,
+    duration_s: f64,
+    ticks: u64,
+    ticks_late: u64,
+    stops: u64,
+    samples: u64,
+    samples_idle_reused: u64,
+    threads_seen: u64,
+    stacks_complete: u64,
+    stacks_incomplete: &'a BTreeMap<&'static str, u64>,
+    samples_lost: &'a BTreeMap<&'static str, u64>,
+    distinct_stacks: u64,
+    trie_nodes: u64,
+    trie_bytes: u64,
+    addresses_unique: u64,
+    addresses_looked_up: u64,
+    addresses_named: u64,
+    pause_ns: Pause,
+    target_cpu_s: f64,
+    profiler_cpu_s: f64,
+    profiler_peak_rss_bytes: u64,
+    symbolicate_s: f64,
+    write_s: f64,
+    #[serde(serialize_with = "exit_status")]
+    exit_status: Option<ExitStatus>,
+    outputs: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Pause {
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    max: u64,
+    total: u64,
+}
+
+fn exit_status<S: Serializer>(status: &Option<ExitStatus>, serializer: S) -> Result<S::Ok, S::Error> {
+    match status {
+        Some(ExitStatus::Code(code)) => serializer.serialize_i32(*code),
+        Some(ExitStatus::Signal(signal)) => serializer.collect_str(&format_args!("signal {signal}")),
+        Some(ExitStatus::Unknown) | None => serializer.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Arch;
+
+    fn process() -> Process {
+        Process {
+            pid: 4242,
+            name: "work".into(),
+            command: "./work \"x\"".into(),
+            arch: Arch::X86_64,
+            backend: "ptrace",
+            cpus: 2,
+            code_mask: u64::MAX,
+        }
+    }
+
+    fn stats() -> Stats {
+        let mut stats = Stats {
+            duration_ns: 10_000_000_000,
+            ticks: 9968,
+            ticks_late: 3,
+            stops: 9970,
+            samples: 9970,
+            samples_idle_reused: 1,
+            threads_seen: 4,
+            stacks_complete: 9951,
+            stacks_incomplete: BTreeMap::from([("window ran out", 14), ("bad frame", 5)]),
+            samples_lost: BTreeMap::from([("thread ended", 2)]),
+            target_cpu_ns: 9_990_000_000,
+            exit_status: Some(ExitStatus::Code(3)),
+            ..Stats::default()
+        };
+        stats.pause.add(7);
+        stats.pause.add(9);
+        stats
+    }
+
+    #[test]
+    fn the_object_has_the_keys_of_the_contract_in_its_order() {
+        let figures = RunFigures {
+            launched: true,
+            distinct_stacks: 10,
+            trie_nodes: 20,
+            trie_bytes: 30,
+            addresses_unique: 312,
+            addresses_looked_up: 312,
+            addresses_named: 310,
+            profiler_cpu_s: 0.123_456_789,
+            profiler_peak_rss_bytes: 1 << 20,
+            symbolicate_s: 0.5,
+            write_s: 0.25,
+            outputs: vec!["a.svg".into(), "-".into()],
+        };
+        let expected = format!(
+            r#"{{
+  "version": "{}",
+  "command": "./work \"x\"",
+  "pid": 4242,
+  "process": "work",
+  "arch": "x86_64",
+  "backend": "ptrace",
+  "hz_requested": 997,
+  "hz_achieved": 996.8,
+  "duration_s": 10.0,
+  "ticks": 9968,
+  "ticks_late": 3,
+  "stops": 9970,
+  "samples": 9970,
+  "samples_idle_reused": 1,
+  "threads_seen": 4,
+  "stacks_complete": 9951,
+  "stacks_incomplete": {{
+    "bad frame": 5,
+    "window ran out": 14
+  }},
+  "samples_lost": {{
+    "thread ended": 2
+  }},
+  "distinct_stacks": 10,
+  "trie_nodes": 20,
+  "trie_bytes": 30,
+  "addresses_unique": 312,
+  "addresses_looked_up": 312,
+  "addresses_named": 310,
+  "pause_ns": {{
+    "p50": 7,
+    "p90": 9,
+    "p99": 9,
+    "max": 9,
+    "total": 16
+  }},
+  "target_cpu_s": 9.99,
+  "profiler_cpu_s": 0.123457,
+  "profiler_peak_rss_bytes": 1048576,
+  "symbolicate_s": 0.5,
+  "write_s": 0.25,
+  "exit_status": 3,
+  "outputs": [
+    "a.svg",
+    "-"
+  ]
+}}
+"#,
+            env!("CARGO_PKG_VERSION")
+        );
+        assert_eq!(json(&process(), 997, &stats(), &figures), expected);
+    }
+
+    #[test]
+    fn an_exit_status_is_told_only_of_a_launched_command() {
+        for (launched, status, expected) in [
+            (true, Some(ExitStatus::Code(0)), "0"),
+            (true, Some(ExitStatus::Signal(9)), "\"signal 9\""),
+            (true, Some(ExitStatus::Unknown), "null"),
+            (true, None, "null"),
+            (false, Some(ExitStatus::Code(3)), "null"),
+        ] {
+            let stats = Stats { exit_status: status, ..stats() };
+            let figures = RunFigures { launched, ..RunFigures::default() };
+            let text = json(&process(), 997, &stats, &figures);
+            assert!(text.contains(&format!("\"exit_status\": {expected},")), "{launched} {status:?}");
+        }
+    }
+
+    #[test]
+    fn a_recording_without_length_is_still_json() {
+        let text = json(&process(), 997, &Stats::default(), &RunFigures::default());
+        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(value["hz_achieved"], 0.0);
+        assert_eq!(value["pause_ns"]["p99"], 0);
+    }
+}

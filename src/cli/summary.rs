@@ -1,0 +1,317 @@
+//! The closing summary: what was recorded, what was lost and why, what it cost.
+//! Input: the profile's counters and the run's figures; output: text for standard error.
+//! Pure. Lines and categories that would say "none" are left out.
+
+use super::stats::{RunFigures, hz_achieved};
+use super::text::{causes, duration, percent, plural, visible};
+use crate::profile::Stats;
+use crate::target::{ExitStatus, Process};
+
+/// The summary, line ends included. `hints` tell where the user can do better, one
+/// line each.
+#[must_use]
+pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
+    let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
+    let lines = [
+        ("stacks", stacks(stats)),
+        ("lost", lost(stats)),
+        ("symbols", symbols(figures)),
+        ("pause", pause(stats)),
+        ("exit", exit(stats, figures)),
+        ("wrote", wrote(figures)),
+    ];
+    for (label, line) in lines {
+        if let Some(line) = line {
+            text += &format!("  {label:<8} {line}\n");
+        }
+    }
+    for hint in hints {
+        text += &format!("  {:<8} {}\n", "hint", visible(hint));
+    }
+    text
+}
+
+fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
+    let mut line = format!(
+        "{} (pid {}): {} of {} in {}, {:.1} of {hz} Hz",
+        visible(&process.name),
+        process.pid,
+        plural(stats.samples, "sample"),
+        plural(stats.threads_seen, "thread"),
+        duration(stats.duration_ns),
+        hz_achieved(stats),
+    );
+    if stats.ticks_late > 0 {
+        line += &format!(", {} late and dropped", plural(stats.ticks_late, "tick"));
+    }
+    line
+}
+
+fn stacks(stats: &Stats) -> Option<String> {
+    let incomplete: u64 = stats.stacks_incomplete.values().sum();
+    let all = stats.stacks_complete + incomplete;
+    if all == 0 {
+        return None;
+    }
+    let mut line = format!("{} complete", percent(stats.stacks_complete, all));
+    if incomplete > 0 {
+        line += &format!("; {}", causes(stats.stacks_incomplete.iter().map(|(why, n)| (*why, *n))));
+    }
+    Some(line)
+}
+
+fn lost(stats: &Stats) -> Option<String> {
+    let lost: u64 = stats.samples_lost.values().sum();
+    (lost > 0).then(|| {
+        let why = causes(stats.samples_lost.iter().map(|(why, n)| (*why, *n)));
+        format!("{}; {why}", plural(lost, "sample"))
+    })
+}
+
+fn symbols(figures: &RunFigures) -> Option<String> {
+    let RunFigures { addresses_unique: unique, addresses_looked_up: looked_up, .. } = *figures;
+    if unique == 0 {
+        return None;
+    }
+    let addresses = if unique == 1 { "1 address".to_string() } else { format!("{unique} addresses") };
+    let how_often = match (looked_up == unique, unique) {
+        (true, 1) => " looked up once".to_string(),
+        (true, _) => " looked up once each".to_string(),
+        // Never expected; said as it is rather than as it should be.
+        (false, _) => format!(", {looked_up} looked up"),
+    };
+    Some(format!("{addresses}{how_often}, {} named", percent(figures.addresses_named, unique)))
+}
+
+fn pause(stats: &Stats) -> Option<String> {
+    let pause = &stats.pause;
+    if pause.count() == 0 {
+        return None;
+    }
+    let mut line = format!(
+        "p50 {}, p99 {}, max {} per stop",
+        duration(pause.quantile_ns(0.5)),
+        duration(pause.quantile_ns(0.99)),
+        duration(pause.max_ns())
+    );
+    if stats.target_cpu_ns > 0 {
+        let share = 100.0 * pause.total_ns() as f64 / stats.target_cpu_ns as f64;
+        line += &match share {
+            0.0..0.005 => "; target stopped below 0.01% of its CPU time".to_string(),
+            _ => format!("; target stopped {share:.2}% of its CPU time"),
+        };
+    }
+    Some(line)
+}
+
+fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {
+    if !figures.launched {
+        return None;
+    }
+    match stats.exit_status? {
+        ExitStatus::Code(0) | ExitStatus::Unknown => None,
+        ExitStatus::Code(code) => Some(format!("the command ended with status {code}")),
+        ExitStatus::Signal(signal) => Some(match signal_name(signal) {
+            Some(name) => format!("the command was ended by signal {signal} ({name})"),
+            None => format!("the command was ended by signal {signal}"),
+        }),
+    }
+}
+
+fn wrote(figures: &RunFigures) -> Option<String> {
+    let named: Vec<&str> = figures
+        .outputs
+        .iter()
+        .map(|output| if output == "-" { "standard output" } else { output.as_str() })
+        .collect();
+    (!named.is_empty()).then(|| named.join(", "))
+}
+
+/// Names of the signals that end programs and have the same number on Linux and macOS.
+fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Arch;
+    use std::collections::BTreeMap;
+
+    fn process() -> Process {
+        Process {
+            pid: 4242,
+            name: "work".into(),
+            command: "./work".into(),
+            arch: Arch::X86_64,
+            backend: "ptrace",
+            cpus: 2,
+            code_mask: u64::MAX,
+        }
+    }
+
+    /// A recording with something of everything.
+    fn stats() -> Stats {
+        let mut stats = Stats {
+            duration_ns: 10_000_000_000,
+            ticks: 9968,
+            ticks_late: 3,
+            stops: 9970,
+            samples: 9970,
+            threads_seen: 4,
+            stacks_complete: 9951,
+            stacks_incomplete: BTreeMap::from([("bad frame", 5), ("window ran out", 14), ("depth limit", 0)]),
+            target_cpu_ns: 20_000_000,
+            ..Stats::default()
+        };
+        for ns in [&[8_000; 7][..], &[27_000], &[1_000]].concat() {
+            stats.pause.add(ns);
+        }
+        stats
+    }
+
+    fn figures() -> RunFigures {
+        RunFigures {
+            addresses_unique: 312,
+            addresses_looked_up: 312,
+            addresses_named: 310,
+            outputs: vec!["flame.svg".into(), "flame.folded".into()],
+            ..RunFigures::default()
+        }
+    }
+
+    fn check(stats: &Stats, figures: &RunFigures, hints: &[String], expected: &str) {
+        assert_eq!(text(&process(), 997, stats, figures, hints), expected);
+    }
+
+    #[test]
+    fn the_summary_of_the_contract() {
+        check(
+            &stats(),
+            &figures(),
+            &[],
+            "\
+stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz, 3 ticks late and dropped
+  stacks   99.8% complete; 14 window ran out, 5 bad frame
+  symbols  312 addresses looked up once each, 99.4% named
+  pause    p50 8 us, p99 27 us, max 27 us per stop; target stopped 0.42% of its CPU time
+  wrote    flame.svg, flame.folded
+",
+        );
+    }
+
+    #[test]
+    fn everything_that_can_go_wrong_has_its_line() {
+        let stats = Stats {
+            samples_lost: BTreeMap::from([("thread ended", 2), ("stack unreadable", 10), ("other", 0)]),
+            exit_status: Some(ExitStatus::Signal(9)),
+            ticks_late: 0,
+            ..stats()
+        };
+        let figures = RunFigures { launched: true, addresses_looked_up: 400, ..figures() };
+        check(
+            &stats,
+            &figures,
+            &["most stacks of libfoo.so are incomplete: it has no frame pointers".into()],
+            "\
+stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
+  stacks   99.8% complete; 14 window ran out, 5 bad frame
+  lost     12 samples; 10 stack unreadable, 2 thread ended
+  symbols  312 addresses, 400 looked up, 99.4% named
+  pause    p50 8 us, p99 27 us, max 27 us per stop; target stopped 0.42% of its CPU time
+  exit     the command was ended by signal 9 (SIGKILL)
+  wrote    flame.svg, flame.folded
+  hint     most stacks of libfoo.so are incomplete: it has no frame pointers
+",
+        );
+    }
+
+    #[test]
+    fn one_of_each_is_singular_and_nothing_is_left_out() {
+        let mut stats = Stats {
+            duration_ns: 50_000_000,
+            ticks: 50,
+            ticks_late: 1,
+            samples: 1,
+            threads_seen: 1,
+            stacks_complete: 1,
+            target_cpu_ns: 1_000_000_000,
+            samples_lost: BTreeMap::from([("thread ended", 1)]),
+            ..Stats::default()
+        };
+        stats.pause.add(3_000_000);
+        let figures = RunFigures {
+            addresses_unique: 1,
+            addresses_looked_up: 1,
+            addresses_named: 1,
+            outputs: vec!["-".into()],
+            ..RunFigures::default()
+        };
+        check(
+            &stats,
+            &figures,
+            &[],
+            "\
+stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 tick late and dropped
+  stacks   100% complete
+  lost     1 sample; 1 thread ended
+  symbols  1 address looked up once, 100% named
+  pause    p50 3.0 ms, p99 3.0 ms, max 3.0 ms per stop; target stopped 0.30% of its CPU time
+  wrote    standard output
+",
+        );
+    }
+
+    #[test]
+    fn an_empty_recording_is_one_line() {
+        check(
+            &Stats::default(),
+            &RunFigures::default(),
+            &[],
+            "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns, 0.0 of 997 Hz\n",
+        );
+    }
+
+    #[test]
+    fn exit_is_told_where_it_is_ours_and_not_zero() {
+        let launched = RunFigures { launched: true, ..RunFigures::default() };
+        let attached = RunFigures::default();
+        for (figures, status, expected) in [
+            (&launched, Some(ExitStatus::Code(0)), None),
+            (&launched, Some(ExitStatus::Unknown), None),
+            (&launched, None, None),
+            (&launched, Some(ExitStatus::Code(3)), Some("the command ended with status 3")),
+            (&launched, Some(ExitStatus::Signal(64)), Some("the command was ended by signal 64")),
+            (&attached, Some(ExitStatus::Code(3)), None),
+        ] {
+            let stats = Stats { exit_status: status, ..Stats::default() };
+            assert_eq!(exit(&stats, figures).as_deref(), expected, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_tiny_pause_is_not_told_as_none() {
+        let mut stats = Stats { target_cpu_ns: 1_000_000_000_000, ..Stats::default() };
+        stats.pause.add(900);
+        assert_eq!(
+            pause(&stats).as_deref(),
+            Some("p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped below 0.01% of its CPU time")
+        );
+        stats.target_cpu_ns = 0;
+        assert_eq!(pause(&stats).as_deref(), Some("p50 900 ns, p99 900 ns, max 900 ns per stop"));
+    }
+}

@@ -1,0 +1,114 @@
+//! Numbers as people read them, shared by the summary and the progress line.
+//! Pure functions; none of them rounds "almost all" to 100% or "a few" to 0%.
+
+/// `1 sample`, `2 samples`.
+#[must_use]
+pub fn plural(count: u64, one: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") }
+}
+
+/// Digits in groups: `12,365`.
+#[must_use]
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A duration in the unit that keeps it short: `850 ns`, `41 us`, `0.3 ms`, `12.0 s`.
+#[must_use]
+pub fn duration(ns: u64) -> String {
+    let value = ns as f64;
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..99_500 => format!("{:.0} us", value / 1e3),
+        99_500..9_950_000 => format!("{:.1} ms", value / 1e6),
+        9_950_000..999_500_000 => format!("{:.0} ms", value / 1e6),
+        _ => format!("{:.1} s", value / 1e9),
+    }
+}
+
+/// `part` of `whole` in percent with one decimal. `100%` and `0%` only where exact.
+#[must_use]
+pub fn percent(part: u64, whole: u64) -> String {
+    match part {
+        0 => "0%".to_string(),
+        _ if part >= whole => "100%".to_string(),
+        _ => format!("{:.1}%", (100.0 * part as f64 / whole as f64).clamp(0.1, 99.9)),
+    }
+}
+
+/// Causes with their counts, the most frequent first: `14 window ran out, 5 bad frame`.
+/// Causes with a count of zero are left out.
+#[must_use]
+pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
+    let mut counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    counts.iter().map(|(cause, count)| format!("{count} {cause}")).collect::<Vec<_>>().join(", ")
+}
+
+/// A text from outside as one line for a terminal: a process may put escape sequences
+/// into its name.
+#[must_use]
+pub fn visible(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), "?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_choose_their_unit() {
+        for (ns, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1 us"),
+            (8_400, "8 us"),
+            (99_499, "99 us"),
+            (99_500, "0.1 ms"),
+            (300_000, "0.3 ms"),
+            (9_940_000, "9.9 ms"),
+            (9_950_000, "10 ms"),
+            (999_499_999, "999 ms"),
+            (999_500_000, "1.0 s"),
+            (12_040_000_000, "12.0 s"),
+        ] {
+            assert_eq!(duration(ns), text, "{ns}");
+        }
+        assert!(duration(u64::MAX).ends_with(" s"));
+    }
+
+    #[test]
+    fn shares_are_exact_at_both_ends() {
+        for (part, whole, text) in [
+            (0, 10, "0%"),
+            (10, 10, "100%"),
+            (1, 100_000, "0.1%"),
+            (99_999, 100_000, "99.9%"),
+            (998, 1000, "99.8%"),
+            (0, 0, "0%"),
+        ] {
+            assert_eq!(percent(part, whole), text);
+        }
+    }
+
+    #[test]
+    fn numbers_and_words() {
+        assert_eq!(plural(1, "sample"), "1 sample");
+        assert_eq!(plural(0, "sample"), "0 samples");
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(12_365), "12,365");
+        assert_eq!(grouped(1_000_000), "1,000,000");
+        assert_eq!(causes([("a", 5), ("b", 14), ("none", 0), ("c", 5)]), "14 b, 5 a, 5 c");
+        assert_eq!(causes([("none", 0)]), "");
+        assert_eq!(visible("a\u{1b}[31mé\n"), "a?[31mé?");
+    }
+}
