@@ -2,18 +2,53 @@
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs` and `stats.rs` tell how a recording went,
-//! `progress.rs` tells it while it goes.
+//! `progress.rs` tells it while it goes. `record.rs`, `dump.rs` and `demo.rs` are the
+//! commands.
 
 pub mod args;
 pub mod clap_text;
+pub mod demo;
+pub mod dump;
 pub mod flags;
 pub mod messages;
 pub mod progress;
+pub mod record;
 pub mod stats;
 pub mod summary;
 pub mod text;
 
-use crate::error::{Error, ErrorKind};
+use std::ffi::OsString;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Runs the program with its arguments (without its own name) and returns the exit code.
+/// A mistake or failure is one line on standard error.
+#[must_use]
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if args.first().is_some_and(|first| first == demo::WORKLOAD) {
+        demo::work();
+        return 0;
+    }
+    match args::parse(args).and_then(execute) {
+        Ok(()) => 0,
+        Err(error) => {
+            messages::error(&error);
+            exit_code(&error)
+        }
+    }
+}
+
+fn execute(command: args::Command) -> Result<()> {
+    match command {
+        args::Command::Record(recording) => record::run(&recording),
+        args::Command::Dump(what) => dump::run(&what),
+        args::Command::Print(text) => {
+            messages::result(&text);
+            Ok(())
+        }
+    }
+}
 
 /// The exit code for an error: 1 error, 2 wrong usage, 4 nothing was sampled.
 /// (3, a regression, is a verdict of `gate` and no error.)

@@ -34,12 +34,17 @@ const RETRY_IMAGES_NS: u64 = 20_000_000;
 const REFRESH_COST: u64 = 100;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
+/// Tries of a snapshot to copy a whole stack, and the time each waits for threads to stop.
+const SNAPSHOT_ROUNDS: u32 = 5;
+const SNAPSHOT_NS: u64 = 200_000_000;
 /// The stop wish is looked at this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
 
 /// How to record.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// After the wish to stop, how long the end of the process is waited for, nanoseconds.
+    pub linger_ns: u64,
     /// Ticks per second.
     pub hz: u32,
     /// End after this long; `None`: when the process ends or the wish to stop comes.
@@ -63,6 +68,71 @@ pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, liv
         Ok(()) | Err(Fault::Gone) => Ok(recording.finish()),
         Err(fault) => Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}"))),
     }
+}
+
+/// The stack of every thread at one moment (each thread's own).
+#[derive(Debug)]
+pub struct Snapshot {
+    /// One per thread, by thread number.
+    pub stacks: Vec<ThreadStack>,
+    /// The images they run in.
+    pub images: Images,
+}
+
+/// One thread's stack.
+#[derive(Debug)]
+pub struct ThreadStack {
+    /// Whose.
+    pub thread: ThreadId,
+    /// The thread's name, or empty.
+    pub name: String,
+    /// What it did when it was looked at.
+    pub activity: Activity,
+    /// Look-up addresses (Avma), leaf first; empty if it could not be stopped.
+    pub addresses: Vec<u64>,
+    /// Why the walk ended; `None` if it could not be stopped.
+    pub ended: Option<Ended>,
+}
+
+/// Stops each thread once, for as long as its registers and stack take to copy.
+///
+/// # Errors
+/// [`ErrorKind::Attach`] when the process has gone.
+pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) -> Result<Snapshot> {
+    let options = Options { hz: 1, duration_ns: None, idle: true, max_depth, seed: 0, linger_ns: 0 };
+    let live = Live::default();
+    let mut recording = Recording::new(target, clock, &options, &live);
+    let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
+    recording.add_threads();
+    recording.read_images();
+    let mut stacks: Vec<ThreadStack> = Vec::new();
+    for (id, account) in &recording.accounts {
+        let Ok(look) = recording.target.look(*id) else { continue };
+        let name = recording.threads.get(account.index as usize).map(|thread| thread.name.clone());
+        let activity = look.activity;
+        stacks.push(ThreadStack { thread: *id, name: name.unwrap_or_default(), activity, addresses: Vec::new(), ended: None });
+    }
+    stacks.sort_by_key(|stack| stack.thread);
+    // A thread whose stack is deeper than the window is asked again with a larger one.
+    for _ in 0..SNAPSHOT_ROUNDS {
+        let again = |stack: &&mut ThreadStack| matches!(stack.ended, None | Some(Ended::WindowRanOut));
+        for stack in stacks.iter_mut().filter(again) {
+            // A thread stopped by job control must be left alone.
+            if stack.activity != Activity::Stopped {
+                recording.ask(stack.thread, stack.activity == Activity::Waiting);
+            }
+        }
+        let until_ns = clock.now_ns() + SNAPSHOT_NS;
+        while recording.accounts.values().any(|account| account.asked) && recording.one_event(until_ns).map_err(gone)? {}
+        for (id, capture) in std::mem::take(&mut recording.captured) {
+            let ended = recording.walk(id, &capture);
+            if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
+                stack.addresses.clone_from(&recording.addresses);
+                stack.ended = Some(ended);
+            }
+        }
+    }
+    Ok(Snapshot { stacks, images: recording.images })
 }
 
 /// Stop, walk and weigh in one place; see [`record`].
@@ -124,12 +194,7 @@ impl<'a> Recording<'a> {
     }
 
     fn run(&mut self) -> std::result::Result<(), Fault> {
-        let mut threads = Vec::new();
-        self.target.threads(&mut threads);
-        for (id, stack_top) in threads {
-            let look = self.target.look(id);
-            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()));
-        }
+        self.add_threads();
         self.read_images();
         self.start_ns = self.clock.now_ns();
         let end_ns =
@@ -156,8 +221,20 @@ impl<'a> Recording<'a> {
                 self.one_event(until_ns)?;
             }
             self.walk_captured();
+            let until_ns = self.clock.now_ns().saturating_add(self.options.linger_ns);
+            while self.live.shall_stop() && !self.ended && self.one_event(until_ns)? {}
         }
         Ok(())
+    }
+
+    /// Takes in the threads that the target has from the beginning.
+    fn add_threads(&mut self) {
+        let mut threads = Vec::new();
+        self.target.threads(&mut threads);
+        for (id, stack_top) in threads {
+            let look = self.target.look(id);
+            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()));
+        }
     }
 
     /// Handles what happens until `until_ns`.

@@ -1,0 +1,173 @@
+//! `stackprof dump`: what the profiler sees of a process, on standard output.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::args::{Dump, Source, What};
+use super::messages;
+use super::text::visible;
+use crate::clock::{Clock, FakeClock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::image::Images;
+use crate::sampler::{self, Snapshot};
+use crate::symbol::table::SymbolTable;
+use crate::symbol::{self, demangle};
+use crate::target::sim::{SimConfig, SimTarget};
+use crate::target::{Activity, Target};
+use crate::trie::{Frame, FrameId};
+use crate::walk::Ended;
+
+/// Frames shown of a stack, at most.
+const MAX_DEPTH: usize = 1024;
+
+/// Prints what `dump` asks for.
+///
+/// # Errors
+/// One line: attaching refused, or the process went away.
+pub fn run(dump: &Dump) -> Result<()> {
+    let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<String> {
+        match dump.what {
+            What::Threads => threads(target),
+            What::Images => images(target),
+            What::Symbols => symbols(target),
+            What::Stacks => Ok(stacks(&sampler::snapshot(target, clock, MAX_DEPTH)?)),
+        }
+    };
+    let text = match &dump.source {
+        Source::Sim { seed } => {
+            let clock = FakeClock::default();
+            show(&mut SimTarget::new(SimConfig::from_seed(*seed), clock.clone()), &clock)?
+        }
+        Source::Pid(pid) => on_this_system(*pid, show)?,
+        Source::Launch(_) | Source::Demo => String::new(),
+    };
+    messages::result(&text);
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn on_this_system(
+    pid: u32,
+    show: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<String> + Send,
+) -> Result<String> {
+    use crate::target::linux;
+    linux::prepare();
+    let clock = crate::clock::RealClock::new();
+    linux::with_target(&linux::Source::Attach(pid), clock.clone(), |target| show(target, &clock))?
+}
+
+#[cfg(not(target_os = "linux"))]
+fn on_this_system(
+    pid: u32,
+    _show: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<String> + Send,
+) -> Result<String> {
+    Err(Error::new(ErrorKind::System, format!("cannot look at pid {pid}: this version works on Linux")))
+}
+
+fn failed(fault: &crate::target::Fault) -> Error {
+    Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"))
+}
+
+fn activity_name(activity: Activity) -> &'static str {
+    match activity {
+        Activity::Runnable => "running",
+        Activity::Waiting => "waiting",
+        Activity::Stopped => "stopped",
+    }
+}
+
+fn threads(target: &mut dyn Target) -> Result<String> {
+    let mut list = Vec::new();
+    target.threads(&mut list);
+    let mut out = String::from("thread      state    cpu seconds  name\n");
+    for (id, _) in list {
+        let Ok(look) = target.look(id) else { continue };
+        let name = visible(&target.thread_name(id).unwrap_or_default());
+        let state = activity_name(look.activity);
+        let _ = writeln!(out, "{:<10}  {state:<7}  {:>11.3}  {name}", id.0, look.cpu_ns as f64 / 1e9);
+    }
+    Ok(out)
+}
+
+fn read_images(target: &mut dyn Target) -> Result<Images> {
+    let mut mappings = Vec::new();
+    target.mappings(&mut mappings).map_err(|fault| failed(&fault))?;
+    let mut images = Images::default();
+    images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
+    Ok(images)
+}
+
+fn images(target: &mut dyn Target) -> Result<String> {
+    let mut mappings = Vec::new();
+    target.mappings(&mut mappings).map_err(|fault| failed(&fault))?;
+    let images = read_images(target)?;
+    let mut out = String::from("code                               build id          path\n");
+    for mapping in &mappings {
+        let located = images.locate(images.space(), mapping.avma.start);
+        let build_id = located.and_then(|located| located.image.build_id.as_deref()).unwrap_or_default();
+        let build_id: String = build_id.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let path = if mapping.path.is_empty() { "[no file]" } else { &mapping.path };
+        let problem = located.and_then(|located| located.image.problem());
+        let problem = problem.map(|problem| format!("  ({problem})")).unwrap_or_default();
+        let range = format!("{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0);
+        let _ = writeln!(out, "{range:<33}  {build_id:<16}  {}{problem}", visible(path));
+    }
+    Ok(out)
+}
+
+fn symbols(target: &mut dyn Target) -> Result<String> {
+    let images = read_images(target)?;
+    let mut out = String::new();
+    for image in images.images() {
+        let _ = writeln!(out, "{}", visible(&image.path));
+        let table = match &image.bytes {
+            Ok(bytes) => SymbolTable::parse(bytes).map_err(|why| why.to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        match table {
+            Ok(table) => {
+                for symbol in table.symbols() {
+                    let name = visible(&demangle::demangle(symbol.name));
+                    let _ = writeln!(out, "  {:#014x} {:>7}  {name}", symbol.start.0, symbol.end - symbol.start);
+                }
+            }
+            Err(why) => {
+                let _ = writeln!(out, "  (no symbols: {why})");
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn stacks(snapshot: &Snapshot) -> String {
+    // One frame id per distinct address, as in a recording.
+    let mut addresses: Vec<u64> = snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    let space = snapshot.images.space();
+    let frames = addresses.iter().enumerate();
+    let frames = frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
+    let names = symbol::symbolicate(frames, &snapshot.images);
+    let name_of = |address: &u64| -> Vec<Arc<str>> {
+        let index = addresses.binary_search(address).unwrap_or_default();
+        names.get(FrameId(index as u32)).to_vec()
+    };
+    let mut out = String::new();
+    for stack in &snapshot.stacks {
+        let end = match stack.ended {
+            Some(Ended::Root) => String::new(),
+            Some(ended) => format!(", incomplete: {}", ended.reason()),
+            None => ", not stopped".to_owned(),
+        };
+        let state = activity_name(stack.activity);
+        let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, visible(&stack.name));
+        for (depth, address) in stack.addresses.iter().enumerate() {
+            // Inlined functions, if any, stand outermost first; the leaf is shown first here.
+            for name in name_of(address).iter().rev() {
+                let _ = writeln!(out, "  #{depth:<3} {address:#014x}  {}", visible(name));
+            }
+        }
+        out.push('\n');
+    }
+    out
+}

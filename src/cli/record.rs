@@ -1,0 +1,310 @@
+//! `stackprof record`: attach or launch, record, name, write, tell.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use super::args::{Destination, Output, Recording, Source, Verbosity};
+use super::progress::Progress;
+use super::stats::{self, RunFigures};
+use super::{demo, messages, summary, text};
+use crate::clock::{Clock, FakeClock};
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::live::Live;
+use crate::output::svg::{Caption, Graph};
+use crate::output::{Format, file, folded, svg};
+use crate::profile::{Profile, Root};
+use crate::sampler::{self, Options};
+use crate::symbol::{self, Names};
+use crate::target::sim::{SimConfig, SimTarget};
+use crate::target::{ExitStatus, Target};
+
+/// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
+/// waited for this long so that the summary can tell how it ended.
+const LINGER_NS: u64 = 500_000_000;
+
+/// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
+const GIVEN_UP: i32 = 130;
+
+/// Records and writes what `recording` asks for.
+///
+/// # Errors
+/// One line: attaching refused, an output that cannot be written, nothing sampled.
+pub fn run(recording: &Recording) -> Result<()> {
+    for path in destinations(recording) {
+        file::check_writable(path)?;
+    }
+    let live = Arc::new(Live::default());
+    let profile = acquire(recording, &live)?;
+    if profile.stats.samples == 0 {
+        return Err(nothing_sampled(&profile, recording));
+    }
+    let begun = Instant::now();
+    let frames = profile.trie.frames().enumerate();
+    let frames = frames.map(|(index, frame)| (crate::trie::FrameId(index as u32), frame));
+    let names = symbol::symbolicate(frames, &profile.images);
+    let symbolicated = Instant::now();
+    let outputs = recording.outputs_for(&profile.process.name, profile.process.pid);
+    let lines = fold(&profile, &names, recording.threads);
+    for output in &outputs {
+        write(output, recording, &profile, &lines)?;
+    }
+    let mut figures = figures(&profile, &names, recording, &outputs);
+    figures.symbolicate_s = (symbolicated - begun).as_secs_f64();
+    figures.write_s = symbolicated.elapsed().as_secs_f64();
+    if let Some(to) = &recording.stats {
+        let json = stats::json(&profile.process, profile.hz, &profile.stats, &figures);
+        write_to(to, &mut |out| out.write_all(json.as_bytes()))?;
+    }
+    if recording.verbosity != Verbosity::Quiet {
+        let hints = hints(&profile, &names, recording);
+        messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, &figures, &hints));
+        if recording.verbosity == Verbosity::Verbose {
+            messages::block(&details(&profile, &names));
+        }
+    }
+    Ok(())
+}
+
+/// Files that will be written, as far as they are known before the process is.
+fn destinations(recording: &Recording) -> impl Iterator<Item = &Path> {
+    let outputs = recording.outputs.iter().map(|output| &output.to).chain(&recording.stats);
+    outputs.filter_map(|to| match to {
+        Destination::File(path) => Some(path.as_path()),
+        Destination::Stdout => None,
+    })
+}
+
+/// Runs the recording on whatever it is of.
+fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
+    let launched = matches!(recording.source, Source::Launch(_) | Source::Demo);
+    let options = Options {
+        hz: recording.hz,
+        duration_ns: recording.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
+        idle: recording.idle,
+        max_depth: recording.max_depth,
+        seed: recording.seed.unwrap_or_else(|| u64::from(std::process::id())),
+        linger_ns: if launched { LINGER_NS } else { 0 },
+    };
+    let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Profile> {
+        let process = target.process();
+        for output in recording.outputs_for(&process.name, process.pid) {
+            if let Destination::File(path) = &output.to {
+                file::check_writable(path)?;
+            }
+        }
+        let title = format!("{} (pid {})", process.name, process.pid);
+        let quiet = recording.verbosity == Verbosity::Quiet;
+        let progress = Progress::start(Arc::clone(live), title, recording.duration, quiet);
+        let profile = sampler::record(target, clock, &options, live);
+        progress.finish();
+        profile
+    };
+    match &recording.source {
+        Source::Sim { seed } => {
+            let clock = FakeClock::default();
+            let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
+            record(&mut target, &clock)
+        }
+        Source::Pid(pid) => on_this_system(&SystemSource::Pid(*pid), live, record),
+        Source::Launch(command) => on_this_system(&SystemSource::Launch(command.clone()), live, record),
+        Source::Demo => {
+            let program = std::env::current_exe().map_err(|error| {
+                Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
+            })?;
+            let command = vec![program.into_os_string(), demo::WORKLOAD.into()];
+            on_this_system(&SystemSource::Launch(command), live, record)
+        }
+    }
+}
+
+enum SystemSource {
+    Pid(u32),
+    Launch(Vec<OsString>),
+}
+
+#[cfg(target_os = "linux")]
+fn on_this_system(
+    source: &SystemSource,
+    live: &Arc<Live>,
+    record: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<Profile> + Send,
+) -> Result<Profile> {
+    use crate::clock::RealClock;
+    use crate::target::linux;
+    linux::prepare();
+    end_on_interrupt(live)?;
+    let source = match source {
+        SystemSource::Pid(pid) => linux::Source::Attach(*pid),
+        SystemSource::Launch(command) => linux::Source::Launch(command.clone()),
+    };
+    let clock = RealClock::new();
+    linux::with_target(&source, clock.clone(), |target| record(target, &clock))?
+}
+
+#[cfg(not(target_os = "linux"))]
+fn on_this_system(
+    source: &SystemSource,
+    live: &Arc<Live>,
+    _record: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<Profile> + Send,
+) -> Result<Profile> {
+    end_on_interrupt(live)?;
+    let what = match source {
+        SystemSource::Pid(pid) => format!("pid {pid}"),
+        SystemSource::Launch(command) => format!("`{}`", command.join(" ".as_ref()).display()),
+    };
+    Err(Error::new(
+        ErrorKind::System,
+        format!("cannot record {what}: this version records on Linux; a backend for this system comes next"),
+    ))
+}
+
+/// The first Ctrl-C ends the recording and lets the outputs be written, a second one
+/// gives up at once. Either way the target runs on.
+fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
+    let live = Arc::clone(live);
+    let pressed = AtomicU32::new(0);
+    ctrlc::set_handler(move || {
+        if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
+            std::process::exit(GIVEN_UP);
+        }
+        live.ask_to_stop();
+    })
+    .map_err(|error| Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")))
+}
+
+fn nothing_sampled(profile: &Profile, recording: &Recording) -> Error {
+    let process = format!("{} (pid {})", profile.process.name, profile.process.pid);
+    let seconds = profile.stats.duration_ns as f64 / 1e9;
+    let why = match profile.stats.exit_status {
+        Some(status) => {
+            let how = match status {
+                ExitStatus::Code(code) => format!("exited with code {code}"),
+                ExitStatus::Signal(signal) => format!("was ended by signal {signal}"),
+                ExitStatus::Unknown => "exited".to_owned(),
+            };
+            format!("it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs")
+        }
+        None if recording.idle => format!("in {seconds:.1} s no thread could be stopped"),
+        None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
+    };
+    Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"))
+}
+
+/// The profile's stacks as text.
+fn fold(profile: &Profile, names: &Names, threads: bool) -> Vec<(String, u64)> {
+    let mut folder = folded::Folder::default();
+    profile.trie.for_each_stack(|frames, count| {
+        let Some((root, frames)) = frames.split_first() else { return };
+        let crate::trie::Frame::Root(number) = profile.trie.frame(*root) else { return };
+        let root = Root::from_number(number);
+        let thread = profile.threads.get(root.thread as usize).filter(|_| threads);
+        let root = folded::Root {
+            process: &profile.process.name,
+            thread: thread.map(|thread| (thread.name.as_str(), thread.id)),
+            complete: root.complete,
+        };
+        folder.add(root, frames.iter().flat_map(|frame| names.get(*frame)), count);
+    });
+    folder.finish()
+}
+
+fn write(output: &Output, recording: &Recording, profile: &Profile, lines: &[(String, u64)]) -> Result<()> {
+    match output.format {
+        Format::Folded => write_to(&output.to, &mut |out| folded::write(lines, out)),
+        Format::Svg => {
+            let stats = &profile.stats;
+            let caption = Caption {
+                process: &profile.process.name,
+                pid: profile.process.pid,
+                hz_requested: profile.hz,
+                hz_achieved: stats::hz_achieved(stats),
+                duration_s: stats.duration_ns as f64 / 1e9,
+                samples: stats.samples,
+                lost: stats.samples_lost.values().sum(),
+                incomplete: stats.stacks_incomplete.values().sum(),
+            };
+            let (title, subtitle) = caption.headings(recording.title.as_deref());
+            let graph =
+                Graph { title, subtitle, reverse: recording.reverse, min_width_percent: recording.min_width_percent };
+            write_to(&output.to, &mut |out| svg::write(&graph, lines, out))
+        }
+    }
+}
+
+fn write_to(to: &Destination, content: &mut dyn FnMut(&mut dyn io::Write) -> io::Result<()>) -> Result<()> {
+    match to {
+        Destination::File(path) => file::write(path, content),
+        Destination::Stdout => file::write_stream("standard output", &mut io::stdout().lock(), content),
+    }
+}
+
+fn figures(profile: &Profile, names: &Names, recording: &Recording, outputs: &[Output]) -> RunFigures {
+    let (profiler_cpu_ns, profiler_peak_rss_bytes) = own_usage();
+    RunFigures {
+        launched: matches!(recording.source, Source::Launch(_) | Source::Demo),
+        distinct_stacks: profile.trie.distinct_stacks() as u64,
+        trie_nodes: profile.trie.node_count() as u64,
+        trie_bytes: profile.trie.memory_bytes() as u64,
+        addresses_unique: names.addresses_unique,
+        addresses_looked_up: names.addresses_looked_up,
+        addresses_named: names.addresses_named,
+        profiler_cpu_s: profiler_cpu_ns as f64 / 1e9,
+        profiler_peak_rss_bytes,
+        symbolicate_s: 0.0,
+        write_s: 0.0,
+        outputs: outputs.iter().map(|output| output.to.as_path().display().to_string()).collect(),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn own_usage() -> (u64, u64) {
+    crate::target::linux::own_usage()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn own_usage() -> (u64, u64) {
+    (0, 0)
+}
+
+/// What the user can do better, at most a few lines.
+fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String> {
+    let mut hints = Vec::new();
+    let stats = &profile.stats;
+    let incomplete: u64 = stats.stacks_incomplete.values().sum();
+    if incomplete * 10 > stats.samples && stats.stacks_incomplete.contains_key("bad frame") {
+        hints.push(
+            "many stacks end early: the program or its libraries are built without frame pointers; \
+             rebuild with -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
+                .to_owned(),
+        );
+    }
+    if stats.ticks_late * 20 > stats.ticks {
+        hints.push(format!("more than 5% of ticks came too late; a lower --hz than {} fits better", recording.hz));
+    }
+    if profile.images.spaces_full() {
+        hints.push("images were replaced more often than can be kept apart; some late names may be wrong".to_owned());
+    }
+    for unnamed in names.unnamed_by_image.iter().take(3) {
+        if let Some(image) = profile.images.images().get(unnamed.image as usize)
+            && let Some(problem) = image.problem()
+        {
+            hints.push(format!("functions of {} have no names: {problem}", image.path));
+        }
+    }
+    hints
+}
+
+/// `-v`: each cause of a missing name, by image.
+fn details(profile: &Profile, names: &Names) -> String {
+    let mut out = String::new();
+    for unnamed in &names.unnamed_by_image {
+        let image = profile.images.images().get(unnamed.image as usize);
+        let path = image.map_or("", |image| image.path.as_str());
+        out += &text::visible(&format!("  unnamed  {} of {path}: {}", unnamed.addresses, unnamed.why));
+        out.push('\n');
+    }
+    out
+}
