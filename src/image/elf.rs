@@ -1,4 +1,329 @@
-//! (to be merged)
-pub fn same_file(_: &[u8], _: &[u8]) -> bool {
-    false
+//! ELF: the bytes of a file (or of a vDSO) → segments, entry point, build id.
+//!
+//! Input: little-endian ELF of either class, from disk or from a target's memory;
+//! every byte is hostile. Output: a small owned summary. Not for: symbols (see
+//! `symbol::table`), unwind tables, relocations.
+//!
+//! Format: System V ABI (gABI), chapters "ELF Header", "Program Header", "Note Section".
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader};
+
+use crate::addr::Svma;
+
+/// Most `PT_LOAD` segments that are read of one file; linkers write about four.
+pub const MAX_SEGMENTS: usize = 256;
+
+/// Longest build id that is kept, in bytes. Linkers write 8 to 32.
+pub const MAX_BUILD_ID_BYTES: usize = 64;
+
+/// Most notes that are looked at for a build id, over all note segments of a file.
+const MAX_NOTES: usize = 1024;
+
+/// The largest page size of the supported architectures (aarch64 with 64 KiB pages):
+/// a segment is mapped in whole pages, so up to this much around it belongs to it.
+const PAGE_BYTES_MAX: u64 = 64 * 1024;
+
+/// A `PT_LOAD` segment: a part of the file and the addresses it is linked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Bytes of the file (`p_offset`, `p_filesz`).
+    pub file: Range<u64>,
+    /// Address of the first byte as the file states it (`p_vaddr`).
+    pub svma: Svma,
+    /// Whether it holds code (`PF_X`).
+    pub executable: bool,
+}
+
+impl Segment {
+    /// The stated address of a byte of the file, extrapolated outside [`Segment::file`].
+    fn svma_of(&self, file_offset: u64) -> Option<Svma> {
+        if file_offset >= self.file.start {
+            self.svma.checked_add(file_offset - self.file.start)
+        } else {
+            self.svma.0.checked_sub(self.file.start - file_offset).map(Svma)
+        }
+    }
+
+    /// How far a file offset is from this segment, in bytes; 0 inside.
+    fn distance(&self, file_offset: u64) -> u64 {
+        if file_offset < self.file.start {
+            self.file.start - file_offset
+        } else if file_offset >= self.file.end {
+            (file_offset - self.file.end).saturating_add(1)
+        } else {
+            0
+        }
+    }
+}
+
+/// What is needed of an ELF file to place addresses in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elf {
+    /// `e_machine`: 62 for x86-64, 183 for AArch64.
+    pub machine: u16,
+    /// Whether the file is of class `ELFCLASS64`.
+    pub is_64: bool,
+    /// `e_entry`: where a process begins to run; 0 in most libraries.
+    pub entry: Svma,
+    /// `PT_LOAD` segments in file order, at most [`MAX_SEGMENTS`].
+    pub segments: Vec<Segment>,
+    /// Descriptor of the `NT_GNU_BUILD_ID` note, if there is one.
+    pub build_id: Option<Vec<u8>>,
+}
+
+impl Elf {
+    /// Reads the headers and the build id.
+    ///
+    /// # Errors
+    /// The reason, for people: `not an ELF file`, or what is wrong with its headers.
+    pub fn parse(bytes: &[u8]) -> Result<Elf, String> {
+        match class(bytes)? {
+            Class::Elf32 => summary::<FileHeader32<LittleEndian>>(bytes),
+            Class::Elf64 => summary::<FileHeader64<LittleEndian>>(bytes),
+        }
+        .map_err(|error| error.to_string())
+    }
+
+    /// The stated address of a byte of the file that is mapped as code, or `None` when
+    /// no segment is near it. Segments that hold code are preferred: linkers may put
+    /// the same page of the file into two segments.
+    #[must_use]
+    pub fn svma_of(&self, file_offset: u64) -> Option<Svma> {
+        let inside = |segment: &&Segment| segment.file.contains(&file_offset);
+        let code = self.segments.iter().filter(|segment| segment.executable);
+        let segment =
+            code.clone().find(inside).or_else(|| self.segments.iter().find(inside)).or_else(|| {
+                code.filter(|segment| segment.distance(file_offset) <= PAGE_BYTES_MAX)
+                    .min_by_key(|segment| segment.distance(file_offset))
+            })?;
+        segment.svma_of(file_offset)
+    }
+
+    /// The offset in the file of a stated address; `None` outside the segments.
+    #[must_use]
+    pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
+        self.segments.iter().find_map(|segment| {
+            let offset = segment.file.start.checked_add(svma.0.checked_sub(segment.svma.0)?)?;
+            segment.file.contains(&offset).then_some(offset)
+        })
+    }
+
+    /// The lowest stated address of the file; 0 without segments.
+    #[must_use]
+    pub fn base_svma(&self) -> Svma {
+        self.segments.iter().map(|segment| segment.svma).min().unwrap_or_default()
+    }
+}
+
+/// Whether a file is the one that was mapped, judged by the first bytes of the mapping:
+/// ELF header, program headers as far as they were read, and build id where both have
+/// one. For file systems whose device numbers differ between `stat` and the mapping
+/// (btrfs, overlayfs).
+#[must_use]
+pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
+    let Ok(class) = class(file) else { return false };
+    let header_bytes = match class {
+        Class::Elf32 => size_of::<FileHeader32<LittleEndian>>(),
+        Class::Elf64 => size_of::<FileHeader64<LittleEndian>>(),
+    };
+    let equal_prefix = |start: usize, end: usize| {
+        let end = end.min(memory_head.len());
+        start >= end || memory_head.get(start..end) == file.get(start..end)
+    };
+    if memory_head.len() < header_bytes || !equal_prefix(0, header_bytes) {
+        return false;
+    }
+    let headers = match class {
+        Class::Elf32 => program_headers::<FileHeader32<LittleEndian>>(file),
+        Class::Elf64 => program_headers::<FileHeader64<LittleEndian>>(file),
+    };
+    let Some(headers) = headers else { return false };
+    headers.iter().all(|range| equal_prefix(range.start, range.end))
+}
+
+/// The two classes of ELF files.
+#[derive(Clone, Copy)]
+pub(crate) enum Class {
+    Elf32,
+    Elf64,
+}
+
+/// The class of an ELF file, after a look at `e_ident` (gABI, "ELF Identification").
+pub(crate) fn class(bytes: &[u8]) -> Result<Class, String> {
+    match bytes {
+        [0x7f, b'E', b'L', b'F', 1, 1, ..] => Ok(Class::Elf32),
+        [0x7f, b'E', b'L', b'F', 2, 1, ..] => Ok(Class::Elf64),
+        [0x7f, b'E', b'L', b'F', ..] => Err("an ELF file of another byte order or class".to_string()),
+        [] => Err("an empty file".to_string()),
+        _ => Err("not an ELF file".to_string()),
+    }
+}
+
+fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::Result<Elf> {
+    let header = H::parse(bytes)?;
+    let endian = header.endian()?;
+    let headers = header.program_headers(endian, bytes)?;
+    let mut segments = Vec::new();
+    for segment in headers {
+        if segment.p_type(endian) != elf::PT_LOAD || segments.len() == MAX_SEGMENTS {
+            continue;
+        }
+        let (offset, size) = segment.file_range(endian);
+        segments.push(Segment {
+            file: offset..offset.saturating_add(size),
+            svma: Svma(segment.p_vaddr(endian).into()),
+            executable: segment.p_flags(endian).0 & elf::PF_X.0 != 0,
+        });
+    }
+    Ok(Elf {
+        machine: header.e_machine(endian).0,
+        is_64: header.is_type_64(),
+        entry: Svma(header.e_entry(endian).into()),
+        segments,
+        build_id: build_id(header, endian, headers, bytes),
+    })
+}
+
+/// The build id, from `PT_NOTE` segments or else from note sections: objects for
+/// debuggers (`objcopy --only-keep-debug`) may have the segment without its bytes.
+fn build_id<H: FileHeader<Endian = LittleEndian>>(
+    header: &H,
+    endian: LittleEndian,
+    headers: &[H::ProgramHeader],
+    bytes: &[u8],
+) -> Option<Vec<u8>> {
+    let mut left = MAX_NOTES;
+    let from_segments = headers
+        .iter()
+        .filter_map(|segment| segment.notes(endian, bytes).ok().flatten())
+        .find_map(|notes| build_id_in(notes, endian, &mut left));
+    from_segments.or_else(|| {
+        let sections = header.section_headers(endian, bytes).ok()?;
+        sections
+            .iter()
+            .filter(|section| section.sh_type(endian) == elf::SHT_NOTE)
+            .filter_map(|section| section.notes(endian, bytes).ok().flatten())
+            .find_map(|notes| build_id_in(notes, endian, &mut left))
+    })
+}
+
+fn build_id_in<H: FileHeader<Endian = LittleEndian>>(
+    mut notes: NoteIterator<'_, H>,
+    endian: LittleEndian,
+    left: &mut usize,
+) -> Option<Vec<u8>> {
+    while *left > 0 {
+        *left -= 1;
+        let note = notes.next().ok()??;
+        let id = note.desc();
+        if note.name() == elf::ELF_NOTE_GNU
+            && note.n_type(endian).0 == elf::NT_GNU_BUILD_ID.0
+            && (1..=MAX_BUILD_ID_BYTES).contains(&id.len())
+        {
+            return Some(id.to_vec());
+        }
+    }
+    None
+}
+
+/// Where the program headers and the note segments are in a file, as far as the first
+/// segment maps them: only there the offsets in the file are those in memory too.
+fn program_headers<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
+    let header = H::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let headers = header.program_headers(endian, bytes).ok()?;
+    let of_type = |kind| headers.iter().filter(move |segment| segment.p_type(endian) == kind);
+    let ranges = |segment: &H::ProgramHeader| {
+        let (offset, size) = segment.file_range(endian);
+        offset..offset.saturating_add(size)
+    };
+    let mapped = of_type(elf::PT_LOAD).map(ranges).find(|range| range.start == 0)?.end;
+    let table = header.e_phoff(endian).into();
+    let table = table..table.saturating_add(size_of_val(headers) as u64);
+    let compared = std::iter::once(table).chain(of_type(elf::PT_NOTE).map(ranges).take(MAX_SEGMENTS));
+    let clip = |offset: u64| usize::try_from(offset.min(mapped)).ok();
+    compared.map(|range| Some(clip(range.start)?..clip(range.end)?)).collect()
+}
+
+#[cfg(all(test, target_os = "linux"))] // the test executable must be ELF
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn elf(segments: Vec<Segment>) -> Elf {
+        Elf { machine: 62, is_64: true, entry: Svma(0x1100), segments, build_id: None }
+    }
+
+    fn this_test() -> Vec<u8> {
+        std::fs::read(std::env::current_exe().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn addresses_follow_the_segment_that_holds_code() {
+        // As lld lays files out: the page at file offset 0x1000 is in both segments.
+        let elf = elf(vec![
+            Segment { file: 0..0x1200, svma: Svma(0), executable: false },
+            Segment { file: 0x1200..0x3000, svma: Svma(0x2200), executable: true },
+        ]);
+        assert_eq!(elf.svma_of(0x1200), Some(Svma(0x2200)));
+        assert_eq!(elf.svma_of(0x2fff), Some(Svma(0x3fff)));
+        assert_eq!(elf.svma_of(0x10), Some(Svma(0x10)));
+        // The rest of the last page is mapped with the segment.
+        assert_eq!(elf.svma_of(0x3010), Some(Svma(0x4010)));
+        assert_eq!(elf.svma_of(0x80_0000), None);
+        assert_eq!(elf.file_offset_of(Svma(0x2200)), Some(0x1200));
+        assert_eq!(elf.file_offset_of(Svma(0x9000)), None);
+    }
+
+    #[test]
+    fn hostile_segments_do_not_overflow() {
+        let elf = elf(vec![
+            Segment { file: 0..u64::MAX, svma: Svma(u64::MAX), executable: true },
+            Segment { file: 10..20, svma: Svma(0), executable: true },
+        ]);
+        assert_eq!(elf.svma_of(1), None);
+        assert_eq!(elf.svma_of(u64::MAX), None);
+        assert_eq!(elf.file_offset_of(Svma(u64::MAX)), Some(0));
+    }
+
+    #[test]
+    fn the_test_executable_is_understood() {
+        let elf = Elf::parse(&this_test()).unwrap();
+        assert!(elf.is_64);
+        assert_eq!(elf.machine, if cfg!(target_arch = "x86_64") { 62 } else { 183 });
+        assert!(elf.segments.iter().any(|segment| segment.executable));
+        let offset = elf.file_offset_of(elf.entry).unwrap();
+        assert_eq!(elf.svma_of(offset), Some(elf.entry));
+    }
+
+    #[test]
+    fn what_is_not_elf_is_refused_with_the_reason() {
+        assert_eq!(Elf::parse(b"").unwrap_err(), "an empty file");
+        assert_eq!(Elf::parse(b"#!/bin/sh\n").unwrap_err(), "not an ELF file");
+        assert_eq!(
+            Elf::parse(b"\x7fELF\x02\x02\x01").unwrap_err(),
+            "an ELF file of another byte order or class"
+        );
+        assert!(Elf::parse(b"\x7fELF\x02\x01\x01").is_err());
+    }
+
+    #[test]
+    fn a_replaced_file_is_noticed() {
+        let file = this_test();
+        let head = &file.clone()[..4096];
+        assert!(same_file(head, &file));
+        assert!(same_file(&file[..64], &file));
+        assert!(!same_file(&file[..63], &file), "less than a header proves nothing");
+        assert!(!same_file(head, b"not an ELF file"));
+        let mut other = file.clone();
+        other[24] ^= 1; // e_entry
+        assert!(!same_file(head, &other));
+        let mut other = file;
+        other[64 + 40] ^= 1; // p_memsz of the first program header
+        assert!(!same_file(head, &other));
+    }
 }

@@ -1,6 +1,324 @@
 //! The images of a process over time: which image a code address belongs to, and where in it.
+//!
+//! Input: the executable mappings as they are from time to time, and a closure that
+//! opens a file. Output: address → image and stated address, in any address space the
+//! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
+
 pub mod elf;
+mod space;
+
+use std::collections::BTreeMap;
+
+use crate::addr::{Avma, Svma};
+use crate::target::{ImageBytes, Mapping, MappingKind};
+use elf::Elf;
+use space::{NO_IMAGE, Region, Space};
+
+/// Most address spaces over time. Beyond it the current one is changed in place, so
+/// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
+pub const MAX_SPACES: usize = 1024;
+
+/// Most images over time: each may hold a mapped file. Code of further ones is
+/// `[unknown]`, counted by [`Images::images_refused`].
+pub const MAX_IMAGES: usize = 8192;
+
+/// Most regions of all spaces together (8 MiB of memory). A quarter is kept for the
+/// current space: when older ones hold the rest, no new space begins, as with
+/// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
+pub const MAX_REGIONS: usize = 262_144;
+
+/// An executable or library that was loaded.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Path as the target sees it, or the kernel's name in brackets.
+    pub path: String,
+    /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
+    pub name: String,
+    /// File or vDSO; anonymous memory has no image.
+    pub kind: MappingKind,
+    /// The file's bytes, or the reason why there are none.
+    pub bytes: Result<ImageBytes, String>,
+    /// Build id, if the file has one.
+    pub build_id: Option<Vec<u8>>,
+    /// Lowest stated address of the image.
+    pub base_svma: Svma,
+    identity: (u64, u64),
+    elf: Result<Elf, String>,
+}
+
+impl Image {
+    fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
+        let elf = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Elf::parse(bytes.bytes()));
+        let name = match mapping.kind {
+            MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
+            MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
+        };
+        Image {
+            path: mapping.path.clone(),
+            name: name.to_string(),
+            kind: mapping.kind.clone(),
+            bytes,
+            build_id: elf.as_ref().ok().and_then(|elf| elf.build_id.clone()),
+            base_svma: elf.as_ref().map(Elf::base_svma).unwrap_or_default(),
+            identity: mapping.identity,
+            elf,
+        }
+    }
+
+    /// The summary of the image's ELF headers, if it could be read as ELF.
+    #[must_use]
+    pub fn elf(&self) -> Option<&Elf> {
+        self.elf.as_ref().ok()
+    }
+
+    /// Why addresses of this image cannot be named, for reports: `deleted from disk`,
+    /// `not an ELF file`. `None` if nothing is wrong.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.elf.as_ref().err().map(String::as_str)
+    }
+
+    /// Stated address of the program's first instruction (`e_entry`).
+    #[must_use]
+    pub fn entry_svma(&self) -> Option<Svma> {
+        self.elf().map(|elf| elf.entry)
+    }
+}
+
+/// Where an address lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Location<'a> {
+    /// Index of the image in [`Images::images`].
+    pub index: u32,
+    /// The image.
+    pub image: &'a Image,
+    /// The address as the image's file states it. For an image that is not ELF: the
+    /// offset in the file.
+    pub svma: Svma,
+    /// Bytes from the image's lowest stated address: what `[module+0x1f40]` shows.
+    pub relative: u64,
+}
 
 /// The images of a process over time.
-#[derive(Debug, Default)]
-pub struct Images {}
+#[derive(Clone, Debug)]
+pub struct Images {
+    images: Vec<Image>,
+    /// Images by device and inode; the few of one identity differ in their path.
+    by_identity: BTreeMap<(u64, u64), Vec<u32>>,
+    /// Numbered by position; the last one is current. Never empty.
+    spaces: Vec<Space>,
+    /// Regions of all spaces but the current one.
+    regions_before: usize,
+    spaces_full: bool,
+    images_refused: u64,
+    regions_refused: u64,
+}
+
+impl Default for Images {
+    fn default() -> Images {
+        Images {
+            images: Vec::new(),
+            by_identity: BTreeMap::new(),
+            spaces: vec![Space::default()],
+            regions_before: 0,
+            spaces_full: false,
+            images_refused: 0,
+            regions_refused: 0,
+        }
+    }
+}
+
+impl Images {
+    /// Takes the executable mappings now present, sorted by address. An image that was
+    /// not seen before (by identity and path) is opened with `open`, once.
+    ///
+    /// The current space goes on while every address in it keeps its meaning; a new one
+    /// begins when an image disappeared, even in part, or when another file or other
+    /// part of it is now at its addresses. Returns whether anything changed.
+    pub fn update(
+        &mut self,
+        mappings: &[Mapping],
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+    ) -> bool {
+        let mut regions = self.regions(mappings, open);
+        let current = self.current();
+        if current.regions == regions {
+            return false;
+        }
+        match current.follow(&regions) {
+            Some(vanished) => {
+                self.cut_to_limit(&mut regions);
+                self.current_mut().replace(regions, vanished);
+            }
+            None => {
+                self.new_space(regions.len());
+                self.cut_to_limit(&mut regions);
+                self.current_mut().replace(regions, Vec::new());
+            }
+        }
+        true
+    }
+
+    /// Begins a new, empty space: the process replaced its program (`exec`).
+    pub fn begin_space(&mut self) {
+        self.new_space(0);
+        self.current_mut().replace(Vec::new(), Vec::new());
+    }
+
+    /// The number of the current address space.
+    #[must_use]
+    pub fn space(&self) -> u32 {
+        (self.spaces.len() - 1) as u32
+    }
+
+    /// Whether an address is in executable memory of the current space, as last updated.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, avma: Avma) -> bool {
+        self.current().find(avma.0).is_some()
+    }
+
+    /// The file's bytes from a code address of the current space to the end of its
+    /// mapping (or of the file); `None` where they are not known.
+    #[must_use]
+    pub fn code(&self, pc: Avma) -> Option<&[u8]> {
+        let region = self.current().find(pc.0)?;
+        let bytes = self.images.get(region.image as usize)?.bytes.as_ref().ok()?.bytes();
+        let start = usize::try_from(region.file_offset.checked_add(pc.0 - region.start)?).ok()?;
+        let length = usize::try_from(region.end - pc.0).ok()?;
+        let end = start.saturating_add(length).min(bytes.len());
+        bytes.get(start..end).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// The image that an address belonged to in one of the process's address spaces.
+    #[must_use]
+    pub fn locate(&self, space: u32, avma: Avma) -> Option<Location<'_>> {
+        let region = self.spaces.get(space as usize)?.find(avma.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(avma.0 - region.start)?;
+        // Without segments (not ELF, or none near) the file offset is still the same in
+        // every run, so it is a better name than the run-time address.
+        let svma = image.elf().and_then(|elf| elf.svma_of(offset)).unwrap_or(Svma(offset));
+        Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
+    }
+
+    /// The run-time address of the entry point of the executable at `path`, in a space.
+    #[must_use]
+    pub fn entry_of(&self, space: u32, path: &str) -> Option<Avma> {
+        let regions = &self.spaces.get(space as usize)?.regions;
+        regions.iter().find_map(|region| {
+            let image = self.images.get(region.image as usize)?;
+            let elf = image.elf().filter(|_| image.path == path)?;
+            let into = elf.file_offset_of(elf.entry)?.checked_sub(region.file_offset)?;
+            let avma = region.start.checked_add(into)?;
+            (elf.entry.0 != 0 && avma < region.end).then_some(Avma(avma))
+        })
+    }
+
+    /// All images seen, in the order in which they were.
+    #[must_use]
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    /// Whether [`MAX_SPACES`] or [`MAX_REGIONS`] kept a new space from beginning: names
+    /// of code that was unloaded before may be wrong from then on.
+    #[must_use]
+    pub fn spaces_full(&self) -> bool {
+        self.spaces_full
+    }
+
+    /// How often an image was not taken because of [`MAX_IMAGES`].
+    #[must_use]
+    pub fn images_refused(&self) -> u64 {
+        self.images_refused
+    }
+
+    /// How often a region was not taken: beyond [`MAX_REGIONS`], or overlapping another.
+    #[must_use]
+    pub fn regions_refused(&self) -> u64 {
+        self.regions_refused
+    }
+
+    fn current(&self) -> &Space {
+        &self.spaces[self.spaces.len() - 1]
+    }
+
+    fn current_mut(&mut self) -> &mut Space {
+        let last = self.spaces.len() - 1;
+        &mut self.spaces[last]
+    }
+
+    /// Makes room for a new space, unless a limit says that the current one must do.
+    fn new_space(&mut self, regions: usize) {
+        let regions_before = self.regions_before + self.current().regions.len();
+        let wanted = regions.max(MAX_REGIONS / 4);
+        if self.spaces.len() >= MAX_SPACES || regions_before + wanted > MAX_REGIONS {
+            self.spaces_full = true;
+            return;
+        }
+        self.regions_before = regions_before;
+        self.current_mut().regions.shrink_to_fit();
+        self.spaces.push(Space::default());
+    }
+
+    fn cut_to_limit(&mut self, regions: &mut Vec<Region>) {
+        let room = MAX_REGIONS - self.regions_before;
+        self.regions_refused += regions.len().saturating_sub(room) as u64;
+        regions.truncate(room);
+    }
+
+    /// The mappings as regions, sorted and disjoint.
+    fn regions(
+        &mut self,
+        mappings: &[Mapping],
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+    ) -> Vec<Region> {
+        let mut regions = Vec::with_capacity(mappings.len().min(MAX_REGIONS));
+        let mut end_before = 0;
+        for mapping in mappings.iter().take(MAX_REGIONS) {
+            let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
+            if start >= end || start < end_before {
+                self.regions_refused += 1;
+                continue;
+            }
+            end_before = end;
+            let image = self.image(mapping, open);
+            // A vDSO's bytes are the mapping's own memory.
+            let file_offset = if mapping.kind == MappingKind::File { mapping.file_offset } else { 0 };
+            regions.push(Region { start, end, file_offset, image });
+        }
+        self.regions_refused += mappings.len().saturating_sub(MAX_REGIONS) as u64;
+        regions
+    }
+
+    /// The index of a mapping's image, opened if it is new.
+    fn image(
+        &mut self,
+        mapping: &Mapping,
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+    ) -> u32 {
+        if mapping.kind == MappingKind::Anonymous {
+            return NO_IMAGE;
+        }
+        let same = |&&index: &&u32| {
+            let image = &self.images[index as usize];
+            image.identity == mapping.identity && image.path == mapping.path && image.kind == mapping.kind
+        };
+        let known = self.by_identity.get(&mapping.identity);
+        if let Some(&index) = known.and_then(|known| known.iter().find(same)) {
+            return index;
+        }
+        if self.images.len() >= MAX_IMAGES {
+            self.images_refused += 1;
+            return NO_IMAGE;
+        }
+        let index = self.images.len() as u32;
+        self.by_identity.entry(mapping.identity).or_default().push(index);
+        self.images.push(Image::open(mapping, open(mapping)));
+        index
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))] // the test executable must be ELF
+mod tests;

@@ -1,0 +1,199 @@
+//! Mangled name → the name people know: Rust (legacy and v0) and C++ (Itanium ABI).
+//!
+//! Input: a name from a file, hostile. Output: the readable name, or the name as it is
+//! if it is in no known mangling or beyond a limit. Not for: escaping what an output
+//! format reserves, Swift, D, or MSVC names.
+
+use std::fmt::{self, Write};
+
+use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
+
+/// Longest mangled name that is demangled, in bytes.
+pub const MAX_MANGLED_BYTES: usize = 16 * 1024;
+
+/// Longest readable name, in bytes; a name that would be longer stays mangled. Short
+/// names can stand for endless ones, by references to their own parts.
+pub const MAX_DEMANGLED_BYTES: usize = 64 * 1024;
+
+/// Depth of nested C++ constructs.
+const MAX_DEPTH: u32 = 128;
+
+/// The readable form of a symbol's name. Bytes that are not UTF-8 are replaced.
+///
+/// The hash of Rust names and the return type of C++ templates are left out. Parts that
+/// compilers split off or specialise are marked as `c++filt` does:
+/// `fill(int*) [clone .cold]`; the number that ThinLTO appends (`.llvm.123`) differs
+/// from build to build and is removed.
+#[must_use]
+pub fn demangle(name: &[u8]) -> String {
+    let Ok(name) = std::str::from_utf8(name) else {
+        return String::from_utf8_lossy(name).into_owned();
+    };
+    let name = without_version(name);
+    let (stem, clones) = split_clones(name);
+    let (mut out, open, close) = match readable(stem) {
+        Some(readable) => (readable, " [clone .", "]"),
+        None => (stem.to_string(), ".", ""),
+    };
+    for clone in clones {
+        out.extend([open, clone, close]);
+    }
+    out
+}
+
+fn readable(name: &str) -> Option<String> {
+    if name.len() > MAX_MANGLED_BYTES {
+        return None;
+    }
+    let mut out = Bounded { text: String::new() };
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        write!(out, "{rust:#}").ok()?;
+    } else if name.starts_with("_Z") || name.starts_with("_GLOBAL_") {
+        let options = ParseOptions::default().recursion_limit(MAX_DEPTH);
+        let cpp = BorrowedSymbol::new_with_options(name.as_bytes(), &options).ok()?;
+        let options = DemangleOptions::new().no_return_type().recursion_limit(MAX_DEPTH);
+        cpp.structured_demangle(&mut out, &options).ok()?;
+    }
+    (!out.text.is_empty()).then_some(out.text)
+}
+
+/// A string that refuses to become longer than [`MAX_DEMANGLED_BYTES`].
+struct Bounded {
+    text: String,
+}
+
+impl Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.text.len() + text.len() > MAX_DEMANGLED_BYTES {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(text);
+        Ok(())
+    }
+}
+
+/// `memcpy@@GLIBC_2.14` and `memcpy@GLIBC_2.2.5` without their version (older linkers
+/// write it into the names of `.symtab`).
+fn without_version(name: &str) -> &str {
+    let is_version = |text: &str| {
+        let text = text.strip_prefix('@').unwrap_or(text);
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte))
+    };
+    match name.split_once('@') {
+        Some((stem, version)) if !stem.is_empty() && is_version(version) => stem,
+        _ => name,
+    }
+}
+
+/// Splits off what compilers append to a function's name when they clone or split it:
+/// `.cold`, `.part.0`, `.constprop.0`, `.isra.0`, `.lto_priv.0` (GCC), `.llvm.123`,
+/// `.__uniq.123` (LLVM). Returns the stem and the parts, each a word with its number.
+fn split_clones(name: &str) -> (&str, Vec<&str>) {
+    const WORDS: [&str; 9] =
+        ["cold", "part", "constprop", "isra", "lto_priv", "localalias", "clone", "llvm", "__uniq"];
+    let mut stem = name;
+    let mut clones = Vec::new();
+    while let Some((before, last)) = stem.rsplit_once('.') {
+        let number = !last.is_empty() && last.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let (before, word) = before.rsplit_once('.').filter(|_| number).unwrap_or((before, last));
+        if before.is_empty() || !WORDS.contains(&word) {
+            break;
+        }
+        clones.push(&stem[before.len() + 1..]);
+        stem = before;
+    }
+    clones.reverse();
+    clones.retain(|clone| !clone.starts_with("llvm."));
+    (stem, clones)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(mangled: &str, readable: &str) {
+        assert_eq!(demangle(mangled.as_bytes()), readable, "{mangled}");
+    }
+
+    #[test]
+    fn rust_names_lose_their_hash() {
+        check("_ZN4core3ptr13drop_in_place17h0123456789abcdefE", "core::ptr::drop_in_place");
+        check(
+            "_ZN71_$LT$Test$u20$$u2b$$u20$$u27$static$u20$as$u20$foo..Bar$LT$Test$GT$$GT$3bar17h930b740aa94f1d3aE",
+            "<Test + 'static as foo::Bar<Test>>::bar",
+        );
+        check("_RNvC6_123foo3bar", "123foo::bar");
+        check("_RNvCs1234_7mycrate4main", "mycrate::main");
+        check(
+            "_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3newCs15kBYyAo9fc_7mycrate",
+            "<std::path::PathBuf>::new",
+        );
+    }
+
+    #[test]
+    fn cpp_names_have_parameters_but_no_return_type() {
+        check("_ZN5space3fooEibc", "space::foo(int, bool, char)");
+        check("_Z3addIiET_S0_S0_", "add<int>(int, int)");
+        check("_ZN3FooC1Ev", "Foo::Foo()");
+        check(
+            "_ZNSt6vectorIiSaIiEE9push_backERKi",
+            "std::vector<int, std::allocator<int> >::push_back(int const&)",
+        );
+    }
+
+    #[test]
+    fn other_names_stay_as_they_are() {
+        for name in
+            ["main", "_start", "_Z", "_R", "_ZN", "__libc_start_main", "a.b.c", "operator@", "@x", "caml_x$1"]
+        {
+            check(name, name);
+        }
+        assert_eq!(demangle(b"caf\xe9"), "caf\u{fffd}");
+        assert_eq!(demangle(b""), "");
+    }
+
+    #[test]
+    fn versions_are_removed() {
+        check("memcpy@@GLIBC_2.14", "memcpy");
+        check("memcpy@GLIBC_2.2.5", "memcpy");
+        check("_ZN5space3fooEi@@LIB_1.0", "space::foo(int)");
+    }
+
+    #[test]
+    fn clones_say_what_they_are() {
+        check("_ZN5space3fooEi.cold", "space::foo(int) [clone .cold]");
+        check("_ZN5space3fooEi.part.0", "space::foo(int) [clone .part.0]");
+        check("_ZN5space3fooEi.constprop.0.isra.2", "space::foo(int) [clone .constprop.0] [clone .isra.2]");
+        check("_ZN5space3fooEi.llvm.1234567890", "space::foo(int)");
+        check("_ZN5space3fooEi.cold.llvm.12AF", "space::foo(int) [clone .cold]");
+        check(
+            "_ZN4core3ptr13drop_in_place17h0123456789abcdefE.llvm.77.cold",
+            "core::ptr::drop_in_place [clone .cold]",
+        );
+        check("fill.llvm.77.part.3", "fill.part.3");
+        check("_RNvC6_123foo3bar.lto_priv.3", "123foo::bar [clone .lto_priv.3]");
+        check("fill.constprop.0", "fill.constprop.0");
+        check("fill.llvm.123", "fill");
+        check(".cold", ".cold");
+    }
+
+    #[test]
+    fn hostile_names_stay_raw_and_take_no_time() {
+        let started = std::time::Instant::now();
+        let long = format!("_ZN{}E", "1a".repeat(MAX_MANGLED_BYTES));
+        check(&long, &long);
+        let deep = format!("_Z1f{}i", "P".repeat(8000));
+        check(&deep, &deep);
+        let deep = format!("_RNvC1a1f{}", "T".repeat(10_000));
+        check(&deep, &deep);
+        // Each type is a pair of the one before it: 2^60 words if it were written out.
+        let mut doubling = "_Z1fSt4pairIiiE".to_string();
+        for reference in ["S0_", "S1_", "S2_", "S3_", "S4_", "S5_", "S6_", "S7_", "S8_", "S9_"] {
+            for _ in 0..6 {
+                write!(doubling, "S_I{reference}{reference}E").unwrap_or_default();
+            }
+        }
+        assert!(demangle(doubling.as_bytes()).len() <= MAX_DEMANGLED_BYTES);
+        assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
+    }
+}
