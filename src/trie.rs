@@ -59,6 +59,17 @@ pub enum Full {
     Frames,
 }
 
+impl Full {
+    /// Words for the summary's list of what was lost.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Full::Nodes => "trie full (distinct stacks)",
+            Full::Frames => "trie full (distinct addresses)",
+        }
+    }
+}
+
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,7 +149,10 @@ impl Trie {
         let leaf = match self.stacks.find(print.hash, same) {
             Some(known) => {
                 let leaf = NodeId(known.leaf);
-                debug_assert!(self.is_stack(leaf, root, space, leaf_first), "two stacks with one fingerprint");
+                debug_assert!(
+                    self.is_stack(leaf, root, space, leaf_first),
+                    "two stacks with one fingerprint"
+                );
                 leaf
             }
             None => self.learn(print, root, space, leaf_first)?,

@@ -128,7 +128,8 @@ fn symbols(target: &mut dyn Target) -> Result<String> {
             Ok(table) => {
                 for symbol in table.symbols() {
                     let name = visible(&demangle::demangle(symbol.name));
-                    let _ = writeln!(out, "  {:#014x} {:>7}  {name}", symbol.start.0, symbol.end - symbol.start);
+                    let _ =
+                        writeln!(out, "  {:#014x} {:>7}  {name}", symbol.start.0, symbol.end - symbol.start);
                 }
             }
             Err(why) => {
@@ -141,12 +142,14 @@ fn symbols(target: &mut dyn Target) -> Result<String> {
 
 fn stacks(snapshot: &Snapshot) -> String {
     // One frame id per distinct address, as in a recording.
-    let mut addresses: Vec<u64> = snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
+    let mut addresses: Vec<u64> =
+        snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
     addresses.sort_unstable();
     addresses.dedup();
     let space = snapshot.images.space();
     let frames = addresses.iter().enumerate();
-    let frames = frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
+    let frames =
+        frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
     let names = symbol::symbolicate(frames, &snapshot.images);
     let name_of = |address: &u64| -> Vec<Arc<str>> {
         let index = addresses.binary_search(address).unwrap_or_default();

@@ -185,7 +185,9 @@ fn nothing_sampled(profile: &Profile, recording: &Recording) -> Error {
                 ExitStatus::Signal(signal) => format!("was ended by signal {signal}"),
                 ExitStatus::Unknown => "exited".to_owned(),
             };
-            format!("it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs")
+            format!(
+                "it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
+            )
         }
         None if recording.idle => format!("in {seconds:.1} s no thread could be stopped"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
@@ -227,8 +229,12 @@ fn write(output: &Output, recording: &Recording, profile: &Profile, lines: &[(St
                 incomplete: stats.stacks_incomplete.values().sum(),
             };
             let (title, subtitle) = caption.headings(recording.title.as_deref());
-            let graph =
-                Graph { title, subtitle, reverse: recording.reverse, min_width_percent: recording.min_width_percent };
+            let graph = Graph {
+                title,
+                subtitle,
+                reverse: recording.reverse,
+                min_width_percent: recording.min_width_percent,
+            };
             write_to(&output.to, &mut |out| svg::write(&graph, lines, out))
         }
     }
@@ -282,10 +288,15 @@ fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String>
         );
     }
     if stats.ticks_late * 20 > stats.ticks {
-        hints.push(format!("more than 5% of ticks came too late; a lower --hz than {} fits better", recording.hz));
+        hints.push(format!(
+            "more than 5% of ticks came too late; a lower --hz than {} fits better",
+            recording.hz
+        ));
     }
     if profile.images.spaces_full() {
-        hints.push("images were replaced more often than can be kept apart; some late names may be wrong".to_owned());
+        hints.push(
+            "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
+        );
     }
     for unnamed in names.unnamed_by_image.iter().take(3) {
         if let Some(image) = profile.images.images().get(unnamed.image as usize)

@@ -18,7 +18,7 @@ use crate::image::Images;
 use crate::live::Live;
 use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
-use crate::trie::{NodeId, Trie};
+use crate::trie::Trie;
 use crate::walk::{self, Code, Ended, StackBytes, root};
 use thread::{Account, Waits, unknown_look};
 use ticks::Ticks;
@@ -110,7 +110,13 @@ pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) ->
         let Ok(look) = recording.target.look(*id) else { continue };
         let name = recording.threads.get(account.index as usize).map(|thread| thread.name.clone());
         let activity = look.activity;
-        stacks.push(ThreadStack { thread: *id, name: name.unwrap_or_default(), activity, addresses: Vec::new(), ended: None });
+        stacks.push(ThreadStack {
+            thread: *id,
+            name: name.unwrap_or_default(),
+            activity,
+            addresses: Vec::new(),
+            ended: None,
+        });
     }
     stacks.sort_by_key(|stack| stack.thread);
     // A thread whose stack is deeper than the window is asked again with a larger one.
@@ -123,7 +129,9 @@ pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) ->
             }
         }
         let until_ns = clock.now_ns() + SNAPSHOT_NS;
-        while recording.accounts.values().any(|account| account.asked) && recording.one_event(until_ns).map_err(gone)? {}
+        while recording.accounts.values().any(|account| account.asked)
+            && recording.one_event(until_ns).map_err(gone)?
+        {}
         for (id, capture) in std::mem::take(&mut recording.captured) {
             let ended = recording.walk(id, &capture);
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {

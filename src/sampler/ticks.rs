@@ -8,7 +8,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// A schedule of ticks. Times are nanoseconds of the engine's clock.
 #[derive(Clone, Debug)]
-pub struct Ticks {
+pub(super) struct Ticks {
     start_ns: u64,
     hz: u32,
     seed: u64,
@@ -19,13 +19,13 @@ pub struct Ticks {
 impl Ticks {
     /// `hz` ticks per second from `start_ns` on; the first is one period later.
     #[must_use]
-    pub fn new(start_ns: u64, hz: u32, seed: u64) -> Ticks {
+    pub(super) fn new(start_ns: u64, hz: u32, seed: u64) -> Ticks {
         Ticks { start_ns, hz: hz.max(1), seed, next: 1, late: 0 }
     }
 
     /// When the next tick is due.
     #[must_use]
-    pub fn deadline_ns(&self) -> u64 {
+    pub(super) fn deadline_ns(&self) -> u64 {
         let random = splitmix64(self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
         let period_ns = SECOND_NS as f64 / f64::from(self.hz);
@@ -35,7 +35,7 @@ impl Ticks {
 
     /// The tick that was due has happened, and it is now `now_ns`: those whose whole
     /// period has passed in the meantime are dropped and counted.
-    pub fn done(&mut self, now_ns: u64) {
+    pub(super) fn done(&mut self, now_ns: u64) {
         self.next += 1;
         let past = now_ns.saturating_sub(self.start_ns);
         let index = (u128::from(past) * u128::from(self.hz) / u128::from(SECOND_NS)) as u64;
@@ -47,7 +47,7 @@ impl Ticks {
 
     /// Ticks dropped so far.
     #[must_use]
-    pub fn late(&self) -> u64 {
+    pub(super) fn late(&self) -> u64 {
         self.late
     }
 

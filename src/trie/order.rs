@@ -6,11 +6,7 @@
 use super::tables::{FrameTable, NodeTable};
 use super::{Frame, FrameId};
 
-pub(super) fn for_each_stack(
-    frames: &FrameTable,
-    nodes: &NodeTable,
-    mut visit: impl FnMut(&[FrameId], u64),
-) {
+pub(super) fn for_each_stack(frames: &FrameTable, nodes: &NodeTable, mut visit: impl FnMut(&[FrameId], u64)) {
     let rank = ranks(frames.as_slice());
     // (parent, rank of the frame, node): sorted, the children of one node lie side by side in order.
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());

@@ -50,7 +50,8 @@ impl FrameTable {
         let id = self.frames.len() as u32;
         self.frames.push(frame);
         let frames = &self.frames;
-        self.index.insert_unique(of_frame(frame), id, |&id| frames.get(id as usize).map_or(0, |f| of_frame(*f)));
+        self.index
+            .insert_unique(of_frame(frame), id, |&id| frames.get(id as usize).map_or(0, |f| of_frame(*f)));
         Ok(id)
     }
 
