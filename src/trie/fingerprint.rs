@@ -22,8 +22,9 @@ const PI: [u64; 11] = [
 
 /// What a whole stack is known by.
 ///
-/// Two different stacks share all 96 bits with probability 2^-96: after a billion
-/// distinct stacks the chance that any two ever did is below 2^-36.
+/// As far as the hash is as good as random numbers, two different stacks share all 96 bits
+/// with probability 2^-96. Among as many stacks as a trie can hold (2^24), the chance that
+/// any two do is 2^-49; debug builds compare the whole path as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     /// Where to look, and the first 64 bits of the comparison.

@@ -1,5 +1,7 @@
 //! The trie against what it must equal: small tries by hand, large ones by a plain map.
 
+#![allow(clippy::print_stderr)]
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::fingerprint::Fingerprint;
@@ -18,6 +20,17 @@ impl Random {
 
     fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+}
+
+/// Prints the seed of a test that fails.
+struct ShowSeed(u64);
+
+impl Drop for ShowSeed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("seed {}", self.0);
+        }
     }
 }
 
@@ -111,7 +124,7 @@ fn a_small_trie_is_as_drawn() {
 #[test]
 fn random_stacks_count_as_in_a_map() {
     for seed in 1..=40 {
-        println!("seed {seed}");
+        let _seed = ShowSeed(seed);
         let mut random = Random(seed);
         let mut trie = Trie::new();
         let mut map = HashMap::new();
@@ -135,7 +148,7 @@ fn random_stacks_count_as_in_a_map() {
 #[test]
 fn merges_are_unions_in_any_order() {
     for seed in 1..=20 {
-        println!("seed {seed}");
+        let _seed = ShowSeed(seed);
         let mut random = Random(seed);
         let mut map: HashMap<Vec<Frame>, u64> = HashMap::new();
         let parts: Vec<Trie> = (0..4)
