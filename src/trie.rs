@@ -14,12 +14,11 @@ mod tests;
 
 use std::fmt;
 
-use hashbrown::HashTable;
-
 use fingerprint::Fingerprint;
-use tables::{FrameTable, NodeTable};
+use tables::{FrameTable, LeafTable, NONE, NodeTable};
 
-/// Most nodes of a trie, the top included: about 430 MB of nodes and index.
+/// Most nodes of a trie, the top included: 200 MB of nodes. Their leaves and indexes take
+/// 70 MB beside them when one node in ten is a leaf, 740 MB when every one is.
 pub const MAX_NODES: usize = 1 << 24;
 
 /// Most distinct frames of a trie: about 110 MB, and as many symbol look-ups.
@@ -81,16 +80,6 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-/// A whole stack that [`Trie::insert`] has seen, and its leaf.
-#[derive(Clone, Copy)]
-struct KnownStack {
-    hash: u64,
-    check: u32,
-    leaf: u32,
-}
-
-const _: () = assert!(size_of::<KnownStack>() == 16, "four known stacks fill a cache line");
-
 /// The last stack that was new, with the nodes along it: the next new one is mostly
 /// the same thread a little later, and shares the outer part.
 #[derive(Clone, Default)]
@@ -106,7 +95,7 @@ struct LastNew {
 #[derive(Clone)]
 pub struct Trie {
     /// In front of everything: whole stack to leaf.
-    stacks: HashTable<KnownStack>,
+    leaves: LeafTable,
     nodes: NodeTable,
     frames: FrameTable,
     last_new: LastNew,
@@ -126,7 +115,7 @@ impl Trie {
     #[must_use]
     pub fn with_limits(nodes_max: usize, frames_max: usize) -> Trie {
         Trie {
-            stacks: HashTable::new(),
+            leaves: LeafTable::default(),
             nodes: NodeTable::new(nodes_max.min(MAX_NODES)),
             frames: FrameTable::new(frames_max.min(MAX_FRAMES)),
             last_new: LastNew::default(),
@@ -145,6 +134,7 @@ impl Trie {
     #[inline]
     pub fn insert(&mut self, root: u32, space: u32, leaf_first: &[u64], weight: u64) -> Result<NodeId, Full> {
         let print = Fingerprint::of(root, space, leaf_first);
+<<<<<<< HEAD
         let same = |known: &KnownStack| known.hash == print.hash && known.check == print.check;
         let leaf = match self.stacks.find(print.hash, same) {
             Some(known) => {
@@ -153,11 +143,23 @@ impl Trie {
                     self.is_stack(leaf, root, space, leaf_first),
                     "two stacks with one fingerprint"
                 );
+=======
+        let leaf = match self.leaves.find(print) {
+            Some(leaf) => {
+                // In place: a known stack touches its leaf and no node.
+                self.distinct_stacks += usize::from(leaf.count == 0 && weight != 0);
+                self.total = self.total.saturating_add(weight);
+                leaf.count = leaf.count.saturating_add(weight);
+                NodeId(leaf.node)
+            }
+            None => {
+                let leaf = self.learn(print, root, space, leaf_first)?;
+                self.add(leaf, weight);
+>>>>>>> trie
                 leaf
             }
-            None => self.learn(print, root, space, leaf_first)?,
         };
-        self.add(leaf, weight);
+        debug_assert!(self.is_stack(leaf, root, space, leaf_first), "two stacks with one fingerprint");
         Ok(leaf)
     }
 
@@ -176,9 +178,13 @@ impl Trie {
     /// Does nothing for a node that this trie does not have.
     #[inline]
     pub fn add(&mut self, node: NodeId, weight: u64) {
-        let Some(node) = self.nodes.get_mut(node.0) else { return };
-        self.distinct_stacks += usize::from(node.count == 0 && weight != 0);
-        node.count = node.count.saturating_add(weight);
+        if weight == 0 {
+            return;
+        }
+        let Some(leaf) = self.leaf(node.0) else { return };
+        let Some(leaf) = self.leaves.get_mut(leaf) else { return };
+        self.distinct_stacks += usize::from(leaf.count == 0);
+        leaf.count = leaf.count.saturating_add(weight);
         self.total = self.total.saturating_add(weight);
     }
 
@@ -191,7 +197,7 @@ impl Trie {
         let mut merged = Ok(());
         // Other's numbers to ours; `None` where a node was refused, and so all below it.
         let mut ours: Vec<Option<u32>> = Vec::with_capacity(other.node_count());
-        for node in other.nodes.iter() {
+        for (id_there, node) in (0..).zip(other.nodes.iter()) {
             let id = if ours.is_empty() {
                 Some(0)
             } else {
@@ -202,7 +208,7 @@ impl Trie {
                 })
             };
             if let Some(id) = id {
-                self.add(NodeId(id), node.count);
+                self.add(NodeId(id), other.count(NodeId(id_there)));
             }
             ours.push(id);
         }
@@ -247,7 +253,8 @@ impl Trie {
     /// Weight of the stacks that end at a node.
     #[must_use]
     pub fn count(&self, node: NodeId) -> u64 {
-        self.nodes.get(node.0).map_or(0, |node| node.count)
+        let leaf = self.nodes.get(node.0).and_then(|node| self.leaves.get(node.leaf));
+        leaf.map_or(0, |leaf| leaf.count)
     }
 
     /// Weight of all stacks.
@@ -265,7 +272,7 @@ impl Trie {
     /// Bytes allocated for all tables, whether in use or not.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.stacks.allocation_size()
+        self.leaves.memory_bytes()
             + self.nodes.memory_bytes()
             + self.frames.memory_bytes()
             + self.last_new.leaf_first.capacity() * size_of::<u64>()
@@ -277,7 +284,7 @@ impl Trie {
     /// A stack comes before those it is the beginning of; siblings come in the order of
     /// their [`Frame`]s. The order of insertion has no influence.
     pub fn for_each_stack(&self, visit: impl FnMut(&[FrameId], u64)) {
-        order::for_each_stack(&self.frames, &self.nodes, visit);
+        order::for_each_stack(self.frames.as_slice(), &self.nodes, |node| self.count(NodeId(node)), visit);
     }
 
     /// Makes a stack known that has no fingerprint in the table yet.
@@ -310,8 +317,9 @@ impl Trie {
         last.leaf_first.clear();
         last.leaf_first.extend_from_slice(leaf_first);
         self.last_new = last;
-        let known = KnownStack { hash: print.hash, check: print.check, leaf: leaf.0 };
-        self.stacks.insert_unique(print.hash, known, |known| known.hash);
+        if let Some(leaf) = self.leaf(leaf.0) {
+            self.leaves.name(leaf, print);
+        }
         Ok(leaf)
     }
 
@@ -327,8 +335,7 @@ impl Trie {
         loop {
             let below = frames.clone();
             let Some(frame) = frames.next() else { return Ok(NodeId(node)) };
-            let known = self.frames.find(frame).and_then(|frame| self.nodes.find(node, frame));
-            let Some(known) = known else {
+            let Some(known) = self.nodes.find(node, frame, &self.frames) else {
                 frames = below;
                 break;
             };
@@ -354,9 +361,19 @@ impl Trie {
         Ok(NodeId(node))
     }
 
+    /// The number of a node's leaf, made if need be; `None` if there is no such node.
+    #[inline]
+    fn leaf(&mut self, node: u32) -> Option<u32> {
+        let place = self.nodes.get_mut(node)?;
+        if place.leaf == NONE {
+            place.leaf = self.leaves.push_new(node);
+        }
+        Some(place.leaf)
+    }
+
     /// The one child of a node with a frame, made if need be.
     fn child(&mut self, parent: u32, frame: Frame) -> Result<u32, Full> {
-        if let Some(known) = self.frames.find(frame).and_then(|frame| self.nodes.find(parent, frame)) {
+        if let Some(known) = self.nodes.find(parent, frame, &self.frames) {
             return Ok(known);
         }
         self.nodes.reserve(1)?;

@@ -22,8 +22,9 @@ const PI: [u64; 11] = [
 
 /// What a whole stack is known by.
 ///
-/// Two different stacks share all 96 bits with probability 2^-96: after a billion
-/// distinct stacks the chance that any two ever did is below 2^-36.
+/// As far as the hash is as good as random numbers, two different stacks share all 96 bits
+/// with probability 2^-96. Among as many stacks as a trie can hold (2^24), the chance that
+/// any two do is 2^-49; debug builds compare the whole path as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     /// Where to look, and the first 64 bits of the comparison.
@@ -57,8 +58,7 @@ impl Fingerprint {
     /// multiplications costs its latency, four beside each other cost their number.
     #[inline]
     pub(super) fn of(root: u32, space: u32, leaf_first: &[u64]) -> Fingerprint {
-        // The length is in the seed, so the zero that fills an odd end is not ambiguous.
-        let mut a = (PI[0] ^ (u64::from(root) << 32 | u64::from(space)), PI[1] ^ leaf_first.len() as u64);
+        let mut a = (PI[0], PI[1]);
         let mut b = (PI[2], PI[3]);
         let mut c = (PI[4], PI[5]);
         let mut d = (PI[6], PI[7]);
@@ -84,9 +84,13 @@ impl Fingerprint {
         if let [w0] = rest {
             d = absorb(d, *w0, 0);
         }
-        // Halves change sides, so that equal differences in two lanes do not cancel.
+        // Halves change sides, so that equal differences in two lanes do not cancel. What is
+        // not an address comes in here, after the words: in a seed it would be xored with
+        // the first word, and a bit of the space would look like a bit of the address. The
+        // length tells an odd end from one with a zero after it.
+        let owner = u64::from(root) << 32 | u64::from(space);
         let ab = absorb(a, b.1, b.0);
-        let cd = absorb(c, d.1, d.0);
+        let cd = absorb(c, d.1 ^ owner, d.0 ^ leaf_first.len() as u64);
         let (left, right) = absorb(ab, cd.1, cd.0);
         // The low bits of a product's low half and the high bits of its high half are
         // biased; both parts of the print are folded out of the whole state instead.

@@ -3,11 +3,16 @@
 //! Input: the tables. Output: each counted stack once. Memory is 12 bytes a node and the
 //! depth of one stack; the walk has its own stack, because a target's may be deep.
 
-use super::tables::{FrameTable, NodeTable};
+use super::tables::NodeTable;
 use super::{Frame, FrameId};
 
-pub(super) fn for_each_stack(frames: &FrameTable, nodes: &NodeTable, mut visit: impl FnMut(&[FrameId], u64)) {
-    let rank = ranks(frames.as_slice());
+pub(super) fn for_each_stack(
+    frames: &[Frame],
+    nodes: &NodeTable,
+    count: impl Fn(u32) -> u64,
+    mut visit: impl FnMut(&[FrameId], u64),
+) {
+    let rank = ranks(frames);
     // (parent, rank of the frame, node): sorted, the children of one node lie side by side in order.
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
@@ -17,10 +22,8 @@ pub(super) fn for_each_stack(frames: &FrameTable, nodes: &NodeTable, mut visit: 
     children.sort_unstable();
 
     let mut path: Vec<FrameId> = Vec::new();
-    if let Some(top) = nodes.get(0)
-        && top.count > 0
-    {
-        visit(&path, top.count);
+    if count(0) > 0 {
+        visit(&path, count(0));
     }
     // The children still to visit of each node of the path.
     let mut open = vec![of(&children, 0)];
@@ -33,8 +36,9 @@ pub(super) fn for_each_stack(frames: &FrameTable, nodes: &NodeTable, mut visit: 
         *siblings = later;
         let Some(node) = nodes.get(id) else { continue };
         path.push(FrameId(node.frame));
-        if node.count > 0 {
-            visit(&path, node.count);
+        let weight = count(id);
+        if weight > 0 {
+            visit(&path, weight);
         }
         open.push(of(&children, id));
     }

@@ -1,11 +1,12 @@
-//! The two tables of the trie: frames by contents, nodes by place (parent and frame).
+//! The tables of the trie: frames by contents, nodes by place (parent and frame), leaves
+//! by the fingerprint of their whole stack.
 //!
-//! Both number what they hold from 0 without gaps and find it again by a hash of what
-//! is stored, so the index beside them is four bytes an entry. Limits are theirs to keep.
+//! Each numbers what it holds from 0 without gaps and finds it again by a hash of what
+//! is stored, so the index beside it is four bytes an entry. Limits are theirs to keep.
 
 use hashbrown::HashTable;
 
-use super::fingerprint::{of_frame, of_place};
+use super::fingerprint::{Fingerprint, of_frame, of_place};
 use super::{Frame, Full};
 
 /// Frames, each once, in order of first use.
@@ -26,6 +27,7 @@ impl FrameTable {
         self.frames.len()
     }
 
+    #[inline]
     pub(super) fn as_slice(&self) -> &[Frame] {
         &self.frames
     }
@@ -70,21 +72,30 @@ impl FrameTable {
     }
 }
 
-/// A node. The children are not in it: they are found by their place.
+/// A node. Its children are not in it: they are found by their place. Its count is not
+/// either: most nodes are nobody's leaf, and counts that lie together stay in the cache.
 #[derive(Clone, Copy)]
 pub(super) struct Node {
     pub(super) parent: u32,
     pub(super) frame: u32,
-    pub(super) count: u64,
+    /// Number in the [`LeafTable`], or [`NONE`].
+    pub(super) leaf: u32,
 }
 
-const _: () = assert!(size_of::<Node>() == 16, "a node is most of the trie's memory");
+const _: () = assert!(size_of::<Node>() == 12, "nodes are most of the trie's memory");
 
-/// log2 of the nodes in one chunk: 64 KiB.
+/// No number: the frame of the top, the leaf of a node where no stack ends.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// log2 of the nodes in one chunk: 48 KiB.
 const CHUNK_BITS: u32 = 12;
 const CHUNK: usize = 1 << CHUNK_BITS;
 
 /// Nodes in chunks that never move: growing neither copies the nodes nor doubles their memory.
+///
+/// A new stack's nodes are made one after the other, so a node's first child is nearly
+/// always the node after it. Those are found by looking there; only the others are in
+/// the index. That is one node a stack, and a walk along them reads memory in order.
 #[derive(Clone)]
 pub(super) struct NodeTable {
     chunks: Vec<Vec<Node>>,
@@ -93,14 +104,10 @@ pub(super) struct NodeTable {
     limit: usize,
 }
 
-/// The frame number of the top, which has none.
-pub(super) const NO_FRAME: u32 = u32::MAX;
-
 impl NodeTable {
     /// A table with only the top in it, for at most `limit` nodes (the top is one).
     pub(super) fn new(limit: usize) -> NodeTable {
-        // The top is not in the index: it is nobody's child.
-        let top = Node { parent: 0, frame: NO_FRAME, count: 0 };
+        let top = Node { parent: NONE, frame: NONE, leaf: NONE };
         NodeTable { chunks: vec![vec![top]], len: 1, index: HashTable::new(), limit }
     }
 
@@ -123,8 +130,17 @@ impl NodeTable {
         self.chunks.iter().flatten()
     }
 
+    /// The child of a node with a frame. The frame's number is looked up only if need be.
     #[inline]
-    pub(super) fn find(&self, parent: u32, frame: u32) -> Option<u32> {
+    pub(super) fn find(&self, parent: u32, frame: Frame, frames: &FrameTable) -> Option<u32> {
+        let after = parent.wrapping_add(1);
+        if let Some(node) = self.get(after)
+            && node.parent == parent
+            && frames.as_slice().get(node.frame as usize) == Some(&frame)
+        {
+            return Some(after);
+        }
+        let frame = frames.find(frame)?;
         let same = |&id: &u32| self.get(id).is_some_and(|node| node.parent == parent && node.frame == frame);
         self.index.find(of_place(parent, frame), same).copied()
     }
@@ -138,7 +154,7 @@ impl NodeTable {
     #[inline]
     pub(super) fn push_new(&mut self, parent: u32, frame: u32) -> u32 {
         let id = self.len as u32;
-        let node = Node { parent, frame, count: 0 };
+        let node = Node { parent, frame, leaf: NONE };
         match self.chunks.last_mut() {
             // The first chunk grows as a vector does, so that a small trie stays small.
             Some(chunk) if chunk.len() < CHUNK => chunk.push(node),
@@ -149,10 +165,12 @@ impl NodeTable {
             }
         }
         self.len += 1;
-        let chunks = &self.chunks;
-        self.index.insert_unique(of_place(parent, frame), id, |&id| {
-            get(chunks, id).map_or(0, |node| of_place(node.parent, node.frame))
-        });
+        if id != parent.wrapping_add(1) {
+            let chunks = &self.chunks;
+            self.index.insert_unique(of_place(parent, frame), id, |&id| {
+                get(chunks, id).map_or(0, |node| of_place(node.parent, node.frame))
+            });
+        }
         id
     }
 
@@ -167,4 +185,65 @@ impl NodeTable {
 #[inline]
 fn get(chunks: &[Vec<Node>], id: u32) -> Option<&Node> {
     chunks.get((id >> CHUNK_BITS) as usize)?.get(id as usize % CHUNK)
+}
+
+/// A node where stacks end: all that a stack seen again needs, in one place.
+#[derive(Clone, Copy)]
+pub(super) struct Leaf {
+    hash: u64,
+    pub(super) count: u64,
+    pub(super) node: u32,
+    check: u32,
+}
+
+const _: () = assert!(size_of::<Leaf>() == 24, "a known stack touches one of these and little else");
+
+/// Leaves, in the order in which they were first counted.
+#[derive(Clone, Default)]
+pub(super) struct LeafTable {
+    leaves: Vec<Leaf>,
+    /// Only leaves whose whole stack has a fingerprint; those of imports and merges have none.
+    index: HashTable<u32>,
+}
+
+impl LeafTable {
+    /// The leaf of a whole stack.
+    #[inline]
+    pub(super) fn find(&mut self, print: Fingerprint) -> Option<&mut Leaf> {
+        let leaves = &self.leaves;
+        let same = |&id: &u32| {
+            leaves.get(id as usize).is_some_and(|leaf| leaf.hash == print.hash && leaf.check == print.check)
+        };
+        let id = *self.index.find(print.hash, same)?;
+        self.leaves.get_mut(id as usize)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: u32) -> Option<&Leaf> {
+        self.leaves.get(id as usize)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Leaf> {
+        self.leaves.get_mut(id as usize)
+    }
+
+    /// Adds the leaf of a node that has none.
+    pub(super) fn push_new(&mut self, node: u32) -> u32 {
+        self.leaves.push(Leaf { hash: 0, count: 0, node, check: 0 });
+        self.leaves.len() as u32 - 1
+    }
+
+    /// Lets a leaf be found by its whole stack, which is not known yet.
+    pub(super) fn name(&mut self, id: u32, print: Fingerprint) {
+        let Some(leaf) = self.leaves.get_mut(id as usize) else { return };
+        leaf.hash = print.hash;
+        leaf.check = print.check;
+        let leaves = &self.leaves;
+        self.index.insert_unique(print.hash, id, |&id| leaves.get(id as usize).map_or(0, |leaf| leaf.hash));
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.leaves.capacity() * size_of::<Leaf>() + self.index.allocation_size()
+    }
 }
