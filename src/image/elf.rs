@@ -311,6 +311,35 @@ mod tests {
         assert!(Elf::parse(b"\x7fELF\x02\x01\x01").is_err());
     }
 
+    /// An ELF header, a `PT_LOAD` of the whole file, a `PT_NOTE`, and a build id.
+    fn with_build_id(id: &[u8; 20]) -> Vec<u8> {
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(64 + 2 * 56, 0);
+        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        put(32, &[64]); // e_phoff
+        put(54, &[56, 0, 2]); // e_phentsize, e_phnum
+        let (note, end) = (64 + 2 * 56, 64 + 2 * 56 + 36);
+        for (at, kind, start) in [(64, 1, 0), (120, 4, note)] {
+            put(at, &[kind]);
+            put(at + 8, &[start]); // p_offset
+            put(at + 32, &[end - start]); // p_filesz
+            put(at + 48, &[4]); // p_align
+        }
+        // n_namesz, n_descsz, n_type, name, descriptor
+        file.extend_from_slice(b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0");
+        file.extend_from_slice(id);
+        file
+    }
+
+    #[test]
+    fn the_build_id_tells_files_apart() {
+        let (a, b) = (with_build_id(b"0123456789abcdefghij"), with_build_id(b"0123456789abcdefghiJ"));
+        assert_eq!(Elf::parse(&a).unwrap().build_id.as_deref(), Some(b"0123456789abcdefghij".as_slice()));
+        assert!(same_file(&a, &a) && same_file(&b, &b));
+        assert!(!same_file(&a, &b));
+        assert!(same_file(&a[..a.len() - 1], &b), "what was not read cannot differ");
+    }
+
     #[test]
     fn a_replaced_file_is_noticed() {
         let file = this_test();

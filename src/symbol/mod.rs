@@ -17,6 +17,10 @@ use crate::image::{Image, Images};
 use crate::trie::{Frame, FrameId};
 use table::SymbolTable;
 
+/// Most memory for the text of distinct names, in bytes. Real programs stay far below;
+/// a file can be made whose names overlap, each 64 KiB long.
+pub const MAX_TEXT_BYTES: usize = 128 * 1024 * 1024;
+
 /// Why an address has no name. Not finding a symbol is a result, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
@@ -30,6 +34,8 @@ pub enum Why {
     NoSymbols,
     /// The address lies between the symbols of its file.
     NotCovered,
+    /// [`MAX_TEXT_BYTES`] was reached.
+    TooMuchText,
 }
 
 impl fmt::Display for Why {
@@ -39,6 +45,7 @@ impl fmt::Display for Why {
             Why::NoFile(reason) | Why::BadFile(reason) => f.write_str(reason),
             Why::NoSymbols => f.write_str("the file has no function symbols"),
             Why::NotCovered => f.write_str("between symbols"),
+            Why::TooMuchText => f.write_str("the names take too much memory"),
         }
     }
 }
@@ -134,28 +141,23 @@ fn name_image(addresses: &[Address], image: Option<&Image>, names: &mut Names, t
         let address = same[0];
         names.addresses_unique += 1;
         names.addresses_looked_up += 1;
-        let found = table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(address.svma)));
-        let name = match found {
-            Ok(symbol) => {
-                names.addresses_named += 1;
-                match &last {
-                    Some((start, name)) if *start == symbol.start => Arc::clone(name),
-                    _ => {
-                        let name = texts.shared(&demangle::demangle(symbol.name));
-                        last = Some((symbol.start, Arc::clone(&name)));
-                        name
-                    }
-                }
+        let symbol = table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(address.svma)));
+        let name = symbol.and_then(|symbol| match &last {
+            Some((start, name)) if *start == symbol.start => Ok(Arc::clone(name)),
+            _ => {
+                let name = texts.symbol(&demangle::demangle(symbol.name))?;
+                last = Some((symbol.start, Arc::clone(&name)));
+                Ok(name)
             }
-            Err(why) => {
-                let text = match image {
-                    Some(image) => format!("[{}+{:#x}]", image.name, address.relative),
-                    None => "[unknown]".to_string(),
-                };
-                count_unnamed(names, image.map(|_| address.image), why);
-                texts.shared(&text)
+        });
+        names.addresses_named += u64::from(name.is_ok());
+        let name = name.unwrap_or_else(|why| {
+            count_unnamed(names, image.map(|_| address.image), why);
+            match image {
+                Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
+                None => texts.shared("[unknown]"),
             }
-        };
+        });
         let start = names.names.len() as u32;
         names.names.push(name);
         for address in same {
@@ -178,15 +180,27 @@ fn count_unnamed(names: &mut Names, image: Option<u32>, why: Why) {
 
 /// One shared string for each distinct name.
 #[derive(Default)]
-struct Texts(HashSet<Arc<str>>);
+struct Texts {
+    known: HashSet<Arc<str>>,
+    bytes: usize,
+}
 
 impl Texts {
+    /// The shared form of a symbol's name, within [`MAX_TEXT_BYTES`].
+    fn symbol(&mut self, text: &str) -> Result<Arc<str>, Why> {
+        if self.bytes + text.len() > MAX_TEXT_BYTES && !self.known.contains(text) {
+            return Err(Why::TooMuchText);
+        }
+        Ok(self.shared(text))
+    }
+
     fn shared(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.0.get(text) {
+        if let Some(known) = self.known.get(text) {
             return Arc::clone(known);
         }
+        self.bytes += text.len();
         let text: Arc<str> = Arc::from(text);
-        self.0.insert(Arc::clone(&text));
+        self.known.insert(Arc::clone(&text));
         text
     }
 }

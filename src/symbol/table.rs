@@ -85,6 +85,7 @@ impl SymbolTable {
         }?;
         let names = data.get(strings.clone()).unwrap_or_default();
         resolve(&mut entries, names);
+        entries.shrink_to_fit();
         Ok(SymbolTable { bytes: bytes.clone(), strings, entries })
     }
 
@@ -206,7 +207,6 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         let end = if size == 0 { section.end } else { start.saturating_add(size) };
         entries.push(Entry { start, end, name, link: rank(symbol, size) });
     }
-    entries.shrink_to_fit();
     Ok((entries, strings))
 }
 

@@ -131,6 +131,15 @@ fn the_order_of_frames_does_not_matter() {
     assert_eq!(forward.unnamed_by_image, backward.unnamed_by_image);
 }
 
+#[test]
+fn the_memory_for_names_is_bounded() {
+    let mut texts = Texts::default();
+    let name = texts.symbol("main").unwrap();
+    texts.bytes = MAX_TEXT_BYTES;
+    assert_eq!(texts.symbol("other").unwrap_err(), Why::TooMuchText);
+    assert!(Arc::ptr_eq(&texts.symbol("main").unwrap(), &name), "costs nothing");
+}
+
 #[inline(never)]
 fn a_function_of_this_test(x: u64) -> u64 {
     std::hint::black_box(x) + 1

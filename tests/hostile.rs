@@ -1,0 +1,421 @@
+//! Damaged and malicious files: no panic, no hang, no memory out of proportion.
+//!
+//! Real ELF files are mutated from a seed. A failure prints the command that replays it;
+//! `STACKPROF_SEED` runs one seed only, `STACKPROF_ROUNDS` more of them.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use stackprof::addr::{Avma, Svma};
+use stackprof::image::elf::{Elf, same_file};
+use stackprof::image::{Images, MAX_SPACES};
+use stackprof::symbol::demangle::{MAX_DEMANGLED_BYTES, demangle};
+use stackprof::symbol::symbolicate;
+use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, SymbolTable};
+use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::trie::{Frame, FrameId};
+
+/// Longest time for one mutated file, generous for a debug build on a busy machine.
+const TIME_MAX: Duration = Duration::from_secs(20);
+
+/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// Prints how to run a failed seed again.
+struct Replay {
+    test: &'static str,
+    seed: u64,
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile {}", self.seed, self.test);
+        }
+    }
+}
+
+/// Runs `check` for each seed, and fails if one takes too long.
+fn for_each_seed(test: &'static str, rounds: u64, mut check: impl FnMut(&mut Random)) {
+    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
+    let seeds = match number("STACKPROF_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
+    };
+    for seed in seeds {
+        let replay = Replay { test, seed };
+        let started = Instant::now();
+        // Small seeds differ in few bits: spread them.
+        check(&mut Random(replay.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
+        assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
+    }
+}
+
+/// A small shared library, made by the C compiler.
+fn library() -> Vec<u8> {
+    const SOURCE: &str = "static int hidden(int x) { return x + 1; }\n\
+        int shown(int x) { return hidden(x) * 3; }\n\
+        int cpp(int x) __asm__(\"_ZN5space3fooEi\"); int cpp(int x) { return x - 1; }\n\
+        int rust(int x) __asm__(\"_RNvC6_123foo3bar\"); int rust(int x) { return x - 2; }\n";
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.c"), SOURCE).unwrap();
+    let mut cc = Command::new("cc");
+    cc.current_dir(dir.path()).args(["-shared", "-fPIC", "-o", "a.so", "a.c"]);
+    let output = cc.output().expect("the C compiler `cc` is needed by this test");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::read(dir.path().join("a.so")).unwrap()
+}
+
+/// The C library of this process, where it is an ELF file that can be read.
+fn libc() -> Option<Vec<u8>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    std::fs::read(path.into_iter().find(|path| path.ends_with("/libc.so.6"))?).ok()
+}
+
+fn this_test() -> Vec<u8> {
+    std::fs::read(std::env::current_exe().unwrap()).unwrap()
+}
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()) as usize)
+}
+
+/// The parts of a file that steer a parser: headers, section headers, symbol tables.
+fn steering(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let sections = word(bytes, 40);
+    let count = usize::from(u16::from_le_bytes([bytes[60], bytes[61]]));
+    let mut parts = vec![0..64, 64..64 + 56 * 12, sections..sections + 64 * count];
+    for header in (0..count).map(|index| sections + 64 * index) {
+        let kind = bytes.get(header + 4).copied().unwrap_or(0);
+        if matches!(kind, 2 | 3 | 7 | 11) {
+            // SYMTAB, STRTAB, NOTE, DYNSYM
+            parts.push(word(bytes, header + 24)..word(bytes, header + 24) + word(bytes, header + 32));
+        }
+    }
+    parts.retain(|part| part.start < part.end && part.end <= bytes.len());
+    parts
+}
+
+/// One to eight changes of the kinds that break parsers.
+fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
+    let parts = steering(bytes);
+    for _ in 0..1 + random.below(8) {
+        let length = bytes.len();
+        let part = parts[random.below(parts.len())].clone();
+        let at = part.start + random.below(part.len());
+        match random.below(8) {
+            0 => bytes.truncate(1 + random.below(length)),
+            1 => {
+                let at = random.below(length);
+                bytes[at] ^= 1 << random.below(8);
+            }
+            2 | 3 if at < length => bytes[at] = random.next() as u8,
+            _ => {
+                let extremes = [0, 1, 8, 0x7f, 0xff, 0xfff0, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 63];
+                let near = [length as u64, length as u64 - 1, length as u64 + 1, u64::MAX, u64::MAX - 7];
+                let value = if random.below(2) == 0 { random.pick(&extremes) } else { random.pick(&near) };
+                let width = random.pick(&[2, 4, 8]);
+                let at = at / width * width;
+                if let Some(field) = bytes.get_mut(at..at + width) {
+                    field.copy_from_slice(&value.to_le_bytes()[..width]);
+                }
+            }
+        }
+    }
+}
+
+/// Everything that reads a file, with addresses inside, at the edges of and beyond it.
+fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
+    let length = bytes.len();
+    let bytes = ImageBytes::new(bytes);
+    let mut svmas: Vec<u64> = vec![0, 1, u64::MAX, u64::MAX - 1, 1 << 63, length as u64];
+    svmas.extend((0..100).map(|_| random.next() % (2 * length as u64)));
+
+    let _ = same_file(head, bytes.bytes());
+    let _ = same_file(bytes.bytes(), head);
+    if let Ok(elf) = Elf::parse(bytes.bytes()) {
+        for &number in &svmas {
+            let _ = (elf.svma_of(number), elf.file_offset_of(Svma(number)));
+        }
+        svmas.extend(elf.segments.iter().flat_map(|segment| {
+            [segment.svma.0, segment.svma.0.wrapping_add(segment.file.end.wrapping_sub(segment.file.start))]
+        }));
+    }
+    if let Ok(table) = SymbolTable::parse(&bytes) {
+        assert!(
+            table.memory_bytes() as f64 <= length as f64 * MEMORY_FACTOR,
+            "{} bytes",
+            table.memory_bytes()
+        );
+        let step = (table.len() / 300).max(1);
+        for symbol in table.symbols().step_by(step) {
+            svmas.extend([symbol.start.0, symbol.end.0.wrapping_sub(1), symbol.end.0]);
+        }
+        for &svma in &svmas {
+            if let Ok(symbol) = table.lookup(Svma(svma)) {
+                assert!(symbol.start.0 <= svma && svma < symbol.end.0 && !symbol.name.is_empty());
+                assert!(symbol.name.len() <= MAX_NAME_BYTES);
+            }
+        }
+    }
+
+    let mut images = Images::default();
+    for round in 0..3 {
+        images.update(&mappings(&bytes, random), &mut |_| Ok(bytes.clone()));
+        if round == 1 {
+            images.begin_space();
+        }
+    }
+    assert!(images.spaces_full() || (images.space() as usize) < MAX_SPACES);
+    let mut frames = vec![Frame::Root(0)];
+    for svma in svmas {
+        let avma = Avma(svma.wrapping_add(BASE));
+        let _ = (images.contains(avma), images.code(avma).map(<[u8]>::len), images.locate(0, avma));
+        frames.push(Frame::Code { space: random.below(4) as u32, address: avma.0 });
+        frames.push(Frame::Code { space: images.space(), address: svma });
+    }
+    let _ = (images.entry_of(0, "/a"), images.entry_of(9, "/a"));
+    let frames = frames.iter().enumerate().map(|(index, frame)| (FrameId(index as u32), *frame));
+    let names = symbolicate(frames.clone(), &images);
+    assert_eq!(names.addresses_unique, names.addresses_looked_up);
+    let unnamed: u64 = names.addresses_unnamed.values().sum();
+    assert_eq!(names.addresses_unique, names.addresses_named + unnamed);
+    for (id, frame) in frames {
+        assert_eq!(names.get(id).len(), usize::from(matches!(frame, Frame::Code { .. })));
+    }
+}
+
+const BASE: u64 = 0x7f00_0000_0000;
+
+/// The executable segments at [`BASE`] as far as they can be mapped, and mappings that no
+/// kernel gives.
+fn mappings(bytes: &ImageBytes, random: &mut Random) -> Vec<Mapping> {
+    let mapping = |start: u64, end: u64, file_offset, kind| Mapping {
+        avma: Avma(start)..Avma(end),
+        file_offset,
+        path: "/a".to_string(),
+        kind,
+        identity: (1, 1),
+    };
+    let mut all = Vec::new();
+    for segment in Elf::parse(bytes.bytes()).iter().flat_map(|elf| &elf.segments) {
+        let start = segment.svma.0.wrapping_add(BASE);
+        let end = start.wrapping_add(segment.file.end.wrapping_sub(segment.file.start));
+        all.push(mapping(start, end, segment.file.start, MappingKind::File));
+    }
+    for _ in 0..random.below(4) {
+        let numbers = [0, 1, 0x1000, BASE, BASE + 0x1000, u64::MAX - 1, u64::MAX, random.next()];
+        let kind = match random.below(3) {
+            0 => MappingKind::File,
+            1 => MappingKind::Vdso,
+            _ => MappingKind::Anonymous,
+        };
+        all.push(mapping(random.pick(&numbers), random.pick(&numbers), random.pick(&numbers), kind));
+    }
+    if random.below(4) > 0 {
+        all.sort_by_key(|mapping| mapping.avma.start);
+    }
+    all
+}
+
+fn mutations(test: &'static str, rounds: u64, original: &[u8]) {
+    exercise(original.to_vec(), &original[..4096], &mut Random(1));
+    for_each_seed(test, rounds, |random| {
+        let mut bytes = original.to_vec();
+        mutate(&mut bytes, random);
+        exercise(bytes, &original[..4096], random);
+    });
+}
+
+#[test]
+fn a_damaged_library() {
+    mutations("a_damaged_library", 3000, &library());
+}
+
+#[test]
+fn a_damaged_c_library() {
+    match libc() {
+        Some(original) => mutations("a_damaged_c_library", 60, &original),
+        None => eprintln!("SKIP: this process has no libc.so.6 (statically linked?)"),
+    }
+}
+
+#[test]
+fn a_damaged_executable() {
+    mutations("a_damaged_executable", 12, &this_test());
+}
+
+#[test]
+fn every_truncation_of_the_headers() {
+    let library = library();
+    let sections = word(&library, 40);
+    for length in (1..1024).chain(sections - 8..library.len()) {
+        exercise(library[..length].to_vec(), &library[..4096], &mut Random(length as u64));
+    }
+}
+
+/// Many symbols that all have one endless name, at one address: the worst for choosing
+/// among aliases; and at many addresses: the worst for the memory of names.
+#[test]
+fn names_that_never_end() {
+    let started = Instant::now();
+    let one_address = overlapping_names(20_000, 0);
+    let table = SymbolTable::parse(&ImageBytes::new(one_address)).unwrap();
+    assert_eq!(table.lookup(Svma(0x1000)).unwrap().name.len(), MAX_NAME_BYTES);
+    exercise(overlapping_names(5_000, 16), b"", &mut Random(1));
+    assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
+}
+
+/// An ELF file of `count` functions, `apart` bytes from one another, whose names begin at
+/// successive bytes of a string table without an end.
+fn overlapping_names(count: usize, apart: u64) -> Vec<u8> {
+    let (symbols, sections) = (64usize, 64 + 24 * (count + 1));
+    let strings = sections + 64 * 4;
+    let mut file = vec![0u8; strings];
+    file.resize(strings + 2 * MAX_NAME_BYTES + count, b'n');
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01");
+    put(40, &(sections as u64).to_le_bytes());
+    put(58, &[64, 0, 4, 0]); // e_shentsize, e_shnum
+    for index in 0..count {
+        let at = symbols + 24 * (index + 1);
+        put(at, &(index as u32 + 1).to_le_bytes());
+        put(at + 4, &[0x12, 0, 1, 0]); // a global function in section 1
+        put(at + 8, &(0x1000 + index as u64 * apart).to_le_bytes());
+        put(at + 16, &16u64.to_le_bytes());
+    }
+    // type, flags, address, offset, size, link
+    let headers = [
+        (1u32, 6u64, 0x1000u64, 0usize, 1 << 32, 0u32),
+        (2, 0, 0, symbols, 24 * (count + 1), 3),
+        (3, 0, 0, strings, 2 * MAX_NAME_BYTES + count, 0),
+    ];
+    for (index, (kind, flags, address, offset, size, link)) in headers.into_iter().enumerate() {
+        let at = sections + 64 * (index + 1);
+        put(at + 4, &kind.to_le_bytes());
+        put(at + 8, &flags.to_le_bytes());
+        put(at + 16, &address.to_le_bytes());
+        put(at + 24, &(offset as u64).to_le_bytes());
+        put(at + 32, &(size as u64).to_le_bytes());
+        put(at + 40, &link.to_le_bytes());
+        put(at + 56, &24u64.to_le_bytes());
+    }
+    file
+}
+
+#[test]
+fn every_symbol_covers_its_own_bytes() {
+    let bytes = ImageBytes::new(this_test());
+    let table = SymbolTable::parse(&bytes).unwrap();
+    assert!(table.len() > 1000);
+    for symbol in table.symbols() {
+        let (start, end) = (symbol.start.0, symbol.end.0);
+        assert!(start < end);
+        for svma in [start, start + (end - start) / 2, end - 1] {
+            let found = table.lookup(Svma(svma)).unwrap();
+            assert!((found.start.0..found.end.0).contains(&svma), "{svma:#x}");
+            assert!(found.start >= symbol.start, "{svma:#x}: not the innermost");
+        }
+    }
+}
+
+/// Names put together from the pieces of both manglings, with references to themselves.
+#[test]
+fn mangled_names_of_any_kind() {
+    const PIECES: [&str; 58] = [
+        "_ZN",
+        "_Z",
+        "_R",
+        "Nv",
+        "C1a",
+        "1a",
+        "3foo",
+        "I",
+        "E",
+        "J",
+        "Dp",
+        "T_",
+        "T0_",
+        "T1_",
+        "S_",
+        "S0_",
+        "S1_",
+        "S2_",
+        "St",
+        "Sa",
+        "Ss",
+        "i",
+        "v",
+        "P",
+        "R",
+        "K",
+        "F",
+        "M",
+        "A10_",
+        "Dv4_",
+        "X",
+        "L",
+        "Lb1E",
+        "sZ",
+        "DT",
+        "cl",
+        "pl",
+        "nx",
+        "Ul",
+        "E_",
+        "Ut_",
+        "C1",
+        "D2",
+        "cv",
+        "B_",
+        "B1_",
+        "B3_",
+        "B7_",
+        "p",
+        "T",
+        "NtC1a1b",
+        "INv",
+        "s_",
+        "h",
+        ".cold",
+        ".part.0",
+        "@@V_1",
+        "17h0123456789abcdefE",
+    ];
+    let seeds =
+        ["_Z1fIiEv", "_ZN5space3fooEibc", "_RNvC6_123foo3bar", "_Z1fIJidEEvDpT_", "_ZN1aIJDpT_EE1bIJEEEvT_"];
+    for_each_seed("mangled_names_of_any_kind", 40_000, |random| {
+        let mut name = random.pick(&seeds).to_string();
+        if random.below(2) == 0 {
+            name.truncate(random.below(name.len()));
+        }
+        for _ in 0..random.below(120) {
+            name.push_str(random.pick(&PIECES));
+        }
+        if random.below(4) == 0 {
+            let at = random.below(name.len().max(1)).min(name.len());
+            name.insert(at, (random.below(95) + 32) as u8 as char);
+        }
+        assert!(demangle(name.as_bytes()).len() <= MAX_DEMANGLED_BYTES + 4096, "{name}");
+    });
+}
