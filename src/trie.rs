@@ -134,16 +134,6 @@ impl Trie {
     #[inline]
     pub fn insert(&mut self, root: u32, space: u32, leaf_first: &[u64], weight: u64) -> Result<NodeId, Full> {
         let print = Fingerprint::of(root, space, leaf_first);
-<<<<<<< HEAD
-        let same = |known: &KnownStack| known.hash == print.hash && known.check == print.check;
-        let leaf = match self.stacks.find(print.hash, same) {
-            Some(known) => {
-                let leaf = NodeId(known.leaf);
-                debug_assert!(
-                    self.is_stack(leaf, root, space, leaf_first),
-                    "two stacks with one fingerprint"
-                );
-=======
         let leaf = match self.leaves.find(print) {
             Some(leaf) => {
                 // In place: a known stack touches its leaf and no node.
@@ -155,7 +145,6 @@ impl Trie {
             None => {
                 let leaf = self.learn(print, root, space, leaf_first)?;
                 self.add(leaf, weight);
->>>>>>> trie
                 leaf
             }
         };
