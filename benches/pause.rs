@@ -124,6 +124,7 @@ mod linux {
             hz: HZ,
             duration_ns: Some(length_ms * 1_000_000),
             idle: false,
+            threads: false,
             max_depth: 1024,
             seed: 1,
         };
