@@ -154,6 +154,10 @@ impl Recording {
         if !self.outputs.is_empty() {
             return self.outputs.clone();
         }
+        if self.source == Source::Demo {
+            let path = format!("stackprof-demo.{}", self.default_format.name());
+            return vec![Output { to: Destination::File(path.into()), format: self.default_format }];
+        }
         // A process can call itself anything; the file stays in this directory.
         let name: String = process
             .chars()

@@ -48,7 +48,7 @@ pub fn run(recording: &Recording) -> Result<()> {
     let names = symbol::symbolicate(frames, &profile.images);
     let symbolicated = Instant::now();
     let outputs = recording.outputs_for(&profile.process.name, profile.process.pid);
-    let lines = fold(&profile, &names, recording.threads);
+    let lines = fold(&profile, &names);
     for output in &outputs {
         write(output, recording, &profile, &lines)?;
     }
@@ -85,6 +85,7 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         hz: recording.hz,
         duration_ns: recording.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
         idle: recording.idle,
+        threads: recording.threads,
         max_depth: recording.max_depth,
         seed: recording.seed.unwrap_or_else(|| u64::from(std::process::id())),
         linger_ns: if launched { LINGER_NS } else { 0 },
@@ -196,13 +197,13 @@ fn nothing_sampled(profile: &Profile, recording: &Recording) -> Error {
 }
 
 /// The profile's stacks as text.
-fn fold(profile: &Profile, names: &Names, threads: bool) -> Vec<(String, u64)> {
+fn fold(profile: &Profile, names: &Names) -> Vec<(String, u64)> {
     let mut folder = folded::Folder::default();
     profile.trie.for_each_stack(|frames, count| {
         let Some((root, frames)) = frames.split_first() else { return };
         let crate::trie::Frame::Root(number) = profile.trie.frame(*root) else { return };
         let root = Root::from_number(number);
-        let thread = profile.threads.get(root.thread as usize).filter(|_| threads);
+        let thread = profile.threads.get(root.thread as usize);
         let root = folded::Root {
             process: &profile.process.name,
             thread: thread.map(|thread| (thread.name.as_str(), thread.id)),
@@ -297,6 +298,9 @@ fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String>
         hints.push(
             "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
         );
+    }
+    if matches!(recording.source, Source::Launch(_) | Source::Demo) && stats.exit_status.is_none() {
+        hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
     }
     for unnamed in names.unnamed_by_image.iter().take(3) {
         if let Some(image) = profile.images.images().get(unnamed.image as usize)

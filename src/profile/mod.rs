@@ -51,6 +51,7 @@ pub struct Profile {
     /// Images of the process, over time.
     pub images: Images,
     /// Threads, in the order in which they were first seen; [`Root::thread`] points here.
+    /// Empty if stacks of all threads were merged.
     pub threads: Vec<Thread>,
     /// What happened, and what was lost.
     pub stats: Stats,

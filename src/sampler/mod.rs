@@ -32,6 +32,8 @@ const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
 const RETRY_IMAGES_NS: u64 = 20_000_000;
 /// Reading mappings may take this share of the time, at most: 1/100.
 const REFRESH_COST: u64 = 100;
+/// Threads that are kept apart; later ones share an entry.
+const MAX_THREADS: usize = 65_536;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
 /// Tries of a snapshot to copy a whole stack, and the time each waits for threads to stop.
@@ -51,6 +53,9 @@ pub struct Options {
     pub duration_ns: Option<u64>,
     /// Also record waiting threads: weights are wall-clock time.
     pub idle: bool,
+    /// Keep the stacks of each thread apart. Otherwise all threads share one root: memory
+    /// then does not grow with the number of threads that come and go.
+    pub threads: bool,
     /// Frames kept per stack.
     pub max_depth: usize,
     /// Seed of the ticks' jitter.
@@ -99,7 +104,8 @@ pub struct ThreadStack {
 /// # Errors
 /// [`ErrorKind::Attach`] when the process has gone.
 pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) -> Result<Snapshot> {
-    let options = Options { hz: 1, duration_ns: None, idle: true, max_depth, seed: 0, linger_ns: 0 };
+    let options =
+        Options { hz: 1, duration_ns: None, idle: true, threads: true, max_depth, seed: 0, linger_ns: 0 };
     let live = Live::default();
     let mut recording = Recording::new(target, clock, &options, &live);
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
@@ -275,7 +281,12 @@ impl<'a> Recording<'a> {
         let order = std::mem::take(&mut self.order);
         let (mut runnable, mut on_the_way) = (0, 0);
         for id in &order {
-            let Some(look) = self.look(*id) else { continue };
+            // A stop already asked for will tell; until it comes the thread had no CPU.
+            if self.accounts.get(id).is_some_and(|account| account.asked) {
+                runnable += 1;
+                continue;
+            }
+            let Ok(look) = self.target.look(*id) else { continue };
             runnable += usize::from(look.activity == Activity::Runnable);
             if self.decide(*id, look) {
                 on_the_way += 1;
@@ -289,14 +300,6 @@ impl<'a> Recording<'a> {
         while self.one_event(0)? {}
         self.walk_captured();
         Ok(())
-    }
-
-    fn look(&mut self, id: ThreadId) -> Option<Look> {
-        // A stop already asked for will tell; until it comes the thread had no CPU.
-        if self.accounts.get(&id)?.asked {
-            return None;
-        }
-        self.target.look(id).ok()
     }
 
     /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
@@ -544,10 +547,23 @@ impl<'a> Recording<'a> {
     }
 
     fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look) {
-        let index = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
-        let name = self.target.thread_name(id).unwrap_or_default();
-        self.threads.push(Thread { id: id.0, name });
+        self.stats.threads_seen += 1;
+        let index = self.thread_index(id);
         self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns()));
+    }
+
+    /// The entry that a thread's stacks are kept under.
+    fn thread_index(&mut self, id: ThreadId) -> u32 {
+        if !self.options.threads {
+            return 0;
+        }
+        if self.threads.len() < MAX_THREADS {
+            let name = self.target.thread_name(id).unwrap_or_default();
+            self.threads.push(Thread { id: id.0, name });
+        } else if self.threads.len() == MAX_THREADS {
+            self.threads.push(Thread { id: 0, name: format!("threads after the first {MAX_THREADS}") });
+        }
+        u32::try_from(self.threads.len() - 1).unwrap_or(u32::MAX)
     }
 
     fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
@@ -581,8 +597,9 @@ impl<'a> Recording<'a> {
             let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
             if let Some(mut account) = self.accounts.remove(&id) {
                 // Threads name themselves after they start.
-                if let Some(name) = self.target.thread_name(id)
-                    && let Some(thread) = self.threads.get_mut(account.index as usize)
+                if let Some(thread) = self.threads.get_mut(account.index as usize)
+                    && thread.id == id.0
+                    && let Some(name) = self.target.thread_name(id)
                 {
                     thread.name = name;
                 }
@@ -593,7 +610,6 @@ impl<'a> Recording<'a> {
                 }
             }
         }
-        self.stats.threads_seen = self.threads.len() as u64;
         Profile {
             process: self.target.process().clone(),
             hz: self.options.hz,

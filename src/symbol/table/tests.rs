@@ -253,3 +253,13 @@ fn a_symbol_without_a_name_is_not_an_answer() {
         assert_eq!(table.lookup(Svma(address)).unwrap().name, b"f");
     }
 }
+
+#[test]
+fn marks_for_tools_are_not_names() {
+    for mark in ["$x", "$d", "$x.3", "$d.realdata", ".Lloop", ".annobin_main.c"] {
+        assert!(is_mark(mark.as_bytes()), "{mark}");
+    }
+    for name in ["$xy", "$", "x", "L1", ".text_start", "$$", ""] {
+        assert!(!is_mark(name.as_bytes()), "{name}");
+    }
+}

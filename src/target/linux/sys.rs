@@ -210,6 +210,12 @@ pub(super) fn raise_file_limit() {
     }
 }
 
+/// The CPU that the calling thread runs on.
+pub(super) fn current_cpu() -> Option<u32> {
+    // SAFETY: sched_getcpu(3) takes nothing.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 /// CPUs that a thread may run on, at least 1.
 pub(super) fn cpus_of(pid: pid_t) -> usize {
     // SAFETY: cpu_set_t is plain data for which all zeroes is a value; the size passed is its own.

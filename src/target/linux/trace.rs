@@ -24,9 +24,9 @@ use crate::target::{
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
 
-/// How long to poll for threads asked to stop before sleeping: a thread on another CPU
-/// takes a few microseconds to stop, less than a sleep and a wake-up. One that waits for
-/// this CPU needs us to sleep.
+/// How long to poll for a thread asked to stop on another CPU before sleeping: it takes a
+/// few microseconds, less than a sleep and a wake-up. One that was on this CPU gets to its
+/// stop only when we sleep.
 const POLL_NS: u64 = 30_000;
 
 /// A stack window is never larger: the default stack limit.
@@ -46,8 +46,8 @@ pub struct LinuxTarget {
     outstanding: usize,
     /// Until when to poll for them.
     poll_until_ns: u64,
-    /// When nothing was found stopped last: what is found next stopped after that.
-    nothing_stopped_at_ns: u64,
+    /// When the last sleep ended.
+    slept_until_ns: u64,
     launched: bool,
     ended: bool,
     not_send: PhantomData<*const ()>,
@@ -83,7 +83,7 @@ impl LinuxTarget {
             raw: sys::no_registers(),
             outstanding: 0,
             poll_until_ns: 0,
-            nothing_stopped_at_ns: 0,
+            slept_until_ns: 0,
             launched: false,
             ended: false,
             not_send: PhantomData,
@@ -205,7 +205,9 @@ impl LinuxTarget {
         let tid = standing.0;
         let outcome = self.read_standing(tid, pending, capture);
         drop(standing);
-        capture.pause_ns = self.clock.now_ns() - self.nothing_stopped_at_ns.max(pending.asked_ns);
+        // A thread that stopped while we slept had waited for a CPU: it stands since the
+        // end of that sleep or a little longer.
+        capture.pause_ns = self.clock.now_ns() - self.slept_until_ns.max(pending.asked_ns);
         outcome
     }
 
@@ -296,7 +298,9 @@ impl Target for LinuxTarget {
         sys::interrupt(tid).map_err(|_| Fault::ThreadGone)?;
         entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns });
         self.outstanding += 1;
-        self.poll_until_ns = self.clock.now_ns() + POLL_NS;
+        if entry.last_cpu() != sys::current_cpu() {
+            self.poll_until_ns = self.clock.now_ns() + POLL_NS;
+        }
         Ok(())
     }
 
@@ -316,7 +320,7 @@ impl Target for LinuxTarget {
                     }
                     continue;
                 }
-                Ok(_) => self.nothing_stopped_at_ns = before_ns,
+                Ok(_) => {}
                 // Nothing is traced any more.
                 Err(_) => {
                     self.process_ended(ExitStatus::Unknown);
@@ -337,9 +341,7 @@ impl Target for LinuxTarget {
             if let Some(event) = self.sleep(until_ns - before_ns) {
                 return Ok(event);
             }
-            // What stopped during the sleep did so at an unknown moment of it: the pause
-            // is counted from the wake-up on.
-            self.nothing_stopped_at_ns = self.clock.now_ns();
+            self.slept_until_ns = self.clock.now_ns();
         }
     }
 
