@@ -87,7 +87,11 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         idle: recording.idle,
         threads: recording.threads,
         max_depth: recording.max_depth,
-        seed: recording.seed.unwrap_or_else(|| u64::from(std::process::id())),
+        seed: recording.seed.unwrap_or(match recording.source {
+            // A simulated run replays from its one number.
+            Source::Sim { seed } => seed,
+            _ => u64::from(std::process::id()),
+        }),
         linger_ns: if launched { LINGER_NS } else { 0 },
     };
     let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Profile> {
