@@ -129,7 +129,7 @@ fn first_difference(golden: &str, now: &str) -> String {
 fn golden_files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten();
     let paths = entries.map(|entry| entry.unwrap().path());
-    paths.filter(|path| path.extension().is_none_or(|extension| extension != "md")).collect()
+    paths.filter(|path| !path.file_name().unwrap().to_str().unwrap().starts_with('.')).collect()
 }
 
 fn bless(directory: &Path, made: &BTreeMap<String, String>) {

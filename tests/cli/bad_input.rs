@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::support::{Place, can_trace, is_root, run, skip};
+use crate::support::{Place, can_trace, is_linux, is_root, run, skip};
 
-/// Runs `line` beside a launched command that would leave `marker`.
+/// Runs `line`, which must neither leave a file nor run its command (`touch marker`).
 fn refused(line: &str, code: i32, needles: &[&str]) {
     let place = Place::new();
     fs::create_dir(place.path("directory")).unwrap();
@@ -173,9 +173,11 @@ fn state(pid: u32) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn processes_that_cannot_be_attached_to() {
+    if !is_linux() {
+        return;
+    }
     // Above the largest number that Linux gives (4,194,304).
     refused(
         "-o a.svg --pid 4194305",
@@ -219,9 +221,11 @@ fn processes_that_cannot_be_attached_to() {
     }
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_process_of_another_user_needs_sudo() {
+    if !is_linux() {
+        return;
+    }
     if !is_root() {
         return skip("only root has a process of another user at hand");
     }

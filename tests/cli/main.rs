@@ -3,7 +3,7 @@
 //!
 //! Needs no privileges but those to trace its own children. What a machine does not
 //! allow is printed as SKIP with its reason; `STACKPROF_NO_SKIP=1` makes that a failure.
-#![allow(clippy::unwrap_used, clippy::print_stderr)]
+#![allow(clippy::unwrap_used)]
 
 mod bad_input;
 mod help;
