@@ -27,9 +27,9 @@ use ticks::Ticks;
 /// first to stand is not kept by the last.
 const STOPS_AT_ONCE: usize = 4;
 /// Mappings are read again this often to notice images that were unloaded, and at most
-/// once per [`RETRY_IMAGES_NS`] when an address is in none.
+/// once per [`RETRY_IMAGES_NS`] when a program counter is in none.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
-const RETRY_IMAGES_NS: u64 = 20_000_000;
+const RETRY_IMAGES_NS: u64 = 2_000_000;
 /// Reading mappings may take this share of the time, at most: 1/100.
 const REFRESH_COST: u64 = 100;
 /// Threads that are kept apart; later ones share an entry.
@@ -177,6 +177,11 @@ struct Recording<'a> {
 struct ImageCode<'a>(&'a Images);
 
 impl Code for ImageCode<'_> {
+    fn is_code(&self, at: Avma) -> bool {
+        // Without any image the system has told nothing.
+        self.0.contains(at) || self.0.images().is_empty()
+    }
+
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.0.code(at)
     }
@@ -442,7 +447,8 @@ impl<'a> Recording<'a> {
             // It ended in the meantime and was accounted for then.
             return;
         };
-        let look = look.unwrap_or(Look { cpu_ns: 0, ..unknown_look() });
+        // A thread that is ending tells no more: what it used last is counted at its end.
+        let look = look.unwrap_or(account.last_look());
         let hz = self.options.hz;
         let counts = if self.options.idle {
             account.weigh_wall(look, now_ns, hz)
@@ -480,13 +486,21 @@ impl<'a> Recording<'a> {
 
     /// Walks a capture into `self.addresses`, with the images it needs.
     fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
+        if !self.images.contains(capture.registers.pc()) {
+            self.retry_images(0);
+        }
+        let ended = self.walk_with_known_images(id, capture);
+        // A torn chain, or a library that was loaded since?
+        if ended == Ended::BadFrame && self.retry_images(self.images_wait_ns) {
+            return self.walk_with_known_images(id, capture);
+        }
+        ended
+    }
+
+    fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: sp, bytes: &capture.stack };
-        if !self.images.contains(capture.registers.pc()) {
-            self.retry_images();
-        }
         let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
-        let mut ended;
         loop {
             let code = ImageCode(&self.images);
             let input = walk::Input {
@@ -497,53 +511,45 @@ impl<'a> Recording<'a> {
                 code: &code,
             };
             let walked = walk::walk(&capture.registers, &input, &mut self.addresses);
-            ended = walked.ended;
             account.fit_window(&walked, sp);
             // A thread that already ran when we came: where was it born?
-            if ended != Ended::Root && account.stack_top.is_none() && account.birth_searches_left > 0 {
-                account.birth_searches_left -= 1;
-                account.stack_top = root::find_birth(stack, walked.reached, &code);
-                if account.stack_top.is_some() {
-                    continue;
-                }
-                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
+            if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
+            {
+                return walked.ended;
             }
-            break;
+            account.birth_searches_left -= 1;
+            account.stack_top = root::find_birth(stack, walked.reached, &code);
+            if account.stack_top.is_none() {
+                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
+                return walked.ended;
+            }
         }
-        if self.addresses.iter().any(|address| !self.images.contains(Avma(*address))) {
-            self.retry_images();
-        }
-        ended
     }
 
-    fn retry_images(&mut self) {
+    /// Reads the images again unless that was done `wait_ns` ago or less, or just now;
+    /// whether they changed.
+    fn retry_images(&mut self, wait_ns: u64) -> bool {
         let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        if since_ns >= self.images_wait_ns.max(RETRY_IMAGES_NS) {
-            self.read_images();
-        }
+        since_ns >= wait_ns.max(RETRY_IMAGES_NS) && self.read_images()
     }
 
-    /// Brings the images up to date. A failure leaves the known ones: later addresses
-    /// may then be unknown, which the summary shows.
-    fn read_images(&mut self) {
+    /// Brings the images up to date; whether they changed. A failure leaves the known
+    /// ones: later addresses may then be unknown, which the summary shows.
+    fn read_images(&mut self) -> bool {
         let before_ns = self.clock.now_ns();
         let mut mappings = std::mem::take(&mut self.mappings);
+        let mut changed = false;
         if self.target.mappings(&mut mappings).is_ok() {
             let target = &mut self.target;
-            let changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
-            let took_ns = self.clock.now_ns().saturating_sub(before_ns);
-            // Code without a file (JIT) is never found: ask less often the longer nothing changes.
-            self.images_wait_ns = if changed {
-                took_ns.saturating_mul(REFRESH_COST)
-            } else {
-                (self.images_wait_ns * 2).clamp(
-                    took_ns.saturating_mul(REFRESH_COST),
-                    REFRESH_IMAGES_NS.max(took_ns.saturating_mul(REFRESH_COST)),
-                )
-            };
+            changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
         }
         self.mappings = mappings;
         self.images_read_ns = self.clock.now_ns();
+        let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
+        // Torn stacks ask again and again: less often the longer nothing changes.
+        let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(REFRESH_IMAGES_NS) };
+        self.images_wait_ns = backed_off_ns.max(cost_ns).max(RETRY_IMAGES_NS);
+        changed
     }
 
     fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look) {

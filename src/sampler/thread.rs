@@ -117,6 +117,11 @@ impl Account {
         self.count(self.cpu_ns.saturating_sub(self.sampled.cpu_ns), hz)
     }
 
+    /// What is known when the system tells no more.
+    pub(super) fn last_look(&self) -> Look {
+        Look { cpu_ns: self.cpu_ns, ..self.sampled }
+    }
+
     /// CPU time used while recorded, nanoseconds.
     pub(super) fn used_cpu_ns(&self) -> u64 {
         self.cpu_ns.saturating_sub(self.first_cpu_ns)

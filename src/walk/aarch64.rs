@@ -40,7 +40,7 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
 }
 
 fn is_code(address: u64, code: &dyn Code) -> bool {
-    address.is_multiple_of(4) && code.code(Avma(address)).is_some()
+    address.is_multiple_of(4) && code.is_code(Avma(address))
 }
 
 /// Whether fp points to the leaf function's own frame record at `pc`; `None` without code.
@@ -136,6 +136,9 @@ mod tests {
 
     struct Text(Vec<u8>);
     impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
         }
