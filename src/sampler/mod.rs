@@ -20,7 +20,7 @@ use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
 use crate::walk::{self, Code, Ended, StackBytes, root};
-use thread::{Account, Waits, unknown_look};
+use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
@@ -30,8 +30,8 @@ const STOPS_AT_ONCE: usize = 4;
 /// once per [`RETRY_IMAGES_NS`] when a program counter is in none.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
 const RETRY_IMAGES_NS: u64 = 2_000_000;
-/// Reading mappings may take this share of the time, at most: 1/100.
-const REFRESH_COST: u64 = 100;
+/// Reading mappings may take this share of the time, at most: 1/20.
+const REFRESH_COST: u64 = 20;
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
 /// How long the stops of the last tick are waited for, nanoseconds.
@@ -324,20 +324,19 @@ impl<'a> Recording<'a> {
 
     fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let node = match account.waits {
-            Waits::With { node, look: then } if then == look => node,
+        let stack = match account.waits {
+            Waits::With { stack, look: then } if then == look => stack,
             // Back from our stop, at the same place as far as the system tells.
-            Waits::Returning { node, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                account.waits = Waits::With { node, look };
-                node
+            Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
+                account.waits = Waits::With { stack, look };
+                stack
             }
             _ => return self.ask(id, true),
         };
         let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.trie.add(node, counts);
-        self.stats.samples += counts;
+        self.trie.add(stack.node, counts);
         self.stats.samples_idle_reused += counts;
-        self.stats.stacks_complete += counts;
+        self.weighed(stack.ended, counts);
         false
     }
 
@@ -463,12 +462,9 @@ impl<'a> Recording<'a> {
         let root = Root { thread: account.index, complete: ended == Ended::Root };
         match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
             Ok(node) => {
-                if account.asked_waiting {
-                    account.waits =
-                        Waits::Returning { node, at: (capture.registers.sp(), capture.registers.pc()) };
-                } else {
-                    account.waits = Waits::Unknown;
-                }
+                let at = (capture.registers.sp(), capture.registers.pc());
+                let returning = Waits::Returning { stack: KnownStack { node, ended }, at };
+                account.waits = if account.asked_waiting { returning } else { Waits::Unknown };
                 self.weighed(ended, counts);
             }
             Err(full) => self.lose(full.reason(), counts),
