@@ -150,7 +150,7 @@ pub struct Recording {
 impl Recording {
     /// The outputs, with the default one (`stackprof-NAME-PID.svg`) filled in.
     #[must_use]
-    pub fn outputs_for(&self, process: &str, pid: u32) -> Vec<Output> {
+    pub fn outputs_for(&self, process: &str, pid: impl std::fmt::Display) -> Vec<Output> {
         if !self.outputs.is_empty() {
             return self.outputs.clone();
         }

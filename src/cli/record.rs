@@ -37,6 +37,9 @@ pub fn run(recording: &Recording) -> Result<()> {
     for path in destinations(recording) {
         file::check_writable(path)?;
     }
+    // The name of the default output is not known before the process is, its directory is;
+    // a command must not run only to hear that its profile cannot be kept.
+    check_default_output(recording, "NAME", "PID")?;
     let live = Arc::new(Live::default());
     let profile = acquire(recording, &live)?;
     if profile.stats.samples == 0 {
@@ -78,6 +81,19 @@ fn destinations(recording: &Recording) -> impl Iterator<Item = &Path> {
     })
 }
 
+/// Finds out whether the output that nobody named can be written, if there is one.
+fn check_default_output(recording: &Recording, process: &str, pid: impl std::fmt::Display) -> Result<()> {
+    if !recording.outputs.is_empty() {
+        return Ok(());
+    }
+    let outputs = recording.outputs_for(process, pid);
+    let paths = outputs.iter().map(|output| output.to.as_path());
+    paths
+        .map(file::check_writable)
+        .collect::<Result<()>>()
+        .map_err(|error| Error::new(error.kind(), format!("{error}; name another output with -o FILE")))
+}
+
 /// Runs the recording on whatever it is of.
 fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
     let launched = matches!(recording.source, Source::Launch(_) | Source::Demo);
@@ -87,16 +103,16 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         idle: recording.idle,
         threads: recording.threads,
         max_depth: recording.max_depth,
-        seed: recording.seed.unwrap_or_else(|| u64::from(std::process::id())),
+        seed: recording.seed.unwrap_or(match recording.source {
+            // A simulated run replays from its one number.
+            Source::Sim { seed } => seed,
+            _ => u64::from(std::process::id()),
+        }),
         linger_ns: if launched { LINGER_NS } else { 0 },
     };
     let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Profile> {
         let process = target.process();
-        for output in recording.outputs_for(&process.name, process.pid) {
-            if let Destination::File(path) = &output.to {
-                file::check_writable(path)?;
-            }
-        }
+        check_default_output(recording, &process.name, process.pid)?;
         let title = format!("{} (pid {})", process.name, process.pid);
         let quiet = recording.verbosity == Verbosity::Quiet;
         let progress = Progress::start(Arc::clone(live), title, recording.duration, quiet);
