@@ -87,9 +87,9 @@ fn check_default_output(recording: &Recording, process: &str, pid: impl std::fmt
         return Ok(());
     }
     let outputs = recording.outputs_for(process, pid);
-    let mut paths = outputs.iter().map(|output| output.to.as_path());
-    paths
-        .try_for_each(file::check_writable)
+    outputs
+        .iter()
+        .try_for_each(|output| file::check_writable(output.to.as_path()))
         .map_err(|error| Error::new(error.kind(), format!("{error}; name another output with -o FILE")))
 }
 

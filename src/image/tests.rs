@@ -1,12 +1,17 @@
 //! Images over time, with the test executable as the mapped file.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::LazyLock;
+
 use super::*;
 
 const BASE: u64 = 0x5555_0000_0000;
 
+/// The test executable, read once: it is large.
 fn this_test() -> ImageBytes {
-    ImageBytes::new(std::fs::read(std::env::current_exe().unwrap()).unwrap())
+    static BYTES: LazyLock<ImageBytes> =
+        LazyLock::new(|| ImageBytes::new(std::fs::read(std::env::current_exe().unwrap()).unwrap()));
+    BYTES.clone()
 }
 
 /// The executable segment of the test executable, mapped in whole pages as the kernel does.

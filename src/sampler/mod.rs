@@ -20,18 +20,18 @@ use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
 use crate::walk::{self, Code, Ended, StackBytes, root};
-use thread::{Account, Waits, unknown_look};
+use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
 /// first to stand is not kept by the last.
 const STOPS_AT_ONCE: usize = 4;
 /// Mappings are read again this often to notice images that were unloaded, and at most
-/// once per [`RETRY_IMAGES_NS`] when an address is in none.
+/// once per [`RETRY_IMAGES_NS`] when a program counter is in none.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
-const RETRY_IMAGES_NS: u64 = 20_000_000;
-/// Reading mappings may take this share of the time, at most: 1/100.
-const REFRESH_COST: u64 = 100;
+const RETRY_IMAGES_NS: u64 = 2_000_000;
+/// Reading mappings may take this share of the time, at most: 1/20.
+const REFRESH_COST: u64 = 20;
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
 /// How long the stops of the last tick are waited for, nanoseconds.
@@ -177,6 +177,11 @@ struct Recording<'a> {
 struct ImageCode<'a>(&'a Images);
 
 impl Code for ImageCode<'_> {
+    fn is_code(&self, at: Avma) -> bool {
+        // Without any image the system has told nothing.
+        self.0.contains(at) || self.0.images().is_empty()
+    }
+
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.0.code(at)
     }
@@ -319,20 +324,19 @@ impl<'a> Recording<'a> {
 
     fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let node = match account.waits {
-            Waits::With { node, look: then } if then == look => node,
+        let stack = match account.waits {
+            Waits::With { stack, look: then } if then == look => stack,
             // Back from our stop, at the same place as far as the system tells.
-            Waits::Returning { node, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                account.waits = Waits::With { node, look };
-                node
+            Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
+                account.waits = Waits::With { stack, look };
+                stack
             }
             _ => return self.ask(id, true),
         };
         let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.trie.add(node, counts);
-        self.stats.samples += counts;
+        self.trie.add(stack.node, counts);
         self.stats.samples_idle_reused += counts;
-        self.stats.stacks_complete += counts;
+        self.weighed(stack.ended, counts);
         false
     }
 
@@ -442,7 +446,8 @@ impl<'a> Recording<'a> {
             // It ended in the meantime and was accounted for then.
             return;
         };
-        let look = look.unwrap_or(Look { cpu_ns: 0, ..unknown_look() });
+        // A thread that is ending tells no more: what it used last is counted at its end.
+        let look = look.unwrap_or(account.last_look());
         let hz = self.options.hz;
         let counts = if self.options.idle {
             account.weigh_wall(look, now_ns, hz)
@@ -457,12 +462,9 @@ impl<'a> Recording<'a> {
         let root = Root { thread: account.index, complete: ended == Ended::Root };
         match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
             Ok(node) => {
-                if account.asked_waiting {
-                    account.waits =
-                        Waits::Returning { node, at: (capture.registers.sp(), capture.registers.pc()) };
-                } else {
-                    account.waits = Waits::Unknown;
-                }
+                let at = (capture.registers.sp(), capture.registers.pc());
+                let returning = Waits::Returning { stack: KnownStack { node, ended }, at };
+                account.waits = if account.asked_waiting { returning } else { Waits::Unknown };
                 self.weighed(ended, counts);
             }
             Err(full) => self.lose(full.reason(), counts),
@@ -480,13 +482,21 @@ impl<'a> Recording<'a> {
 
     /// Walks a capture into `self.addresses`, with the images it needs.
     fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
+        if !self.images.contains(capture.registers.pc()) {
+            self.retry_images(0);
+        }
+        let ended = self.walk_with_known_images(id, capture);
+        // A torn chain, or a library that was loaded since?
+        if ended == Ended::BadFrame && self.retry_images(self.images_wait_ns) {
+            return self.walk_with_known_images(id, capture);
+        }
+        ended
+    }
+
+    fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: sp, bytes: &capture.stack };
-        if !self.images.contains(capture.registers.pc()) {
-            self.retry_images();
-        }
         let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
-        let mut ended;
         loop {
             let code = ImageCode(&self.images);
             let input = walk::Input {
@@ -497,53 +507,45 @@ impl<'a> Recording<'a> {
                 code: &code,
             };
             let walked = walk::walk(&capture.registers, &input, &mut self.addresses);
-            ended = walked.ended;
             account.fit_window(&walked, sp);
             // A thread that already ran when we came: where was it born?
-            if ended != Ended::Root && account.stack_top.is_none() && account.birth_searches_left > 0 {
-                account.birth_searches_left -= 1;
-                account.stack_top = root::find_birth(stack, walked.reached, &code);
-                if account.stack_top.is_some() {
-                    continue;
-                }
-                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
+            if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
+            {
+                return walked.ended;
             }
-            break;
+            account.birth_searches_left -= 1;
+            account.stack_top = root::find_birth(stack, walked.reached, &code);
+            if account.stack_top.is_none() {
+                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
+                return walked.ended;
+            }
         }
-        if self.addresses.iter().any(|address| !self.images.contains(Avma(*address))) {
-            self.retry_images();
-        }
-        ended
     }
 
-    fn retry_images(&mut self) {
+    /// Reads the images again unless that was done `wait_ns` ago or less, or just now;
+    /// whether they changed.
+    fn retry_images(&mut self, wait_ns: u64) -> bool {
         let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        if since_ns >= self.images_wait_ns.max(RETRY_IMAGES_NS) {
-            self.read_images();
-        }
+        since_ns >= wait_ns.max(RETRY_IMAGES_NS) && self.read_images()
     }
 
-    /// Brings the images up to date. A failure leaves the known ones: later addresses
-    /// may then be unknown, which the summary shows.
-    fn read_images(&mut self) {
+    /// Brings the images up to date; whether they changed. A failure leaves the known
+    /// ones: later addresses may then be unknown, which the summary shows.
+    fn read_images(&mut self) -> bool {
         let before_ns = self.clock.now_ns();
         let mut mappings = std::mem::take(&mut self.mappings);
+        let mut changed = false;
         if self.target.mappings(&mut mappings).is_ok() {
             let target = &mut self.target;
-            let changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
-            let took_ns = self.clock.now_ns().saturating_sub(before_ns);
-            // Code without a file (JIT) is never found: ask less often the longer nothing changes.
-            self.images_wait_ns = if changed {
-                took_ns.saturating_mul(REFRESH_COST)
-            } else {
-                (self.images_wait_ns * 2).clamp(
-                    took_ns.saturating_mul(REFRESH_COST),
-                    REFRESH_IMAGES_NS.max(took_ns.saturating_mul(REFRESH_COST)),
-                )
-            };
+            changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
         }
         self.mappings = mappings;
         self.images_read_ns = self.clock.now_ns();
+        let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
+        // Torn stacks ask again and again: less often the longer nothing changes.
+        let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(REFRESH_IMAGES_NS) };
+        self.images_wait_ns = backed_off_ns.max(cost_ns).max(RETRY_IMAGES_NS);
+        changed
     }
 
     fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look) {

@@ -15,15 +15,22 @@ const WINDOW_STEP_BYTES: usize = 4 << 10;
 /// Samples in a row that needed less before the window shrinks a step.
 const SHRINK_AFTER: u8 = 16;
 
+/// A stack in the trie, and how its walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KnownStack {
+    pub(super) node: NodeId,
+    pub(super) ended: Ended,
+}
+
 /// What is known of a waiting thread's stack (wall-clock profiles).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
     /// Nothing: it has to be captured.
     Unknown,
-    /// Captured, and on its way back to where it waited.
-    Returning { node: NodeId, at: (Avma, Avma) },
-    /// Waiting with the stack of `node` while its look stays the same.
-    With { node: NodeId, look: Look },
+    /// Captured, and on its way back to where it waited: stack pointer and program counter.
+    Returning { stack: KnownStack, at: (Avma, Avma) },
+    /// Waiting with this stack while its look stays the same.
+    With { stack: KnownStack, look: Look },
 }
 
 /// One thread's account.
@@ -115,6 +122,11 @@ impl Account {
             return self.count(self.cpu_ns.saturating_sub(self.first_cpu_ns), hz);
         }
         self.count(self.cpu_ns.saturating_sub(self.sampled.cpu_ns), hz)
+    }
+
+    /// What is known when the system tells no more.
+    pub(super) fn last_look(&self) -> Look {
+        Look { cpu_ns: self.cpu_ns, ..self.sampled }
     }
 
     /// CPU time used while recorded, nanoseconds.

@@ -23,15 +23,12 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
     out.push(CodeAddress::Pc(pc).lookup().0);
     let in_record = input.stack.word(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
     let link_is_caller = match has_record(pc, input.code) {
+        // Also when it repeats the record's return address: a function that recurses
+        // from one place is stopped in its prologue.
         Some(has_record) => !has_record,
-        None => true,
+        None => in_record != Some(link),
     };
-    if link_is_caller
-        && link != 0
-        && in_record != Some(link)
-        && is_code(link, input.code)
-        && out.len() < input.max_depth
-    {
+    if link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth {
         out.push(CodeAddress::Return(Avma(link)).lookup().0);
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
@@ -40,7 +37,7 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
 }
 
 fn is_code(address: u64, code: &dyn Code) -> bool {
-    address.is_multiple_of(4) && code.code(Avma(address)).is_some()
+    address.is_multiple_of(4) && code.is_code(Avma(address))
 }
 
 /// Whether fp points to the leaf function's own frame record at `pc`; `None` without code.
@@ -136,6 +133,9 @@ mod tests {
 
     struct Text(Vec<u8>);
     impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
         }
@@ -169,8 +169,18 @@ mod tests {
     }
 
     #[test]
-    fn a_link_register_that_repeats_the_record_is_not_shown_twice() {
-        assert_eq!(walk_at(0x24, TEXT + 0x38, &[0, TEXT + 0x38]), [0x24, 0x37]);
+    fn a_function_that_recurses_from_one_place_shows_each_call() {
+        // At the prologue of the framed function, called twice from its own +0c.
+        let words = [STACK + 16, TEXT + 0x10, 0, TEXT + 0x38];
+        assert_eq!(walk_at(0x00, TEXT + 0x10, &words), [0x00, 0x0f, 0x0f, 0x37]);
+        assert_eq!(walk_at(0x08, TEXT + 0x10, &words), [0x08, 0x0f, 0x37]);
+    }
+
+    #[test]
+    fn a_link_register_that_repeats_the_record_is_not_shown_twice_where_code_is_not_known() {
+        // Past the known code, whose last instruction the link register points to.
+        assert_eq!(walk_at(0x3c, TEXT + 0x38, &[0, TEXT + 0x38]), [0x3c, 0x37]);
+        assert_eq!(walk_at(0x3c, TEXT + 0x10, &[0, TEXT + 0x38]), [0x3c, 0x0f, 0x37]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked
     out.push(CodeAddress::Pc(pc).lookup().0);
     if let Some(slot) = unframed_return_slot(pc, sp, input.code)
         && let Some(return_address) = input.stack.word(slot)
-        && input.code.code(Avma(return_address)).is_some()
+        && input.code.is_code(Avma(return_address))
         && out.len() < input.max_depth
     {
         out.push(CodeAddress::Return(Avma(return_address)).lookup().0);
@@ -75,6 +75,9 @@ mod tests {
 
     struct Text;
     impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             FUNCTION.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
         }

@@ -320,20 +320,24 @@ impl Target for LinuxTarget {
                     }
                     continue;
                 }
+                Ok(_) if self.outstanding > 0 && before_ns < self.poll_until_ns => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // An error says that nothing is left that could stop, only what has ended.
+                Ok(_) | Err(_) => {}
+            }
+            match sys::peek_exited() {
+                Ok(Some(Waited::Exited { tid, .. } | Waited::Killed { tid, .. })) => {
+                    self.ended(tid);
+                    continue;
+                }
                 Ok(_) => {}
                 // Nothing is traced any more.
                 Err(_) => {
                     self.process_ended(ExitStatus::Unknown);
                     continue;
                 }
-            }
-            if self.outstanding > 0 && before_ns < self.poll_until_ns {
-                std::hint::spin_loop();
-                continue;
-            }
-            if let Ok(Some(Waited::Exited { tid, .. } | Waited::Killed { tid, .. })) = sys::peek_exited() {
-                self.ended(tid);
-                continue;
             }
             if before_ns >= until_ns {
                 return Ok(Event::Timeout);

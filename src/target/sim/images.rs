@@ -1,8 +1,9 @@
 //! The fake images of a simulated process: where each function is, and a valid ELF file.
 //!
 //! Input: [`SimImage`]s. Output: ranges of functions and the bytes of a small 64-bit
-//! little-endian shared object with a build id and a symbol table. The code itself
-//! is filler: nothing executes or disassembles it.
+//! little-endian shared object with a build id and a symbol table. Functions have a
+//! prologue and an epilogue, because a walker tells by them whether the leaf has a frame
+//! record; the code between is filler that nothing executes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,8 +34,16 @@ pub(super) struct Module {
     pub(super) identity: (u64, u64),
     /// The whole file.
     pub(super) file: Arc<[u8]>,
-    functions: Vec<Range<Avma>>,
+    functions: Vec<Function>,
     text_offset: u64,
+}
+
+/// One function, laid out.
+#[derive(Clone, Debug)]
+struct Function {
+    range: Range<Avma>,
+    /// It never makes a frame record: it is only ever a leaf without one (aarch64).
+    bare: bool,
 }
 
 impl Module {
@@ -73,7 +82,7 @@ impl Code {
 
     /// Where a function is while its image is mapped.
     pub(super) fn range(&self, id: FunctionId) -> Range<Avma> {
-        self.modules[id.image].functions[id.function].clone()
+        self.modules[id.image].functions[id.function].range.clone()
     }
 
     /// The return address that a call from `caller` to `callee` leaves: the same for
@@ -95,20 +104,25 @@ impl Code {
         }
     }
 
-    /// A program counter in a function, behind its prologue if it has one.
+    /// A program counter in a function, at an instruction where its frame record is in
+    /// place or, `frameless`, where it is not: at the first one or at the `ret`, and
+    /// anywhere in a function that never makes one.
     pub(super) fn pc(&self, id: FunctionId, frameless: bool, random: u64) -> Avma {
-        let range = self.range(id);
+        let Function { range, bare } = &self.modules[id.image].functions[id.function];
         let bytes = range.end - range.start;
-        match self.arch {
-            Arch::X86_64 => {
-                let skip = if frameless { 0 } else { 4 };
-                range.start + skip + random % (bytes - skip)
-            }
-            Arch::Aarch64 => {
-                let skip = if frameless { 0 } else { 8 };
-                range.start + skip + random % ((bytes - skip) / 4) * 4
-            }
-        }
+        let (step, ret) = match self.arch {
+            Arch::X86_64 => (1, 1),
+            Arch::Aarch64 => (4, 4),
+        };
+        let at = match (frameless, self.arch) {
+            (true, _) if *bare => random % (bytes / step) * step,
+            (true, _) => random % 2 * (bytes - ret),
+            // push rbp; mov rbp,rsp … ret
+            (false, Arch::X86_64) => 4 + random % (bytes - 4 - ret),
+            // stp; mov … ret
+            (false, Arch::Aarch64) => 8 + random % ((bytes - 8 - ret) / 4) * 4,
+        };
+        range.start + at
     }
 
     /// The address of some instruction, as stale words on stacks have it.
@@ -117,6 +131,19 @@ impl Code {
         let bytes = module.text.end - module.text.start;
         module.text.start + (random >> 16) % bytes / 4 * 4
     }
+}
+
+/// Whether a function is a leaf without a frame record whenever it appears. On x86_64 a
+/// walk by frame pointers cannot see that in the middle of such a function, so there all
+/// make one.
+fn is_bare(config: &SimConfig, function: FunctionId) -> bool {
+    let scripts = config.threads.iter().map(|thread| &thread.script);
+    let mut phases = scripts.chain(config.exec.iter().map(|exec| &exec.script)).flatten();
+    config.arch == Arch::Aarch64
+        && phases.all(|phase| {
+            let framed = phase.stack.len() - usize::from(phase.frameless_leaf && phase.stack.len() > 1);
+            phase.stack[..framed].iter().all(|frame| frame.function != function)
+        })
 }
 
 fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
@@ -130,14 +157,22 @@ fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
     }
     let text_bytes = at.next_multiple_of(PAGE_BYTES);
     let build_id = rng::hash(&[config.seed, index, 0x6275_696c_6469_6400]);
-    let file = elf(config.arch, image, &functions, text_bytes, build_id);
+    let bare: Vec<bool> = (0..functions.len())
+        .map(|function| is_bare(config, FunctionId { image: index as usize, function }))
+        .collect();
+    let text = text(config.arch, &functions, &bare, text_bytes);
+    let file = elf(config.arch, image, &functions, &text, build_id);
     let start = image.text_avma;
     Module {
         text: start..start + text_bytes,
         head: Avma(start.0 - image.text_svma),
         identity: (0x51, 1000 + index),
         file: file.into(),
-        functions: functions.into_iter().map(|f| start + f.start..start + f.end).collect(),
+        functions: functions
+            .into_iter()
+            .zip(bare)
+            .map(|(f, bare)| Function { range: start + f.start..start + f.end, bare })
+            .collect(),
         text_offset: image.text_offset,
     }
 }
@@ -179,13 +214,43 @@ impl Strings {
     }
 }
 
+/// The code: functions that make a frame record first and remove it last, or only return.
+fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) -> Vec<u8> {
+    let (nop, prologue, epilogue, ret): (&[u8], &[u8], &[u8], &[u8]) = match arch {
+        Arch::X86_64 => (
+            &[0x90],
+            &[0x55, 0x48, 0x89, 0xe5], // push %rbp; mov %rsp,%rbp
+            &[0x5d],                   // pop %rbp
+            &[0xc3],
+        ),
+        Arch::Aarch64 => (
+            &[0x1f, 0x20, 0x03, 0xd5],
+            &[0xfd, 0x7b, 0xbf, 0xa9, 0xfd, 0x03, 0x00, 0x91], // stp x29,x30,[sp,#-16]!; mov x29,sp
+            &[0xfd, 0x7b, 0xc1, 0xa8],                         // ldp x29,x30,[sp],#16
+            &[0xc0, 0x03, 0x5f, 0xd6],
+        ),
+    };
+    let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+    let mut code: Vec<u8> = nop.iter().copied().cycle().take(at(text_bytes)).collect();
+    for (range, bare) in functions.iter().zip(bare) {
+        let (start, end) = (at(range.start), at(range.end) - ret.len());
+        code[end..end + ret.len()].copy_from_slice(ret);
+        if !bare {
+            code[start..start + prologue.len()].copy_from_slice(prologue);
+            code[end - epilogue.len()..end].copy_from_slice(epilogue);
+        }
+    }
+    code
+}
+
 /// The file, in order: header and 3 segments, build id, text, symbols, names, 6 sections.
-fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text_bytes: u64, build_id: u64) -> Vec<u8> {
+fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], build_id: u64) -> Vec<u8> {
     let note_offset = 64 + 3 * 56;
     let note_bytes = 16 + 8;
-    let (machine, filler): (u16, [u8; 4]) = match arch {
-        Arch::X86_64 => (62, [0x90; 4]),                       // nop
-        Arch::Aarch64 => (183, 0xd503_201f_u32.to_le_bytes()), // nop
+    let text_bytes = text.len() as u64;
+    let machine: u16 = match arch {
+        Arch::X86_64 => 62,
+        Arch::Aarch64 => 183,
     };
 
     let mut names = Strings::new();
@@ -202,7 +267,7 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text_bytes: u64, 
     let names_offset = symbols_offset + symbols.offset();
     let section_names_offset = names_offset + names.0.len() as u64;
     let mut section_names = Strings::new();
-    let [note, text, symtab, strtab, shstrtab] =
+    let [note, text_name, symtab, strtab, shstrtab] =
         [".note.gnu.build-id", ".text", ".symtab", ".strtab", ".shstrtab"]
             .map(|name| section_names.add(name));
     let sections_offset = (section_names_offset + section_names.0.len() as u64).next_multiple_of(8);
@@ -229,9 +294,7 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text_bytes: u64, 
     out.u64(&[build_id]);
 
     out.pad_to(image.text_offset);
-    for _ in 0..text_bytes / 4 {
-        out.0.extend_from_slice(&filler);
-    }
+    out.0.extend_from_slice(text);
     out.0.extend_from_slice(&symbols.0);
     out.0.extend_from_slice(&names.0);
     out.0.extend_from_slice(&section_names.0);
@@ -248,7 +311,7 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text_bytes: u64, 
     let strings = section_names.0.len() as u64;
     section(0, 0, 0, 0, [0, 0], [0, 0], [0, 0]);
     section(note, SHT_NOTE, 2, note_offset, [note_offset, note_bytes], [0, 0], [4, 0]);
-    section(text, SHT_PROGBITS, 6, image.text_svma, [image.text_offset, text_bytes], [0, 0], [16, 0]);
+    section(text_name, SHT_PROGBITS, 6, image.text_svma, [image.text_offset, text_bytes], [0, 0], [16, 0]);
     section(symtab, SHT_SYMTAB, 0, 0, [symbols_offset, symbols.offset()], [4, 1], [8, SYMBOL_BYTES]);
     section(strtab, SHT_STRTAB, 0, 0, [names_offset, names.0.len() as u64], [0, 0], [1, 0]);
     section(shstrtab, SHT_STRTAB, 0, 0, [section_names_offset, strings], [0, 0], [1, 0]);
