@@ -318,6 +318,10 @@ impl Target for LinuxTarget {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
                     }
+                    // A target that lives on signals must not keep the engine from its ticks.
+                    if before_ns >= until_ns {
+                        return Ok(Event::Timeout);
+                    }
                     continue;
                 }
                 Ok(_) if self.outstanding > 0 && before_ns < self.poll_until_ns => {
