@@ -110,9 +110,11 @@ fn without_rights(place: &Place) -> Option<Command> {
     if !is_root() {
         return Some(place.command());
     }
-    // The built program may lie where only root gets to.
+    // The built program may lie where only root gets to. Copied by another process: a file
+    // open for writing here could be inherited by what another test starts, and a program
+    // that somebody can write to cannot be run.
     let copy = place.path("stackprof");
-    fs::copy(place.program(), &copy).unwrap();
+    assert!(Command::new("cp").arg(place.program()).arg(&copy).status().unwrap().success());
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(copy);
