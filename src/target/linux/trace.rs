@@ -236,18 +236,23 @@ impl LinuxTarget {
     }
 
     /// Acts on the end of a thread: its last figures are read before it is let go.
-    fn ended(&mut self, tid: pid_t) {
+    fn ended(&mut self, how: Waited) {
+        let (tid, status) = match how {
+            Waited::Exited { tid, code } => (tid, ExitStatus::Code(code)),
+            Waited::Killed { tid, signal } => (tid, ExitStatus::Signal(signal)),
+            Waited::Stopped { .. } => return,
+        };
         let cpu_ns = self.threads.get(&tid).and_then(|thread| thread.cpu()).map(|(cpu_ns, _)| cpu_ns);
         self.no_longer_pending(tid);
         self.threads.remove(&tid);
-        let last = sys::reap(tid);
+        // A launched process is our child, too: where its `exec` failed, `Command::spawn`
+        // waits for it and panics if it is gone. Its zombie ends with us at the latest.
+        if tid != self.pid || !self.launched {
+            let _ = sys::reap(tid);
+        }
         self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
         if tid == self.pid {
-            self.process_ended(match last {
-                Ok(Some(Waited::Exited { code, .. })) => ExitStatus::Code(code),
-                Ok(Some(Waited::Killed { signal, .. })) => ExitStatus::Signal(signal),
-                _ => ExitStatus::Unknown,
-            });
+            self.process_ended(status);
         }
     }
 
@@ -332,8 +337,8 @@ impl Target for LinuxTarget {
                 Ok(_) | Err(_) => {}
             }
             match sys::peek_exited() {
-                Ok(Some(Waited::Exited { tid, .. } | Waited::Killed { tid, .. })) => {
-                    self.ended(tid);
+                Ok(Some(how)) => {
+                    self.ended(how);
                     continue;
                 }
                 Ok(_) => {}
