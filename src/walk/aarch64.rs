@@ -28,12 +28,14 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
         Some(has_record) => !has_record,
         None => in_record != Some(link),
     };
-    if link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth {
-        out.push(CodeAddress::Return(Avma(link)).lookup().0);
+    let leaf_return = link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth;
+    let leaf_return = leaf_return.then_some(Avma(link));
+    if let Some(address) = leaf_return {
+        out.push(CodeAddress::Return(address).lookup().0);
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow(frame_pointer, sp, 8, input, out)
+    fp::follow(frame_pointer, sp, leaf_return, input, out)
 }
 
 fn is_code(address: u64, code: &dyn Code) -> bool {

@@ -10,21 +10,21 @@ pub const MAX_STACK_BYTES: u64 = 8 << 20;
 
 /// Follows the records from `frame_pointer` on, pushing to `out`.
 ///
-/// `above` is the lowest address at which the first record may lie (the stack pointer).
-/// Each record must lie above the last and be aligned to `align` bytes, so the walk
-/// ends whatever the bytes are.
+/// `above` is the lowest address at which the first record may lie (the stack pointer),
+/// `leaf_return` the return address of a leaf without a record. Each record must lie above
+/// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
 pub fn follow(
     mut frame_pointer: u64,
     above: Avma,
-    align: u64,
+    leaf_return: Option<Avma>,
     input: &Input<'_>,
     out: &mut Vec<u64>,
 ) -> Walked {
     let mut reached = above;
-    let mut outermost = None;
+    let mut outermost = leaf_return;
     loop {
         let chain = root::Chain { next: frame_pointer, above, reached, outermost };
-        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(align) {
+        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(8) {
             return Walked { ended: chain.end(input), reached };
         }
         let record = Avma(frame_pointer);
@@ -88,7 +88,7 @@ mod tests {
             code: &NoCode,
         };
         let mut out = Vec::new();
-        let walked = follow(fp, Avma(BASE), 8, &input, &mut out);
+        let walked = follow(fp, Avma(BASE), None, &input, &mut out);
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
 
@@ -113,7 +113,9 @@ mod tests {
 
     #[test]
     fn a_null_frame_pointer_without_a_record_is_no_complete_stack() {
-        check(&[0, 0x1005], 0, Some(BASE + 0x80), &[], Ended::BadFrame);
+        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], Ended::BadFrame);
+        // Nothing calls a thread's first function.
+        check(&[0], 0, Some(BASE + 0x20), &[], Ended::Root);
     }
 
     #[test]

@@ -15,6 +15,10 @@ use crate::addr::Avma;
 /// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
 pub const START_CODE_BYTES: u64 = 1024;
 
+/// Room for the frame of a thread's first function alone (`_start`, the child's side of
+/// `clone`): less than the frames of the start code that calls `main`.
+const FIRST_FRAME_BYTES: u64 = 128;
+
 /// How far above a thread's last frame record its birth is searched for.
 const SEARCH_BYTES: u64 = 16 << 10;
 
@@ -36,7 +40,11 @@ impl Chain {
     #[must_use]
     pub fn end(&self, input: &Input<'_>) -> Ended {
         let whole = match (input.stack_top, self.outermost) {
-            (_, None) => false,
+            // In the thread's first function itself, which nothing called.
+            (top, None) => {
+                let used = top.map(|top| top.0.wrapping_sub(self.above.0));
+                self.next == 0 && used.is_some_and(|used| used <= FIRST_FRAME_BYTES)
+            }
             // On the thread's own stack position decides, and the code returned to.
             (Some(top), Some(outermost))
                 if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>

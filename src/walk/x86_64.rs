@@ -14,14 +14,14 @@ pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
     out.push(CodeAddress::Pc(pc).lookup().0);
-    if let Some(slot) = unframed_return_slot(pc, sp, input.code)
-        && let Some(return_address) = input.stack.word(slot)
-        && input.code.is_code(Avma(return_address))
-        && out.len() < input.max_depth
-    {
-        out.push(CodeAddress::Return(Avma(return_address)).lookup().0);
+    let leaf_return = unframed_return_slot(pc, sp, input.code)
+        .and_then(|slot| input.stack.word(slot))
+        .map(Avma)
+        .filter(|address| input.code.is_code(*address) && out.len() < input.max_depth);
+    if let Some(address) = leaf_return {
+        out.push(CodeAddress::Return(address).lookup().0);
     }
-    fp::follow(registers.gpr[X86_64::RBP], sp, 8, input, out)
+    fp::follow(registers.gpr[X86_64::RBP], sp, leaf_return, input, out)
 }
 
 /// The stack slot of the return address when the leaf has no frame record at `pc`, or

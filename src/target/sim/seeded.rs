@@ -124,7 +124,7 @@ fn stack(
         .map(|function| SimFrame { function, local_bytes: local_bytes(config.seed, function) })
         .collect();
     // The C library's start code, which has no frame record, takes a few hundred bytes.
-    frames[0].local_bytes = frames[0].local_bytes.min(256);
+    frames[0].local_bytes = frames[0].local_bytes.min(96);
     frames
 }
 
