@@ -318,7 +318,7 @@ impl Target for LinuxTarget {
                 return Err(Fault::Gone);
             }
             let before_ns = self.clock.now_ns();
-            match sys::wait_stopped() {
+            match sys::look_for_stopped() {
                 Ok(Some(Waited::Stopped { tid, signal, event })) => {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
