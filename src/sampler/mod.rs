@@ -20,7 +20,7 @@ use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
 use crate::walk::{self, Code, Ended, StackBytes, root};
-use thread::{Account, Waits, unknown_look};
+use thread::{Account, Taken, Waits, unknown_look};
 use ticks::Ticks;
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
@@ -30,6 +30,8 @@ const STOPS_AT_ONCE: usize = 4;
 /// once per [`RETRY_IMAGES_NS`] when an address is in none.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
 const RETRY_IMAGES_NS: u64 = 20_000_000;
+/// Tries to list the mappings at one time.
+const LIST_TRIES: u32 = 3;
 /// Reading mappings may take this share of the time, at most: 1/100.
 const REFRESH_COST: u64 = 100;
 /// How long the stops of the last tick are waited for, nanoseconds.
@@ -241,7 +243,7 @@ impl<'a> Recording<'a> {
         self.target.threads(&mut threads);
         for (id, stack_top) in threads {
             let look = self.target.look(id);
-            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()));
+            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
         }
     }
 
@@ -275,7 +277,12 @@ impl<'a> Recording<'a> {
         let order = std::mem::take(&mut self.order);
         let (mut runnable, mut on_the_way) = (0, 0);
         for id in &order {
-            let Some(look) = self.look(*id) else { continue };
+            // A stop already asked for will tell; until it comes the thread had no CPU.
+            if self.accounts.get(id).is_some_and(|account| account.asked) {
+                runnable += 1;
+                continue;
+            }
+            let Ok(look) = self.target.look(*id) else { continue };
             runnable += usize::from(look.activity == Activity::Runnable);
             if self.decide(*id, look) {
                 on_the_way += 1;
@@ -291,14 +298,6 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    fn look(&mut self, id: ThreadId) -> Option<Look> {
-        // A stop already asked for will tell; until it comes the thread had no CPU.
-        if self.accounts.get(&id)?.asked {
-            return None;
-        }
-        self.target.look(id).ok()
-    }
-
     /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
     /// True if a stop is on its way.
     fn decide(&mut self, id: ThreadId, look: Look) -> bool {
@@ -310,26 +309,31 @@ impl<'a> Recording<'a> {
             // thread has a CPU.
             Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
             Activity::Waiting if self.options.idle => self.decide_waiting(id, look),
+            // It is left alone, and its next stack must not stand for this time.
+            Activity::Stopped if self.options.idle => {
+                let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
+                self.lose("stopped by job control", counts);
+                false
+            }
             _ => false,
         }
     }
 
     fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let node = match account.waits {
-            Waits::With { node, look: then } if then == look => node,
+        let stack = match account.waits {
+            Waits::With { stack, look: then } if then == look => stack,
             // Back from our stop, at the same place as far as the system tells.
-            Waits::Returning { node, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                account.waits = Waits::With { node, look };
-                node
+            Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
+                account.waits = Waits::With { stack, look };
+                stack
             }
             _ => return self.ask(id, true),
         };
         let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.trie.add(node, counts);
-        self.stats.samples += counts;
+        self.trie.add(stack.node, counts);
         self.stats.samples_idle_reused += counts;
-        self.stats.stacks_complete += counts;
+        self.weighed(stack.ended, counts);
         false
     }
 
@@ -341,10 +345,8 @@ impl<'a> Recording<'a> {
                 account.asked_waiting = waiting;
                 true
             }
-            Err(_) => {
-                self.lose("thread ended before its stop", 1);
-                false
-            }
+            // Its end is told by an event, and what it used is counted then.
+            Err(_) => false,
         }
     }
 
@@ -380,18 +382,19 @@ impl<'a> Recording<'a> {
                     thread,
                     stack_top,
                     Look { cpu_ns: 0, switches: 0, activity: Activity::Runnable },
+                    false,
                 );
             }
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
             Event::Exec { thread, stack_top } => {
                 self.walk_captured();
+                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
                 let gone: Vec<ThreadId> = self.accounts.keys().copied().collect();
                 for id in gone {
-                    self.remove_thread(id, None);
+                    self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
                 }
                 self.images.begin_space();
-                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
-                self.add_thread(thread, stack_top, look);
+                self.add_thread(thread, stack_top, look, false);
                 self.read_images();
             }
             Event::Exited(status) => {
@@ -414,9 +417,12 @@ impl<'a> Recording<'a> {
                 self.captured.push((id, capture));
                 return;
             }
-            // Its CPU time is not lost: the next sample carries it.
-            Outcome::BeganToWait => self.lose("began to wait", 1),
-            Outcome::Unreadable(why) => self.lose(why, 1),
+            // Its time is not lost: the next sample carries it.
+            Outcome::BeganToWait => {}
+            Outcome::Unreadable(why) => {
+                let counts = self.weigh(id);
+                self.lose(why, counts.unwrap_or(0));
+            }
         }
         self.spare.push(capture);
     }
@@ -431,21 +437,22 @@ impl<'a> Recording<'a> {
         self.captured = captured;
     }
 
-    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
+    /// Counts for a thread that was just stopped; `None` if it is accounted for already.
+    fn weigh(&mut self, id: ThreadId) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = self.target.look(id).ok();
-        let now_ns = self.clock.now_ns();
-        let Some(account) = self.accounts.get_mut(&id) else {
-            // It ended in the meantime and was accounted for then.
-            return;
-        };
-        let look = look.unwrap_or(Look { cpu_ns: 0, ..unknown_look() });
-        let hz = self.options.hz;
-        let counts = if self.options.idle {
-            account.weigh_wall(look, now_ns, hz)
+        let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
+        let account = self.accounts.get_mut(&id)?;
+        Some(if self.options.idle {
+            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {
             account.weigh_cpu(look, now_ns, hz)
-        };
+        })
+    }
+
+    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
+        let Some(counts) = self.weigh(id) else { return };
+        let window_bytes = self.accounts.get(&id).map_or(0, |account| account.window_bytes);
         let ended = self.walk(id, capture);
         if counts == 0 && !self.options.idle {
             return;
@@ -454,12 +461,14 @@ impl<'a> Recording<'a> {
         let root = Root { thread: account.index, complete: ended == Ended::Root };
         match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
             Ok(node) => {
-                if account.asked_waiting {
-                    account.waits =
-                        Waits::Returning { node, at: (capture.registers.sp(), capture.registers.pc()) };
+                // With a larger window the same stack may be complete: not one to keep.
+                let grew = account.window_bytes > window_bytes;
+                account.waits = if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) {
+                    let at = (capture.registers.sp(), capture.registers.pc());
+                    Waits::Returning { stack: Taken { node, ended }, at }
                 } else {
-                    account.waits = Waits::Unknown;
-                }
+                    Waits::Unknown
+                };
                 self.weighed(ended, counts);
             }
             Err(full) => self.lose(full.reason(), counts),
@@ -525,7 +534,15 @@ impl<'a> Recording<'a> {
     fn read_images(&mut self) {
         let before_ns = self.clock.now_ns();
         let mut mappings = std::mem::take(&mut self.mappings);
-        if self.target.mappings(&mut mappings).is_ok() {
+        let mut listed = self.target.mappings(&mut mappings);
+        for _ in 1..LIST_TRIES {
+            // A list in motion is mostly whole a moment later. Without images there are
+            // no names, and the walk cannot tell a leaf without a frame record.
+            if matches!(listed, Err(Fault::Transient(_))) {
+                listed = self.target.mappings(&mut mappings);
+            }
+        }
+        if listed.is_ok() {
             let target = &mut self.target;
             let changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
             let took_ns = self.clock.now_ns().saturating_sub(before_ns);
@@ -543,22 +560,27 @@ impl<'a> Recording<'a> {
         self.images_read_ns = self.clock.now_ns();
     }
 
-    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look) {
+    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
         let index = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
         let name = self.target.thread_name(id).unwrap_or_default();
         self.threads.push(Thread { id: id.0, name });
-        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns()));
+        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns(), found));
     }
 
     fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
         if let Some(mut account) = self.accounts.remove(&id) {
-            let counts = account.unsampled(cpu_ns, self.options.hz);
-            self.stats.target_cpu_ns += account.used_cpu_ns();
-            if !self.options.idle {
-                self.lose("thread ended before its next sample", counts);
-            }
+            let counts = self.unsampled(&mut account, cpu_ns);
+            self.lose("thread ended before its next sample", counts);
         }
+    }
+
+    /// Closes an account: counts that no sample will take.
+    fn unsampled(&mut self, account: &mut Account, cpu_ns: Option<u64>) -> u64 {
+        let now_ns = self.clock.now_ns();
+        let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
+        self.stats.target_cpu_ns += account.used_cpu_ns();
+        counts
     }
 
     fn publish(&self) {
@@ -576,7 +598,8 @@ impl<'a> Recording<'a> {
         if self.stats.duration_ns == 0 {
             self.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
-        let ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        let mut ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        ids.sort_unstable();
         for id in ids {
             let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
             if let Some(mut account) = self.accounts.remove(&id) {
@@ -586,11 +609,15 @@ impl<'a> Recording<'a> {
                 {
                     thread.name = name;
                 }
-                let counts = account.unsampled(cpu_ns, self.options.hz);
-                self.stats.target_cpu_ns += account.used_cpu_ns();
-                if !self.options.idle {
-                    self.lose("used between looks and not caught running", counts);
-                }
+                let counts = self.unsampled(&mut account, cpu_ns);
+                self.lose(
+                    if self.options.idle {
+                        "not sampled again before the end"
+                    } else {
+                        "used between looks and not caught running"
+                    },
+                    counts,
+                );
             }
         }
         self.stats.threads_seen = self.threads.len() as u64;
