@@ -6,8 +6,10 @@
 //! A source that is *pushed* samples by the kernel plugs in beside this file and feeds
 //! the same trie.
 
+mod snapshot;
 mod thread;
 mod ticks;
+mod walking;
 
 use hashbrown::HashMap;
 
@@ -19,26 +21,21 @@ use crate::live::Live;
 use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
-use crate::walk::{self, Code, Ended, StackBytes, root};
+use crate::walk::Ended;
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
+
+pub use snapshot::{Snapshot, ThreadStack, snapshot};
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
 /// first to stand is not kept by the last.
 const STOPS_AT_ONCE: usize = 4;
-/// Mappings are read again this often to notice images that were unloaded, and at most
-/// once per [`RETRY_IMAGES_NS`] when a program counter is in none.
-const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
-const RETRY_IMAGES_NS: u64 = 2_000_000;
-/// Reading mappings may take this share of the time, at most: 1/20.
-const REFRESH_COST: u64 = 20;
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
+/// Events handled in a row before the engine looks at the time again.
+const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
-/// Tries of a snapshot to copy a whole stack, and the time each waits for threads to stop.
-const SNAPSHOT_ROUNDS: u32 = 5;
-const SNAPSHOT_NS: u64 = 200_000_000;
 /// The stop wish is looked at this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
 
@@ -75,80 +72,6 @@ pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, liv
     }
 }
 
-/// The stack of every thread at one moment (each thread's own).
-#[derive(Debug)]
-pub struct Snapshot {
-    /// One per thread, by thread number.
-    pub stacks: Vec<ThreadStack>,
-    /// The images they run in.
-    pub images: Images,
-}
-
-/// One thread's stack.
-#[derive(Debug)]
-pub struct ThreadStack {
-    /// Whose.
-    pub thread: ThreadId,
-    /// The thread's name, or empty.
-    pub name: String,
-    /// What it did when it was looked at.
-    pub activity: Activity,
-    /// Look-up addresses (Avma), leaf first; empty if it could not be stopped.
-    pub addresses: Vec<u64>,
-    /// Why the walk ended; `None` if it could not be stopped.
-    pub ended: Option<Ended>,
-}
-
-/// Stops each thread once, for as long as its registers and stack take to copy.
-///
-/// # Errors
-/// [`ErrorKind::Attach`] when the process has gone.
-pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) -> Result<Snapshot> {
-    let options =
-        Options { hz: 1, duration_ns: None, idle: true, threads: true, max_depth, seed: 0, linger_ns: 0 };
-    let live = Live::default();
-    let mut recording = Recording::new(target, clock, &options, &live);
-    let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
-    recording.add_threads();
-    recording.read_images();
-    let mut stacks: Vec<ThreadStack> = Vec::new();
-    for (id, account) in &recording.accounts {
-        let Ok(look) = recording.target.look(*id) else { continue };
-        let name = recording.threads.get(account.index as usize).map(|thread| thread.name.clone());
-        let activity = look.activity;
-        stacks.push(ThreadStack {
-            thread: *id,
-            name: name.unwrap_or_default(),
-            activity,
-            addresses: Vec::new(),
-            ended: None,
-        });
-    }
-    stacks.sort_by_key(|stack| stack.thread);
-    // A thread whose stack is deeper than the window is asked again with a larger one.
-    for _ in 0..SNAPSHOT_ROUNDS {
-        let again = |stack: &&mut ThreadStack| matches!(stack.ended, None | Some(Ended::WindowRanOut));
-        for stack in stacks.iter_mut().filter(again) {
-            // A thread stopped by job control must be left alone.
-            if stack.activity != Activity::Stopped {
-                recording.ask(stack.thread, stack.activity == Activity::Waiting);
-            }
-        }
-        let until_ns = clock.now_ns() + SNAPSHOT_NS;
-        while recording.accounts.values().any(|account| account.asked)
-            && recording.one_event(until_ns).map_err(gone)?
-        {}
-        for (id, capture) in std::mem::take(&mut recording.captured) {
-            let ended = recording.walk(id, &capture);
-            if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
-                stack.addresses.clone_from(&recording.addresses);
-                stack.ended = Some(ended);
-            }
-        }
-    }
-    Ok(Snapshot { stacks, images: recording.images })
-}
-
 /// Stop, walk and weigh in one place; see [`record`].
 struct Recording<'a> {
     target: &'a mut dyn Target,
@@ -171,20 +94,6 @@ struct Recording<'a> {
     images_wait_ns: u64,
     runnable: usize,
     ended: bool,
-}
-
-/// The code of the known images, for the walker.
-struct ImageCode<'a>(&'a Images);
-
-impl Code for ImageCode<'_> {
-    fn is_code(&self, at: Avma) -> bool {
-        // Without any image the system has told nothing.
-        self.0.contains(at) || self.0.images().is_empty()
-    }
-
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.code(at)
-    }
 }
 
 impl<'a> Recording<'a> {
@@ -252,23 +161,32 @@ impl<'a> Recording<'a> {
         self.target.threads(&mut threads);
         for (id, stack_top) in threads {
             let look = self.target.look(id);
-            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()));
+            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
         }
     }
 
-    /// Handles what happens until `until_ns`.
+    /// Handles what happens until `until_ns`; then it is the tick's turn, whatever waits.
     fn attend_until(&mut self, until_ns: u64) -> std::result::Result<(), Fault> {
         while !self.ended {
             let wait_ns = until_ns.min(self.clock.now_ns().saturating_add(ATTENTION_NS));
-            if !self.one_event(wait_ns)? {
-                self.walk_captured();
-                if self.clock.now_ns() >= until_ns || self.live.shall_stop() {
-                    return Ok(());
-                }
-            } else if !self.captured.is_empty() {
+            self.one_event(wait_ns)?;
+            if !self.captured.is_empty() {
                 // Others may stand already: walk only when none does.
-                while self.one_event(0)? {}
+                self.collect()?;
                 self.walk_captured();
+            }
+            if self.clock.now_ns() >= until_ns || self.live.shall_stop() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the stops that come at once.
+    fn collect(&mut self) -> std::result::Result<(), Fault> {
+        for _ in 0..EVENTS_AT_ONCE {
+            if !self.one_event(0)? {
+                break;
             }
         }
         Ok(())
@@ -276,8 +194,7 @@ impl<'a> Recording<'a> {
 
     /// One tick: look at every thread, ask those that ran to stop, collect and weigh.
     fn tick(&mut self) -> std::result::Result<(), Fault> {
-        let now_ns = self.clock.now_ns();
-        if now_ns.saturating_sub(self.images_read_ns) >= self.images_wait_ns.max(REFRESH_IMAGES_NS) {
+        if self.images_are_old() {
             self.read_images();
         }
         self.order.clear();
@@ -296,13 +213,13 @@ impl<'a> Recording<'a> {
             if self.decide(*id, look) {
                 on_the_way += 1;
                 if on_the_way % STOPS_AT_ONCE == 0 {
-                    while self.one_event(0)? {}
+                    self.collect()?;
                 }
             }
         }
         self.runnable = runnable;
         self.order = order;
-        while self.one_event(0)? {}
+        self.collect()?;
         self.walk_captured();
         Ok(())
     }
@@ -318,6 +235,12 @@ impl<'a> Recording<'a> {
             // thread has a CPU.
             Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
             Activity::Waiting if self.options.idle => self.decide_waiting(id, look),
+            // It is left alone, and its next stack must not stand for this time.
+            Activity::Stopped if self.options.idle => {
+                let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
+                self.lose("stopped by job control", counts);
+                false
+            }
             _ => false,
         }
     }
@@ -348,10 +271,8 @@ impl<'a> Recording<'a> {
                 account.asked_waiting = waiting;
                 true
             }
-            Err(_) => {
-                self.lose("thread ended before its stop", 1);
-                false
-            }
+            // Its end is told by an event, and what it used is counted then.
+            Err(_) => false,
         }
     }
 
@@ -387,18 +308,19 @@ impl<'a> Recording<'a> {
                     thread,
                     stack_top,
                     Look { cpu_ns: 0, switches: 0, activity: Activity::Runnable },
+                    false,
                 );
             }
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
             Event::Exec { thread, stack_top } => {
                 self.walk_captured();
+                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
                 let gone: Vec<ThreadId> = self.accounts.keys().copied().collect();
                 for id in gone {
-                    self.remove_thread(id, None);
+                    self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
                 }
                 self.images.begin_space();
-                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
-                self.add_thread(thread, stack_top, look);
+                self.add_thread(thread, stack_top, look, false);
                 self.read_images();
             }
             Event::Exited(status) => {
@@ -421,9 +343,12 @@ impl<'a> Recording<'a> {
                 self.captured.push((id, capture));
                 return;
             }
-            // Its CPU time is not lost: the next sample carries it.
-            Outcome::BeganToWait => self.lose("began to wait", 1),
-            Outcome::Unreadable(why) => self.lose(why, 1),
+            // Its time is not lost: the next sample carries it.
+            Outcome::BeganToWait => self.stats.stops_let_go += 1,
+            Outcome::Unreadable(why) => {
+                let counts = self.weigh(id);
+                self.lose(why, counts.unwrap_or(0));
+            }
         }
         self.spare.push(capture);
     }
@@ -438,22 +363,22 @@ impl<'a> Recording<'a> {
         self.captured = captured;
     }
 
-    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
+    /// Counts for a thread that was just stopped; `None` if it is accounted for already.
+    fn weigh(&mut self, id: ThreadId) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = self.target.look(id).ok();
-        let now_ns = self.clock.now_ns();
-        let Some(account) = self.accounts.get_mut(&id) else {
-            // It ended in the meantime and was accounted for then.
-            return;
-        };
-        // A thread that is ending tells no more: what it used last is counted at its end.
-        let look = look.unwrap_or(account.last_look());
-        let hz = self.options.hz;
-        let counts = if self.options.idle {
-            account.weigh_wall(look, now_ns, hz)
+        let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
+        let account = self.accounts.get_mut(&id)?;
+        Some(if self.options.idle {
+            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {
             account.weigh_cpu(look, now_ns, hz)
-        };
+        })
+    }
+
+    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
+        let Some(counts) = self.weigh(id) else { return };
+        let window_bytes = self.accounts.get(&id).map_or(0, |account| account.window_bytes);
         let ended = self.walk(id, capture);
         if counts == 0 && !self.options.idle {
             return;
@@ -462,9 +387,14 @@ impl<'a> Recording<'a> {
         let root = Root { thread: account.index, complete: ended == Ended::Root };
         match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
             Ok(node) => {
-                let at = (capture.registers.sp(), capture.registers.pc());
-                let returning = Waits::Returning { stack: KnownStack { node, ended }, at };
-                account.waits = if account.asked_waiting { returning } else { Waits::Unknown };
+                // With a larger window the same stack may be complete: not one to keep.
+                let grew = account.window_bytes > window_bytes;
+                account.waits = if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) {
+                    let at = (capture.registers.sp(), capture.registers.pc());
+                    Waits::Returning { stack: KnownStack { node, ended }, at }
+                } else {
+                    Waits::Unknown
+                };
                 self.weighed(ended, counts);
             }
             Err(full) => self.lose(full.reason(), counts),
@@ -480,78 +410,10 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Walks a capture into `self.addresses`, with the images it needs.
-    fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
-        if !self.images.contains(capture.registers.pc()) {
-            self.retry_images(0);
-        }
-        let ended = self.walk_with_known_images(id, capture);
-        // A torn chain, or a library that was loaded since?
-        if ended == Ended::BadFrame && self.retry_images(self.images_wait_ns) {
-            return self.walk_with_known_images(id, capture);
-        }
-        ended
-    }
-
-    fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
-        let sp = capture.registers.sp();
-        let stack = StackBytes { base: sp, bytes: &capture.stack };
-        let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
-        loop {
-            let code = ImageCode(&self.images);
-            let input = walk::Input {
-                stack,
-                stack_top: account.stack_top,
-                max_depth: self.options.max_depth,
-                code_mask: self.target.process().code_mask,
-                code: &code,
-            };
-            let walked = walk::walk(&capture.registers, &input, &mut self.addresses);
-            account.fit_window(&walked, sp);
-            // A thread that already ran when we came: where was it born?
-            if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
-            {
-                return walked.ended;
-            }
-            account.birth_searches_left -= 1;
-            account.stack_top = root::find_birth(stack, walked.reached, &code);
-            if account.stack_top.is_none() {
-                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
-                return walked.ended;
-            }
-        }
-    }
-
-    /// Reads the images again unless that was done `wait_ns` ago or less, or just now;
-    /// whether they changed.
-    fn retry_images(&mut self, wait_ns: u64) -> bool {
-        let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        since_ns >= wait_ns.max(RETRY_IMAGES_NS) && self.read_images()
-    }
-
-    /// Brings the images up to date; whether they changed. A failure leaves the known
-    /// ones: later addresses may then be unknown, which the summary shows.
-    fn read_images(&mut self) -> bool {
-        let before_ns = self.clock.now_ns();
-        let mut mappings = std::mem::take(&mut self.mappings);
-        let mut changed = false;
-        if self.target.mappings(&mut mappings).is_ok() {
-            let target = &mut self.target;
-            changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
-        }
-        self.mappings = mappings;
-        self.images_read_ns = self.clock.now_ns();
-        let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
-        // Torn stacks ask again and again: less often the longer nothing changes.
-        let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(REFRESH_IMAGES_NS) };
-        self.images_wait_ns = backed_off_ns.max(cost_ns).max(RETRY_IMAGES_NS);
-        changed
-    }
-
-    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look) {
+    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
         self.stats.threads_seen += 1;
         let index = self.thread_index(id);
-        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns()));
+        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns(), found));
     }
 
     /// The entry that a thread's stacks are kept under.
@@ -571,12 +433,17 @@ impl<'a> Recording<'a> {
     fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
         if let Some(mut account) = self.accounts.remove(&id) {
-            let counts = account.unsampled(cpu_ns, self.options.hz);
-            self.stats.target_cpu_ns += account.used_cpu_ns();
-            if !self.options.idle {
-                self.lose("thread ended before its next sample", counts);
-            }
+            let counts = self.unsampled(&mut account, cpu_ns);
+            self.lose("thread ended before its next sample", counts);
         }
+    }
+
+    /// Closes an account: counts that no sample will take.
+    fn unsampled(&mut self, account: &mut Account, cpu_ns: Option<u64>) -> u64 {
+        let now_ns = self.clock.now_ns();
+        let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
+        self.stats.target_cpu_ns += account.used_cpu_ns();
+        counts
     }
 
     fn publish(&self) {
@@ -594,7 +461,8 @@ impl<'a> Recording<'a> {
         if self.stats.duration_ns == 0 {
             self.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
-        let ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        let mut ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        ids.sort_unstable();
         for id in ids {
             let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
             if let Some(mut account) = self.accounts.remove(&id) {
@@ -605,11 +473,15 @@ impl<'a> Recording<'a> {
                 {
                     thread.name = name;
                 }
-                let counts = account.unsampled(cpu_ns, self.options.hz);
-                self.stats.target_cpu_ns += account.used_cpu_ns();
-                if !self.options.idle {
-                    self.lose("used between looks and not caught running", counts);
-                }
+                let counts = self.unsampled(&mut account, cpu_ns);
+                self.lose(
+                    if self.options.idle {
+                        "not sampled again before the end"
+                    } else {
+                        "used between looks and not caught running"
+                    },
+                    counts,
+                );
             }
         }
         Profile {

@@ -43,8 +43,8 @@ impl StackBytes<'_> {
 /// The code of the target, as far as its images are known: the leaf's caller is
 /// found by looking at the instructions around the program counter.
 pub trait Code {
-    /// Whether an address lies in executable memory, as far as that is known: what does
-    /// not cannot be a return address. True where nothing is known.
+    /// Whether an address is known to lie in executable memory: what does not is not taken
+    /// for a return address.
     fn is_code(&self, at: Avma) -> bool;
 
     /// The bytes from `at` to the end of the mapped code, or `None` outside known images.

@@ -55,6 +55,8 @@ pub(super) struct Machine {
     /// Sorted; what has happened is taken off the front.
     timeline: VecDeque<(u64, Happening)>,
     exec_program: Option<Program>,
+    /// The number of the process and its first thread.
+    leader: ThreadId,
     exec_due: bool,
     exit: ExitStatus,
     slice_ns: u64,
@@ -68,6 +70,7 @@ pub(super) struct Setup {
     pub(super) threads: Vec<Thread>,
     pub(super) timeline: Vec<(u64, Happening)>,
     pub(super) exec_program: Option<Program>,
+    pub(super) leader: ThreadId,
     pub(super) exit: ExitStatus,
     pub(super) cpus: usize,
     pub(super) slice_ns: u64,
@@ -93,6 +96,7 @@ impl Machine {
             turns: 0,
             timeline: timeline.into(),
             exec_program: setup.exec_program,
+            leader: setup.leader,
             exec_due: false,
             exit: setup.exit,
             slice_ns: setup.slice_ns,
@@ -461,6 +465,8 @@ impl Machine {
         self.leave_cpu(leader);
         self.queue.clear();
         let thread = &mut self.threads[leader];
+        // Whoever calls exec goes on under the number of the process.
+        thread.id = self.leader;
         thread.program = program;
         thread.phase = 0;
         thread.place = Place::Off;

@@ -37,7 +37,7 @@ use faults::Faults;
 use images::{Code, Module};
 use machine::{Happening, Machine, Out, Setup};
 use stack::{CODE_MASK, StackImage, StackPlace};
-use thread::{Phase, Program, Thread};
+use thread::{Phase, Place, Program, Thread};
 
 /// A simulated process.
 #[derive(Debug)]
@@ -50,6 +50,13 @@ pub struct SimTarget {
     faults: Faults,
     /// [`Event::Exited`] was returned.
     exit_told: bool,
+}
+
+/// Where a thread is: a waiting one stays at one instruction, a running one is anywhere.
+fn pc(code: &Code, seed: u64, thread: &Thread, now_ns: u64) -> Avma {
+    let phase = thread.phase();
+    let instant = if phase.activity == SimActivity::Run { now_ns } else { 0 };
+    phase.stack.pc(code, rng::hash(&[seed, thread.id.0, phase.slot as u64, instant]))
 }
 
 /// A thread that stands still; it runs again when this goes, also by a panic.
@@ -109,6 +116,7 @@ impl SimTarget {
             threads,
             timeline,
             exec_program,
+            leader,
             exit: config.exit,
             cpus: config.cpus,
             slice_ns: config.slice_ns.max(SimPhase::MIN_NS),
@@ -190,11 +198,7 @@ impl SimTarget {
         } else if self.faults.happens(FaultKind::Unreadable, Some(thread), now_ns) {
             Outcome::Unreadable("stack is not mapped")
         } else {
-            // A waiting thread stays at one instruction; a running one is anywhere.
-            let instant = if phase.activity == SimActivity::Run { now_ns } else { 0 };
-            let pc = phase
-                .stack
-                .pc(&self.code, rng::hash(&[self.config.seed, thread.0, phase.slot as u64, instant]));
+            let pc = pc(&self.code, self.config.seed, &standing.machine.threads[index], now_ns);
             capture.registers = phase.stack.registers(&self.code, pc);
             let short = self.faults.take(Some(thread), now_ns, |kind| match kind {
                 FaultKind::ShortStack { bytes } => Some(bytes),
@@ -277,6 +281,14 @@ impl Target for SimTarget {
         });
         self.clock.advance(jump_ns.unwrap_or(0));
         Ok(event)
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        let index = self.find(thread).ok()?;
+        let thread = &self.machine.threads[index];
+        let waits = thread.place == Place::Off && thread.phase().activity == SimActivity::Wait;
+        let pc = pc(&self.code, self.config.seed, thread, self.machine.now_ns);
+        waits.then(|| (thread.phase().stack.registers(&self.code, pc).sp(), pc))
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {

@@ -1,0 +1,332 @@
+//! Records simulated processes and reads profiles back as names and counts.
+//!
+//! Every recording is checked for what must hold whatever happened ([`Recorded::check`]).
+//! [`Watched`] lets a test see each tick and act at a stated time. A failure prints the
+//! seed and how to replay it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use stackprof::addr::Avma;
+use stackprof::clock::{Clock, FakeClock};
+use stackprof::error::Result;
+use stackprof::live::Live;
+use stackprof::output::folded;
+use stackprof::profile::{Profile, Root};
+use stackprof::sampler::{self, Options};
+use stackprof::symbol::{self, Names};
+use stackprof::target::sim::{SimConfig, SimLedger, SimTarget, Truth};
+use stackprof::target::{Capture, Event, Fault, ImageBytes, Look, Mapping, Process, Target, ThreadId};
+use stackprof::trie::{Frame, FrameId};
+
+/// Prints how to replay when the test fails while this is alive.
+pub struct Replay(String);
+
+/// For a process that only this test states.
+pub fn replay(seed: u64) -> Replay {
+    Replay(replay_line(seed))
+}
+
+fn replay_line(seed: u64) -> String {
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    format!("seed {seed}; replay: STACKPROF_SEED={seed} cargo test --test engine {test}")
+}
+
+/// For a process of [`SimConfig::from_seed`] as it is.
+pub fn replay_sim(seed: u64) -> Replay {
+    let line = replay_line(seed);
+    Replay(format!("{line}\n  the process alone: stackprof record --target sim:{seed} --seed {seed}"))
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0);
+        }
+    }
+}
+
+/// The seeds to try: these, or the one in `STACKPROF_SEED`.
+pub fn seeds(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    match std::env::var("STACKPROF_SEED").ok().map(|seed| seed.parse::<u64>()) {
+        Some(seed) => {
+            let seed = seed.expect("STACKPROF_SEED must be a number");
+            seed..seed + 1
+        }
+        None => range,
+    }
+}
+
+pub fn options(hz: u32, seed: u64) -> Options {
+    Options { linger_ns: 0, hz, duration_ns: None, idle: false, threads: true, max_depth: 8192, seed }
+}
+
+/// A profile's stacks: thread number, whether complete, function names from the root.
+pub type Stacks = BTreeMap<(u64, bool, Vec<String>), u64>;
+
+/// A recording and what really happened.
+pub struct Recorded {
+    pub profile: Profile,
+    pub names: Names,
+    pub stacks: Stacks,
+    /// CPU time by thread and stack at the end of the recording.
+    pub truth: Truth,
+    pub ledger: Rc<SimLedger>,
+    /// The clock at the end of the recording.
+    pub now_ns: u64,
+    idle: bool,
+}
+
+/// Records a simulated process to its end and checks what must always hold.
+pub fn record(config: &SimConfig, options: &Options) -> Recorded {
+    record_with(config, options, |target, clock, live| sampler::record(target, clock, options, live))
+        .expect("the recording ends well")
+}
+
+/// The same with `how` to record; its error is passed on when nothing is left standing.
+pub fn record_with(
+    config: &SimConfig,
+    options: &Options,
+    how: impl FnOnce(&mut SimTarget, &FakeClock, &Live) -> Result<Profile>,
+) -> Result<Recorded> {
+    let clock = FakeClock::default();
+    let mut target = SimTarget::new(config.clone(), clock.clone());
+    let result = how(&mut target, &clock, &Live::default());
+    let (truth, ledger) = (target.truth(), target.ledger());
+    drop(target);
+    assert_eq!((ledger.standing(), ledger.stops()), (0, ledger.resumes()), "nobody is left standing");
+    let profile = result?;
+    let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
+    let names = symbol::symbolicate(frames, &profile.images);
+    let stacks = stacks(&profile, &names);
+    let now_ns = clock.now_ns();
+    let recorded = Recorded { profile, names, stacks, truth, ledger, now_ns, idle: options.idle };
+    recorded.check();
+    Ok(recorded)
+}
+
+fn stacks(profile: &Profile, names: &Names) -> Stacks {
+    let mut stacks = Stacks::new();
+    profile.trie.for_each_stack(|frames, count| {
+        let Frame::Root(number) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
+        let root = Root::from_number(number);
+        let id = profile.threads[root.thread as usize].id;
+        let text = frames[1..].iter().flat_map(|frame| names.get(*frame)).map(|name| name.to_string());
+        *stacks.entry((id, root.complete, text.collect())).or_default() += count;
+    });
+    stacks
+}
+
+impl Recorded {
+    /// Counts that were lost, all causes together.
+    pub fn lost(&self) -> u64 {
+        self.profile.stats.samples_lost.values().sum()
+    }
+
+    pub fn lost_by(&self, reason: &str) -> u64 {
+        self.profile.stats.samples_lost.get(reason).copied().unwrap_or(0)
+    }
+
+    pub fn incomplete(&self) -> u64 {
+        self.profile.stats.stacks_incomplete.values().sum()
+    }
+
+    pub fn incomplete_by(&self, reason: &str) -> u64 {
+        self.profile.stats.stacks_incomplete.get(reason).copied().unwrap_or(0)
+    }
+
+    /// Counts of a thread, complete or not.
+    pub fn counts_of(&self, thread: ThreadId) -> u64 {
+        self.stacks.iter().filter(|((id, ..), _)| *id == thread.0).map(|(_, count)| count).sum()
+    }
+
+    /// Counts of a complete stack.
+    pub fn count(&self, thread: ThreadId, names: &[String]) -> u64 {
+        self.stacks.get(&(thread.0, true, names.to_vec())).copied().unwrap_or(0)
+    }
+
+    /// CPU time used while recorded, as counts.
+    pub fn true_counts(&self) -> f64 {
+        self.counts(self.truth.values().sum())
+    }
+
+    pub fn true_counts_of(&self, thread: ThreadId) -> f64 {
+        self.counts(self.truth.iter().filter(|((id, _), _)| *id == thread).map(|(_, ns)| ns).sum())
+    }
+
+    pub fn counts(&self, ns: u64) -> f64 {
+        ns as f64 * f64::from(self.profile.hz) / 1e9
+    }
+
+    /// Folded text, threads apart.
+    pub fn folded(&self) -> String {
+        let mut folder = folded::Folder::default();
+        for ((id, complete, names), count) in &self.stacks {
+            let name = self.profile.threads.iter().find(|thread| thread.id == *id);
+            let thread = Some((name.map_or("", |thread| thread.name.as_str()), *id));
+            folder.add(folded::Root { process: "sim", thread, complete: *complete }, names, *count);
+        }
+        let mut text = Vec::new();
+        folded::write(&folder.finish(), &mut text).expect("memory");
+        String::from_utf8(text).expect("names are text")
+    }
+
+    /// What must hold for every recording.
+    fn check(&self) {
+        let stats = &self.profile.stats;
+        assert_eq!(stats.samples, self.profile.trie.total(), "samples are the counts of the trie");
+        assert_eq!(stats.samples, self.stacks.values().sum::<u64>());
+        assert_eq!(
+            stats.samples,
+            stats.stacks_complete + self.incomplete(),
+            "each sample is complete or not"
+        );
+        let complete: u64 = self.stacks.iter().filter(|((_, yes, _), _)| *yes).map(|(_, n)| n).sum();
+        assert_eq!(stats.stacks_complete, complete, "under the right root");
+        assert!(stats.samples_lost.values().chain(stats.stacks_incomplete.values()).all(|n| *n > 0));
+        assert_eq!(self.ledger.interrupted_stopped(), 0, "job control is left alone");
+        if !self.idle {
+            assert_eq!(self.ledger.interrupted_waiting(), 0, "waiting threads are left alone");
+            assert_eq!(stats.samples_idle_reused, 0);
+        }
+        assert_eq!(stats.stops, stats.pause.count(), "each stop has its pause");
+        assert!(stats.stops <= self.ledger.stops());
+        assert_eq!(stats.threads_seen, self.profile.threads.len() as u64);
+        self.check_lookups();
+        self.check_stacks();
+    }
+
+    /// One look-up per unique address, counted here once more.
+    fn check_lookups(&self) {
+        let mut unique = BTreeSet::new();
+        for frame in self.profile.trie.frames() {
+            if let Frame::Code { space, address } = frame {
+                let at = self.profile.images.locate(space, Avma(address));
+                unique.insert(at.map_or((None, address), |at| (Some(at.index), at.svma.0)));
+            }
+        }
+        let names = &self.names;
+        assert_eq!(names.addresses_unique, unique.len() as u64, "unique addresses");
+        assert_eq!(names.addresses_looked_up, names.addresses_unique, "one look-up each");
+        let unnamed: u64 = names.addresses_unnamed.values().sum();
+        assert_eq!(names.addresses_named + unnamed, names.addresses_unique, "named or counted by reason");
+    }
+
+    /// Complete stacks are stacks that the thread was really captured in; others are the
+    /// leaf side of one. Only frames without a name may differ.
+    fn check_stacks(&self) {
+        let captured = self.ledger.captures_by_stack();
+        let same = |shown: &str, real: &str| shown == real || shown.starts_with('[');
+        for (id, complete, shown) in self.stacks.keys() {
+            let mut real = captured.keys().filter(|(thread, _)| thread.0 == *id).map(|(_, names)| names);
+            let fits = real.any(|real| {
+                let from_leaf = shown.iter().rev().zip(real.iter().rev());
+                let long_enough =
+                    if *complete { real.len() == shown.len() } else { real.len() >= shown.len() };
+                long_enough && from_leaf.into_iter().all(|(shown, real)| same(shown, real))
+            });
+            assert!(fits, "thread {id} never had this stack (complete: {complete}): {shown:?}");
+        }
+    }
+
+    /// Every count of CPU time is in the profile or lost under a cause, exactly: but for
+    /// one count per thread, and what running threads used since the system last brought
+    /// their CPU time up to date.
+    pub fn check_balance(&self) {
+        let alive = if self.profile.stats.exit_status.is_some() { 0.0 } else { self.counts(4_000_000) };
+        let threads = self.profile.threads.len() as f64;
+        let told = (self.profile.stats.samples + self.lost()) as f64;
+        let real = self.true_counts();
+        let slack = threads * (1.0 + alive) + 1.0;
+        assert!(
+            told <= real + threads && told >= real - slack,
+            "{told} counts and losses for {real:.1} counts of CPU time (slack {slack}): {:?}",
+            self.profile.stats
+        );
+    }
+
+    /// Each stack's share is its share of the CPU time, within 5 standard deviations of
+    /// `samples` independent samples.
+    pub fn check_shares(&self, samples: f64) {
+        let total = self.profile.stats.samples as f64;
+        let total_ns = self.truth.values().sum::<u64>() as f64;
+        for ((thread, names), ns) in &self.truth {
+            let real = *ns as f64 / total_ns;
+            let shown = self.count(*thread, names) as f64 / total;
+            let tolerance = 5.0 * (real * (1.0 - real) / samples).sqrt() + 0.0015;
+            assert!(
+                (shown - real).abs() <= tolerance,
+                "{thread:?} {names:?}: {shown:.4} of the samples, {real:.4} of the CPU time (±{tolerance:.4}) in \
+                 {:#?}\n{:#?}",
+                self.stacks,
+                self.truth,
+            );
+        }
+    }
+}
+
+/// A simulated target that writes down each tick and can do something at a stated time.
+pub struct Watched<'a> {
+    pub target: &'a mut SimTarget,
+    pub clock: FakeClock,
+    /// Times of looks at any thread, each once: the ticks.
+    pub ticks_ns: Vec<u64>,
+    /// Called before each wait for an event with the time; its fault is returned instead.
+    pub before_next: Box<dyn FnMut(u64) -> Option<Fault> + 'a>,
+}
+
+impl<'a> Watched<'a> {
+    pub fn new(
+        target: &'a mut SimTarget,
+        clock: &FakeClock,
+        before_next: impl FnMut(u64) -> Option<Fault> + 'a,
+    ) -> Watched<'a> {
+        let clock = clock.clone();
+        Watched { target, clock, ticks_ns: Vec::new(), before_next: Box::new(before_next) }
+    }
+}
+
+impl Target for Watched<'_> {
+    fn process(&self) -> &Process {
+        self.target.process()
+    }
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        self.target.threads(out);
+    }
+    fn look(&mut self, thread: ThreadId) -> std::result::Result<Look, Fault> {
+        self.target.look(thread)
+    }
+    fn interrupt(
+        &mut self,
+        thread: ThreadId,
+        window_bytes: usize,
+        keep_waiting: bool,
+    ) -> std::result::Result<(), Fault> {
+        let now_ns = self.clock.now_ns();
+        if self.ticks_ns.last() != Some(&now_ns) {
+            self.ticks_ns.push(now_ns);
+        }
+        self.target.interrupt(thread, window_bytes, keep_waiting)
+    }
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<Event, Fault> {
+        match (self.before_next)(self.clock.now_ns()) {
+            Some(fault) => Err(fault),
+            None => self.target.next(until_ns, capture),
+        }
+    }
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        self.target.waits_at(thread)
+    }
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.target.thread_name(thread)
+    }
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
+        self.target.mappings(out)
+    }
+    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, String> {
+        self.target.image_bytes(mapping)
+    }
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> std::result::Result<usize, Fault> {
+        self.target.read_memory(from, into)
+    }
+}
