@@ -22,6 +22,7 @@ const KEYS: [&str; 31] = [
     "ticks",
     "ticks_late",
     "stops",
+    "stops_let_go",
     "samples",
     "samples_idle_reused",
     "threads_seen",
