@@ -4,13 +4,16 @@
 //! opens a file. Output: address → image and stated address, in any address space the
 //! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
 
+pub mod cfi;
 pub mod elf;
 mod space;
 
 use std::collections::BTreeMap;
 
 use crate::addr::{Avma, Svma};
+use crate::frame_rule::FrameRule;
 use crate::target::{ImageBytes, Mapping, MappingKind};
+use cfi::Cfi;
 use elf::Elf;
 use space::{NO_IMAGE, Region, Space};
 
@@ -44,6 +47,7 @@ pub struct Image {
     pub base_svma: Svma,
     identity: (u64, u64),
     elf: Result<Elf, String>,
+    cfi: Option<Cfi>,
 }
 
 impl Image {
@@ -57,10 +61,11 @@ impl Image {
             path: mapping.path.clone(),
             name: name.to_string(),
             kind: mapping.kind.clone(),
-            bytes,
             build_id: elf.as_ref().ok().and_then(|elf| elf.build_id.clone()),
             base_svma: elf.as_ref().map(Elf::base_svma).unwrap_or_default(),
             identity: mapping.identity,
+            cfi: bytes.as_ref().ok().and_then(|bytes| Cfi::find(bytes.bytes())),
+            bytes,
             elf,
         }
     }
@@ -188,6 +193,16 @@ impl Images {
         let length = usize::try_from(region.end - pc.0).ok()?;
         let end = start.saturating_add(length).min(bytes.len());
         bytes.get(start..end).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// How the caller is found at a code address of the current space; `None` where that
+    /// is not known.
+    #[must_use]
+    pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        let region = self.current().find(pc.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        image.cfi.as_ref()?.rule(image.bytes.as_ref().ok()?.bytes(), image.elf()?.svma_of(offset)?)
     }
 
     /// The image that an address belonged to in one of the process's address spaces.

@@ -3,6 +3,7 @@
 
 use super::Recording;
 use crate::addr::Avma;
+use crate::frame_rule::FrameRule;
 use crate::image::Images;
 use crate::target::{Capture, Fault, ThreadId};
 use crate::walk::{self, Code, Ended, StackBytes, root};
@@ -28,6 +29,10 @@ impl Code for ImageCode<'_> {
 
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.0.code(at)
+    }
+
+    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        self.0.frame_rule(pc)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod root;
 pub mod x86_64;
 
 use crate::addr::Avma;
+use crate::frame_rule::FrameRule;
 use crate::registers::Registers;
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -49,6 +50,12 @@ pub trait Code {
 
     /// The bytes from `at` to the end of the mapped code, or `None` outside known images.
     fn code(&self, at: Avma) -> Option<&[u8]>;
+
+    /// How the caller is found at the instruction `pc`, from unwind information; `None`
+    /// where there is none.
+    fn frame_rule(&self, _pc: Avma) -> Option<FrameRule> {
+        None
+    }
 }
 
 /// What a walk reads.

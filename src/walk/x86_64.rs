@@ -1,27 +1,90 @@
 //! x86_64: where the caller of the leaf frame is.
 //!
 //! In the body of a function with a frame pointer the caller is in the frame record at
-//! rbp. On entry, between the two instructions of the prologue and at `ret` it is on top
-//! of the stack while rbp still (or again) belongs to the caller: following rbp alone
-//! would lose the caller. The instruction at the program counter tells.
+//! rbp. In a leaf function without one (compilers leave it out even when asked to keep
+//! frame pointers), on entry, between the two instructions of the prologue and at `ret`
+//! rbp belongs to the caller: following it alone would lose the caller. The unwind
+//! information of the leaf's function tells; without it the instruction at the pc.
 
-use super::{Code, Input, Walked, fp};
+use super::{Code, Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
+use crate::frame_rule::{CfaBase, FrameRule};
 use crate::registers::X86_64;
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
 pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
+    let frame_pointer = registers.gpr[X86_64::RBP];
     out.push(CodeAddress::Pc(pc).lookup().0);
+    if let Some(rule) = input.code.frame_rule(pc) {
+        if rule.return_at.is_none() {
+            return Walked { ended: Ended::Root, reached: sp };
+        }
+        match step(&rule, sp, frame_pointer, input) {
+            Step::To(caller) if out.len() < input.max_depth => {
+                out.push(CodeAddress::Return(caller.address).lookup().0);
+                return fp::follow(caller.frame_pointer, caller.sp, Some(caller.address), input, out);
+            }
+            Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
+            Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
+            Step::NotFollowed => {}
+        }
+    }
     let leaf_return = unframed_return_slot(pc, sp, input.code)
         .and_then(|slot| input.stack.word(slot))
         .map(Avma)
-        .filter(|address| input.code.is_code(*address) && out.len() < input.max_depth);
+        .filter(|address| is_return_address(*address, input.code) && out.len() < input.max_depth);
     if let Some(address) = leaf_return {
         out.push(CodeAddress::Return(address).lookup().0);
     }
-    fp::follow(registers.gpr[X86_64::RBP], sp, leaf_return, input, out)
+    fp::follow(frame_pointer, sp, leaf_return, input, out)
+}
+
+/// The caller of the leaf frame.
+struct Caller {
+    address: Avma,
+    sp: Avma,
+    frame_pointer: u64,
+}
+
+/// Where a rule leads.
+enum Step {
+    To(Caller),
+    /// The frame is larger than what was copied of the stack.
+    OutsideWindow,
+    /// To what cannot be a caller: the rule does not fit these registers.
+    NotFollowed,
+}
+
+fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> Step {
+    let base = match rule.base {
+        CfaBase::StackPointer => sp.0,
+        CfaBase::FramePointer => frame_pointer,
+    };
+    let cfa = base.checked_add_signed(rule.cfa_offset).filter(|cfa| *cfa > sp.0);
+    let slot = |at: i64| cfa?.checked_add_signed(at).map(Avma);
+    let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
+    let Some(word) = input.stack.word(return_slot) else {
+        let near = return_slot > sp && return_slot - sp < fp::MAX_STACK_BYTES;
+        return if near { Step::OutsideWindow } else { Step::NotFollowed };
+    };
+    let address = Avma(word);
+    let frame_pointer = match rule.frame_pointer_at {
+        Some(at) => slot(at).and_then(|slot| input.stack.word(slot)),
+        None => Some(frame_pointer),
+    };
+    match frame_pointer {
+        Some(frame_pointer) if is_return_address(address, input.code) => {
+            Step::To(Caller { address, sp: Avma(cfa), frame_pointer })
+        }
+        _ => Step::NotFollowed,
+    }
+}
+
+/// The byte before a return address is code; the address itself may be the end of it.
+fn is_return_address(address: Avma, code: &dyn Code) -> bool {
+    code.is_code(CodeAddress::Return(address).lookup())
 }
 
 /// The stack slot of the return address when the leaf has no frame record at `pc`, or

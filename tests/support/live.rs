@@ -22,8 +22,15 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What every fixture is built with: frame pointers, in leaf functions too (which some
 /// compilers leave out), and no call turned into a jump.
-const FLAGS: [&str; 7] =
-    ["-O1", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fno-optimize-sibling-calls", "-pthread", "-Wall", "-Wextra"];
+const FLAGS: [&str; 7] = [
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-mno-omit-leaf-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+];
 
 /// One live test at a time: each has the CPUs to itself as far as this program can tell.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -83,7 +90,8 @@ fn run_compiler(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, Str
     let fresh = into.join(format!("{name}.{}", std::process::id()));
     let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
     cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags).arg("-ldl");
-    let output = cc.output().map_err(|error| format!("cannot run {cc:?}: {error}; a C compiler is needed"))?;
+    let output =
+        cc.output().map_err(|error| format!("cannot run {cc:?}: {error}; a C compiler is needed"))?;
     if !output.status.success() {
         return Err(format!("{cc:?} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
     }
