@@ -191,6 +191,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
     for svma in svmas {
         let avma = Avma(svma.wrapping_add(BASE));
         let _ = (images.contains(avma), images.code(avma).map(<[u8]>::len), images.locate(0, avma));
+        let _ = images.frame_rule(avma);
         frames.push(Frame::Code { space: random.below(4) as u32, address: avma.0 });
         frames.push(Frame::Code { space: images.space(), address: svma });
     }

@@ -88,3 +88,42 @@ impl Cfi {
         Some(FrameRule { base, cfa_offset, frame_pointer_at, return_at })
     }
 }
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))] // the test executable must be ELF
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use object::{ObjectSymbol, SymbolKind};
+
+    #[test]
+    fn at_its_first_instruction_a_function_has_only_its_return_address() {
+        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let cfi = Cfi::find(&bytes).unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        let functions =
+            file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
+        let entry = FrameRule {
+            base: CfaBase::StackPointer,
+            cfa_offset: 8,
+            frame_pointer_at: None,
+            return_at: Some(-8),
+        };
+        let (mut all, mut right) = (0, 0);
+        for function in functions.step_by(7) {
+            all += 1;
+            right += usize::from(cfi.rule(&bytes, Svma(function.address())) == Some(entry));
+        }
+        // Hand-written start code is the exception.
+        assert!(all > 500 && right * 1000 >= all * 995, "{right} of {all}");
+    }
+
+    #[test]
+    fn what_is_no_file_or_no_code_has_no_rule() {
+        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let cfi = Cfi::find(&bytes).unwrap();
+        assert_eq!(cfi.rule(&bytes, Svma(0)), None);
+        assert_eq!(cfi.rule(&bytes, Svma(u64::MAX)), None);
+        assert_eq!(cfi.rule(&bytes[..100], Svma(0x1000)), None);
+        assert!(Cfi::find(b"\x7fELF").is_none());
+    }
+}

@@ -180,4 +180,73 @@ mod tests {
     fn a_word_that_is_no_code_is_no_return_address() {
         assert_eq!(addresses(0, STACK + 0x40, &[0x1234]), [0, 1]);
     }
+
+    /// Text with one unwind rule for all of it.
+    struct Ruled(FrameRule);
+    impl Code for Ruled {
+        fn is_code(&self, at: Avma) -> bool {
+            Text.is_code(at)
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            Text.code(at)
+        }
+        fn frame_rule(&self, _: Avma) -> Option<FrameRule> {
+            Some(self.0)
+        }
+    }
+
+    #[track_caller]
+    fn check_ruled(rule: FrameRule, rbp: u64, words: &[u64], expected: &[u64], ended: Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT + 8, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = STACK;
+        registers.gpr[X86_64::RBP] = rbp;
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let code = Ruled(rule);
+        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: u64::MAX, code: &code };
+        let mut out = Vec::new();
+        let walked = walk(&registers, &input, &mut out);
+        let relative: Vec<u64> = out.iter().map(|address| address - TEXT).collect();
+        assert_eq!((relative.as_slice(), walked.ended), (expected, ended));
+    }
+
+    /// CFA = base + offset, the return address just below it.
+    fn rule(base: CfaBase, cfa_offset: i64, frame_pointer_at: Option<i64>) -> FrameRule {
+        FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) }
+    }
+
+    #[test]
+    fn a_leaf_function_without_a_frame_keeps_its_caller() {
+        // [rsp] return address of the leaf; the caller's record follows.
+        let words = [TEXT + 9, STACK + 0x20, TEXT + 5, 0xdead, 0, TEXT + 2];
+        let bare = rule(CfaBase::StackPointer, 8, None);
+        check_ruled(bare, STACK + 8, &words, &[8, 8, 4, 1], Ended::Root);
+    }
+
+    #[test]
+    fn a_function_that_uses_rbp_for_something_else_gives_it_back() {
+        // sub $8,%rsp; push %rbp: locals, the caller's rbp, the return address.
+        let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
+        let uses_rbp = rule(CfaBase::StackPointer, 24, Some(-16));
+        check_ruled(uses_rbp, 0x1234, &words, &[8, 8, 1], Ended::Root);
+    }
+
+    #[test]
+    fn an_ordinary_frame_is_followed_by_its_rule_as_by_its_record() {
+        let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
+        let framed = rule(CfaBase::FramePointer, 16, Some(-16));
+        check_ruled(framed, STACK + 8, &words, &[8, 8, 1], Ended::Root);
+    }
+
+    #[test]
+    fn a_rule_may_lead_above_the_window_nowhere_or_to_the_end() {
+        let large = rule(CfaBase::StackPointer, 0x4000, None);
+        check_ruled(large, STACK, &[0, TEXT + 9], &[8], Ended::WindowRanOut);
+        let backwards = rule(CfaBase::StackPointer, -64, None);
+        check_ruled(backwards, STACK, &[0, TEXT + 9], &[8, 8], Ended::Root);
+        let overflow = rule(CfaBase::FramePointer, i64::MAX, Some(i64::MIN));
+        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], Ended::BadFrame);
+        let first = FrameRule { return_at: None, ..large };
+        check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], Ended::Root);
+    }
 }
