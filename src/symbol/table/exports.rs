@@ -143,8 +143,9 @@ impl Walk<'_> {
             let at = rest.as_ptr().addr() - self.trie.as_ptr().addr();
             rest = &rest[letters + 1..];
             let child = usize::try_from(uleb(&mut rest)?).ok()?;
+            // No letters: ld64 lets a name that begins another end in a node of its own.
             let length = length + letters;
-            if letters == 0 || length > MAX_NAME_BYTES || node.depth == MAX_DEPTH {
+            if length > MAX_NAME_BYTES || node.depth == MAX_DEPTH {
                 continue;
             }
             let edge = u32::try_from(self.edges.len()).ok()?;

@@ -22,10 +22,10 @@ use crate::symbol::Why;
 use crate::target::ImageBytes;
 
 /// The most memory a table takes for the exports trie, in bytes for each byte of it:
-/// 12 bytes for an edge that takes at least 3, and 24 for an export that takes 7 with its
+/// 12 bytes for an edge that takes at least 2, and 24 for an export that takes 6 with its
 /// edge. Real tries need a tenth of it, and nothing when the symbol table has all their
 /// functions.
-pub const TRIE_MEMORY_FACTOR: f64 = 8.0;
+pub const TRIE_MEMORY_FACTOR: f64 = 10.0;
 
 /// The pieces of an image that name its functions, and where a remote reader finds them.
 ///

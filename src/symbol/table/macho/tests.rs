@@ -250,12 +250,25 @@ fn damaged_tries_give_what_is_sound() {
     assert_eq!(exported(&[0, 1]), [""; 0]);
     assert_eq!(exported(&[0, 1, b'_']), [""; 0], "letters without an end");
     assert_eq!(exported(&[0x80; 64]), [""; 0]);
-    let empty_edge = [root(&[b"\0\x04"]), leaf(0x1000)].concat();
-    assert_eq!(exported(&empty_edge), [""; 0], "a name without letters");
     let huge = [&[3, 0][..], &uleb(u64::MAX), &[0]].concat();
     assert_eq!(exported(&huge), [""; 0]);
     let beyond = [root(&[b"_f\0\x06"]), [&[11, 0][..], &uleb(u64::MAX - 1), &[0]].concat()].concat();
     assert_eq!(exported(&beyond), [""; 0], "the address is beyond the last");
+}
+
+#[test]
+fn a_name_may_end_after_an_edge_without_letters() {
+    // As ld64 writes `_f` and `_fx`: both leaves, the first behind an empty edge.
+    let trie = [
+        &[0, 1, b'_', b'f', 0, 6][..],
+        &[0, 2, 0, 13, b'x', 0, 18],
+        &[3, 0, 0x80, 0x20, 0],
+        &[3, 0, 0x90, 0x20, 0],
+    ]
+    .concat();
+    assert_eq!(exported(&trie), ["f", "fx"]);
+    // And endlessly: the root's edge leads to itself, without a letter.
+    assert_eq!(exported(&[vec![0, 1, 0, 0], vec![0; 1 << 20]].concat()), [""; 0]);
 }
 
 #[test]
