@@ -45,6 +45,20 @@ fn the_commands_say_where_things_are() {
 }
 
 #[test]
+fn the_new_command_for_exports_has_precedence() {
+    let mut bytes = File { trie: vec![0, 0], ..File::default() }.build();
+    let before = MachO::parse(&bytes).unwrap().linkedit;
+    // Another command behind the last one, in the space before the code.
+    let (count, size) = (bytes[16], u16::from_le_bytes([bytes[20], bytes[21]]));
+    let end = 32 + usize::from(size);
+    bytes[16] = count + 1;
+    bytes[20..22].copy_from_slice(&(size + 48).to_le_bytes());
+    bytes[end..end + 8].copy_from_slice(&[0x22, 0, 0, 0x80, 48, 0, 0, 0]);
+    bytes[end + 40..end + 48].copy_from_slice(&[1, 0, 0, 0, 9, 0, 0, 0]);
+    assert_eq!(MachO::parse(&bytes).unwrap().linkedit, before);
+}
+
+#[test]
 fn offsets_and_addresses_follow_the_segments() {
     let macho = parse(&File::default());
     assert_eq!(macho.svma_of(0), Some(Svma(TEXT)));

@@ -194,7 +194,7 @@ fn a_stripped_library_has_the_names_it_exports() {
         ("_alphabet", at(4, &[0x1080])),          // weak
         ("_chosen", at(0x10, &[0x2000, 0x10c0])), // stub and resolver
         ("_data", at(0, &[0x2100])),
-        ("_elsewhere", [at(8, &[2]).as_slice(), b"_else\0"].concat()),
+        ("_elsewhere", [at(8, &[0x1004]).as_slice(), b"_else\0"].concat()),
         ("_fixed", at(2, &[0x1100])),
         ("_tls", at(1, &[0x1100])),
     ]);
@@ -269,6 +269,17 @@ fn a_name_may_end_after_an_edge_without_letters() {
     assert_eq!(exported(&trie), ["f", "fx"]);
     // And endlessly: the root's edge leads to itself, without a letter.
     assert_eq!(exported(&[vec![0, 1, 0, 0], vec![0; 1 << 20]].concat()), [""; 0]);
+}
+
+#[test]
+fn tries_are_read_to_a_named_depth() {
+    // `_`, `_a`, `_aa` and so on: an edge for each letter.
+    let names: Vec<String> = (0..1100).map(|letters| format!("_{}", "a".repeat(letters))).collect();
+    let exports =
+        names.iter().enumerate().map(|(index, name)| (name.as_str(), at(0, &[0x1000 + index as u64])));
+    let found = exported(&trie(&exports.collect::<Vec<_>>()));
+    assert_eq!(found.last().unwrap().len(), 1023);
+    assert_eq!(found.len(), 1023, "and `_` itself is without a name");
 }
 
 #[test]
