@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use super::*;
+use crate::image::elf::Elf;
 
 const BASE: u64 = 0x5555_0000_0000;
 
@@ -133,7 +134,7 @@ fn a_file_that_cannot_be_opened_keeps_its_reason() {
 
     let mut images = Images::default();
     images.update(&[gone], &mut |_| Ok(ImageBytes::new(b"GIF89a".as_slice())));
-    assert_eq!(images.images()[0].problem(), Some("not an ELF file"));
+    assert_eq!(images.images()[0].problem(), Some("neither ELF nor Mach-O"));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::registers::Registers;
 
 #[cfg(target_os = "linux")]
 pub mod linux;
+pub mod mach;
 pub mod sim;
 
 /// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
