@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -22,8 +23,15 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What every fixture is built with: frame pointers, in leaf functions too (which some
 /// compilers leave out), and no call turned into a jump.
-const FLAGS: [&str; 7] =
-    ["-O1", "-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer", "-fno-optimize-sibling-calls", "-pthread", "-Wall", "-Wextra"];
+const FLAGS: [&str; 7] = [
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-mno-omit-leaf-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+];
 
 /// One live test at a time: each has the CPUs to itself as far as this program can tell.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -82,8 +90,12 @@ fn run_compiler(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, Str
     // Renamed into place: another run of these tests may be executing the old one.
     let fresh = into.join(format!("{name}.{}", std::process::id()));
     let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags).arg("-ldl");
-    let output = cc.output().map_err(|error| format!("cannot run {cc:?}: {error}; a C compiler is needed"))?;
+    cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags);
+    if !flags.contains(&"-nostdlib") {
+        cc.arg("-ldl");
+    }
+    let output =
+        cc.output().map_err(|error| format!("cannot run {cc:?}: {error}; a C compiler is needed"))?;
     if !output.status.success() {
         return Err(format!("{cc:?} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
     }
@@ -255,8 +267,17 @@ pub(crate) struct Running {
 
 /// `stackprof ARGS` with folded, SVG and statistics outputs.
 pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Running {
+    record_by(stackprof(), arguments)
+}
+
+/// [`record`] by another command that ends in the profiler's path.
+pub(crate) fn record_by<A: AsRef<OsStr>>(
+    mut command: Command,
+    arguments: impl IntoIterator<Item = A>,
+) -> Running {
     let dir = TempDir::new().unwrap();
-    let mut command = stackprof();
+    // Whichever user the command runs as writes here.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
@@ -344,6 +365,7 @@ impl Running {
             stacks: folded.lines().map(parse).collect(),
             folded,
             svg: read("out.svg"),
+            files: names_in(self.dir.path()),
             stats: serde_json::from_str(&read("out.json")).unwrap_or_default(),
         }
     }
@@ -354,6 +376,11 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// A line of the folded output.
@@ -383,6 +410,8 @@ pub(crate) struct Recorded {
     pub(crate) folded: String,
     pub(crate) stacks: Vec<Stack>,
     pub(crate) svg: String,
+    /// Names of all files that it left where its outputs go.
+    pub(crate) files: Vec<String>,
     pub(crate) stats: serde_json::Value,
 }
 
