@@ -365,7 +365,7 @@ impl Running {
             stacks: folded.lines().map(parse).collect(),
             folded,
             svg: read("out.svg"),
-            files: names_in(self.dir.path()),
+            files: names_in(self.dir()),
             stats: serde_json::from_str(&read("out.json")).unwrap_or_default(),
         }
     }
