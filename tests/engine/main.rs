@@ -51,3 +51,7 @@ fn seeded(seed: u64) -> SimConfig {
     }
     config
 }
+
+fn idle(hz: u32, seed: u64) -> Options {
+    Options { idle: true, ..options(hz, seed) }
+}

@@ -13,10 +13,6 @@ fn only_threads_that_ran_are_stopped() {
     }
 }
 
-fn idle(hz: u32, seed: u64) -> Options {
-    Options { idle: true, ..options(hz, seed) }
-}
-
 #[test]
 fn a_waiting_thread_is_stopped_about_once_per_wait_in_a_wall_clock_profile() {
     let _replay = replay(5);
