@@ -136,3 +136,15 @@ fn a_command_waits_until_it_is_let_go() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Only `scripts/check-macos.sh --prove` builds this, to see that linking fails.
+#[cfg(misspelt)]
+#[test]
+#[allow(unsafe_code)]
+fn a_misspelt_call_does_not_link() {
+    unsafe extern "C" {
+        fn mach_vm_reed(task: u32) -> i32;
+    }
+    // SAFETY: never linked, so never run.
+    assert_eq!(unsafe { mach_vm_reed(0) }, 0);
+}
