@@ -166,6 +166,13 @@ pub(super) fn block_signals(signals: &[c_int]) {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
+/// Undoes [`block_signals`] for the calling thread. Allocates nothing.
+pub(super) fn unblock_signals(signals: &[c_int]) {
+    let set = signal_set(signals);
+    // SAFETY: as in `block_signals`.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
 /// Sleeps until one of the (blocked) signals comes or the time has passed; which signal.
 pub(super) fn sleep_for_signal(signals: &[c_int], at_most: Duration) -> Option<c_int> {
     let set = signal_set(signals);
