@@ -136,6 +136,13 @@ pub(super) fn look_for_stopped() -> io::Result<Option<Waited>> {
     wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
+/// Takes a stop that [`look_for_stopped`] showed and that has no signal on its way. After
+/// an exec by another thread than the first, the kernel lets nobody continue a thread whose
+/// new number was not waited for (kernel/ptrace.c, `looks_like_a_spurious_pid`).
+pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<Waited>> {
+    wait(libc::P_PID, tid, libc::WSTOPPED)
+}
+
 /// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
 pub(super) fn peek_exited() -> io::Result<Option<Waited>> {
     wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
