@@ -150,7 +150,8 @@ fn how_a_launched_command_ended_is_in_the_statistics() {
         let words = [&words[..], &[ends.as_os_str(), how.as_ref()]].concat();
         let recorded = launch(&[], "/bin/sh".as_ref(), &words);
         recorded.check_success();
-        recorded.check(recorded.stats["exit_status"].to_string() == expected, format!("not {expected}"));
+        let told = recorded.stats["exit_status"].to_string();
+        recorded.check(told == expected, format!("{told} instead of {expected}"));
         recorded.check(recorded.count(|stack| stack.has("busy_until_the_end")) > 50, "hardly sampled");
     }
     let recorded = launch(
