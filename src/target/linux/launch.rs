@@ -14,6 +14,8 @@ use std::thread::JoinHandle;
 
 use libc::pid_t;
 
+use super::{sys, trace};
+
 /// A process that waits to be let go to its `exec`.
 pub(super) struct Held {
     /// Its process id.
@@ -34,8 +36,8 @@ pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
     let mut command = Command::new(program);
     command.args(arguments);
     let go_fd = go.as_raw_fd();
-    // SAFETY: between fork and exec the closure only makes the system calls write, close
-    // and read on descriptors that it owns or that the parent keeps open until then; it
+    // SAFETY: between fork and exec the closure only makes the system calls sigprocmask,
+    // write, close and read on descriptors that it owns or that the parent keeps open until then; it
     // allocates nothing and takes no lock (signal-safety(7)).
     unsafe {
         let (mut tell_ready, mut wait_go) = (tell_ready, wait_go);
@@ -52,6 +54,8 @@ pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
 }
 
 fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
+    // What we block to wait for it, the command would inherit and never get.
+    sys::unblock_signals(&trace::SIGNALS);
     // SAFETY: getpid(2) takes nothing.
     let pid = unsafe { libc::getpid() };
     tell_ready.write_all(&pid.to_ne_bytes())?;

@@ -136,6 +136,13 @@ pub(super) fn look_for_stopped() -> io::Result<Option<Waited>> {
     wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
+/// Takes a stop that [`look_for_stopped`] showed and that has no signal on its way. After
+/// an exec by another thread than the first, the kernel lets nobody continue a thread whose
+/// new number was not waited for (kernel/ptrace.c, `looks_like_a_spurious_pid`).
+pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<Waited>> {
+    wait(libc::P_PID, tid, libc::WSTOPPED)
+}
+
 /// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
 pub(super) fn peek_exited() -> io::Result<Option<Waited>> {
     wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
@@ -164,6 +171,13 @@ pub(super) fn block_signals(signals: &[c_int]) {
     let set = signal_set(signals);
     // SAFETY: `set` is initialised; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+/// Undoes [`block_signals`] for the calling thread. Allocates nothing.
+pub(super) fn unblock_signals(signals: &[c_int]) {
+    let set = signal_set(signals);
+    // SAFETY: as in `block_signals`.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
 /// Sleeps until one of the (blocked) signals comes or the time has passed; which signal.

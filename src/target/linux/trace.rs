@@ -142,7 +142,10 @@ impl LinuxTarget {
                 let outcome = Outcome::Unreadable("stopped by job control");
                 Some(Event::Stopped { thread: thread_id(tid), outcome })
             }
-            libc::PTRACE_EVENT_EXEC => Some(self.exec(Standing(tid))),
+            libc::PTRACE_EVENT_EXEC => {
+                let _ = sys::take_stop(tid);
+                Some(self.exec(Standing(tid)))
+            }
             // PTRACE_EVENT_CLONE: the new thread reports itself.
             _ => {
                 drop(Standing(tid));
