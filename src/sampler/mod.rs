@@ -413,7 +413,7 @@ impl<'a> Recording<'a> {
     fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
         self.stats.threads_seen += 1;
         let index = self.thread_index(id);
-        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns(), found));
+        self.accounts.insert(id, Account::new(index, id.0, stack_top, look, self.clock.now_ns(), found));
     }
 
     /// The entry that a thread's stacks are kept under.

@@ -75,7 +75,15 @@ pub(super) struct Account {
 
 impl Account {
     /// A thread that is `found` running, or else one seen from its first instruction on.
-    pub(super) fn new(index: u32, stack_top: Option<Avma>, look: Look, now_ns: u64, found: bool) -> Account {
+    /// `seed`, different for each thread, places its counts within their periods.
+    pub(super) fn new(
+        index: u32,
+        seed: u64,
+        stack_top: Option<Avma>,
+        look: Look,
+        now_ns: u64,
+        found: bool,
+    ) -> Account {
         Account {
             index,
             stack_top,
@@ -90,9 +98,9 @@ impl Account {
             sampled_at_ns: now_ns,
             cpu_ns: look.cpu_ns,
             in_period: 0,
-            due: splitmix64(index.into()) % SECOND_NS,
+            due: splitmix64(seed) % SECOND_NS,
             given: false,
-            random: index.into(),
+            random: seed,
             fresh: true,
             found,
         }
@@ -217,7 +225,7 @@ mod tests {
 
     #[test]
     fn counts_add_up_to_cpu_seconds_times_hz() {
-        let mut account = Account::new(0, None, look(7_000), 0, true);
+        let mut account = Account::new(0, 0, None, look(7_000), 0, true);
         let (mut cpu_ns, mut counts) = (7_000, 0);
         for step in 0..10_000u64 {
             cpu_ns += 1 + step * 7919 % 2_000_000;
@@ -230,7 +238,7 @@ mod tests {
 
     #[test]
     fn counts_do_not_depend_on_where_in_a_period_a_sample_ends() {
-        let mut account = Account::new(0, None, look(0), 0, false);
+        let mut account = Account::new(0, 0, None, look(0), 0, false);
         let (mut cpu_ns, mut by_phase) = (0, [(0, 0); 4]);
         for step in 0..100_000u64 {
             let used_ns = 750_000 + splitmix64(step) % 500_000;
@@ -246,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_first_sample_weighs_at_most_the_time_that_passed() {
-        let mut account = Account::new(0, None, look(0), 1_000_000, true);
+        let mut account = Account::new(0, 0, None, look(0), 1_000_000, true);
         // 4 ms of CPU time show up 1 ms after we came.
         assert!(account.weigh_cpu(Some(look(4_000_000)), 2_000_000, 1000) <= 1);
         assert_eq!(account.used_cpu_ns(), 1_000_000);
@@ -254,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
-        let mut account = Account::new(0, None, look(0), 0, true);
+        let mut account = Account::new(0, 0, None, look(0), 0, true);
         assert!(account.seen(look(0)), "nothing is known before the first sample");
         account.weigh_cpu(Some(look(5)), 10, 997);
         assert!(!account.seen(look(5)));
@@ -263,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_window_grows_at_once_and_shrinks_slowly() {
-        let mut account = Account::new(0, None, look(0), 0, true);
+        let mut account = Account::new(0, 0, None, look(0), 0, true);
         let sp = Avma(0x1000);
         account.fit_window(&Walked { ended: Ended::WindowRanOut, reached: sp }, sp);
         assert_eq!(account.window_bytes, 4 * FIRST_WINDOW_BYTES);

@@ -120,6 +120,8 @@ fn threads_that_come_and_go_are_all_seen_and_none_is_kept() {
          in main {between}, in threads {short}; {}",
         recorded.stats["samples_lost"]
     );
+    // Most of the threads live shorter than a tick; the first lives on and must be caught.
+    recorded.check(between > 10, "the first thread was hardly sampled");
     let told = recorded.figure("target_cpu_s");
     recorded.check((told / process - 1.0).abs() < 0.1, format!("told {told} s, used {process} s"));
 }
@@ -131,7 +133,8 @@ fn the_others_go_on_when_the_main_thread_has_left() {
         let recorded = launch(options, &fixture("ends"), &["leader", "1000"]);
         recorded.check_success();
         println!("{options:?}: {} counts after the main thread left", recorded.total());
-        recorded.check(recorded.total() > 200, "the other thread was hardly sampled");
+        let named = recorded.count(|stack| stack.has("busy_until_the_end"));
+        recorded.check(named > 200, "the other thread was hardly sampled, or has no names");
         recorded.check(recorded.stats["exit_status"] == 5, "not the exit status of the other thread");
     }
 }

@@ -36,6 +36,8 @@ const MAX_WINDOW_BYTES: usize = 8 << 20;
 #[derive(Debug)]
 pub struct LinuxTarget {
     pid: pid_t,
+    /// The thread through which /proc shows the memory: the first, until it has left.
+    memory_of: pid_t,
     process: Process,
     clock: RealClock,
     threads: HashMap<pid_t, Thread>,
@@ -53,13 +55,23 @@ pub struct LinuxTarget {
     not_send: PhantomData<*const ()>,
 }
 
-/// A thread that stands in a ptrace stop; it runs again when this is dropped.
-struct Standing(pid_t);
+/// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
+/// signal that was on its way to it, or 0.
+struct Standing {
+    tid: pid_t,
+    signal: c_int,
+}
+
+impl Standing {
+    fn new(tid: pid_t) -> Standing {
+        Standing { tid, signal: 0 }
+    }
+}
 
 impl Drop for Standing {
     fn drop(&mut self) {
         // Fails only for a thread that was killed meanwhile, which needs nothing.
-        let _ = sys::cont(self.0, 0);
+        let _ = sys::cont(self.tid, self.signal);
     }
 }
 
@@ -75,6 +87,7 @@ impl LinuxTarget {
     pub(super) fn new(pid: pid_t, process: Process, clock: RealClock) -> LinuxTarget {
         LinuxTarget {
             pid,
+            memory_of: pid,
             process,
             clock,
             threads: HashMap::new(),
@@ -122,18 +135,13 @@ impl LinuxTarget {
     fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int, capture: &mut Capture) -> Option<Event> {
         match event {
             // A signal of the target's own, on its way to it.
-            0 => {
-                self.pass_on(tid, signal);
-                None
-            }
+            0 => self.collect_if_pending(Standing { tid, signal }, capture),
             libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => {
-                let standing = Standing(tid);
+                let standing = Standing::new(tid);
                 if !self.knows(tid) {
                     return self.new_thread(standing);
                 }
-                let pending = self.no_longer_pending(tid)?;
-                let outcome = self.collect(standing, pending, capture);
-                Some(Event::Stopped { thread: thread_id(tid), outcome })
+                self.collect_if_pending(standing, capture)
             }
             // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
             libc::PTRACE_EVENT_STOP => {
@@ -144,27 +152,37 @@ impl LinuxTarget {
             }
             libc::PTRACE_EVENT_EXEC => {
                 let _ = sys::take_stop(tid);
-                Some(self.exec(Standing(tid)))
+                Some(self.exec(Standing::new(tid)))
             }
             // PTRACE_EVENT_CLONE: the new thread reports itself.
-            _ => {
-                drop(Standing(tid));
-                None
-            }
+            _ => self.collect_if_pending(Standing::new(tid), capture),
         }
+    }
+
+    /// Captures a thread that was asked to stop, whatever made it stop: any stop clears
+    /// the one that was asked for (kernel/signal.c, ptrace_stop). Lets any other go on.
+    fn collect_if_pending(&mut self, standing: Standing, capture: &mut Capture) -> Option<Event> {
+        let thread = thread_id(standing.tid);
+        let Some(pending) = self.no_longer_pending(standing.tid) else {
+            self.pass_on(standing);
+            return None;
+        };
+        let outcome = self.collect(standing, pending, capture);
+        Some(Event::Stopped { thread, outcome })
     }
 
     /// Lets a signal through. A traced thread is woken even by a signal that its process
     /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
-    fn pass_on(&mut self, tid: pid_t, signal: c_int) {
-        if sys::registers(tid, &mut self.raw).is_ok()
+    fn pass_on(&mut self, standing: Standing) {
+        let Standing { tid, signal } = standing;
+        if signal != 0
+            && sys::registers(tid, &mut self.raw).is_ok()
             && registers::interrupted_call(&self.raw)
             && self.ignores(signal)
             && registers::repair_interrupted_call(&mut self.raw)
         {
             let _ = sys::set_registers(tid, &mut self.raw);
         }
-        let _ = sys::cont(tid, signal);
     }
 
     fn ignores(&self, signal: c_int) -> bool {
@@ -181,7 +199,7 @@ impl LinuxTarget {
 
     /// A thread that the kernel attached for us, before its first instruction.
     fn new_thread(&mut self, standing: Standing) -> Option<Event> {
-        let tid = standing.0;
+        let tid = standing.tid;
         let read = sys::registers(tid, &mut self.raw).is_ok();
         let stack_top = read.then(|| registers::convert(&self.raw).sp());
         if self.adopt(tid, stack_top) {
@@ -198,14 +216,15 @@ impl LinuxTarget {
     fn exec(&mut self, standing: Standing) -> Event {
         self.threads.clear();
         self.outstanding = 0;
-        self.adopt(standing.0, None);
-        let stack_top = self.threads.get(&standing.0).and_then(|thread| thread.stack_top);
-        Event::Exec { thread: thread_id(standing.0), stack_top }
+        self.memory_of = self.pid;
+        self.adopt(standing.tid, None);
+        let stack_top = self.threads.get(&standing.tid).and_then(|thread| thread.stack_top);
+        Event::Exec { thread: thread_id(standing.tid), stack_top }
     }
 
     /// Registers and stack bytes of a thread that stands; it runs again on return.
     fn collect(&mut self, standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
-        let tid = standing.0;
+        let tid = standing.tid;
         let outcome = self.read_standing(tid, pending, capture);
         drop(standing);
         // A thread that stopped while we slept had waited for a CPU: it stands since the
@@ -228,7 +247,8 @@ impl LinuxTarget {
             let below_top =
                 top.map(|top| top.0.wrapping_sub(sp.0) as usize).filter(|len| *len <= MAX_WINDOW_BYTES);
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
-            if sys::read_memory_into(self.pid, sp.0, len, &mut capture.stack).is_err() {
+            // By the thread's own number: the first thread may have left, and its memory with it.
+            if sys::read_memory_into(tid, sp.0, len, &mut capture.stack).is_err() {
                 capture.stack.clear();
             }
         }
@@ -371,15 +391,26 @@ impl Target for LinuxTarget {
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.maps.read(self.pid, out)
+        let read = self.maps.read(self.memory_of, out);
+        if !out.is_empty() {
+            return read;
+        }
+        // A thread that has left shows an empty list: another one has the memory.
+        for tid in self.threads.keys() {
+            if self.maps.read(*tid, out).is_ok() && !out.is_empty() {
+                self.memory_of = *tid;
+                return Ok(());
+            }
+        }
+        read.and(Err(Fault::Transient("the process is ending")))
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        self.maps.bytes(self.pid, mapping)
+        self.maps.bytes(self.memory_of, mapping)
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        sys::read_memory(self.pid, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
     }
 }
 
