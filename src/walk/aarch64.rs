@@ -28,11 +28,7 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
         Some(has_record) => !has_record,
         None => in_record != Some(link),
     };
-    if link_is_caller
-        && link != 0
-        && is_code(link, input.code)
-        && out.len() < input.max_depth
-    {
+    if link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth {
         out.push(CodeAddress::Return(Avma(link)).lookup().0);
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
