@@ -1,8 +1,18 @@
-//! When to sample: absolute deadlines at a given rate, jittered by a seed, never caught up.
+//! When to sample: deadlines at a given rate, jittered by a seed, never caught up.
+//!
+//! The jitter is a walk: each interval is half a period to one and a half, at random. Work in step with the rate is so seen in every phase, and the time since
+//! the last tick, which a sample weighs, does not depend on the phase. A shift drawn
+//! anew for each tick would have one or the other fault: a small one sees a part of the
+//! phases, a large one lets the late phases weigh more than the early ones.
 
-/// Largest shift of a tick from its place in the grid, as a share of the period: enough
-/// that a target working in step with the grid is seen in every phase of its work.
-const JITTER_SHARE: f64 = 0.1;
+/// Largest step of the shift from one tick to the next, as a share of the period. With a
+/// half, each tick meets a phase that has nothing to do with the one before: a thread that
+/// waits in between gives the time of the ticks that missed it to the first that does not,
+/// and that must not be where neighbouring phases happen to begin.
+const STEP_SHARE: f64 = 0.5;
+
+/// The shift turns back at this many periods, so that ticks stay near the grid for ever.
+const SHIFT_PERIODS: f64 = 8.0;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -13,6 +23,8 @@ pub(super) struct Ticks {
     hz: u32,
     seed: u64,
     next: u64,
+    /// Of the next tick from its place in the grid, in periods.
+    shift: f64,
     late: u64,
 }
 
@@ -20,24 +32,23 @@ impl Ticks {
     /// `hz` ticks per second from `start_ns` on; the first is one period later.
     #[must_use]
     pub(super) fn new(start_ns: u64, hz: u32, seed: u64) -> Ticks {
-        Ticks { start_ns, hz: hz.max(1), seed, next: 1, late: 0 }
+        let mut ticks = Ticks { start_ns, hz: hz.max(1), seed, next: 1, shift: 0.0, late: 0 };
+        ticks.step();
+        ticks
     }
 
     /// When the next tick is due.
     #[must_use]
     pub(super) fn deadline_ns(&self) -> u64 {
-        let random = splitmix64(self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
-        let period_ns = SECOND_NS as f64 / f64::from(self.hz);
-        let jitter_ns = (unit * 2.0 - 1.0) * JITTER_SHARE * period_ns;
-        self.grid_ns(self.next).saturating_add_signed(jitter_ns as i64)
+        self.grid_ns(self.next).saturating_add_signed(self.shift_ns())
     }
 
     /// The tick that was due has happened, and it is now `now_ns`: those whose whole
     /// period has passed in the meantime are dropped and counted.
     pub(super) fn done(&mut self, now_ns: u64) {
         self.next += 1;
-        let past = now_ns.saturating_sub(self.start_ns);
+        self.step();
+        let past = now_ns.saturating_sub(self.start_ns).saturating_add_signed(-self.shift_ns());
         let index = (u128::from(past) * u128::from(self.hz) / u128::from(SECOND_NS)) as u64;
         if index > self.next {
             self.late += index - self.next;
@@ -51,14 +62,27 @@ impl Ticks {
         self.late
     }
 
+    fn step(&mut self) {
+        let random = splitmix64(self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
+        self.shift += (unit * 2.0 - 1.0) * STEP_SHARE;
+        if self.shift.abs() > SHIFT_PERIODS {
+            self.shift = self.shift.signum() * 2.0 * SHIFT_PERIODS - self.shift;
+        }
+    }
+
+    fn shift_ns(&self) -> i64 {
+        (self.shift * SECOND_NS as f64 / f64::from(self.hz)) as i64
+    }
+
     fn grid_ns(&self, index: u64) -> u64 {
         let offset = u128::from(index) * u128::from(SECOND_NS) / u128::from(self.hz);
         self.start_ns.saturating_add(u64::try_from(offset).unwrap_or(u64::MAX))
     }
 }
 
-/// Vigna's splitmix64: one step of a sequence good enough to spread ticks.
-fn splitmix64(state: u64) -> u64 {
+/// Vigna's splitmix64: one step of a sequence good enough to spread ticks and counts.
+pub(super) fn splitmix64(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -78,34 +102,44 @@ mod tests {
                 ticks.done(due + 10_000);
             }
             let drift = ticks.deadline_ns().abs_diff(5_000 + second * SECOND_NS + SECOND_NS / 997);
-            assert!(drift < 101_000, "{drift} ns off the grid after {second} s");
+            assert!(drift < 8_100_000, "{drift} ns off the grid after {second} s");
         }
         assert_eq!(ticks.late(), 0);
     }
 
     #[test]
-    fn ticks_move_forward_and_are_spread_around_their_place() {
+    fn ticks_move_forward_and_are_spread_over_every_phase_of_a_period() {
         let mut ticks = Ticks::new(0, 1000, 7);
-        let (mut before, mut early) = (0, 0);
-        for index in 1..=1000u64 {
+        let mut before = 0;
+        // Ticks and the time before them, by tenth of the period.
+        let mut phases = [(0u32, 0u64); 10];
+        for _ in 0..100_000 {
             let due = ticks.deadline_ns();
-            assert!(due > before);
-            early += u64::from(due < index * 1_000_000);
+            assert!((490_000..=1_510_000).contains(&(due - before)), "{before} to {due}");
+            let phase = &mut phases[(due % 1_000_000 / 100_000) as usize];
+            *phase = (phase.0 + 1, phase.1 + due - before);
             before = due;
             ticks.done(due);
         }
-        assert!((400..600).contains(&early), "{early} of 1000 early");
+        for (phase, (count, time_ns)) in phases.iter().enumerate() {
+            assert!((9_400..10_600).contains(count), "{count} of 100000 ticks in phase {phase}");
+            let mean_ns = time_ns / u64::from(*count);
+            assert!((975_000..1_025_000).contains(&mean_ns), "{mean_ns} ns before those in phase {phase}");
+        }
     }
 
     #[test]
     fn late_ticks_are_dropped_and_counted_not_caught_up() {
         let mut ticks = Ticks::new(0, 1000, 0);
-        // The first tick took until 5.5 ms: those of 2, 3 and 4 ms are gone, that of 5 ms is due.
-        ticks.done(5_500_000);
-        assert_eq!(ticks.late(), 3);
-        assert!(ticks.deadline_ns().abs_diff(5_000_000) <= 100_000);
-        ticks.done(5_600_000);
-        assert_eq!(ticks.late(), 3);
+        // The first tick took until 50.5 ms: those of 2 to 49 ms are gone, that of 50 ms is
+        // due, each but for the shift of the first two ticks.
+        ticks.done(50_500_000);
+        let late = ticks.late();
+        assert!((47..=49).contains(&late), "{late}");
+        assert!((49_500_000..=50_500_000).contains(&ticks.deadline_ns()));
+        ticks.done(50_600_000);
+        assert_eq!(ticks.late(), late);
+        assert!(ticks.deadline_ns() > 50_500_000);
     }
 
     #[test]
