@@ -241,7 +241,7 @@ impl<'a> Recording<'a> {
         self.target.threads(&mut threads);
         for (id, stack_top) in threads {
             let look = self.target.look(id);
-            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()));
+            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
         }
     }
 
@@ -341,10 +341,8 @@ impl<'a> Recording<'a> {
                 account.asked_waiting = waiting;
                 true
             }
-            Err(_) => {
-                self.lose("thread ended before its stop", 1);
-                false
-            }
+            // Its end is told by an event, and what it used is counted then.
+            Err(_) => false,
         }
     }
 
@@ -380,18 +378,19 @@ impl<'a> Recording<'a> {
                     thread,
                     stack_top,
                     Look { cpu_ns: 0, switches: 0, activity: Activity::Runnable },
+                    false,
                 );
             }
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
             Event::Exec { thread, stack_top } => {
                 self.walk_captured();
+                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
                 let gone: Vec<ThreadId> = self.accounts.keys().copied().collect();
                 for id in gone {
-                    self.remove_thread(id, None);
+                    self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
                 }
                 self.images.begin_space();
-                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
-                self.add_thread(thread, stack_top, look);
+                self.add_thread(thread, stack_top, look, false);
                 self.read_images();
             }
             Event::Exited(status) => {
@@ -414,9 +413,12 @@ impl<'a> Recording<'a> {
                 self.captured.push((id, capture));
                 return;
             }
-            // Its CPU time is not lost: the next sample carries it.
-            Outcome::BeganToWait => self.lose("began to wait", 1),
-            Outcome::Unreadable(why) => self.lose(why, 1),
+            // Its time is not lost: the next sample carries it.
+            Outcome::BeganToWait => {}
+            Outcome::Unreadable(why) => {
+                let counts = self.weigh(id);
+                self.lose(why, counts.unwrap_or(0));
+            }
         }
         self.spare.push(capture);
     }
@@ -431,21 +433,22 @@ impl<'a> Recording<'a> {
         self.captured = captured;
     }
 
-    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
+    /// Counts for a thread that was just stopped; `None` if it is accounted for already.
+    fn weigh(&mut self, id: ThreadId) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = self.target.look(id).ok();
-        let now_ns = self.clock.now_ns();
-        let Some(account) = self.accounts.get_mut(&id) else {
-            // It ended in the meantime and was accounted for then.
-            return;
-        };
-        let look = look.unwrap_or(Look { cpu_ns: 0, ..unknown_look() });
-        let hz = self.options.hz;
-        let counts = if self.options.idle {
-            account.weigh_wall(look, now_ns, hz)
+        let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
+        let account = self.accounts.get_mut(&id)?;
+        Some(if self.options.idle {
+            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {
             account.weigh_cpu(look, now_ns, hz)
-        };
+        })
+    }
+
+    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
+        let Some(counts) = self.weigh(id) else { return };
+        let window_bytes = self.accounts.get(&id).map_or(0, |account| account.window_bytes);
         let ended = self.walk(id, capture);
         if counts == 0 && !self.options.idle {
             return;
@@ -543,22 +546,27 @@ impl<'a> Recording<'a> {
         self.images_read_ns = self.clock.now_ns();
     }
 
-    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look) {
+    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
         let index = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
         let name = self.target.thread_name(id).unwrap_or_default();
         self.threads.push(Thread { id: id.0, name });
-        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns()));
+        self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns(), found));
     }
 
     fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
         if let Some(mut account) = self.accounts.remove(&id) {
-            let counts = account.unsampled(cpu_ns, self.options.hz);
-            self.stats.target_cpu_ns += account.used_cpu_ns();
-            if !self.options.idle {
-                self.lose("thread ended before its next sample", counts);
-            }
+            let counts = self.unsampled(&mut account, cpu_ns);
+            self.lose("thread ended before its next sample", counts);
         }
+    }
+
+    /// Closes an account: counts that no sample will take.
+    fn unsampled(&mut self, account: &mut Account, cpu_ns: Option<u64>) -> u64 {
+        let now_ns = self.clock.now_ns();
+        let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
+        self.stats.target_cpu_ns += account.used_cpu_ns();
+        counts
     }
 
     fn publish(&self) {
@@ -586,11 +594,15 @@ impl<'a> Recording<'a> {
                 {
                     thread.name = name;
                 }
-                let counts = account.unsampled(cpu_ns, self.options.hz);
-                self.stats.target_cpu_ns += account.used_cpu_ns();
-                if !self.options.idle {
-                    self.lose("used between looks and not caught running", counts);
-                }
+                let counts = self.unsampled(&mut account, cpu_ns);
+                self.lose(
+                    if self.options.idle {
+                        "not sampled again before the end"
+                    } else {
+                        "used between looks and not caught running"
+                    },
+                    counts,
+                );
             }
         }
         self.stats.threads_seen = self.threads.len() as u64;

@@ -1,5 +1,6 @@
 //! One thread as the sampler sees it: what was accounted, how much stack it needs.
 
+use super::ticks::splitmix64;
 use crate::addr::Avma;
 use crate::target::{Activity, Look};
 use crate::trie::NodeId;
@@ -7,6 +8,9 @@ use crate::walk::fp::MAX_STACK_BYTES;
 use crate::walk::{Ended, Walked};
 
 const SECOND_NS: u64 = 1_000_000_000;
+
+/// A running thread's CPU time may lag by this, nanoseconds: a scheduler tick at 100 Hz.
+const LAG_NS: u64 = 10_000_000;
 
 /// Stack bytes copied at a thread's first sample.
 const FIRST_WINDOW_BYTES: usize = 32 << 10;
@@ -48,14 +52,23 @@ pub(super) struct Account {
     sampled_at_ns: u64,
     /// The latest look's CPU time.
     cpu_ns: u64,
-    /// Time not yet counted, in units of 1/hz ns: below one period's worth.
-    carried: u64,
-    /// No sample yet: what the system said at the beginning may have lagged.
+    /// Time within the current period of this thread's time, in units of 1/hz ns.
+    in_period: u64,
+    /// Where in the current period its count is due.
+    due: u64,
+    /// Whether the current period's count was given.
+    given: bool,
+    /// State of the sequence of `due`s.
+    random: u64,
+    /// No sample yet.
     fresh: bool,
+    /// It already ran when we came: what the system said then may have lagged.
+    found: bool,
 }
 
 impl Account {
-    pub(super) fn new(index: u32, stack_top: Option<Avma>, look: Look, now_ns: u64) -> Account {
+    /// A thread that is `found` running, or else one seen from its first instruction on.
+    pub(super) fn new(index: u32, stack_top: Option<Avma>, look: Look, now_ns: u64, found: bool) -> Account {
         Account {
             index,
             stack_top,
@@ -69,8 +82,12 @@ impl Account {
             sampled: look,
             sampled_at_ns: now_ns,
             cpu_ns: look.cpu_ns,
-            carried: 0,
+            in_period: 0,
+            due: splitmix64(index.into()) % SECOND_NS,
+            given: false,
+            random: index.into(),
             fresh: true,
+            found,
         }
     }
 
@@ -81,19 +98,16 @@ impl Account {
         self.fresh || (look.cpu_ns, look.switches) != (self.sampled.cpu_ns, self.sampled.switches)
     }
 
-    /// Counts of a sample by CPU time: periods used since the last one, the remainder carried.
-    pub(super) fn weigh_cpu(&mut self, look: Look, now_ns: u64, hz: u32) -> u64 {
-        self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
-        let mut used_ns = self.cpu_ns.saturating_sub(self.sampled.cpu_ns);
-        if self.fresh {
-            // The first figure may have lagged behind what was used before we came; a
-            // thread cannot use more CPU time than passes.
-            used_ns = used_ns.min(now_ns.saturating_sub(self.sampled_at_ns));
-            self.first_cpu_ns = self.cpu_ns - used_ns;
-        }
-        self.sampled = look;
-        self.sampled_at_ns = now_ns;
-        self.fresh = false;
+    /// Counts of a sample by CPU time: periods used since the last one, the remainder
+    /// carried. Without a look (the thread has ended) up to the last one.
+    pub(super) fn weigh_cpu(&mut self, look: Option<Look>, now_ns: u64, hz: u32) -> u64 {
+        // The first figure may have lagged behind what was used before we came.
+        let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
+        let most_ns = if self.fresh && self.found { passed_ns } else { u64::MAX };
+        let at_ns = if look.is_some() { now_ns } else { self.sampled_at_ns };
+        let look = look.unwrap_or(Look { cpu_ns: 0, ..self.sampled });
+        let used_ns = self.used_since_sample(look, most_ns);
+        self.sampled_now(look, at_ns);
         self.count(used_ns, hz)
     }
 
@@ -101,20 +115,37 @@ impl Account {
     pub(super) fn weigh_wall(&mut self, look: Look, now_ns: u64, hz: u32) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
         self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
-        self.sampled = look;
-        self.sampled_at_ns = now_ns;
-        self.fresh = false;
+        self.sampled_now(look, now_ns);
         self.count(passed_ns, hz)
     }
 
-    /// Counts that no sample will take: CPU time used since the last one, up to `cpu_ns`.
-    pub(super) fn unsampled(&mut self, cpu_ns: Option<u64>, hz: u32) -> u64 {
-        self.cpu_ns = self.cpu_ns.max(cpu_ns.unwrap_or(0));
-        if self.fresh {
-            // Never sampled: how much of it was used before we came is not known.
-            return self.count(self.cpu_ns.saturating_sub(self.first_cpu_ns), hz);
-        }
-        self.count(self.cpu_ns.saturating_sub(self.sampled.cpu_ns), hz)
+    /// Counts that no sample will take: CPU time used since the last one, up to `cpu_ns`,
+    /// or `wall`-clock time.
+    pub(super) fn unsampled(&mut self, cpu_ns: Option<u64>, now_ns: u64, hz: u32, wall: bool) -> u64 {
+        let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
+        // After an exec the figure may be another thread's.
+        let most_ns = if self.fresh && self.found { passed_ns } else { passed_ns.saturating_add(LAG_NS) };
+        let look = Look { cpu_ns: cpu_ns.unwrap_or(0), ..self.sampled };
+        let used_ns = self.used_since_sample(look, most_ns);
+        self.sampled_now(look, now_ns);
+        self.count(if wall { passed_ns } else { used_ns }, hz)
+    }
+
+    /// CPU time since the last sample, `most_ns` at most: a thread cannot use more than
+    /// passes. What is beyond was not used by it, or before we came.
+    fn used_since_sample(&mut self, look: Look, most_ns: u64) -> u64 {
+        self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
+        let used_ns = self.cpu_ns.saturating_sub(self.sampled.cpu_ns);
+        let excess_ns = used_ns.saturating_sub(most_ns);
+        self.first_cpu_ns += excess_ns;
+        used_ns - excess_ns
+    }
+
+    fn sampled_now(&mut self, look: Look, now_ns: u64) {
+        // A look at a thread that has ended knows less: what was counted stays counted.
+        self.sampled = Look { cpu_ns: self.cpu_ns, ..look };
+        self.sampled_at_ns = now_ns;
+        self.fresh = false;
     }
 
     /// CPU time used while recorded, nanoseconds.
@@ -122,10 +153,24 @@ impl Account {
         self.cpu_ns.saturating_sub(self.first_cpu_ns)
     }
 
+    /// Time as whole counts: one for each period of 1/hz, given to the sample in whose
+    /// time a random moment of that period lies. So each sample gets what it weighs on
+    /// average; were it always the end of the period, work in step with the rate would
+    /// have all counts in the phase that follows it.
     fn count(&mut self, ns: u64, hz: u32) -> u64 {
-        self.carried = self.carried.saturating_add(ns.saturating_mul(hz.into()));
-        let counts = self.carried / SECOND_NS;
-        self.carried %= SECOND_NS;
+        let time = self.in_period.saturating_add(ns.saturating_mul(hz.into()));
+        let mut counts = time / SECOND_NS;
+        self.in_period = time % SECOND_NS;
+        if counts > 0 {
+            counts -= u64::from(self.given);
+            self.given = false;
+            self.random = splitmix64(self.random);
+            self.due = self.random % SECOND_NS;
+        }
+        if !self.given && self.in_period > self.due {
+            self.given = true;
+            counts += 1;
+        }
         counts
     }
 
@@ -165,37 +210,53 @@ mod tests {
 
     #[test]
     fn counts_add_up_to_cpu_seconds_times_hz() {
-        let mut account = Account::new(0, None, look(7_000), 0);
+        let mut account = Account::new(0, None, look(7_000), 0, true);
         let (mut cpu_ns, mut counts) = (7_000, 0);
         for step in 0..10_000u64 {
             cpu_ns += 1 + step * 7919 % 2_000_000;
-            counts += account.weigh_cpu(look(cpu_ns), u64::MAX / 2, 997);
+            counts += account.weigh_cpu(Some(look(cpu_ns)), u64::MAX / 2, 997);
         }
         let exact = u128::from(cpu_ns - 7_000) * 997 / u128::from(SECOND_NS);
-        assert_eq!(u128::from(counts), exact);
+        assert!(u128::from(counts).abs_diff(exact) <= 1, "{counts} for {exact}");
         assert_eq!(account.used_cpu_ns(), cpu_ns - 7_000);
     }
 
     #[test]
+    fn counts_do_not_depend_on_where_in_a_period_a_sample_ends() {
+        let mut account = Account::new(0, None, look(0), 0, false);
+        let (mut cpu_ns, mut by_phase) = (0, [(0, 0); 4]);
+        for step in 0..100_000u64 {
+            let used_ns = 750_000 + splitmix64(step) % 500_000;
+            cpu_ns += used_ns;
+            let phase = &mut by_phase[(cpu_ns % 1_000_000 / 250_000) as usize];
+            *phase = (phase.0 + used_ns, phase.1 + account.weigh_cpu(Some(look(cpu_ns)), u64::MAX / 2, 1000));
+        }
+        for (phase, (used_ns, counts)) in by_phase.into_iter().enumerate() {
+            let exact = used_ns / 1_000_000;
+            assert!(exact.abs_diff(counts) < exact / 50, "phase {phase}: {counts} counts for {exact}");
+        }
+    }
+
+    #[test]
     fn the_first_sample_weighs_at_most_the_time_that_passed() {
-        let mut account = Account::new(0, None, look(0), 1_000_000);
+        let mut account = Account::new(0, None, look(0), 1_000_000, true);
         // 4 ms of CPU time show up 1 ms after we came.
-        assert_eq!(account.weigh_cpu(look(4_000_000), 2_000_000, 1000), 1);
+        assert!(account.weigh_cpu(Some(look(4_000_000)), 2_000_000, 1000) <= 1);
         assert_eq!(account.used_cpu_ns(), 1_000_000);
     }
 
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
-        let mut account = Account::new(0, None, look(0), 0);
+        let mut account = Account::new(0, None, look(0), 0, true);
         assert!(account.seen(look(0)), "nothing is known before the first sample");
-        account.weigh_cpu(look(5), 10, 997);
+        account.weigh_cpu(Some(look(5)), 10, 997);
         assert!(!account.seen(look(5)));
         assert!(account.seen(Look { switches: 2, ..look(5) }));
     }
 
     #[test]
     fn the_window_grows_at_once_and_shrinks_slowly() {
-        let mut account = Account::new(0, None, look(0), 0);
+        let mut account = Account::new(0, None, look(0), 0, true);
         let sp = Avma(0x1000);
         account.fit_window(&Walked { ended: Ended::WindowRanOut, reached: sp }, sp);
         assert_eq!(account.window_bytes, 4 * FIRST_WINDOW_BYTES);
