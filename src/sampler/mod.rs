@@ -20,7 +20,7 @@ use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
 use crate::walk::{self, Code, Ended, StackBytes, root};
-use thread::{Account, Waits, unknown_look};
+use thread::{Account, Taken, Waits, unknown_look};
 use ticks::Ticks;
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
@@ -310,26 +310,31 @@ impl<'a> Recording<'a> {
             // thread has a CPU.
             Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
             Activity::Waiting if self.options.idle => self.decide_waiting(id, look),
+            // It is left alone, and its next stack must not stand for this time.
+            Activity::Stopped if self.options.idle => {
+                let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
+                self.lose("stopped by job control", counts);
+                false
+            }
             _ => false,
         }
     }
 
     fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let node = match account.waits {
-            Waits::With { node, look: then } if then == look => node,
+        let stack = match account.waits {
+            Waits::With { stack, look: then } if then == look => stack,
             // Back from our stop, at the same place as far as the system tells.
-            Waits::Returning { node, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                account.waits = Waits::With { node, look };
-                node
+            Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
+                account.waits = Waits::With { stack, look };
+                stack
             }
             _ => return self.ask(id, true),
         };
         let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.trie.add(node, counts);
-        self.stats.samples += counts;
+        self.trie.add(stack.node, counts);
         self.stats.samples_idle_reused += counts;
-        self.stats.stacks_complete += counts;
+        self.weighed(stack.ended, counts);
         false
     }
 
@@ -457,12 +462,14 @@ impl<'a> Recording<'a> {
         let root = Root { thread: account.index, complete: ended == Ended::Root };
         match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
             Ok(node) => {
-                if account.asked_waiting {
-                    account.waits =
-                        Waits::Returning { node, at: (capture.registers.sp(), capture.registers.pc()) };
+                // With a larger window the same stack may be complete: not one to keep.
+                let grew = account.window_bytes > window_bytes;
+                account.waits = if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) {
+                    let at = (capture.registers.sp(), capture.registers.pc());
+                    Waits::Returning { stack: Taken { node, ended }, at }
                 } else {
-                    account.waits = Waits::Unknown;
-                }
+                    Waits::Unknown
+                };
                 self.weighed(ended, counts);
             }
             Err(full) => self.lose(full.reason(), counts),

@@ -25,9 +25,16 @@ pub(super) enum Waits {
     /// Nothing: it has to be captured.
     Unknown,
     /// Captured, and on its way back to where it waited.
-    Returning { node: NodeId, at: (Avma, Avma) },
-    /// Waiting with the stack of `node` while its look stays the same.
-    With { node: NodeId, look: Look },
+    Returning { stack: Taken, at: (Avma, Avma) },
+    /// Waiting with this stack while its look stays the same.
+    With { stack: Taken, look: Look },
+}
+
+/// A stack that was taken: where it is in the trie, and why its walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) node: NodeId,
+    pub(super) ended: Ended,
 }
 
 /// One thread's account.
