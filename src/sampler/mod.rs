@@ -30,6 +30,8 @@ const STOPS_AT_ONCE: usize = 4;
 /// once per [`RETRY_IMAGES_NS`] when an address is in none.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
 const RETRY_IMAGES_NS: u64 = 20_000_000;
+/// Tries to list the mappings at one time.
+const LIST_TRIES: u32 = 3;
 /// Reading mappings may take this share of the time, at most: 1/100.
 const REFRESH_COST: u64 = 100;
 /// How long the stops of the last tick are waited for, nanoseconds.
@@ -535,7 +537,15 @@ impl<'a> Recording<'a> {
     fn read_images(&mut self) {
         let before_ns = self.clock.now_ns();
         let mut mappings = std::mem::take(&mut self.mappings);
-        if self.target.mappings(&mut mappings).is_ok() {
+        let mut listed = self.target.mappings(&mut mappings);
+        for _ in 1..LIST_TRIES {
+            // A list in motion is mostly whole a moment later. Without images there are
+            // no names, and the walk cannot tell a leaf without a frame record.
+            if matches!(listed, Err(Fault::Transient(_))) {
+                listed = self.target.mappings(&mut mappings);
+            }
+        }
+        if listed.is_ok() {
             let target = &mut self.target;
             let changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
             let took_ns = self.clock.now_ns().saturating_sub(before_ns);
@@ -591,7 +601,8 @@ impl<'a> Recording<'a> {
         if self.stats.duration_ns == 0 {
             self.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
-        let ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        let mut ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        ids.sort_unstable();
         for id in ids {
             let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
             if let Some(mut account) = self.accounts.remove(&id) {
