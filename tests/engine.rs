@@ -62,30 +62,33 @@ fn shares_are_the_phases_shares_of_cpu_time() {
             let recorded = record(&config, &options(hz, seed));
             recorded.check_balance();
             recorded.check_shares(recorded.ledger.captures() as f64 / 5.0);
-            check_total(&recorded, 2 * 20 * u64::from(hz));
+            check_total(&recorded);
+            // Stops take 10 us from it.
+            assert!(recorded.profile.stats.samples > 2 * 20 * u64::from(hz) * 98 / 100);
             assert_eq!(recorded.incomplete(), 0);
         }
     }
 }
 
 /// Samples are CPU seconds × hz within 1 %.
-fn check_total(recorded: &Recorded, expected: u64) {
-    let samples = recorded.profile.stats.samples;
-    assert!(samples.abs_diff(expected) * 100 <= expected, "{samples} samples, expected {expected}");
+fn check_total(recorded: &Recorded) {
+    let (samples, expected) = (recorded.profile.stats.samples as f64, recorded.true_counts());
+    assert!((samples - expected).abs() <= expected / 100.0, "{samples} samples, expected {expected}");
 }
 
 #[test]
 fn eight_threads_on_two_cpus_share_two_cpus_worth_of_samples() {
     let _replay = replay(3);
     let mut scripts: Vec<Vec<SimPhase>> =
-        (0..6).map(|n| vec![run(700, &[0, 1, 10 + n]), run(300, &[0, 2, 20 + n])]).collect();
+        (0..6).map(|n| vec![run(730, &[0, 1, 10 + n]), run(410, &[0, 2, 20 + n])]).collect();
     scripts.push(vec![run(1_000, &[0, 3]), wait(9_000, &[0, 4])]);
     scripts.push(vec![run(300, &[0, 5]), wait(2_000, &[0, 6])]);
     for accounting_tick_ns in [4 * MS, 1_000] {
         let mut config = process(Arch::X86_64, 2, 20, scripts.clone());
         config.accounting_tick_ns = accounting_tick_ns;
         let recorded = record(&config, &options(997, 3));
-        check_total(&recorded, 2 * 20 * 997);
+        check_total(&recorded);
+        assert!(recorded.profile.stats.samples.abs_diff(2 * 20 * 997) <= 20 * 997 / 50, "two CPUs' worth");
         recorded.check_balance();
         for index in 0..8 {
             let (shown, real) =
@@ -114,7 +117,7 @@ fn short_bursts_count_as_the_cpu_time_they_use() {
         let recorded = record(&process(Arch::Aarch64, 2, 40, scripts.clone()), &options(hz, 4));
         recorded.check_balance();
         recorded.check_shares(recorded.ledger.captures() as f64 / 4.0);
-        check_total(&recorded, recorded.true_counts() as u64);
+        check_total(&recorded);
         assert_eq!(recorded.ledger.interrupted_waiting(), 0);
     }
 }
@@ -295,7 +298,7 @@ fn the_window_grows_to_the_depth_there_is() {
         let _replay = replay(depth as u64);
         for arch in ARCHES {
             let scripts = (0..3).map(|n| vec![deep(SimActivity::Run, 5_000, depth, 16 * n, 10)]).collect();
-            let recorded = record(&process(arch, 3, 2, scripts), &options(997, 1));
+            let recorded = record(&process(arch, 3, 1, scripts), &options(199, 1));
             // 32 KiB, 128, 512: each thread runs out twice at most, for a tick or two.
             assert_eq!(recorded.incomplete(), recorded.incomplete_by("window ran out"));
             let torn = recorded.incomplete();
@@ -467,9 +470,12 @@ fn a_panic_while_threads_stand_lets_them_run() {
 fn clock_jumps_drop_ticks_and_the_rate_recovers() {
     let _replay = replay(13);
     let fault = SimFault::once(FaultKind::ClockJump { by_ns: 100 * MS }).from_time(SECOND);
+    // A thread that computes is asked at each tick.
+    let script = vec![run(5_000, &[0, 1]), run(2_000, &[0, 2])];
+    let config = SimConfig { faults: vec![fault], ..process(Arch::X86_64, 1, 3, vec![script]) };
     let mut ticks_ns = Vec::new();
     let options = options(997, 13);
-    let recorded = record_with(&mixed_with(13, fault), &options, |target, clock, live| {
+    let recorded = record_with(&config, &options, |target, clock, live| {
         let mut watched = Watched::new(target, clock, |_| None);
         let result = sampler::record(&mut watched, clock, &options, live);
         ticks_ns = watched.ticks_ns;
@@ -497,6 +503,19 @@ fn many_clock_jumps_lose_no_time() {
     assert!(recorded.profile.stats.ticks + recorded.profile.stats.ticks_late <= 997 * 3 + 12);
     // The samples that are left weigh more, those of a thread born during a jump, too.
     assert!(recorded.lost() <= 45, "{:?}", recorded.profile.stats.samples_lost);
+}
+
+/// Its CPU time begins with 0 and needs no doubt, however late its start is heard of.
+#[test]
+fn a_thread_born_during_a_clock_jump_has_all_its_time() {
+    let _replay = replay(14);
+    let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
+    let mut config = process(Arch::X86_64, 2, 2, scripts);
+    config.threads[1].start_ns = SECOND;
+    config.faults = vec![SimFault::once(FaultKind::ClockJump { by_ns: 50 * MS }).from_time(999 * MS)];
+    let recorded = record(&config, &options(997, 14));
+    recorded.check_balance();
+    assert!((recorded.counts_of(thread(1)) as f64 - recorded.true_counts_of(thread(1))).abs() <= 3.0);
 }
 
 #[test]
@@ -726,7 +745,7 @@ fn the_duration_is_kept_within_a_tick_and_has_its_ticks() {
 fn a_recording_of_no_time_or_of_a_process_that_ends_at_once_is_empty() {
     let _replay = replay(17);
     let recorded = record(&mixed(17), &Options { duration_ns: Some(0), ..options(997, 17) });
-    assert!(recorded.profile.stats.samples <= 1 && recorded.profile.stats.duration_ns == 0);
+    assert!(recorded.profile.stats.samples <= 1 && recorded.now_ns < MS);
     let mut config = mixed(17);
     config.exit_ns = 100_000;
     let recorded = record(&config, &options(997, 17));
@@ -810,7 +829,7 @@ fn for_every_seed_the_books_balance() {
     let mut kinds = BTreeSet::new();
     for seed in seeds(0..300) {
         let _replay = replay_sim(seed);
-        let recorded = record(&seeded(seed), &options(499, seed));
+        let recorded = record(&seeded(seed), &options(199, seed));
         recorded.check_balance();
         assert!(recorded.profile.stats.exit_status.is_some());
         kinds.extend(recorded.ledger.faults().into_keys());
@@ -831,6 +850,6 @@ fn for_every_seed_wall_clock_time_adds_up() {
         // Time under job control and for want of a CPU comes to that.
         let most = recorded.counts(recorded.now_ns) * recorded.profile.threads.len() as f64;
         let threads = recorded.profile.threads.len() as f64;
-        assert!(told <= most + 1.0 && told >= least - 6.0 * threads, "{least} <= {told} <= {most}");
+        assert!(told <= most + threads && told >= least - 6.0 * threads, "{least} <= {told} <= {most}");
     }
 }
