@@ -19,6 +19,7 @@
 pub mod addr;
 pub mod clock;
 pub mod error;
+pub mod frame_rule;
 pub mod image;
 pub mod live;
 pub mod output;

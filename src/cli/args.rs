@@ -150,9 +150,13 @@ pub struct Recording {
 impl Recording {
     /// The outputs, with the default one (`stackprof-NAME-PID.svg`) filled in.
     #[must_use]
-    pub fn outputs_for(&self, process: &str, pid: u32) -> Vec<Output> {
+    pub fn outputs_for(&self, process: &str, pid: impl std::fmt::Display) -> Vec<Output> {
         if !self.outputs.is_empty() {
             return self.outputs.clone();
+        }
+        if self.source == Source::Demo {
+            let path = format!("stackprof-demo.{}", self.default_format.name());
+            return vec![Output { to: Destination::File(path.into()), format: self.default_format }];
         }
         // A process can call itself anything; the file stays in this directory.
         let name: String = process

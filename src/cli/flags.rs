@@ -1,5 +1,8 @@
 //! The flags as clap sees them: names, help texts and where they belong. Values stay
 //! text here; `args.rs` checks them, so that every message is ours. No I/O.
+//!
+//! Numbers take any word that begins with `-`: clap's own test for negative numbers does
+//! not know `-5e-1`, and would call it an option.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -109,7 +112,7 @@ pub(super) struct DumpFlags {
 #[command(next_help_heading = "Process")]
 pub(super) struct SourceFlags {
     /// Process to attach to
-    #[arg(short, long, value_name = "N", action = ArgAction::Append, allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", action = ArgAction::Append, allow_hyphen_values = true)]
     pub(super) pid: Vec<OsString>,
     /// `sim:SEED`, a simulated process: for tests of the profiler itself.
     #[arg(long, hide = true, value_name = "sim:SEED")]
@@ -120,11 +123,11 @@ pub(super) struct SourceFlags {
 #[derive(Debug, Args)]
 pub(super) struct RecordingFlags {
     /// Ticks per second, 1 to 10000 [default: 997]
-    #[arg(short = 'F', long, value_name = "N", allow_negative_numbers = true, help_heading = RECORDING)]
+    #[arg(short = 'F', long, value_name = "N", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) hz: Option<OsString>,
     /// Stop after this many seconds (0.5 works) [default: at the end of the
     /// program or Ctrl-C]
-    #[arg(short, long, value_name = "SECS", allow_negative_numbers = true, help_heading = RECORDING)]
+    #[arg(short, long, value_name = "SECS", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) duration: Option<OsString>,
     /// Also record threads that wait: a profile of wall-clock time
     #[arg(long, help_heading = RECORDING)]
@@ -136,10 +139,10 @@ pub(super) struct RecordingFlags {
     #[arg(long, value_name = "HOW", help_heading = RECORDING)]
     pub(super) unwind: Option<OsString>,
     /// Frames kept per stack, 1 to 65536 [default: 1024]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = RECORDING)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_depth: Option<OsString>,
     /// Seed of the tick jitter, for runs that replay.
-    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
     pub(super) seed: Option<OsString>,
 
     /// Write the profile here; may be given more than once. The extension tells
@@ -160,7 +163,7 @@ pub(super) struct RecordingFlags {
     #[arg(long, help_heading = OUTPUT)]
     pub(super) reverse: bool,
     /// Leave out frames narrower than this part of the graph [default: 0.01]
-    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, help_heading = OUTPUT)]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
     pub(super) min_width: Option<OsString>,
 
     #[command(flatten)]

@@ -37,6 +37,9 @@ pub fn run(recording: &Recording) -> Result<()> {
     for path in destinations(recording) {
         file::check_writable(path)?;
     }
+    // The name of the default output is not known before the process is, its directory is;
+    // a command must not run only to hear that its profile cannot be kept.
+    check_default_output(recording, "NAME", "PID")?;
     let live = Arc::new(Live::default());
     let profile = acquire(recording, &live)?;
     if profile.stats.samples == 0 {
@@ -48,7 +51,7 @@ pub fn run(recording: &Recording) -> Result<()> {
     let names = symbol::symbolicate(frames, &profile.images);
     let symbolicated = Instant::now();
     let outputs = recording.outputs_for(&profile.process.name, profile.process.pid);
-    let lines = fold(&profile, &names, recording.threads);
+    let lines = fold(&profile, &names);
     for output in &outputs {
         write(output, recording, &profile, &lines)?;
     }
@@ -78,6 +81,18 @@ fn destinations(recording: &Recording) -> impl Iterator<Item = &Path> {
     })
 }
 
+/// Finds out whether the output that nobody named can be written, if there is one.
+fn check_default_output(recording: &Recording, process: &str, pid: impl std::fmt::Display) -> Result<()> {
+    if !recording.outputs.is_empty() {
+        return Ok(());
+    }
+    let outputs = recording.outputs_for(process, pid);
+    outputs
+        .iter()
+        .try_for_each(|output| file::check_writable(output.to.as_path()))
+        .map_err(|error| Error::new(error.kind(), format!("{error}; name another output with -o FILE")))
+}
+
 /// Runs the recording on whatever it is of.
 fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
     let launched = matches!(recording.source, Source::Launch(_) | Source::Demo);
@@ -85,17 +100,18 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         hz: recording.hz,
         duration_ns: recording.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
         idle: recording.idle,
+        threads: recording.threads,
         max_depth: recording.max_depth,
-        seed: recording.seed.unwrap_or_else(|| u64::from(std::process::id())),
+        seed: recording.seed.unwrap_or(match recording.source {
+            // A simulated run replays from its one number.
+            Source::Sim { seed } => seed,
+            _ => u64::from(std::process::id()),
+        }),
         linger_ns: if launched { LINGER_NS } else { 0 },
     };
     let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Profile> {
         let process = target.process();
-        for output in recording.outputs_for(&process.name, process.pid) {
-            if let Destination::File(path) = &output.to {
-                file::check_writable(path)?;
-            }
-        }
+        check_default_output(recording, &process.name, process.pid)?;
         let title = format!("{} (pid {})", process.name, process.pid);
         let quiet = recording.verbosity == Verbosity::Quiet;
         let progress = Progress::start(Arc::clone(live), title, recording.duration, quiet);
@@ -196,13 +212,13 @@ fn nothing_sampled(profile: &Profile, recording: &Recording) -> Error {
 }
 
 /// The profile's stacks as text.
-fn fold(profile: &Profile, names: &Names, threads: bool) -> Vec<(String, u64)> {
+fn fold(profile: &Profile, names: &Names) -> Vec<(String, u64)> {
     let mut folder = folded::Folder::default();
     profile.trie.for_each_stack(|frames, count| {
         let Some((root, frames)) = frames.split_first() else { return };
         let crate::trie::Frame::Root(number) = profile.trie.frame(*root) else { return };
         let root = Root::from_number(number);
-        let thread = profile.threads.get(root.thread as usize).filter(|_| threads);
+        let thread = profile.threads.get(root.thread as usize);
         let root = folded::Root {
             process: &profile.process.name,
             thread: thread.map(|thread| (thread.name.as_str(), thread.id)),
@@ -297,6 +313,9 @@ fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String>
         hints.push(
             "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
         );
+    }
+    if matches!(recording.source, Source::Launch(_) | Source::Demo) && stats.exit_status.is_none() {
+        hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
     }
     for unnamed in names.unnamed_by_image.iter().take(3) {
         if let Some(image) = profile.images.images().get(unnamed.image as usize)

@@ -101,6 +101,9 @@ fn pause(stats: &Stats) -> Option<String> {
             _ => format!("; target stopped {share:.2}% of its CPU time"),
         };
     }
+    if stats.stops_let_go > 0 {
+        line += &format!("; {} let go that had begun to wait", stats.stops_let_go);
+    }
     Some(line)
 }
 

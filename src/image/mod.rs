@@ -4,14 +4,19 @@
 //! opens a file. Output: address → image and stated address, in any address space the
 //! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
 
+pub mod cfi;
 pub mod elf;
+pub mod macho;
+pub mod object;
 mod space;
 
 use std::collections::BTreeMap;
 
 use crate::addr::{Avma, Svma};
+use crate::frame_rule::FrameRule;
 use crate::target::{ImageBytes, Mapping, MappingKind};
-use elf::Elf;
+use cfi::Cfi;
+use object::Object;
 use space::{NO_IMAGE, Region, Space};
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
@@ -38,17 +43,18 @@ pub struct Image {
     pub kind: MappingKind,
     /// The file's bytes, or the reason why there are none.
     pub bytes: Result<ImageBytes, String>,
-    /// Build id, if the file has one.
+    /// GNU build id or Mach-O UUID, if the file has one.
     pub build_id: Option<Vec<u8>>,
-    /// Lowest stated address of the image.
+    /// Lowest stated address of the image; of a Mach-O image, the start of `__TEXT`.
     pub base_svma: Svma,
     identity: (u64, u64),
-    elf: Result<Elf, String>,
+    object: Result<Object, String>,
+    cfi: Option<Cfi>,
 }
 
 impl Image {
     fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
-        let elf = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Elf::parse(bytes.bytes()));
+        let object = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Object::parse(bytes.bytes()));
         let name = match mapping.kind {
             MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
             MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
@@ -57,31 +63,32 @@ impl Image {
             path: mapping.path.clone(),
             name: name.to_string(),
             kind: mapping.kind.clone(),
-            bytes,
-            build_id: elf.as_ref().ok().and_then(|elf| elf.build_id.clone()),
-            base_svma: elf.as_ref().map(Elf::base_svma).unwrap_or_default(),
+            build_id: object.as_ref().ok().and_then(Object::build_id).map(<[u8]>::to_vec),
+            base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
             identity: mapping.identity,
-            elf,
+            cfi: bytes.as_ref().ok().and_then(|bytes| Cfi::find(bytes.bytes())),
+            bytes,
+            object,
         }
     }
 
-    /// The summary of the image's ELF headers, if it could be read as ELF.
+    /// The summary of the image's headers, if its format is understood.
     #[must_use]
-    pub fn elf(&self) -> Option<&Elf> {
-        self.elf.as_ref().ok()
+    pub fn object(&self) -> Option<&Object> {
+        self.object.as_ref().ok()
     }
 
     /// Why addresses of this image cannot be named, for reports: `deleted from disk`,
-    /// `not an ELF file`. `None` if nothing is wrong.
+    /// `neither ELF nor Mach-O`. `None` if nothing is wrong.
     #[must_use]
     pub fn problem(&self) -> Option<&str> {
-        self.elf.as_ref().err().map(String::as_str)
+        self.object.as_ref().err().map(String::as_str)
     }
 
-    /// Stated address of the program's first instruction (`e_entry`).
+    /// Stated address of the program's first instruction (ELF `e_entry`, Mach-O `LC_MAIN`).
     #[must_use]
     pub fn entry_svma(&self) -> Option<Svma> {
-        self.elf().map(|elf| elf.entry)
+        self.object().and_then(Object::entry)
     }
 }
 
@@ -92,8 +99,8 @@ pub struct Location<'a> {
     pub index: u32,
     /// The image.
     pub image: &'a Image,
-    /// The address as the image's file states it. For an image that is not ELF: the
-    /// offset in the file.
+    /// The address as the image's file states it. For an image whose format
+    /// is not understood: the offset in the file.
     pub svma: Svma,
     /// Bytes from the image's lowest stated address: what `[module+0x1f40]` shows.
     pub relative: u64,
@@ -190,15 +197,25 @@ impl Images {
         bytes.get(start..end).filter(|bytes| !bytes.is_empty())
     }
 
+    /// How the caller is found at a code address of the current space; `None` where that
+    /// is not known.
+    #[must_use]
+    pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        let region = self.current().find(pc.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        image.cfi.as_ref()?.rule(image.bytes.as_ref().ok()?.bytes(), image.object()?.svma_of(offset)?)
+    }
+
     /// The image that an address belonged to in one of the process's address spaces.
     #[must_use]
     pub fn locate(&self, space: u32, avma: Avma) -> Option<Location<'_>> {
         let region = self.spaces.get(space as usize)?.find(avma.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(avma.0 - region.start)?;
-        // Without segments (not ELF, or none near) the file offset is still the same in
+        // Without segments (unknown format, or none near) the file offset is still the same in
         // every run, so it is a better name than the run-time address.
-        let svma = image.elf().and_then(|elf| elf.svma_of(offset)).unwrap_or(Svma(offset));
+        let svma = image.object().and_then(|object| object.svma_of(offset)).unwrap_or(Svma(offset));
         Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
     }
 
@@ -208,10 +225,10 @@ impl Images {
         let regions = &self.spaces.get(space as usize)?.regions;
         regions.iter().find_map(|region| {
             let image = self.images.get(region.image as usize)?;
-            let elf = image.elf().filter(|_| image.path == path)?;
-            let into = elf.file_offset_of(elf.entry)?.checked_sub(region.file_offset)?;
+            let object = image.object().filter(|_| image.path == path)?;
+            let into = object.file_offset_of(object.entry()?)?.checked_sub(region.file_offset)?;
             let avma = region.start.checked_add(into)?;
-            (elf.entry.0 != 0 && avma < region.end).then_some(Avma(avma))
+            (avma < region.end).then_some(Avma(avma))
         })
     }
 

@@ -1,12 +1,18 @@
 //! Images over time, with the test executable as the mapped file.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::LazyLock;
+
 use super::*;
+use crate::image::elf::Elf;
 
 const BASE: u64 = 0x5555_0000_0000;
 
+/// The test executable, read once: it is large.
 fn this_test() -> ImageBytes {
-    ImageBytes::new(std::fs::read(std::env::current_exe().unwrap()).unwrap())
+    static BYTES: LazyLock<ImageBytes> =
+        LazyLock::new(|| ImageBytes::new(std::fs::read(std::env::current_exe().unwrap()).unwrap()));
+    BYTES.clone()
 }
 
 /// The executable segment of the test executable, mapped in whole pages as the kernel does.
@@ -128,7 +134,7 @@ fn a_file_that_cannot_be_opened_keeps_its_reason() {
 
     let mut images = Images::default();
     images.update(&[gone], &mut |_| Ok(ImageBytes::new(b"GIF89a".as_slice())));
-    assert_eq!(images.images()[0].problem(), Some("not an ELF file"));
+    assert_eq!(images.images()[0].problem(), Some("neither ELF nor Mach-O"));
 }
 
 #[test]

@@ -51,6 +51,7 @@ pub struct Profile {
     /// Images of the process, over time.
     pub images: Images,
     /// Threads, in the order in which they were first seen; [`Root::thread`] points here.
+    /// Empty if stacks of all threads were merged.
     pub threads: Vec<Thread>,
     /// What happened, and what was lost.
     pub stats: Stats,
@@ -67,6 +68,9 @@ pub struct Stats {
     pub ticks_late: u64,
     /// Times a thread was stopped.
     pub stops: u64,
+    /// Of these, threads let go at once because they had begun to wait: their time is in
+    /// their next sample.
+    pub stops_let_go: u64,
     /// Counts in the trie: periods of 1/hz.
     pub samples: u64,
     /// Of these, counts of waiting threads whose stack was taken once and used again.
@@ -77,7 +81,7 @@ pub struct Stats {
     pub stacks_complete: u64,
     /// Stacks that ended early, by reason.
     pub stacks_incomplete: BTreeMap<&'static str, u64>,
-    /// Samples not in the profile, by reason.
+    /// Counts (periods of 1/hz) that are not in the profile, by reason.
     pub samples_lost: BTreeMap<&'static str, u64>,
     /// Each stop's duration.
     pub pause: PauseHistogram,

@@ -6,8 +6,10 @@
 //! A source that is *pushed* samples by the kernel plugs in beside this file and feeds
 //! the same trie.
 
+mod snapshot;
 mod thread;
 mod ticks;
+mod walking;
 
 use hashbrown::HashMap;
 
@@ -19,26 +21,21 @@ use crate::live::Live;
 use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
-use crate::walk::{self, Code, Ended, StackBytes, root};
-use thread::{Account, Taken, Waits, unknown_look};
+use crate::walk::Ended;
+use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
+
+pub use snapshot::{Snapshot, ThreadStack, snapshot};
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
 /// first to stand is not kept by the last.
 const STOPS_AT_ONCE: usize = 4;
-/// Mappings are read again this often to notice images that were unloaded, and at most
-/// once per [`RETRY_IMAGES_NS`] when an address is in none.
-const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
-const RETRY_IMAGES_NS: u64 = 20_000_000;
-/// Tries to list the mappings at one time.
-const LIST_TRIES: u32 = 3;
-/// Reading mappings may take this share of the time, at most: 1/100.
-const REFRESH_COST: u64 = 100;
+/// Threads that are kept apart; later ones share an entry.
+const MAX_THREADS: usize = 65_536;
+/// Events handled in a row before the engine looks at the time again.
+const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
-/// Tries of a snapshot to copy a whole stack, and the time each waits for threads to stop.
-const SNAPSHOT_ROUNDS: u32 = 5;
-const SNAPSHOT_NS: u64 = 200_000_000;
 /// The stop wish is looked at this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
 
@@ -53,6 +50,9 @@ pub struct Options {
     pub duration_ns: Option<u64>,
     /// Also record waiting threads: weights are wall-clock time.
     pub idle: bool,
+    /// Keep the stacks of each thread apart. Otherwise all threads share one root: memory
+    /// then does not grow with the number of threads that come and go.
+    pub threads: bool,
     /// Frames kept per stack.
     pub max_depth: usize,
     /// Seed of the ticks' jitter.
@@ -70,79 +70,6 @@ pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, liv
         Ok(()) | Err(Fault::Gone) => Ok(recording.finish()),
         Err(fault) => Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}"))),
     }
-}
-
-/// The stack of every thread at one moment (each thread's own).
-#[derive(Debug)]
-pub struct Snapshot {
-    /// One per thread, by thread number.
-    pub stacks: Vec<ThreadStack>,
-    /// The images they run in.
-    pub images: Images,
-}
-
-/// One thread's stack.
-#[derive(Debug)]
-pub struct ThreadStack {
-    /// Whose.
-    pub thread: ThreadId,
-    /// The thread's name, or empty.
-    pub name: String,
-    /// What it did when it was looked at.
-    pub activity: Activity,
-    /// Look-up addresses (Avma), leaf first; empty if it could not be stopped.
-    pub addresses: Vec<u64>,
-    /// Why the walk ended; `None` if it could not be stopped.
-    pub ended: Option<Ended>,
-}
-
-/// Stops each thread once, for as long as its registers and stack take to copy.
-///
-/// # Errors
-/// [`ErrorKind::Attach`] when the process has gone.
-pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) -> Result<Snapshot> {
-    let options = Options { hz: 1, duration_ns: None, idle: true, max_depth, seed: 0, linger_ns: 0 };
-    let live = Live::default();
-    let mut recording = Recording::new(target, clock, &options, &live);
-    let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
-    recording.add_threads();
-    recording.read_images();
-    let mut stacks: Vec<ThreadStack> = Vec::new();
-    for (id, account) in &recording.accounts {
-        let Ok(look) = recording.target.look(*id) else { continue };
-        let name = recording.threads.get(account.index as usize).map(|thread| thread.name.clone());
-        let activity = look.activity;
-        stacks.push(ThreadStack {
-            thread: *id,
-            name: name.unwrap_or_default(),
-            activity,
-            addresses: Vec::new(),
-            ended: None,
-        });
-    }
-    stacks.sort_by_key(|stack| stack.thread);
-    // A thread whose stack is deeper than the window is asked again with a larger one.
-    for _ in 0..SNAPSHOT_ROUNDS {
-        let again = |stack: &&mut ThreadStack| matches!(stack.ended, None | Some(Ended::WindowRanOut));
-        for stack in stacks.iter_mut().filter(again) {
-            // A thread stopped by job control must be left alone.
-            if stack.activity != Activity::Stopped {
-                recording.ask(stack.thread, stack.activity == Activity::Waiting);
-            }
-        }
-        let until_ns = clock.now_ns() + SNAPSHOT_NS;
-        while recording.accounts.values().any(|account| account.asked)
-            && recording.one_event(until_ns).map_err(gone)?
-        {}
-        for (id, capture) in std::mem::take(&mut recording.captured) {
-            let ended = recording.walk(id, &capture);
-            if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
-                stack.addresses.clone_from(&recording.addresses);
-                stack.ended = Some(ended);
-            }
-        }
-    }
-    Ok(Snapshot { stacks, images: recording.images })
 }
 
 /// Stop, walk and weigh in one place; see [`record`].
@@ -167,15 +94,6 @@ struct Recording<'a> {
     images_wait_ns: u64,
     runnable: usize,
     ended: bool,
-}
-
-/// The code of the known images, for the walker.
-struct ImageCode<'a>(&'a Images);
-
-impl Code for ImageCode<'_> {
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.code(at)
-    }
 }
 
 impl<'a> Recording<'a> {
@@ -247,19 +165,28 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Handles what happens until `until_ns`.
+    /// Handles what happens until `until_ns`; then it is the tick's turn, whatever waits.
     fn attend_until(&mut self, until_ns: u64) -> std::result::Result<(), Fault> {
         while !self.ended {
             let wait_ns = until_ns.min(self.clock.now_ns().saturating_add(ATTENTION_NS));
-            if !self.one_event(wait_ns)? {
-                self.walk_captured();
-                if self.clock.now_ns() >= until_ns || self.live.shall_stop() {
-                    return Ok(());
-                }
-            } else if !self.captured.is_empty() {
+            self.one_event(wait_ns)?;
+            if !self.captured.is_empty() {
                 // Others may stand already: walk only when none does.
-                while self.one_event(0)? {}
+                self.collect()?;
                 self.walk_captured();
+            }
+            if self.clock.now_ns() >= until_ns || self.live.shall_stop() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the stops that come at once.
+    fn collect(&mut self) -> std::result::Result<(), Fault> {
+        for _ in 0..EVENTS_AT_ONCE {
+            if !self.one_event(0)? {
+                break;
             }
         }
         Ok(())
@@ -267,8 +194,7 @@ impl<'a> Recording<'a> {
 
     /// One tick: look at every thread, ask those that ran to stop, collect and weigh.
     fn tick(&mut self) -> std::result::Result<(), Fault> {
-        let now_ns = self.clock.now_ns();
-        if now_ns.saturating_sub(self.images_read_ns) >= self.images_wait_ns.max(REFRESH_IMAGES_NS) {
+        if self.images_are_old() {
             self.read_images();
         }
         self.order.clear();
@@ -277,28 +203,25 @@ impl<'a> Recording<'a> {
         let order = std::mem::take(&mut self.order);
         let (mut runnable, mut on_the_way) = (0, 0);
         for id in &order {
-            let Some(look) = self.look(*id) else { continue };
+            // A stop already asked for will tell; until it comes the thread had no CPU.
+            if self.accounts.get(id).is_some_and(|account| account.asked) {
+                runnable += 1;
+                continue;
+            }
+            let Ok(look) = self.target.look(*id) else { continue };
             runnable += usize::from(look.activity == Activity::Runnable);
             if self.decide(*id, look) {
                 on_the_way += 1;
                 if on_the_way % STOPS_AT_ONCE == 0 {
-                    while self.one_event(0)? {}
+                    self.collect()?;
                 }
             }
         }
         self.runnable = runnable;
         self.order = order;
-        while self.one_event(0)? {}
+        self.collect()?;
         self.walk_captured();
         Ok(())
-    }
-
-    fn look(&mut self, id: ThreadId) -> Option<Look> {
-        // A stop already asked for will tell; until it comes the thread had no CPU.
-        if self.accounts.get(&id)?.asked {
-            return None;
-        }
-        self.target.look(id).ok()
     }
 
     /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
@@ -421,7 +344,7 @@ impl<'a> Recording<'a> {
                 return;
             }
             // Its time is not lost: the next sample carries it.
-            Outcome::BeganToWait => {}
+            Outcome::BeganToWait => self.stats.stops_let_go += 1,
             Outcome::Unreadable(why) => {
                 let counts = self.weigh(id);
                 self.lose(why, counts.unwrap_or(0));
@@ -468,7 +391,7 @@ impl<'a> Recording<'a> {
                 let grew = account.window_bytes > window_bytes;
                 account.waits = if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) {
                     let at = (capture.registers.sp(), capture.registers.pc());
-                    Waits::Returning { stack: Taken { node, ended }, at }
+                    Waits::Returning { stack: KnownStack { node, ended }, at }
                 } else {
                     Waits::Unknown
                 };
@@ -487,87 +410,24 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Walks a capture into `self.addresses`, with the images it needs.
-    fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
-        let sp = capture.registers.sp();
-        let stack = StackBytes { base: sp, bytes: &capture.stack };
-        if !self.images.contains(capture.registers.pc()) {
-            self.retry_images();
-        }
-        let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
-        let mut ended;
-        loop {
-            let code = ImageCode(&self.images);
-            let input = walk::Input {
-                stack,
-                stack_top: account.stack_top,
-                max_depth: self.options.max_depth,
-                code_mask: self.target.process().code_mask,
-                code: &code,
-            };
-            let walked = walk::walk(&capture.registers, &input, &mut self.addresses);
-            ended = walked.ended;
-            account.fit_window(&walked, sp);
-            // A thread that already ran when we came: where was it born?
-            if ended != Ended::Root && account.stack_top.is_none() && account.birth_searches_left > 0 {
-                account.birth_searches_left -= 1;
-                account.stack_top = root::find_birth(stack, walked.reached, &code);
-                if account.stack_top.is_some() {
-                    continue;
-                }
-                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
-            }
-            break;
-        }
-        if self.addresses.iter().any(|address| !self.images.contains(Avma(*address))) {
-            self.retry_images();
-        }
-        ended
-    }
-
-    fn retry_images(&mut self) {
-        let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        if since_ns >= self.images_wait_ns.max(RETRY_IMAGES_NS) {
-            self.read_images();
-        }
-    }
-
-    /// Brings the images up to date. A failure leaves the known ones: later addresses
-    /// may then be unknown, which the summary shows.
-    fn read_images(&mut self) {
-        let before_ns = self.clock.now_ns();
-        let mut mappings = std::mem::take(&mut self.mappings);
-        let mut listed = self.target.mappings(&mut mappings);
-        for _ in 1..LIST_TRIES {
-            // A list in motion is mostly whole a moment later. Without images there are
-            // no names, and the walk cannot tell a leaf without a frame record.
-            if matches!(listed, Err(Fault::Transient(_))) {
-                listed = self.target.mappings(&mut mappings);
-            }
-        }
-        if listed.is_ok() {
-            let target = &mut self.target;
-            let changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
-            let took_ns = self.clock.now_ns().saturating_sub(before_ns);
-            // Code without a file (JIT) is never found: ask less often the longer nothing changes.
-            self.images_wait_ns = if changed {
-                took_ns.saturating_mul(REFRESH_COST)
-            } else {
-                (self.images_wait_ns * 2).clamp(
-                    took_ns.saturating_mul(REFRESH_COST),
-                    REFRESH_IMAGES_NS.max(took_ns.saturating_mul(REFRESH_COST)),
-                )
-            };
-        }
-        self.mappings = mappings;
-        self.images_read_ns = self.clock.now_ns();
-    }
-
     fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
-        let index = u32::try_from(self.threads.len()).unwrap_or(u32::MAX);
-        let name = self.target.thread_name(id).unwrap_or_default();
-        self.threads.push(Thread { id: id.0, name });
+        self.stats.threads_seen += 1;
+        let index = self.thread_index(id);
         self.accounts.insert(id, Account::new(index, stack_top, look, self.clock.now_ns(), found));
+    }
+
+    /// The entry that a thread's stacks are kept under.
+    fn thread_index(&mut self, id: ThreadId) -> u32 {
+        if !self.options.threads {
+            return 0;
+        }
+        if self.threads.len() < MAX_THREADS {
+            let name = self.target.thread_name(id).unwrap_or_default();
+            self.threads.push(Thread { id: id.0, name });
+        } else if self.threads.len() == MAX_THREADS {
+            self.threads.push(Thread { id: 0, name: format!("threads after the first {MAX_THREADS}") });
+        }
+        u32::try_from(self.threads.len() - 1).unwrap_or(u32::MAX)
     }
 
     fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
@@ -607,8 +467,9 @@ impl<'a> Recording<'a> {
             let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
             if let Some(mut account) = self.accounts.remove(&id) {
                 // Threads name themselves after they start.
-                if let Some(name) = self.target.thread_name(id)
-                    && let Some(thread) = self.threads.get_mut(account.index as usize)
+                if let Some(thread) = self.threads.get_mut(account.index as usize)
+                    && thread.id == id.0
+                    && let Some(name) = self.target.thread_name(id)
                 {
                     thread.name = name;
                 }
@@ -623,7 +484,6 @@ impl<'a> Recording<'a> {
                 );
             }
         }
-        self.stats.threads_seen = self.threads.len() as u64;
         Profile {
             process: self.target.process().clone(),
             hz: self.options.hz,

@@ -19,22 +19,22 @@ const WINDOW_STEP_BYTES: usize = 4 << 10;
 /// Samples in a row that needed less before the window shrinks a step.
 const SHRINK_AFTER: u8 = 16;
 
+/// A stack in the trie, and how its walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KnownStack {
+    pub(super) node: NodeId,
+    pub(super) ended: Ended,
+}
+
 /// What is known of a waiting thread's stack (wall-clock profiles).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
     /// Nothing: it has to be captured.
     Unknown,
-    /// Captured, and on its way back to where it waited.
-    Returning { stack: Taken, at: (Avma, Avma) },
+    /// Captured, and on its way back to where it waited: stack pointer and program counter.
+    Returning { stack: KnownStack, at: (Avma, Avma) },
     /// Waiting with this stack while its look stays the same.
-    With { stack: Taken, look: Look },
-}
-
-/// A stack that was taken: where it is in the trie, and why its walk ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
-    pub(super) node: NodeId,
-    pub(super) ended: Ended,
+    With { stack: KnownStack, look: Look },
 }
 
 /// One thread's account.

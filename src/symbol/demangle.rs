@@ -25,9 +25,10 @@ const MAX_DEPTH: u32 = 128;
 /// `fill(int*) [clone .cold]`; the number that ThinLTO appends (`.llvm.123`) differs
 /// from build to build and is removed.
 #[must_use]
-pub fn demangle(name: &[u8]) -> String {
-    let Ok(name) = std::str::from_utf8(name) else {
-        return String::from_utf8_lossy(name).into_owned();
+pub fn demangle(name: impl AsRef<[u8]>) -> String {
+    let name = match std::str::from_utf8(name.as_ref()) {
+        Ok(name) => name,
+        Err(_) => return String::from_utf8_lossy(name.as_ref()).into_owned(),
     };
     let name = without_version(name);
     let (stem, clones) = split_clones(name);

@@ -145,7 +145,7 @@ fn name_image(addresses: &[Address], image: Option<&Image>, names: &mut Names, t
         let name = symbol.and_then(|symbol| match &last {
             Some((start, name)) if *start == symbol.start => Ok(Arc::clone(name)),
             _ => {
-                let name = texts.symbol(&demangle::demangle(symbol.name))?;
+                let name = texts.symbol(&demangle::demangle(&symbol.name))?;
                 last = Some((symbol.start, Arc::clone(&name)));
                 Ok(name)
             }

@@ -1,21 +1,21 @@
-//! The function symbols of one ELF file: stated address → symbol.
+//! The function symbols of one file: stated address → symbol.
 //!
-//! Input: the bytes of a file, hostile. Output: the innermost symbol that covers an
-//! address, or the reason why there is none. Names are not copied: a table costs 24
-//! bytes a symbol. Not for: demangling, DWARF, symbols in separate debug files.
-//!
-//! Format: System V ABI (gABI), chapter "Symbol Table".
+//! Input: the bytes of a file, hostile, or the pieces of an image that has none. Output:
+//! the innermost symbol that covers an address, or the reason why there is none. Names
+//! are not copied: a table costs 24 bytes a symbol. Not for: demangling, DWARF, symbols in
+//! separate debug files.
 
-use std::cmp::Reverse;
-use std::ops::Range;
+mod elf;
+mod exports;
+pub mod macho;
 
-use object::LittleEndian;
-use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
 
 use super::Why;
 use crate::addr::Svma;
-use crate::image::elf::{Class, class};
+use crate::image::object::{Format, part};
 use crate::target::ImageBytes;
 
 /// Most symbols around one address that are looked at for one that covers it.
@@ -29,20 +29,22 @@ pub const MAX_NAME_BYTES: usize = 64 * 1024;
 /// How much of two names is compared when they are for the same address.
 const MAX_COMPARED_BYTES: usize = 1024;
 
-/// The most memory a table takes, in bytes for each byte of its file: 24 bytes for a
-/// symbol that takes at least 16 in the file.
+/// The most memory a table of an ELF file takes, in bytes for each byte of the file: 24
+/// bytes for a symbol that takes at least 16. The same for the symbol table of a Mach-O
+/// file; its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
 pub const MEMORY_FACTOR: f64 = 1.5;
 
 /// No enclosing symbol.
 const NONE: u32 = u32::MAX;
 
-/// A symbol. While the table is built, `link` holds its [`rank`].
+/// A symbol. While the table is built, `link` holds how good its name is, the smaller the
+/// better.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     start: u64,
     /// First address after it.
     end: u64,
-    /// Offset of the name in the string table.
+    /// Offset of the name in the pool.
     name: u32,
     /// The nearest entry before this one that ends after it: the next candidate for an
     /// address that lies after this one.
@@ -52,41 +54,70 @@ struct Entry {
 const _: () = assert!(size_of::<Entry>() == 24);
 
 /// A function symbol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol<'a> {
-    /// Name as the file has it, mangled; not empty, at most [`MAX_NAME_BYTES`].
-    pub name: &'a [u8],
+    /// Name as the file has it, mangled, without the underscore that Mach-O puts before
+    /// each; not empty, at most [`MAX_NAME_BYTES`]. Borrowed where the file has it in one
+    /// piece.
+    pub name: Cow<'a, [u8]>,
     /// First address.
     pub start: Svma,
     /// First address after it.
     pub end: Svma,
 }
 
+/// Names by their offset: a string pool that is at hand, or one that is fetched piece by
+/// piece from elsewhere. A table asks for the names it looks up, and while it is built for
+/// those of addresses that have several.
+pub trait Strings: fmt::Debug + Send + Sync {
+    /// The name at an offset, without the NUL that ends it, cut at `max_bytes`; empty if
+    /// there is none, or if it cannot be had.
+    fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]>;
+
+    /// Memory it takes for itself, in bytes, besides the file.
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// A pool that is at hand, a part of a file.
+#[derive(Debug)]
+struct Pool(ImageBytes);
+
+impl Strings for Pool {
+    fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]> {
+        Cow::Borrowed(name_at(self.0.bytes(), offset, max_bytes))
+    }
+}
+
 /// The function symbols of one file.
 #[derive(Clone, Debug)]
 pub struct SymbolTable {
-    bytes: ImageBytes,
-    /// Where the names are in the file.
-    strings: Range<usize>,
+    names: Arc<dyn Strings>,
     /// Sorted by start, and those of one start by falling end.
     entries: Vec<Entry>,
 }
 
 impl SymbolTable {
-    /// Reads `.symtab`, or `.dynsym` if the former has no functions (stripped files).
+    /// Reads the symbols of a file: ELF `.symtab`, or `.dynsym` if the former has no
+    /// functions; Mach-O symbol table and exports trie (see [`macho::Parts`]).
     ///
     /// # Errors
     /// [`Why::BadFile`] if the file is not understood, [`Why::NoSymbols`] if it has none.
     pub fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
-        let data = bytes.bytes();
-        let (mut entries, strings) = match class(data).map_err(Why::BadFile)? {
-            Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
-            Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
-        }?;
-        let names = data.get(strings.clone()).unwrap_or_default();
-        resolve(&mut entries, names);
+        match Format::of(bytes.bytes()).map_err(Why::BadFile)? {
+            Format::Elf => {
+                let (entries, strings) = elf::read(bytes.bytes())?;
+                let strings = strings.start as u64..strings.end as u64;
+                Ok(SymbolTable::new(entries, Arc::new(Pool(part(bytes, &strings)))))
+            }
+            Format::MachO => macho::parse(bytes),
+        }
+    }
+
+    fn new(mut entries: Vec<Entry>, names: Arc<dyn Strings>) -> SymbolTable {
         entries.shrink_to_fit();
-        Ok(SymbolTable { bytes: bytes.clone(), strings, entries })
+        SymbolTable { names, entries }
     }
 
     /// The innermost symbol that covers an address: of those, the one that starts last.
@@ -97,27 +128,22 @@ impl SymbolTable {
         let mut index = self.entries.partition_point(|entry| entry.start <= svma.0).wrapping_sub(1);
         for _ in 0..MAX_NESTING {
             let Some(entry) = self.entries.get(index) else { break };
-            if svma.0 < entry.end {
-                let name = self.name(entry);
-                if !name.is_empty() {
-                    return Ok(Symbol { name, start: Svma(entry.start), end: Svma(entry.end) });
-                }
+            if svma.0 < entry.end
+                && let Some(symbol) = self.symbol(entry)
+            {
+                return Ok(symbol);
             }
             index = if entry.link == NONE { usize::MAX } else { entry.link as usize };
         }
         Err(Why::NotCovered)
     }
 
-    /// All symbols, by address.
+    /// All symbols that have a name, by address.
     pub fn symbols(&self) -> impl Iterator<Item = Symbol<'_>> {
-        self.entries.iter().map(|entry| Symbol {
-            name: self.name(entry),
-            start: Svma(entry.start),
-            end: Svma(entry.end),
-        })
+        self.entries.iter().filter_map(|entry| self.symbol(entry))
     }
 
-    /// Number of symbols; never 0.
+    /// Number of symbols, with those that only mark where the one before ends; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a table without symbols is Why::NoSymbols")]
     pub fn len(&self) -> usize {
@@ -125,14 +151,15 @@ impl SymbolTable {
     }
 
     /// Memory the table takes, in bytes, besides the file: at most [`MEMORY_FACTOR`]
-    /// times the file's size.
+    /// times the file's size, and what [`MEMORY_FACTOR`] says of Mach-O.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        self.entries.capacity() * size_of::<Entry>() + self.names.memory_bytes()
     }
 
-    fn name(&self, entry: &Entry) -> &[u8] {
-        name_at(self.bytes.bytes().get(self.strings.clone()).unwrap_or_default(), entry.name, MAX_NAME_BYTES)
+    fn symbol(&self, entry: &Entry) -> Option<Symbol<'_>> {
+        let name = self.names.name(entry.name, MAX_NAME_BYTES);
+        (!name.is_empty()).then_some(Symbol { name, start: Svma(entry.start), end: Svma(entry.end) })
     }
 }
 
@@ -141,173 +168,6 @@ fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
     let rest = strings.get(offset as usize..).unwrap_or_default();
     let rest = &rest[..rest.len().min(max)];
     rest.iter().position(|&byte| byte == 0).map_or(rest, |end| &rest[..end])
-}
-
-/// The function symbols as they are in the file, and where their names are.
-fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
-    let bad = |error: object::read::Error| Why::BadFile(error.to_string());
-    let header = H::parse(data).map_err(bad)?;
-    let endian = header.endian().map_err(bad)?;
-    let headers = header.section_headers(endian, data).map_err(bad)?;
-    let sections = SectionTable::<H>::new(headers, Default::default());
-    let code: Vec<Option<Range<u64>>> = headers
-        .iter()
-        .map(|section| {
-            let start: u64 = section.sh_addr(endian).into();
-            let end = start.checked_add(section.sh_size(endian).into())?;
-            (section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
-        })
-        .collect();
-    let mut why = Why::NoSymbols;
-    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
-        match collect_from::<H>(endian, data, &sections, kind, &code) {
-            Ok((entries, strings)) if !entries.is_empty() => return Ok((entries, strings)),
-            Ok(_) => {}
-            Err(error) => why = bad(error),
-        }
-    }
-    Err(why)
-}
-
-fn collect_from<H: FileHeader<Endian = LittleEndian>>(
-    endian: LittleEndian,
-    data: &[u8],
-    sections: &SectionTable<'_, H>,
-    kind: elf::SectionType,
-    code: &[Option<Range<u64>>],
-) -> object::read::Result<(Vec<Entry>, Range<usize>)> {
-    let table = sections.symbols(endian, data, kind)?;
-    if table.is_empty() {
-        return Ok((Vec::new(), 0..0));
-    }
-    let strings = sections.section(table.string_section())?.file_range(endian).unwrap_or_default();
-    let start = usize::try_from(strings.0).unwrap_or(usize::MAX).min(data.len());
-    let length = usize::try_from(strings.1).unwrap_or(usize::MAX).min(data.len() - start);
-    let strings = start..start + length;
-    let names = &data[strings.clone()];
-
-    // Counted first: large tables would otherwise be copied while they grow.
-    let mut entries = Vec::with_capacity(table.iter().filter(|symbol| maybe_code(*symbol)).count());
-    for (index, symbol) in table.enumerate() {
-        if !maybe_code(symbol) {
-            continue;
-        }
-        // A damaged section number loses one symbol, not the table.
-        let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
-        let Some(Some(section)) = code.get(section.0) else { continue };
-        let (start, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
-        let name = symbol.st_name(endian);
-        // Outside its section: `_etext` and other marks that linkers set.
-        if name == 0 || !section.contains(&start) {
-            continue;
-        }
-        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, MAX_COMPARED_BYTES)) {
-            continue;
-        }
-        let end = if size == 0 { section.end } else { start.saturating_add(size) };
-        entries.push(Entry { start, end, name, link: rank(symbol, size) });
-    }
-    Ok((entries, strings))
-}
-
-/// Whether a symbol's type is one that names code: functions, and the labels of
-/// assembly without `.type`.
-fn maybe_code(symbol: &impl Sym<Endian = LittleEndian>) -> bool {
-    matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE)
-        && symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
-}
-
-/// Whether a label is for tools and not the name of code: AArch64 mapping symbols (`$x`, `$d`
-/// and `$x.anything`: "ELF for the Arm 64-bit Architecture", 5.5.4), local labels that an
-/// assembler kept (`.L`), and the notes of the annobin compiler plugin, which Fedora's
-/// and Red Hat's packages have at each function.
-fn is_mark(name: &[u8]) -> bool {
-    matches!(name, [b'$', b'a' | b'd' | b't' | b'x'] | [b'$', b'a' | b'd' | b't' | b'x', b'.', ..])
-        || name.starts_with(b".L")
-        || name.starts_with(b".annobin_")
-}
-
-const UNSIZED: u32 = 1;
-
-/// How good a symbol's name is for its address, the smaller the better: functions before
-/// labels, global before weak before local, with a size before without.
-fn rank(symbol: &impl Sym<Endian = LittleEndian>, size: u64) -> u32 {
-    let label = u32::from(symbol.st_type() == elf::STT_NOTYPE);
-    let binding = match symbol.st_bind() {
-        elf::STB_GLOBAL | elf::STB_GNU_UNIQUE => 0,
-        elf::STB_WEAK => 1,
-        _ => 2,
-    };
-    label << 3 | binding << 1 | if size == 0 { UNSIZED } else { 0 }
-}
-
-/// Sorts the entries, chooses among aliases, gives symbols without a size their end, and
-/// links each entry to the one around it.
-fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
-    entries.sort_unstable_by_key(|entry| (entry.start, entry.link));
-    let (mut kept, mut group, mut covered_to) = (0, 0, 0);
-    while group < entries.len() {
-        let start = entries[group].start;
-        let length = entries[group..].iter().take_while(|entry| entry.start == start).count();
-        let sized = entries[group..group + length].iter().filter(|entry| entry.link & UNSIZED == 0);
-        let sized_end = sized.map(|entry| entry.end).max();
-        // A label without a size inside a function with one is a place in that function,
-        // not a function: gdb decides the same way.
-        let keep = if sized_end.is_none() && start < covered_to {
-            0
-        } else {
-            choose(&mut entries[group..group + length], sized_end, names)
-        };
-        entries.copy_within(group..group + keep, kept);
-        covered_to = covered_to.max(sized_end.unwrap_or(0));
-        kept += keep;
-        group += length;
-    }
-    entries.truncate(kept);
-
-    let mut next_start = u64::MAX;
-    for index in (0..entries.len()).rev() {
-        let entry = &mut entries[index];
-        if entry.link & UNSIZED != 0 {
-            entry.end = entry.end.min(next_start);
-        }
-        next_start = entry.start;
-    }
-    for index in 0..entries.len() {
-        let mut around = (index as u32).wrapping_sub(1);
-        while around != NONE && entries[around as usize].end <= entries[index].end {
-            around = entries[around as usize].link;
-        }
-        entries[index].link = around;
-    }
-}
-
-/// Moves those of the aliases of one address that are kept to the front, sorted by
-/// falling end, the best one last; returns how many. More than one is kept only where
-/// the better one is shorter.
-fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize {
-    if aliases.len() > 1 {
-        aliases.sort_unstable_by_key(|entry| {
-            let name = name_at(names, entry.name, MAX_COMPARED_BYTES);
-            let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
-            (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
-        });
-    }
-    let (mut kept, mut end) = (0, 0);
-    for index in 0..aliases.len() {
-        let mut entry = aliases[index];
-        if let Some(sized_end) = sized_end.filter(|_| entry.link & UNSIZED != 0) {
-            entry.end = sized_end;
-            entry.link &= !UNSIZED;
-        }
-        if entry.end > end {
-            end = entry.end;
-            aliases[kept] = entry;
-            kept += 1;
-        }
-    }
-    aliases[..kept].reverse();
-    kept
 }
 
 #[cfg(all(test, target_os = "linux"))] // the compiler must make ELF files

@@ -16,6 +16,7 @@ use crate::registers::Registers;
 
 #[cfg(target_os = "linux")]
 pub mod linux;
+pub mod mach;
 pub mod sim;
 
 /// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
@@ -130,9 +131,9 @@ pub struct Capture {
     pub registers: Registers,
     /// Bytes copied from the stack pointer upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
-    /// Time from asking for the stop (or, if the thread was waiting for a CPU, from
-    /// the moment the stop was seen) to the thread being let go, in nanoseconds:
-    /// an upper bound of how long it stood still.
+    /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
+    /// thread that had to wait for a CPU before it could stop, from the moment that its
+    /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
     pub pause_ns: u64,
 }
 

@@ -28,16 +28,18 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
         Some(has_record) => !has_record,
         None => in_record != Some(link),
     };
-    if link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth {
-        out.push(CodeAddress::Return(Avma(link)).lookup().0);
+    let leaf_return = link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth;
+    let leaf_return = leaf_return.then_some(Avma(link));
+    if let Some(address) = leaf_return {
+        out.push(CodeAddress::Return(address).lookup().0);
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow(frame_pointer, sp, 8, input, out)
+    fp::follow(frame_pointer, sp, leaf_return, input, out)
 }
 
 fn is_code(address: u64, code: &dyn Code) -> bool {
-    address.is_multiple_of(4) && code.code(Avma(address)).is_some()
+    address.is_multiple_of(4) && code.is_code(Avma(address))
 }
 
 /// Whether fp points to the leaf function's own frame record at `pc`; `None` without code.
@@ -133,6 +135,9 @@ mod tests {
 
     struct Text(Vec<u8>);
     impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
         }

@@ -10,50 +10,54 @@ pub const MAX_STACK_BYTES: u64 = 8 << 20;
 
 /// Follows the records from `frame_pointer` on, pushing to `out`.
 ///
-/// `above` is the lowest address at which the first record may lie (the stack pointer).
-/// Each record must lie above the last and be aligned to `align` bytes, so the walk
-/// ends whatever the bytes are.
+/// `above` is the lowest address at which the first record may lie (the stack pointer),
+/// `leaf_return` the return address of a leaf without a record. Each record must lie above
+/// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
 pub fn follow(
     mut frame_pointer: u64,
     above: Avma,
-    align: u64,
+    leaf_return: Option<Avma>,
     input: &Input<'_>,
     out: &mut Vec<u64>,
 ) -> Walked {
     let mut reached = above;
+    let mut outermost = leaf_return;
     loop {
-        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(align) {
-            return Walked {
-                ended: root::chain_end(frame_pointer, above, reached, input.stack_top),
-                reached,
-            };
+        let chain = root::Chain { next: frame_pointer, above, reached, outermost };
+        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(8) {
+            return Walked { ended: chain.end(input), reached };
         }
         let record = Avma(frame_pointer);
         let (Some(next), Some(word)) = (input.stack.word(record), input.stack.word(record + 8)) else {
-            return Walked { ended: outside_window(record, above, reached, input), reached };
+            return Walked { ended: outside_window(record, &chain, input), reached };
         };
         // The masks of aarch64: bits 63..47 may hold a signature.
         let return_address = word & input.code_mask;
-        reached = record + 16;
         if return_address == 0 {
             let ended = if next == 0 { Ended::Root } else { Ended::BadFrame };
-            return Walked { ended, reached };
+            return Walked { ended, reached: record + 16 };
         }
+        let lookup = CodeAddress::Return(Avma(return_address)).lookup();
+        if !input.code.is_code(lookup) {
+            return Walked { ended: Ended::BadFrame, reached };
+        }
+        reached = record + 16;
         if out.len() >= input.max_depth {
             return Walked { ended: Ended::DepthLimit, reached };
         }
-        out.push(CodeAddress::Return(Avma(return_address)).lookup().0);
+        out.push(lookup.0);
+        outermost = Some(Avma(return_address));
         frame_pointer = next;
     }
 }
 
 /// A record outside the copied bytes: a deeper stack than was copied, or no record at all?
-fn outside_window(record: Avma, above: Avma, reached: Avma, input: &Input<'_>) -> Ended {
+fn outside_window(record: Avma, chain: &root::Chain, input: &Input<'_>) -> Ended {
     let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
-    if record.0 < limit && record.0 - above.0 < MAX_STACK_BYTES {
+    if record.0 < limit && record.0 - chain.above.0 < MAX_STACK_BYTES {
         return Ended::WindowRanOut;
     }
-    root::chain_end(record.0, above, reached, input.stack_top)
+    chain.end(input)
 }
 
 #[cfg(test)]
@@ -63,6 +67,9 @@ mod tests {
 
     struct NoCode;
     impl Code for NoCode {
+        fn is_code(&self, at: Avma) -> bool {
+            at.0 < 0x10_0000
+        }
         fn code(&self, _: Avma) -> Option<&[u8]> {
             None
         }
@@ -81,7 +88,7 @@ mod tests {
             code: &NoCode,
         };
         let mut out = Vec::new();
-        let walked = follow(fp, Avma(BASE), 8, &input, &mut out);
+        let walked = follow(fp, Avma(BASE), None, &input, &mut out);
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
 
@@ -102,6 +109,18 @@ mod tests {
         // Code without frame pointers uses rbp for anything, zero included.
         check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], Ended::BadFrame);
         check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
+    }
+
+    #[test]
+    fn a_null_frame_pointer_without_a_record_is_no_complete_stack() {
+        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], Ended::BadFrame);
+        // Nothing calls a thread's first function.
+        check(&[0], 0, Some(BASE + 0x20), &[], Ended::Root);
+    }
+
+    #[test]
+    fn a_word_outside_code_is_no_return_address() {
+        check(&[BASE + 16, 0x20_0000, 0, 0x1005], BASE, Some(BASE + 0x80), &[], Ended::BadFrame);
     }
 
     #[test]

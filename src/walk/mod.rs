@@ -12,6 +12,7 @@ pub mod root;
 pub mod x86_64;
 
 use crate::addr::Avma;
+use crate::frame_rule::FrameRule;
 use crate::registers::Registers;
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -43,8 +44,18 @@ impl StackBytes<'_> {
 /// The code of the target, as far as its images are known: the leaf's caller is
 /// found by looking at the instructions around the program counter.
 pub trait Code {
+    /// Whether an address is known to lie in executable memory: what does not is not taken
+    /// for a return address.
+    fn is_code(&self, at: Avma) -> bool;
+
     /// The bytes from `at` to the end of the mapped code, or `None` outside known images.
     fn code(&self, at: Avma) -> Option<&[u8]>;
+
+    /// How the caller is found at the instruction `pc`, from unwind information; `None`
+    /// where there is none.
+    fn frame_rule(&self, _pc: Avma) -> Option<FrameRule> {
+        None
+    }
 }
 
 /// What a walk reads.

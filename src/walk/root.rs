@@ -3,10 +3,11 @@
 //!
 //! The C library's start code is built without frame pointers on common systems, so the
 //! outermost record of a program holds an arbitrary word as the caller's frame pointer
-//! (1 with glibc 2.36). That a chain ended is therefore proved by *where* it ended:
-//! within [`START_CODE_BYTES`] of the stack pointer that the thread was born with.
+//! (1 with glibc 2.36). That a chain is whole is therefore proved by *where* it ended,
+//! within [`START_CODE_BYTES`] of the stack pointer that the thread was born with, and by
+//! what its last return address returns to: the code that ends a program or a thread.
 
-use super::{Code, Ended, StackBytes, fp};
+use super::{Code, Ended, Input, StackBytes, fp};
 use crate::addr::Avma;
 
 /// Room for the frames of the start code between the outermost frame record and the
@@ -14,23 +15,77 @@ use crate::addr::Avma;
 /// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
 pub const START_CODE_BYTES: u64 = 1024;
 
+/// Room for the frame of a thread's first function alone (`_start`, the child's side of
+/// `clone`): less than the frames of the start code that calls `main`.
+const FIRST_FRAME_BYTES: u64 = 128;
+
 /// How far above a thread's last frame record its birth is searched for.
 const SEARCH_BYTES: u64 = 16 << 10;
 
-/// Decides what it means that the chain goes on to `next`, which cannot be a record.
-/// `above` is the stack pointer, `reached` the end of the last record.
-#[must_use]
-pub fn chain_end(next: u64, above: Avma, reached: Avma, stack_top: Option<Avma>) -> Ended {
-    match stack_top {
-        // On the thread's own stack position decides.
-        Some(top) if reached <= top && top - above <= fp::MAX_STACK_BYTES => {
-            if top - reached <= START_CODE_BYTES { Ended::Root } else { Ended::BadFrame }
-        }
-        // On another stack (a coroutine's), or an unknown one: a null frame pointer
-        // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6).
-        _ if next == 0 => Ended::Root,
-        _ => Ended::BadFrame,
+/// A chain of frame records at its end.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    /// The word that stands for the next record and cannot be one.
+    pub next: u64,
+    /// The stack pointer.
+    pub above: Avma,
+    /// End of the last record; the stack pointer if there was none.
+    pub reached: Avma,
+    /// Return address of the last record, if there was one.
+    pub outermost: Option<Avma>,
+}
+
+impl Chain {
+    /// What it means that the chain ends here.
+    #[must_use]
+    pub fn end(&self, input: &Input<'_>) -> Ended {
+        let whole = match (input.stack_top, self.outermost) {
+            // In the thread's first function itself, which nothing called.
+            (top, None) => {
+                let used = top.map(|top| top.0.wrapping_sub(self.above.0));
+                self.next == 0 && used.is_some_and(|used| used <= FIRST_FRAME_BYTES)
+            }
+            // On the thread's own stack position decides, and the code returned to.
+            (Some(top), Some(outermost))
+                if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
+            {
+                top - self.reached <= START_CODE_BYTES
+                    && (self.next == 0 || input.code.code(outermost).is_none_or(is_start_code))
+            }
+            // On another stack (a coroutine's), or an unknown one: a null frame pointer
+            // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6).
+            _ => self.next == 0,
+        };
+        if whole { Ended::Root } else { Ended::BadFrame }
     }
+}
+
+/// Whether code is what follows the call of `main` or of a thread's function: its result
+/// is passed to `exit`, or kept for `pthread_join`.
+///
+/// Sources: glibc sysdeps/nptl/libc_start_call_main.h and nptl/pthread_create.c
+/// (start_thread), musl src/env/__libc_start_main.c and src/thread/pthread_create.c,
+/// as gcc compiles them.
+fn is_start_code(code: &[u8]) -> bool {
+    const FORMS: [&[u8]; 5] = [
+        // x86_64: mov %eax,%edi; call exit
+        &[0x89, 0xc7, 0xe8],
+        // musl x86_64: mov %rax,%rdi; call pthread_exit
+        &[0x48, 0x89, 0xc7, 0xe8],
+        // glibc x86_64: mov %rax,%fs:result
+        &[0x64, 0x48, 0x89, 0x04, 0x25],
+        // hlt, in _start after __libc_start_main
+        &[0xf4],
+        // a thread made by clone itself
+        &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
+    ];
+    if FORMS.iter().any(|form| code.starts_with(form)) {
+        return true;
+    }
+    let Some(word) = code.first_chunk::<4>() else { return false };
+    let instruction = u32::from_le_bytes(*word);
+    // aarch64: bl exit (the result is in w0 already); str x0, [pd, #result]
+    instruction >> 26 == 0b10_0101 || instruction & 0xffc0_001f == 0xf900_0000
 }
 
 /// Finds the stack pointer that a running thread was born with, by the return address
@@ -76,8 +131,12 @@ fn ends_thread(code: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    #[derive(Debug)]
     struct At(u64, &'static [u8]);
     impl Code for At {
+        fn is_code(&self, _: Avma) -> bool {
+            true
+        }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             (at.0 == self.0).then_some(self.1)
         }
@@ -92,6 +151,26 @@ mod tests {
         assert_eq!(find_birth(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
         let other = At(0x4321, &[0x48, 0x89, 0xc7, 0xc3]);
         assert_eq!(find_birth(stack, Avma(0x1000), &other), None);
+    }
+
+    #[test]
+    fn near_its_birth_a_chain_is_whole_only_if_it_returns_to_start_code() {
+        let check = |code: &'static [u8], next, expected| {
+            let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
+            let code = At(0x4321, code);
+            let stack_top = Some(Avma(0x2000));
+            let input = Input { stack, stack_top, max_depth: 9, code_mask: u64::MAX, code: &code };
+            let outermost = Some(Avma(0x4321));
+            let chain = Chain { next, above: Avma(0x1000), reached: Avma(0x1f00), outermost };
+            assert_eq!(chain.end(&input), expected, "{code:x?}", code = code.1);
+        };
+        check(&[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
+        check(&[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
+        check(&[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
+        check(&[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Root);
+        // aarch64: bl exit; ldr x0, [x19]
+        check(&[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
+        check(&[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
     }
 
     #[test]

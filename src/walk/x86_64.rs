@@ -1,27 +1,90 @@
 //! x86_64: where the caller of the leaf frame is.
 //!
 //! In the body of a function with a frame pointer the caller is in the frame record at
-//! rbp. On entry, between the two instructions of the prologue and at `ret` it is on top
-//! of the stack while rbp still (or again) belongs to the caller: following rbp alone
-//! would lose the caller. The instruction at the program counter tells.
+//! rbp. In a leaf function without one (compilers leave it out even when asked to keep
+//! frame pointers), on entry, between the two instructions of the prologue and at `ret`
+//! rbp belongs to the caller: following it alone would lose the caller. The unwind
+//! information of the leaf's function tells; without it the instruction at the pc.
 
-use super::{Code, Input, Walked, fp};
+use super::{Code, Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
+use crate::frame_rule::{CfaBase, FrameRule};
 use crate::registers::X86_64;
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
 pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
+    let frame_pointer = registers.gpr[X86_64::RBP];
     out.push(CodeAddress::Pc(pc).lookup().0);
-    if let Some(slot) = unframed_return_slot(pc, sp, input.code)
-        && let Some(return_address) = input.stack.word(slot)
-        && input.code.code(Avma(return_address)).is_some()
-        && out.len() < input.max_depth
-    {
-        out.push(CodeAddress::Return(Avma(return_address)).lookup().0);
+    if let Some(rule) = input.code.frame_rule(pc) {
+        if rule.return_at.is_none() {
+            return Walked { ended: Ended::Root, reached: sp };
+        }
+        match step(&rule, sp, frame_pointer, input) {
+            Step::To(caller) if out.len() < input.max_depth => {
+                out.push(CodeAddress::Return(caller.address).lookup().0);
+                return fp::follow(caller.frame_pointer, caller.sp, Some(caller.address), input, out);
+            }
+            Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
+            Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
+            Step::NotFollowed => {}
+        }
     }
-    fp::follow(registers.gpr[X86_64::RBP], sp, 8, input, out)
+    let leaf_return = unframed_return_slot(pc, sp, input.code)
+        .and_then(|slot| input.stack.word(slot))
+        .map(Avma)
+        .filter(|address| is_return_address(*address, input.code) && out.len() < input.max_depth);
+    if let Some(address) = leaf_return {
+        out.push(CodeAddress::Return(address).lookup().0);
+    }
+    fp::follow(frame_pointer, sp, leaf_return, input, out)
+}
+
+/// The caller of the leaf frame.
+struct Caller {
+    address: Avma,
+    sp: Avma,
+    frame_pointer: u64,
+}
+
+/// Where a rule leads.
+enum Step {
+    To(Caller),
+    /// The frame is larger than what was copied of the stack.
+    OutsideWindow,
+    /// To what cannot be a caller: the rule does not fit these registers.
+    NotFollowed,
+}
+
+fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> Step {
+    let base = match rule.base {
+        CfaBase::StackPointer => sp.0,
+        CfaBase::FramePointer => frame_pointer,
+    };
+    let cfa = base.checked_add_signed(rule.cfa_offset).filter(|cfa| *cfa > sp.0);
+    let slot = |at: i64| cfa?.checked_add_signed(at).map(Avma);
+    let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
+    let Some(word) = input.stack.word(return_slot) else {
+        let near = return_slot > sp && return_slot - sp < fp::MAX_STACK_BYTES;
+        return if near { Step::OutsideWindow } else { Step::NotFollowed };
+    };
+    let address = Avma(word);
+    let frame_pointer = match rule.frame_pointer_at {
+        Some(at) => slot(at).and_then(|slot| input.stack.word(slot)),
+        None => Some(frame_pointer),
+    };
+    match frame_pointer {
+        Some(frame_pointer) if is_return_address(address, input.code) => {
+            Step::To(Caller { address, sp: Avma(cfa), frame_pointer })
+        }
+        _ => Step::NotFollowed,
+    }
+}
+
+/// The byte before a return address is code; the address itself may be the end of it.
+fn is_return_address(address: Avma, code: &dyn Code) -> bool {
+    code.is_code(CodeAddress::Return(address).lookup())
 }
 
 /// The stack slot of the return address when the leaf has no frame record at `pc`, or
@@ -75,6 +138,9 @@ mod tests {
 
     struct Text;
     impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             FUNCTION.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
         }
@@ -113,5 +179,74 @@ mod tests {
     #[test]
     fn a_word_that_is_no_code_is_no_return_address() {
         assert_eq!(addresses(0, STACK + 0x40, &[0x1234]), [0, 1]);
+    }
+
+    /// Text with one unwind rule for all of it.
+    struct Ruled(FrameRule);
+    impl Code for Ruled {
+        fn is_code(&self, at: Avma) -> bool {
+            Text.is_code(at)
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            Text.code(at)
+        }
+        fn frame_rule(&self, _: Avma) -> Option<FrameRule> {
+            Some(self.0)
+        }
+    }
+
+    #[track_caller]
+    fn check_ruled(rule: FrameRule, rbp: u64, words: &[u64], expected: &[u64], ended: Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT + 8, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = STACK;
+        registers.gpr[X86_64::RBP] = rbp;
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let code = Ruled(rule);
+        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: u64::MAX, code: &code };
+        let mut out = Vec::new();
+        let walked = walk(&registers, &input, &mut out);
+        let relative: Vec<u64> = out.iter().map(|address| address - TEXT).collect();
+        assert_eq!((relative.as_slice(), walked.ended), (expected, ended));
+    }
+
+    /// CFA = base + offset, the return address just below it.
+    fn rule(base: CfaBase, cfa_offset: i64, frame_pointer_at: Option<i64>) -> FrameRule {
+        FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) }
+    }
+
+    #[test]
+    fn a_leaf_function_without_a_frame_keeps_its_caller() {
+        // [rsp] return address of the leaf; the caller's record follows.
+        let words = [TEXT + 9, STACK + 0x20, TEXT + 5, 0xdead, 0, TEXT + 2];
+        let bare = rule(CfaBase::StackPointer, 8, None);
+        check_ruled(bare, STACK + 8, &words, &[8, 8, 4, 1], Ended::Root);
+    }
+
+    #[test]
+    fn a_function_that_uses_rbp_for_something_else_gives_it_back() {
+        // sub $8,%rsp; push %rbp: locals, the caller's rbp, the return address.
+        let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
+        let uses_rbp = rule(CfaBase::StackPointer, 24, Some(-16));
+        check_ruled(uses_rbp, 0x1234, &words, &[8, 8, 1], Ended::Root);
+    }
+
+    #[test]
+    fn an_ordinary_frame_is_followed_by_its_rule_as_by_its_record() {
+        let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
+        let framed = rule(CfaBase::FramePointer, 16, Some(-16));
+        check_ruled(framed, STACK + 8, &words, &[8, 8, 1], Ended::Root);
+    }
+
+    #[test]
+    fn a_rule_may_lead_above_the_window_nowhere_or_to_the_end() {
+        let large = rule(CfaBase::StackPointer, 0x4000, None);
+        check_ruled(large, STACK, &[0, TEXT + 9], &[8], Ended::WindowRanOut);
+        let backwards = rule(CfaBase::StackPointer, -64, None);
+        check_ruled(backwards, STACK, &[0, TEXT + 9], &[8, 8], Ended::Root);
+        let overflow = rule(CfaBase::FramePointer, i64::MAX, Some(i64::MIN));
+        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], Ended::BadFrame);
+        let first = FrameRule { return_at: None, ..large };
+        check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], Ended::Root);
     }
 }

@@ -58,7 +58,7 @@ pub fn seeds(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
 }
 
 pub fn options(hz: u32, seed: u64) -> Options {
-    Options { linger_ns: 0, hz, duration_ns: None, idle: false, max_depth: 8192, seed }
+    Options { linger_ns: 0, hz, duration_ns: None, idle: false, threads: true, max_depth: 8192, seed }
 }
 
 /// A profile's stacks: thread number, whether complete, function names from the root.

@@ -127,7 +127,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
         );
     }
     assert_eq!(refused("--pid 1 -F 0"), "--hz `0`: expected a whole number from 1 to 10000");
-    for value in ["-1", "nan", "0", "inf", "-0", "1e-12", "10s", "1e10", "1e400"] {
+    for value in ["-1", "-5e-1", "-inf", "-x", "nan", "0", "inf", "-0", "1e-12", "10s", "1e10", "1e400"] {
         assert_eq!(
             refused(&format!("--pid 1 --duration {value}")),
             format!("--duration `{value}`: expected seconds, more than 0 (10 or 0.5)")

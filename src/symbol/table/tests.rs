@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use super::elf::{is_mark, resolve};
 use super::*;
 
 /// Functions that never run: only their symbols matter, so bodies are zero bytes and the
@@ -104,7 +105,7 @@ fn check_against_nm(table: &SymbolTable, dir: &Path, flag: &str) {
 }
 
 fn zoo_base(table: &SymbolTable) -> u64 {
-    table.symbols().find(|symbol| symbol.name == b"zoo_sized").unwrap().start.0
+    table.symbols().find(|symbol| *symbol.name == *b"zoo_sized").unwrap().start.0
 }
 
 /// For each offset in the zoo, from that one on to the next: the name.
@@ -146,7 +147,7 @@ fn a_program_with_all_symbols() {
             (248, None),
         ],
     );
-    assert!(table.symbols().any(|symbol| symbol.name == b"hidden"));
+    assert!(table.symbols().any(|symbol| *symbol.name == *b"hidden"));
     assert!(table.memory_bytes() as f64 <= bytes.bytes().len() as f64 * MEMORY_FACTOR);
 }
 
@@ -177,8 +178,8 @@ fn a_stripped_library_has_what_it_exports() {
             (248, None),
         ],
     );
-    assert!(table.symbols().any(|symbol| symbol.name == b"shown"));
-    assert!(!table.symbols().any(|symbol| symbol.name == b"hidden"));
+    assert!(table.symbols().any(|symbol| *symbol.name == *b"shown"));
+    assert!(!table.symbols().any(|symbol| *symbol.name == *b"hidden"));
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn a_program_without_aslr_has_stated_addresses_far_from_zero() {
 #[test]
 fn files_that_are_not_understood_say_why() {
     let parse = |bytes: &'static [u8]| SymbolTable::parse(&ImageBytes::new(bytes)).unwrap_err();
-    assert_eq!(parse(b"#!/bin/sh"), Why::BadFile("not an ELF file".to_string()));
+    assert_eq!(parse(b"#!/bin/sh"), Why::BadFile("neither ELF nor Mach-O".to_string()));
     assert!(matches!(parse(b"\x7fELF\x02\x01\x01"), Why::BadFile(_)));
 }
 
@@ -201,7 +202,7 @@ fn table(symbols: &[(u64, u64, u32)], names: &'static [u8]) -> SymbolTable {
     let entry = |&(start, size, name): &(u64, u64, u32)| Entry { start, end: start + size, name, link: 0 };
     let mut entries = symbols.iter().map(entry).collect();
     resolve(&mut entries, names);
-    SymbolTable { bytes: ImageBytes::new(names), strings: 0..names.len(), entries }
+    SymbolTable::new(entries, Arc::new(Pool(ImageBytes::new(names))))
 }
 
 #[test]
@@ -250,6 +251,16 @@ fn deep_nesting_is_bounded() {
 fn a_symbol_without_a_name_is_not_an_answer() {
     let table = table(&[(0, 100, 1), (10, 10, 0), (30, 10, 77)], b"\0f\0");
     for address in [5, 15, 35] {
-        assert_eq!(table.lookup(Svma(address)).unwrap().name, b"f");
+        assert_eq!(table.lookup(Svma(address)).unwrap().name, b"f".as_slice());
+    }
+}
+
+#[test]
+fn marks_for_tools_are_not_names() {
+    for mark in ["$x", "$d", "$x.3", "$d.realdata", ".Lloop", ".annobin_main.c"] {
+        assert!(is_mark(mark.as_bytes()), "{mark}");
+    }
+    for name in ["$xy", "$", "x", "L1", ".text_start", "$$", ""] {
+        assert!(!is_mark(name.as_bytes()), "{name}");
     }
 }

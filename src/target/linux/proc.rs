@@ -33,6 +33,13 @@ pub(super) fn stat_state(text: &[u8]) -> Option<u8> {
     text.get(close + 2).copied()
 }
 
+/// The CPU that a thread was on last (field 39).
+pub(super) fn stat_cpu(text: &[u8]) -> Option<u32> {
+    let close = text.iter().rposition(|byte| *byte == b')')?;
+    let field = text.get(close + 2..)?.split(|byte| *byte == b' ').nth(39 - 3)?;
+    number(field)?.try_into().ok()
+}
+
 /// The stack pointer that the process's first thread began with (field 28), where the
 /// kernel tells (it shows 0 to those who may not trace).
 pub(super) fn stat_start_stack(text: &[u8]) -> Option<Avma> {
@@ -139,6 +146,7 @@ mod tests {
         }
         assert_eq!(stat_state(&line), Some(b'S'));
         assert_eq!(stat_start_stack(&line), Some(Avma(28)));
+        assert_eq!(stat_cpu(&line), Some(39));
         assert_eq!(stat_state(b"4404 (a"), None);
     }
 

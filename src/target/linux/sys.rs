@@ -126,10 +126,14 @@ fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Wa
     }))
 }
 
-/// A thread of this tracer that has stopped and was not reported yet. Never blocks; sees
-/// only what the calling thread traces (__WNOTHREAD), no other child of this process.
-pub(super) fn wait_stopped() -> io::Result<Option<Waited>> {
-    wait(libc::P_ALL, 0, libc::WSTOPPED)
+/// A thread of this tracer that stands in a stop. Never blocks; sees only what the calling
+/// thread traces (__WNOTHREAD), no other child of this process.
+///
+/// WNOWAIT leaves the stop as it is until it is continued: a wait that takes it clears the
+/// signal that is on its way (kernel/exit.c, wait_task_stopped), which then was lost if
+/// this process were killed before PTRACE_CONT gave it back.
+pub(super) fn look_for_stopped() -> io::Result<Option<Waited>> {
+    wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
 /// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
@@ -210,6 +214,12 @@ pub(super) fn raise_file_limit() {
     }
 }
 
+/// The CPU that the calling thread runs on.
+pub(super) fn current_cpu() -> Option<u32> {
+    // SAFETY: sched_getcpu(3) takes nothing.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 /// CPUs that a thread may run on, at least 1.
 pub(super) fn cpus_of(pid: pid_t) -> usize {
     // SAFETY: cpu_set_t is plain data for which all zeroes is a value; the size passed is its own.
@@ -246,4 +256,47 @@ pub(super) fn map_file(file: &std::fs::File) -> io::Result<memmap2::Mmap> {
     // bounds-checked parsers. A file truncated by others while mapped would raise SIGBUS;
     // images of running programs are replaced by rename, and ETXTBSY guards executables.
     unsafe { memmap2::Mmap::map(file) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A tracer that is killed between seeing a signal stop and continuing it: the end of
+    /// its thread is to the kernel what SIGKILL is to the process.
+    #[test]
+    fn a_signal_on_its_way_survives_the_tracer() {
+        let script = "trap 'echo got; exit' USR1; echo ready; while :; do sleep 0.05; done";
+        let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id() as pid_t;
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        let tracer = std::thread::spawn(move || {
+            seize(pid)?;
+            kill(pid, libc::SIGUSR1)?;
+            for _ in 0..2000 {
+                match look_for_stopped()? {
+                    Some(Waited::Stopped { signal: libc::SIGUSR1, event: 0, .. }) => return Ok(()),
+                    // SIGCHLD of the `sleep`s of the script.
+                    Some(Waited::Stopped { tid, signal, .. }) => cont(tid, signal)?,
+                    _ => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+            Err(io::Error::from(io::ErrorKind::TimedOut))
+        });
+        let stopped = tracer.join().unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(lines.next()));
+        let said = told.recv_timeout(Duration::from_secs(10));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        stopped.unwrap();
+        assert_eq!(said.unwrap().unwrap().unwrap(), "got");
+    }
 }

@@ -27,6 +27,7 @@ pub(super) struct Thread {
     schedstat: File,
     stat: File,
     last: Option<Look>,
+    last_cpu: Option<u32>,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
 }
@@ -38,6 +39,7 @@ impl Thread {
             schedstat: File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?,
             stat: File::open(format!("/proc/{pid}/task/{tid}/stat"))?,
             last: None,
+            last_cpu: None,
             pending: None,
             stack_top,
         })
@@ -62,12 +64,18 @@ impl Thread {
         {
             return Ok(last);
         }
-        let mut buffer = [0; 256];
+        let mut buffer = [0; 512];
         let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
         let state = proc::stat_state(&buffer[..len]).ok_or(Fault::ThreadGone)?;
         let look = Look { cpu_ns, switches, activity: proc::activity(state) };
         self.last = Some(look);
+        self.last_cpu = proc::stat_cpu(&buffer[..len]);
         Ok(look)
+    }
+
+    /// The CPU that the thread was on at the last look.
+    pub(super) fn last_cpu(&self) -> Option<u32> {
+        self.last_cpu
     }
 
     /// The stack pointer that the process's first thread began with.

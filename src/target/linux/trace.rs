@@ -24,9 +24,9 @@ use crate::target::{
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
 
-/// How long to poll for threads asked to stop before sleeping: a thread on another CPU
-/// takes a few microseconds to stop, less than a sleep and a wake-up. One that waits for
-/// this CPU needs us to sleep.
+/// How long to poll for a thread asked to stop on another CPU before sleeping: it takes a
+/// few microseconds, less than a sleep and a wake-up. One that was on this CPU gets to its
+/// stop only when we sleep.
 const POLL_NS: u64 = 30_000;
 
 /// A stack window is never larger: the default stack limit.
@@ -46,8 +46,8 @@ pub struct LinuxTarget {
     outstanding: usize,
     /// Until when to poll for them.
     poll_until_ns: u64,
-    /// When nothing was found stopped last: what is found next stopped after that.
-    nothing_stopped_at_ns: u64,
+    /// When the last sleep ended.
+    slept_until_ns: u64,
     launched: bool,
     ended: bool,
     not_send: PhantomData<*const ()>,
@@ -83,7 +83,7 @@ impl LinuxTarget {
             raw: sys::no_registers(),
             outstanding: 0,
             poll_until_ns: 0,
-            nothing_stopped_at_ns: 0,
+            slept_until_ns: 0,
             launched: false,
             ended: false,
             not_send: PhantomData,
@@ -205,7 +205,9 @@ impl LinuxTarget {
         let tid = standing.0;
         let outcome = self.read_standing(tid, pending, capture);
         drop(standing);
-        capture.pause_ns = self.clock.now_ns() - self.nothing_stopped_at_ns.max(pending.asked_ns);
+        // A thread that stopped while we slept had waited for a CPU: it stands since the
+        // end of that sleep or a little longer.
+        capture.pause_ns = self.clock.now_ns() - self.slept_until_ns.max(pending.asked_ns);
         outcome
     }
 
@@ -234,18 +236,23 @@ impl LinuxTarget {
     }
 
     /// Acts on the end of a thread: its last figures are read before it is let go.
-    fn ended(&mut self, tid: pid_t) {
+    fn ended(&mut self, how: Waited) {
+        let (tid, status) = match how {
+            Waited::Exited { tid, code } => (tid, ExitStatus::Code(code)),
+            Waited::Killed { tid, signal } => (tid, ExitStatus::Signal(signal)),
+            Waited::Stopped { .. } => return,
+        };
         let cpu_ns = self.threads.get(&tid).and_then(|thread| thread.cpu()).map(|(cpu_ns, _)| cpu_ns);
         self.no_longer_pending(tid);
         self.threads.remove(&tid);
-        let last = sys::reap(tid);
+        // A launched process is our child, too: where its `exec` failed, `Command::spawn`
+        // waits for it and panics if it is gone. Its zombie ends with us at the latest.
+        if tid != self.pid || !self.launched {
+            let _ = sys::reap(tid);
+        }
         self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
         if tid == self.pid {
-            self.process_ended(match last {
-                Ok(Some(Waited::Exited { code, .. })) => ExitStatus::Code(code),
-                Ok(Some(Waited::Killed { signal, .. })) => ExitStatus::Signal(signal),
-                _ => ExitStatus::Unknown,
-            });
+            self.process_ended(status);
         }
     }
 
@@ -296,7 +303,9 @@ impl Target for LinuxTarget {
         sys::interrupt(tid).map_err(|_| Fault::ThreadGone)?;
         entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns });
         self.outstanding += 1;
-        self.poll_until_ns = self.clock.now_ns() + POLL_NS;
+        if entry.last_cpu() != sys::current_cpu() {
+            self.poll_until_ns = self.clock.now_ns() + POLL_NS;
+        }
         Ok(())
     }
 
@@ -309,27 +318,35 @@ impl Target for LinuxTarget {
                 return Err(Fault::Gone);
             }
             let before_ns = self.clock.now_ns();
-            match sys::wait_stopped() {
+            match sys::look_for_stopped() {
                 Ok(Some(Waited::Stopped { tid, signal, event })) => {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
                     }
+                    // A target that lives on signals must not keep the engine from its ticks.
+                    if before_ns >= until_ns {
+                        return Ok(Event::Timeout);
+                    }
                     continue;
                 }
-                Ok(_) => self.nothing_stopped_at_ns = before_ns,
+                Ok(_) if self.outstanding > 0 && before_ns < self.poll_until_ns => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // An error says that nothing is left that could stop, only what has ended.
+                Ok(_) | Err(_) => {}
+            }
+            match sys::peek_exited() {
+                Ok(Some(how)) => {
+                    self.ended(how);
+                    continue;
+                }
+                Ok(_) => {}
                 // Nothing is traced any more.
                 Err(_) => {
                     self.process_ended(ExitStatus::Unknown);
                     continue;
                 }
-            }
-            if self.outstanding > 0 && before_ns < self.poll_until_ns {
-                std::hint::spin_loop();
-                continue;
-            }
-            if let Ok(Some(Waited::Exited { tid, .. } | Waited::Killed { tid, .. })) = sys::peek_exited() {
-                self.ended(tid);
-                continue;
             }
             if before_ns >= until_ns {
                 return Ok(Event::Timeout);
@@ -337,9 +354,7 @@ impl Target for LinuxTarget {
             if let Some(event) = self.sleep(until_ns - before_ns) {
                 return Ok(event);
             }
-            // What stopped during the sleep did so at an unknown moment of it: the pause
-            // is counted from the wake-up on.
-            self.nothing_stopped_at_ns = self.clock.now_ns();
+            self.slept_until_ns = self.clock.now_ns();
         }
     }
 

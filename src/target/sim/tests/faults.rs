@@ -150,8 +150,6 @@ fn a_panic_at_the_third_capture_leaves_nobody_standing() {
     let config = with_fault(SimFault::once(FaultKind::Panic).after(2));
     let (mut target, clock, mut capture) = start(&config);
     let ledger = target.ledger();
-    let quiet = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         for _ in 0..100 {
             let _ = target.interrupt(LEADER, WINDOW, false);
@@ -160,7 +158,6 @@ fn a_panic_at_the_third_capture_leaves_nobody_standing() {
             while target.next(tick_ns, &mut capture) != Ok(Event::Timeout) {}
         }
     }));
-    std::panic::set_hook(quiet);
     let message = outcome.map(|()| String::new()).map_err(|panic| panic.downcast_ref::<String>().cloned());
     let text = message.expect_err("it panics").expect("a text");
     assert!(text.contains("seed 1"), "{text}");

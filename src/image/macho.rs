@@ -1,0 +1,286 @@
+//! Mach-O: the bytes of a file (or the head of a loaded image) → segments, UUID, entry
+//! point, and where the symbols are.
+//!
+//! Input: little-endian 64-bit Mach-O; every byte is hostile. Only the header and the
+//! load commands are read, so the first `32 + sizeofcmds` bytes of an image in a target's
+//! memory do as well as its file. Output: a small owned summary. Not for: symbols (see
+//! `symbol::table`), unwind tables, fixups, fat files (see [`fat`]).
+//!
+//! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
+
+pub mod fat;
+
+#[cfg(test)]
+pub(crate) mod build;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::macho::{
+    DyldInfoCommand, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO, LC_DYLD_INFO_ONLY,
+    LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT_64, LC_SYMTAB, LC_UUID, LinkeditDataCommand, MachHeader64,
+    S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SymtabCommand, UuidCommand,
+};
+use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
+
+use crate::addr::Svma;
+
+/// Most segments that are read of one file; linkers write four to six.
+pub const MAX_SEGMENTS: usize = 256;
+
+/// Most sections: a symbol has one byte for the number of its section.
+pub const MAX_SECTIONS: usize = 255;
+
+/// `CPU_TYPE_X86_64`.
+pub const CPU_X86_64: u32 = 0x0100_0007;
+
+/// `CPU_TYPE_ARM64`; arm64e is its subtype 2.
+pub const CPU_ARM64: u32 = 0x0100_000c;
+
+/// The bits of a subtype that name it; those above are capabilities (`CPU_SUBTYPE_MASK`).
+const SUBTYPE_BITS: u32 = 0x00ff_ffff;
+
+/// `MH_MAGIC_64`, as it stands in a little-endian file.
+pub(crate) const MAGIC: [u8; 4] = [0xcf, 0xfa, 0xed, 0xfe];
+
+/// A segment: a part of the file and the addresses it is linked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Name, as a rule `__TEXT`, `__DATA_CONST`, `__DATA`, `__LINKEDIT`.
+    pub name: String,
+    /// Addresses as the file states them (`vmaddr`, `vmsize`).
+    pub svma: Range<Svma>,
+    /// Bytes of the file (`fileoff`, `filesize`), relative to the Mach-O header. In an
+    /// image of the shared cache: bytes of one of the cache's files.
+    pub file: Range<u64>,
+    /// Initial protection: 1 read, 2 write, 4 execute.
+    pub protection: u32,
+}
+
+/// Where the symbol table is in the file, in bytes from the Mach-O header; as stated, not
+/// checked against the file's size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Linkedit {
+    /// `nlist_64` entries of 16 bytes (`symoff`, `nsyms`).
+    pub nlists: Range<u64>,
+    /// The pool of their names (`stroff`, `strsize`). Images of a shared cache have one
+    /// pool in common: hundreds of megabytes that must never be copied whole.
+    pub strings: Range<u64>,
+    /// `LC_FUNCTION_STARTS`; see [`function_starts`].
+    pub function_starts: Range<u64>,
+    /// The exports trie: `LC_DYLD_EXPORTS_TRIE`, or that of `LC_DYLD_INFO(_ONLY)`.
+    pub exports_trie: Range<u64>,
+}
+
+/// What is needed of a Mach-O file to place addresses in it and to find its symbols.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachO {
+    /// `cputype`: [`CPU_X86_64`] or [`CPU_ARM64`], or another.
+    pub cpu_type: u32,
+    /// `cpusubtype` without its capability bits: 2 is arm64e, 8 x86_64h.
+    pub cpu_subtype: u32,
+    /// `filetype`: 2 executable, 6 dylib, 7 dyld, 8 bundle, 10 dSYM.
+    pub file_type: u32,
+    /// `flags`; 0x8000_0000 is an image in the shared cache.
+    pub flags: u32,
+    /// `LC_UUID`, the same in a file, in its dSYM and in memory.
+    pub uuid: Option<[u8; 16]>,
+    /// Where a program begins to run (`LC_MAIN`); `None` in libraries.
+    pub entry: Option<Svma>,
+    /// The addresses of `__TEXT`: they alone are the image's own. In the shared cache the
+    /// other segments are far away, among those of other images.
+    pub text: Range<Svma>,
+    /// Segments in the order of the file, at most [`MAX_SEGMENTS`].
+    pub segments: Vec<Segment>,
+    /// Sections in the order of the file, at most [`MAX_SECTIONS`]: the addresses of those
+    /// that hold instructions. The section number of a symbol is its index here plus 1.
+    pub code: Vec<Option<Range<Svma>>>,
+    /// Where the symbols are.
+    pub linkedit: Linkedit,
+}
+
+impl MachO {
+    /// Reads the header and the load commands.
+    ///
+    /// # Errors
+    /// The reason, for people: `not a Mach-O file`, or what is wrong with its commands.
+    pub fn parse(bytes: &[u8]) -> Result<MachO, String> {
+        match bytes {
+            [] => return Err("an empty file".to_string()),
+            _ if bytes.starts_with(&MAGIC) => {}
+            _ if fat::is_fat(bytes) => {
+                return Err("a file for several processors: one must be chosen first".to_string());
+            }
+            [0xce, 0xfa, 0xed, 0xfe, ..] | [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => {
+                return Err("a Mach-O file of 32 bits or another byte order".to_string());
+            }
+            _ => return Err("not a Mach-O file".to_string()),
+        }
+        let mut found = Found::default();
+        let header = summary(bytes, &mut found).map_err(|error| error.to_string())?;
+        let text = found.segments.iter().find(|segment| segment.name == "__TEXT");
+        let text = text.ok_or("a Mach-O file without __TEXT segment")?.svma.clone();
+        Ok(MachO {
+            cpu_type: header.cputype(LittleEndian).0,
+            cpu_subtype: header.cpusubtype(LittleEndian).0 & SUBTYPE_BITS,
+            file_type: header.filetype(LittleEndian).0,
+            flags: header.flags(LittleEndian).0,
+            uuid: found.uuid,
+            entry: found.entry_offset.and_then(|offset| text.start.checked_add(offset)),
+            text,
+            segments: found.segments,
+            code: found.code,
+            linkedit: found.linkedit,
+        })
+    }
+
+    /// The stated address of a byte of the file: in `__TEXT`, as far as it reaches in
+    /// memory, or else in another segment. `None` outside all of them.
+    ///
+    /// For files, and for the `__TEXT` of any image: in the shared cache, offsets in
+    /// other segments belong to other files of the cache.
+    #[must_use]
+    pub fn svma_of(&self, file_offset: u64) -> Option<Svma> {
+        let text = self.segments.iter().filter(|segment| segment.svma == self.text);
+        let in_text = text.filter_map(|segment| {
+            let into = file_offset.checked_sub(segment.file.start)?;
+            (into < segment.svma.end - segment.svma.start).then_some(segment.svma.start + into)
+        });
+        in_text.into_iter().next().or_else(|| {
+            let segment = self.segments.iter().find(|segment| segment.file.contains(&file_offset))?;
+            segment.svma.start.checked_add(file_offset - segment.file.start)
+        })
+    }
+
+    /// The offset in the file of a stated address; `None` outside the segments, and where
+    /// they are zero-filled memory.
+    #[must_use]
+    pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
+        self.segments.iter().find_map(|segment| {
+            let into = svma.0.checked_sub(segment.svma.start.0)?;
+            let offset = segment.file.start.checked_add(into)?;
+            segment.file.contains(&offset).then_some(offset)
+        })
+    }
+
+    /// The stated address of a byte of [`Linkedit`], for reading it from memory: the same
+    /// in files and in the shared cache. `None` without `__LINKEDIT`.
+    #[must_use]
+    pub fn linkedit_svma(&self, file_offset: u64) -> Option<Svma> {
+        let segment = self.segments.iter().find(|segment| segment.name == "__LINKEDIT")?;
+        segment.svma.start.checked_add(file_offset.checked_sub(segment.file.start)?)
+    }
+}
+
+/// Where functions begin: the content of `LC_FUNCTION_STARTS`, ULEB128 distances from the
+/// start of `__TEXT` that a 0 ends. Rising; ends at the first damaged number.
+pub fn function_starts(mut bytes: &[u8], text: Svma) -> impl Iterator<Item = Svma> {
+    let mut at = text;
+    std::iter::from_fn(move || {
+        let delta = uleb(&mut bytes).filter(|delta| *delta != 0);
+        let next = delta.and_then(|delta| at.checked_add(delta));
+        match next {
+            Some(next) => at = next,
+            None => bytes = &[],
+        }
+        next
+    })
+}
+
+/// Takes an unsigned LEB128 number of at most 10 bytes from the front of `bytes`; `None`
+/// if it is longer, is cut short, or does not fit 64 bits.
+pub(crate) fn uleb(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for (index, &byte) in bytes.iter().enumerate().take(10) {
+        let (bits, shift) = (u64::from(byte & 0x7f), 7 * index);
+        if bits << shift >> shift != bits {
+            return None;
+        }
+        value |= bits << shift;
+        if byte & 0x80 == 0 {
+            *bytes = &bytes[index + 1..];
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// What the load commands say, as far as they were read.
+#[derive(Default)]
+struct Found {
+    uuid: Option<[u8; 16]>,
+    entry_offset: Option<u64>,
+    segments: Vec<Segment>,
+    code: Vec<Option<Range<Svma>>>,
+    linkedit: Linkedit,
+}
+
+fn summary<'a>(bytes: &'a [u8], found: &mut Found) -> object::read::Result<&'a MachHeader64<LittleEndian>> {
+    let header = MachHeader64::<LittleEndian>::parse(bytes, 0)?;
+    let mut commands = header.load_commands(LittleEndian, bytes, 0)?;
+    while let Some(command) = commands.next()? {
+        take(command, found)?;
+    }
+    Ok(header)
+}
+
+fn take(command: LoadCommandData<'_, LittleEndian>, found: &mut Found) -> object::read::Result<()> {
+    let endian = LittleEndian;
+    let from_to = |start: u32, length: u64| u64::from(start)..u64::from(start) + length;
+    match command.cmd() {
+        LC_SEGMENT_64 => {
+            let Some((segment, sections)) = command.segment_64()? else { return Ok(()) };
+            for section in segment.sections(endian, sections)? {
+                if found.code.len() < MAX_SECTIONS {
+                    let flags = section.flags(endian).0;
+                    let holds_code = flags & (S_ATTR_PURE_INSTRUCTIONS.0 | S_ATTR_SOME_INSTRUCTIONS.0) != 0;
+                    let start = Svma(section.addr(endian));
+                    let end = start.checked_add(section.size(endian));
+                    found.code.push(end.filter(|_| holds_code).map(|end| start..end));
+                }
+            }
+            if found.segments.len() < MAX_SEGMENTS {
+                let start = Svma(segment.vmaddr(endian));
+                let (offset, size) = segment.file_range(endian);
+                found.segments.push(Segment {
+                    name: String::from_utf8_lossy(segment.name()).into_owned(),
+                    svma: start..Svma(start.0.saturating_add(segment.vmsize(endian))),
+                    file: offset..offset.saturating_add(size),
+                    protection: segment.initprot(endian).0,
+                });
+            }
+        }
+        LC_UUID => found.uuid = Some(command.data::<UuidCommand<LittleEndian>>()?.uuid),
+        LC_MAIN => {
+            let main = command.data::<EntryPointCommand<LittleEndian>>()?;
+            found.entry_offset = Some(main.entryoff.get(endian));
+        }
+        LC_SYMTAB => {
+            let symtab = command.data::<SymtabCommand<LittleEndian>>()?;
+            let length = u64::from(symtab.nsyms.get(endian)) * 16;
+            found.linkedit.nlists = from_to(symtab.symoff.get(endian), length);
+            found.linkedit.strings = from_to(symtab.stroff.get(endian), symtab.strsize.get(endian).into());
+        }
+        LC_FUNCTION_STARTS | LC_DYLD_EXPORTS_TRIE => {
+            let data = command.data::<LinkeditDataCommand<LittleEndian>>()?;
+            let range = from_to(data.dataoff.get(endian), data.datasize.get(endian).into());
+            if command.cmd() == LC_FUNCTION_STARTS {
+                found.linkedit.function_starts = range;
+            } else {
+                found.linkedit.exports_trie = range;
+            }
+        }
+        LC_DYLD_INFO | LC_DYLD_INFO_ONLY => {
+            let info = command.data::<DyldInfoCommand<LittleEndian>>()?;
+            let range = from_to(info.export_off.get(endian), info.export_size.get(endian).into());
+            // The new command has precedence: dyld looks for it first.
+            if found.linkedit.exports_trie.is_empty() {
+                found.linkedit.exports_trie = range;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Walking a capture with the images it needs, and keeping these up to date: they are
+//! read again when a stack leads to code that is in none.
+
+use super::Recording;
+use crate::addr::Avma;
+use crate::frame_rule::FrameRule;
+use crate::image::Images;
+use crate::target::{Capture, Fault, ThreadId};
+use crate::walk::{self, Code, Ended, StackBytes, root};
+
+/// Mappings are read again this often to notice images that were unloaded, and at most
+/// once per [`RETRY_IMAGES_NS`] when a program counter is in none.
+const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
+const RETRY_IMAGES_NS: u64 = 2_000_000;
+/// Tries to list the mappings at one time.
+const LIST_TRIES: u32 = 3;
+/// A program counter that stays in none is asked about this often, at most.
+const UNKNOWN_PC_WAIT_NS: u64 = 50_000_000;
+/// Reading mappings may take this share of the time, at most: 1/20.
+const REFRESH_COST: u64 = 20;
+
+/// The code of the known images, for the walker.
+struct ImageCode<'a>(&'a Images);
+
+impl Code for ImageCode<'_> {
+    fn is_code(&self, at: Avma) -> bool {
+        self.0.contains(at)
+    }
+
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.0.code(at)
+    }
+
+    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        self.0.frame_rule(pc)
+    }
+}
+
+impl Recording<'_> {
+    /// Walks a capture into `self.addresses`, with the images it needs.
+    pub(super) fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
+        if !self.images.contains(capture.registers.pc()) {
+            self.retry_images(self.images_wait_ns.min(UNKNOWN_PC_WAIT_NS));
+        }
+        let ended = self.walk_with_known_images(id, capture);
+        // A torn chain, or a library that was loaded since?
+        if ended == Ended::BadFrame && self.retry_images(self.images_wait_ns) {
+            return self.walk_with_known_images(id, capture);
+        }
+        ended
+    }
+
+    fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
+        let sp = capture.registers.sp();
+        let stack = StackBytes { base: sp, bytes: &capture.stack };
+        let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
+        loop {
+            let code = ImageCode(&self.images);
+            let input = walk::Input {
+                stack,
+                stack_top: account.stack_top,
+                max_depth: self.options.max_depth,
+                code_mask: self.target.process().code_mask,
+                code: &code,
+            };
+            let walked = walk::walk(&capture.registers, &input, &mut self.addresses);
+            account.fit_window(&walked, sp);
+            // A thread that already ran when we came: where was it born?
+            if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
+            {
+                return walked.ended;
+            }
+            account.birth_searches_left -= 1;
+            account.stack_top = root::find_birth(stack, walked.reached, &code);
+            if account.stack_top.is_none() {
+                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
+                return walked.ended;
+            }
+        }
+    }
+
+    /// Reads the images again unless that was done `wait_ns` ago or less, or just now;
+    /// whether they changed.
+    fn retry_images(&mut self, wait_ns: u64) -> bool {
+        let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
+        since_ns >= wait_ns.max(RETRY_IMAGES_NS) && self.read_images()
+    }
+
+    /// Brings the images up to date; whether they changed. A failure leaves the known
+    /// ones: later addresses may then be unknown, which the summary shows.
+    pub(super) fn read_images(&mut self) -> bool {
+        let before_ns = self.clock.now_ns();
+        let mut mappings = std::mem::take(&mut self.mappings);
+        let mut changed = false;
+        let mut listed = self.target.mappings(&mut mappings);
+        for _ in 1..LIST_TRIES {
+            // A list in motion is mostly whole a moment later. Without images there are
+            // no names, and the walk cannot tell a leaf without a frame record.
+            if matches!(listed, Err(Fault::Transient(_))) {
+                listed = self.target.mappings(&mut mappings);
+            }
+        }
+        if listed.is_ok() {
+            let target = &mut self.target;
+            changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
+        }
+        self.mappings = mappings;
+        self.images_read_ns = self.clock.now_ns();
+        let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
+        // Torn stacks ask again and again: less often the longer nothing changes.
+        let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(REFRESH_IMAGES_NS) };
+        self.images_wait_ns = backed_off_ns.max(cost_ns).max(RETRY_IMAGES_NS);
+        changed
+    }
+
+    /// Whether it is time to look for images that were unloaded.
+    pub(super) fn images_are_old(&self) -> bool {
+        let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
+        since_ns >= self.images_wait_ns.max(REFRESH_IMAGES_NS)
+    }
+}

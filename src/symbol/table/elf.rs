@@ -1,0 +1,195 @@
+//! ELF: section headers → function symbols, one name for each address.
+//!
+//! Input: the bytes of a file, hostile. Output: entries sorted by address, each with its
+//! end and the one around it. Not for: look-ups, symbols in separate debug files.
+//!
+//! Format: System V ABI (gABI), chapter "Symbol Table".
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
+
+use super::{Entry, MAX_COMPARED_BYTES, NONE, name_at};
+use crate::image::elf::{Class, class};
+use crate::symbol::Why;
+
+/// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped
+/// files), and where in the file their names are.
+pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
+    let (mut entries, strings) = match class(data).map_err(Why::BadFile)? {
+        Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
+        Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
+    }?;
+    resolve(&mut entries, data.get(strings.clone()).unwrap_or_default());
+    Ok((entries, strings))
+}
+
+/// The function symbols as they are in the file, and where their names are.
+fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
+    let bad = |error: object::read::Error| Why::BadFile(error.to_string());
+    let header = H::parse(data).map_err(bad)?;
+    let endian = header.endian().map_err(bad)?;
+    let headers = header.section_headers(endian, data).map_err(bad)?;
+    let sections = SectionTable::<H>::new(headers, Default::default());
+    let code: Vec<Option<Range<u64>>> = headers
+        .iter()
+        .map(|section| {
+            let start: u64 = section.sh_addr(endian).into();
+            let end = start.checked_add(section.sh_size(endian).into())?;
+            (section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
+        })
+        .collect();
+    let mut why = Why::NoSymbols;
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        match collect_from::<H>(endian, data, &sections, kind, &code) {
+            Ok((entries, strings)) if !entries.is_empty() => return Ok((entries, strings)),
+            Ok(_) => {}
+            Err(error) => why = bad(error),
+        }
+    }
+    Err(why)
+}
+
+fn collect_from<H: FileHeader<Endian = LittleEndian>>(
+    endian: LittleEndian,
+    data: &[u8],
+    sections: &SectionTable<'_, H>,
+    kind: elf::SectionType,
+    code: &[Option<Range<u64>>],
+) -> object::read::Result<(Vec<Entry>, Range<usize>)> {
+    let table = sections.symbols(endian, data, kind)?;
+    if table.is_empty() {
+        return Ok((Vec::new(), 0..0));
+    }
+    let strings = sections.section(table.string_section())?.file_range(endian).unwrap_or_default();
+    let start = usize::try_from(strings.0).unwrap_or(usize::MAX).min(data.len());
+    let length = usize::try_from(strings.1).unwrap_or(usize::MAX).min(data.len() - start);
+    let strings = start..start + length;
+    let names = &data[strings.clone()];
+
+    // Counted first: large tables would otherwise be copied while they grow.
+    let mut entries = Vec::with_capacity(table.iter().filter(|symbol| maybe_code(*symbol)).count());
+    for (index, symbol) in table.enumerate() {
+        if !maybe_code(symbol) {
+            continue;
+        }
+        // A damaged section number loses one symbol, not the table.
+        let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
+        let Some(Some(section)) = code.get(section.0) else { continue };
+        let (start, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+        let name = symbol.st_name(endian);
+        // Outside its section: `_etext` and other marks that linkers set.
+        if name == 0 || !section.contains(&start) {
+            continue;
+        }
+        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, MAX_COMPARED_BYTES)) {
+            continue;
+        }
+        let end = if size == 0 { section.end } else { start.saturating_add(size) };
+        entries.push(Entry { start, end, name, link: rank(symbol, size) });
+    }
+    Ok((entries, strings))
+}
+
+/// Whether a symbol's type is one that names code: functions, and the labels of
+/// assembly without `.type`.
+fn maybe_code(symbol: &impl Sym<Endian = LittleEndian>) -> bool {
+    matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE)
+        && symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
+}
+
+/// Whether a label is for tools and not the name of code: AArch64 mapping symbols (`$x`, `$d`
+/// and `$x.anything`: "ELF for the Arm 64-bit Architecture", 5.5.4), local labels that an
+/// assembler kept (`.L`), and the notes of the annobin compiler plugin, which Fedora's
+/// and Red Hat's packages have at each function.
+pub(super) fn is_mark(name: &[u8]) -> bool {
+    matches!(name, [b'$', b'a' | b'd' | b't' | b'x'] | [b'$', b'a' | b'd' | b't' | b'x', b'.', ..])
+        || name.starts_with(b".L")
+        || name.starts_with(b".annobin_")
+}
+
+const UNSIZED: u32 = 1;
+
+/// How good a symbol's name is for its address, the smaller the better: functions before
+/// labels, global before weak before local, with a size before without.
+fn rank(symbol: &impl Sym<Endian = LittleEndian>, size: u64) -> u32 {
+    let label = u32::from(symbol.st_type() == elf::STT_NOTYPE);
+    let binding = match symbol.st_bind() {
+        elf::STB_GLOBAL | elf::STB_GNU_UNIQUE => 0,
+        elf::STB_WEAK => 1,
+        _ => 2,
+    };
+    label << 3 | binding << 1 | if size == 0 { UNSIZED } else { 0 }
+}
+
+/// Sorts the entries, chooses among aliases, gives symbols without a size their end, and
+/// links each entry to the one around it.
+pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
+    entries.sort_unstable_by_key(|entry| (entry.start, entry.link));
+    let (mut kept, mut group, mut covered_to) = (0, 0, 0);
+    while group < entries.len() {
+        let start = entries[group].start;
+        let length = entries[group..].iter().take_while(|entry| entry.start == start).count();
+        let sized = entries[group..group + length].iter().filter(|entry| entry.link & UNSIZED == 0);
+        let sized_end = sized.map(|entry| entry.end).max();
+        // A label without a size inside a function with one is a place in that function,
+        // not a function: gdb decides the same way.
+        let keep = if sized_end.is_none() && start < covered_to {
+            0
+        } else {
+            choose(&mut entries[group..group + length], sized_end, names)
+        };
+        entries.copy_within(group..group + keep, kept);
+        covered_to = covered_to.max(sized_end.unwrap_or(0));
+        kept += keep;
+        group += length;
+    }
+    entries.truncate(kept);
+
+    let mut next_start = u64::MAX;
+    for index in (0..entries.len()).rev() {
+        let entry = &mut entries[index];
+        if entry.link & UNSIZED != 0 {
+            entry.end = entry.end.min(next_start);
+        }
+        next_start = entry.start;
+    }
+    for index in 0..entries.len() {
+        let mut around = (index as u32).wrapping_sub(1);
+        while around != NONE && entries[around as usize].end <= entries[index].end {
+            around = entries[around as usize].link;
+        }
+        entries[index].link = around;
+    }
+}
+
+/// Moves those of the aliases of one address that are kept to the front, sorted by
+/// falling end, the best one last; returns how many. More than one is kept only where
+/// the better one is shorter.
+fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize {
+    if aliases.len() > 1 {
+        aliases.sort_unstable_by_key(|entry| {
+            let name = name_at(names, entry.name, MAX_COMPARED_BYTES);
+            let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
+            (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
+        });
+    }
+    let (mut kept, mut end) = (0, 0);
+    for index in 0..aliases.len() {
+        let mut entry = aliases[index];
+        if let Some(sized_end) = sized_end.filter(|_| entry.link & UNSIZED != 0) {
+            entry.end = sized_end;
+            entry.link &= !UNSIZED;
+        }
+        if entry.end > end {
+            end = entry.end;
+            aliases[kept] = entry;
+            kept += 1;
+        }
+    }
+    aliases[..kept].reverse();
+    kept
+}

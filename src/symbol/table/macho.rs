@@ -1,0 +1,251 @@
+//! Mach-O: symbol table, exports trie and function starts → one name for each address.
+//!
+//! Input: the pieces of an image ([`Parts`]), hostile, from its file or from a target's
+//! memory. Output: a [`SymbolTable`] whose symbols do not overlap. Not for: finding the
+//! pieces (see `image::macho`), debug maps (stabs), names of stubs.
+//!
+//! Format: `<mach-o/nlist.h>`, `<mach-o/stab.h>` and `<mach-o/loader.h>` of xnu.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::exports::Exports;
+use super::{Entry, MAX_COMPARED_BYTES, NONE, Pool, Strings, SymbolTable};
+use crate::addr::Svma;
+use crate::image::macho::{MachO, function_starts};
+use crate::image::object::part;
+use crate::symbol::Why;
+use crate::target::ImageBytes;
+
+/// The most memory a table takes for the exports trie, in bytes for each byte of it:
+/// 12 bytes for an edge that takes at least 2, and 24 for an export that takes 6 with its
+/// edge. Real tries need a tenth of it, and nothing when the symbol table has all their
+/// functions.
+pub const TRIE_MEMORY_FACTOR: f64 = 10.0;
+
+/// The pieces of an image that name its functions, and where a remote reader finds them.
+///
+/// [`SymbolTable::parse`] cuts them out of a file. For an image without file, read the
+/// header and `sizeofcmds` bytes after it from the target, give them to
+/// [`MachO::parse`], and read what [`MachO::linkedit`] lists at
+/// [`MachO::linkedit_svma`] + slide. Any piece that cannot be had may be empty.
+#[derive(Clone, Debug)]
+pub struct Parts<'a> {
+    /// Start of `__TEXT` ([`MachO::text`]): function starts and exports count from it.
+    pub text: Svma,
+    /// Stated addresses of the sections that hold code, by section number − 1
+    /// ([`MachO::code`]).
+    pub code: &'a [Option<Range<Svma>>],
+    /// `nlist_64` entries, 16 bytes each, in any order ([`Linkedit::nlists`]).
+    ///
+    /// [`Linkedit::nlists`]: crate::image::macho::Linkedit::nlists
+    pub nlists: &'a [u8],
+    /// The names of the entries by `n_strx`. Offsets from 2 GiB on are not asked for. The
+    /// pool of the shared cache is read name by name: a table asks for names of addresses
+    /// that have several, then for those it looks up.
+    pub strings: Arc<dyn Strings>,
+    /// Content of `LC_FUNCTION_STARTS`. Without it, symbols reach to the next one.
+    pub function_starts: &'a [u8],
+    /// The exports trie; kept as long as the table if it has names that the symbol table
+    /// lacks.
+    pub exports_trie: ImageBytes,
+}
+
+/// `n_type` bits of a debugging symbol (`N_STAB`).
+const STAB: u8 = 0xe0;
+/// `n_type` bits that say what a symbol is (`N_TYPE`) …
+const TYPE: u8 = 0x0e;
+/// … and their value for one that is defined in a section (`N_SECT`).
+const IN_SECTION: u8 = 0x0e;
+/// `n_type` bit of a symbol that other images see (`N_EXT`).
+const EXTERNAL: u8 = 0x01;
+/// `n_desc` of `__mh_execute_header` and its like (`REFERENCED_DYNAMICALLY`): what is left
+/// of a stripped program, and not the name of its first function.
+const REFERENCED_DYNAMICALLY: u16 = 0x10;
+/// `n_desc` bit of a definition that another may replace (`N_WEAK_DEF`).
+const WEAK: u16 = 0x80;
+
+/// How good a name is for its address, the smaller the better; as for ELF.
+const RANK_GLOBAL: u32 = 0;
+const RANK_WEAK: u32 = 1;
+const RANK_LOCAL: u32 = 2;
+const RANK_NAMELESS: u32 = 3;
+
+/// Set in [`Entry::name`] where the name is in the exports trie.
+const EXPORTED: u32 = 1 << 31;
+
+/// The symbols of a file for one processor.
+pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
+    let macho = MachO::parse(bytes.bytes()).map_err(Why::BadFile)?;
+    let at = &macho.linkedit;
+    SymbolTable::from_macho(Parts {
+        text: macho.text.start,
+        code: &macho.code,
+        nlists: part(bytes, &at.nlists).bytes(),
+        strings: Arc::new(Pool(part(bytes, &at.strings))),
+        function_starts: part(bytes, &at.function_starts).bytes(),
+        exports_trie: part(bytes, &at.exports_trie),
+    })
+}
+
+impl SymbolTable {
+    /// The function symbols of a Mach-O image.
+    ///
+    /// Of the symbol table, those that are defined in a section with code count, and of
+    /// the exports trie those at addresses without an external symbol. They have no
+    /// sizes: each ends at the next symbol, the next function start or the end of its
+    /// section, whichever comes first. So the code of a function whose symbol was
+    /// stripped is not covered, rather than part of the one before.
+    ///
+    /// # Errors
+    /// [`Why::NoSymbols`] if there are none.
+    pub fn from_macho(parts: Parts<'_>) -> Result<SymbolTable, Why> {
+        let mut entries = collect(&parts);
+        let order = |entry: &Entry| (entry.start, entry.link, entry.name);
+        entries.sort_unstable_by_key(order);
+
+        let (mut exports, exported) = Exports::read(&parts.exports_trie);
+        let in_symtab = entries.len();
+        for export in exported.into_iter().filter(|export| export.name < EXPORTED) {
+            let Some(start) = parts.text.checked_add(export.offset) else { continue };
+            let first = entries[..in_symtab].partition_point(|entry| entry.start < start.0);
+            let first = entries[..in_symtab].get(first).filter(|entry| entry.start == start.0);
+            if first.is_some_and(|entry| entry.link <= RANK_WEAK) {
+                continue;
+            }
+            if let Some(section) = parts.code.iter().flatten().find(|section| section.contains(&start)) {
+                let name = export.name | EXPORTED;
+                entries.push(Entry { start: start.0, end: section.end.0, name, link: RANK_GLOBAL });
+            }
+        }
+        if entries.is_empty() {
+            return Err(Why::NoSymbols);
+        }
+        if entries.len() == in_symtab {
+            exports.clear();
+        } else {
+            entries.sort_unstable_by_key(order);
+        }
+        let names = Names { pool: parts.strings, exports };
+        choose(&mut entries, &names);
+        end(&mut entries, function_starts(parts.function_starts, parts.text));
+        Ok(SymbolTable::new(entries, Arc::new(names)))
+    }
+}
+
+/// The symbols of the symbol table that are in a section with code, with that section's
+/// end as theirs.
+fn collect(parts: &Parts<'_>) -> Vec<Entry> {
+    let (nlists, _) = parts.nlists.as_chunks::<16>();
+    // Debugging symbols may be most of a table.
+    let maybe_code = |nlist: &&[u8; 16]| nlist[4] & STAB == 0 && nlist[4] & TYPE == IN_SECTION;
+    let mut entries = Vec::with_capacity(nlists.iter().filter(maybe_code).count());
+    for nlist in nlists.iter().filter(maybe_code) {
+        let [n0, n1, n2, n3, kind, section, d0, d1, value @ ..] = *nlist;
+        let (strx, desc) = (u32::from_le_bytes([n0, n1, n2, n3]), u16::from_le_bytes([d0, d1]));
+        let start = Svma(u64::from_le_bytes(value));
+        let section = usize::from(section).checked_sub(1).and_then(|index| parts.code.get(index));
+        let Some(section) = section.and_then(Option::as_ref).filter(|section| section.contains(&start))
+        else {
+            continue;
+        };
+        let (name, link) = match (strx, desc) {
+            // Without a name a symbol still says where the one before ends.
+            (0 | EXPORTED.., _) | (_, REFERENCED_DYNAMICALLY) => (0, RANK_NAMELESS),
+            _ if kind & EXTERNAL == 0 => (strx, RANK_LOCAL),
+            _ if desc & WEAK != 0 => (strx, RANK_WEAK),
+            _ => (strx, RANK_GLOBAL),
+        };
+        entries.push(Entry { start: start.0, end: section.end.0, name, link });
+    }
+    entries
+}
+
+/// Leaves one entry for each address; they are sorted by address and rank.
+fn choose(entries: &mut Vec<Entry>, names: &Names) {
+    let (mut kept, mut group) = (0, 0);
+    while group < entries.len() {
+        let start = entries[group].start;
+        let length = entries[group..].iter().take_while(|entry| entry.start == start).count();
+        entries[kept] = best(&entries[group..group + length], names);
+        kept += 1;
+        group += length;
+    }
+    entries.truncate(kept);
+}
+
+/// The best name of an address: of the best rank that has one, with the fewest
+/// underscores in front, then the shortest, then the first in the alphabet.
+fn best(aliases: &[Entry], names: &Names) -> Entry {
+    if let [only] = aliases {
+        return *only;
+    }
+    let of_rank = aliases.chunk_by(|a, b| a.link == b.link).find_map(|same_rank| {
+        let named = same_rank.iter().filter_map(|entry| {
+            let name = names.name(entry.name, MAX_COMPARED_BYTES);
+            let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
+            (!name.is_empty()).then_some(((underscores, name.len(), name), entry))
+        });
+        named.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, entry)| *entry)
+    });
+    of_rank.unwrap_or(aliases[0])
+}
+
+/// Lets each symbol end where the next symbol or function begins, if not before.
+fn end(entries: &mut [Entry], starts: impl Iterator<Item = Svma>) {
+    let mut starts = starts.peekable();
+    for index in 0..entries.len() {
+        let next = entries.get(index + 1).map_or(u64::MAX, |entry| entry.start);
+        let entry = &mut entries[index];
+        while starts.next_if(|function| function.0 <= entry.start).is_some() {}
+        let next_function = starts.peek().map_or(u64::MAX, |function| function.0);
+        entry.end = entry.end.min(next).min(next_function);
+        entry.link = NONE;
+    }
+}
+
+/// The names of an image, as the source has them, or empty where they name nothing.
+#[derive(Debug)]
+struct Names {
+    pool: Arc<dyn Strings>,
+    exports: Exports,
+}
+
+impl Strings for Names {
+    fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]> {
+        // One byte more for the underscore that is taken away.
+        let name = match offset {
+            0 => Cow::Borrowed(&[][..]),
+            EXPORTED.. => Cow::Owned(self.exports.name(offset - EXPORTED, max_bytes + 1)),
+            _ => self.pool.name(offset, max_bytes + 1),
+        };
+        in_source(name, max_bytes)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.exports.memory_bytes() + self.pool.memory_bytes()
+    }
+}
+
+/// A name without the one underscore that compilers put before each (Objective-C methods
+/// have none), and nothing for a name that is none: `<redacted>`, which the builder of
+/// the shared cache leaves of a local symbol, and the names of Mach-O headers.
+fn in_source(name: Cow<'_, [u8]>, max_bytes: usize) -> Cow<'_, [u8]> {
+    let skip = usize::from(name.starts_with(b"_"));
+    let is_header = name.starts_with(b"__mh_") && name.ends_with(b"_header");
+    if is_header || *name == *b"<redacted>" {
+        return Cow::Borrowed(&[]);
+    }
+    match name {
+        Cow::Borrowed(name) => Cow::Borrowed(&name[skip..name.len().min(skip + max_bytes)]),
+        Cow::Owned(mut name) => {
+            name.truncate(skip + max_bytes);
+            name.drain(..skip);
+            Cow::Owned(name)
+        }
+    }
+}

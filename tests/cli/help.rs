@@ -1,0 +1,113 @@
+//! Help and version: results on standard output, exit 0, readable in 80 columns.
+
+use std::process::Stdio;
+
+use crate::support::{Place, Run};
+
+#[test]
+fn help_and_version_are_results() {
+    let place = Place::new();
+    let help = place.run("--help").succeeds();
+    assert_eq!(help.stderr, "");
+    for line in ["-h", "help", "record --help", "help record", "--hz 99 --help"] {
+        let same = place.run(line).succeeds();
+        assert_eq!((same.stdout, same.stderr), (help.stdout.clone(), String::new()), "{line}");
+    }
+    for line in ["--version", "-V"] {
+        let version = place.run(line).succeeds();
+        assert_eq!(version.stdout, concat!("stackprof ", env!("CARGO_PKG_VERSION"), "\n"));
+        assert_eq!(version.stderr, "");
+    }
+    assert!(place.files().is_empty());
+}
+
+#[test]
+fn help_fits_a_terminal_and_names_what_there_is() {
+    let place = Place::new();
+    for (line, names) in [
+        (
+            "--help",
+            &[
+                "--pid",
+                "--hz",
+                "--duration",
+                "--output",
+                "--format",
+                "--idle",
+                "--threads",
+                "--unwind",
+                "--max-depth",
+                "--title",
+                "--reverse",
+                "--min-width",
+                "--stats",
+                "--quiet",
+                "--verbose",
+                "stackprof demo",
+                "stackprof -- ./prog arg",
+                "Exit codes: 0 done, 1 error, 2 wrong usage, 4 nothing was sampled",
+            ][..],
+        ),
+        ("demo --help", &["Usage: stackprof demo", "--hz", "--output"]),
+        ("help demo", &["Usage: stackprof demo"]),
+        ("dump --help", &["Usage: stackprof dump {threads|images|symbols|stacks} --pid N"]),
+        ("help dump", &["threads ", "images ", "symbols ", "stacks "]),
+    ] {
+        let help = place.run(line).succeeds();
+        for name in names {
+            assert!(help.stdout.contains(name), "{name} is missing: {help}");
+        }
+        for line in help.stdout.lines() {
+            assert!(line.chars().count() <= 80, "{} columns: {line}", line.chars().count());
+            assert_eq!(line, line.trim_end());
+        }
+        // What tests use, and what is not there yet.
+        for hidden in ["sim:", "--seed", "demo-workload", "render", "gate"] {
+            assert!(!help.stdout.contains(hidden), "{hidden}: {help}");
+        }
+    }
+}
+
+#[test]
+fn the_examples_of_the_help_are_understood() {
+    let place = Place::new();
+    let help = place.run("--help").succeeds();
+    let lines: Vec<&str> = help.stdout.lines().collect();
+    let start = lines.iter().position(|line| *line == "Examples:").unwrap();
+    let examples = lines[start + 1..].iter().take_while(|line| !line.is_empty());
+    let mut tried = 0;
+    for example in examples {
+        let typed = example.trim().split("  ").next().unwrap().trim_start_matches("sudo ");
+        let typed = typed.strip_prefix("stackprof ").unwrap();
+        if typed == "demo" {
+            continue; // runs, and is a test of its own
+        }
+        // The process of the examples does not exist, but their words do.
+        let typed = typed.replace("4242", "4194305").replace("./prog", "./missing");
+        let run = place.run(&typed);
+        assert_eq!(run.code, Some(1), "{run}");
+        tried += 1;
+    }
+    assert_eq!(tried, 4);
+    assert!(place.files().is_empty());
+}
+
+#[test]
+fn a_closed_standard_output_is_no_error() {
+    let place = Place::new();
+    for line in ["--help", "--version", "-q --target sim:1 -o -", "-q --target sim:1 -o - --format svg"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = place.command();
+        command.args(line.split(' ')).stdout(Stdio::from(writer));
+        let run = Run::new(line.to_owned(), command.output().unwrap()).succeeds();
+        assert_eq!(run.stderr, "", "{run}");
+    }
+    // As typed; the exit code of the left side goes to standard error.
+    let run = place
+        .shell("{ \"$STACKPROF\" -q --target sim:1 -o - ; echo \"code $?\" >&2; } | head -n 1")
+        .succeeds();
+    assert_eq!(run.stderr, "code 0\n", "{run}");
+    assert_eq!(run.stdout.lines().count(), 1, "{run}");
+    assert!(run.stdout.starts_with("sim;"), "{run}");
+}

@@ -1,0 +1,12 @@
+//! The command line as its users meet it: the built program is run, and its exit code,
+//! both streams and the files it leaves are compared with the contract.
+//!
+//! Needs no privileges but those to trace its own children. What a machine does not
+//! allow is printed as SKIP with its reason; `STACKPROF_NO_SKIP=1` makes that a failure.
+#![allow(clippy::unwrap_used)]
+
+mod bad_input;
+mod help;
+mod outputs;
+mod recording;
+mod support;

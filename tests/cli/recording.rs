@@ -1,0 +1,114 @@
+//! Recordings of real processes through the command line: the demo from end to end, what
+//! is told of a launched command's end, Ctrl-C.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::{Place, Run, busy, can_trace, folded, total};
+
+#[test]
+fn the_demo_shows_its_four_functions() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let run = place.run("demo --stats s.json -o a.folded -o a.svg").succeeds();
+    let text = place.read("a.folded");
+    let stacks = folded(&text);
+    let samples_in = |function: &str| -> u64 {
+        let inside = |stack: &str| stack.split(';').any(|frame| frame.ends_with(function));
+        stacks.iter().filter(|(stack, _)| inside(stack)).map(|(_, count)| count).sum()
+    };
+    let all = total(&text);
+    assert!(all > 300, "two threads for three seconds: {run}");
+    for (function, percent) in [
+        ("burn_50_percent", 50.0),
+        ("burn_30_percent", 30.0),
+        ("burn_15_percent", 15.0),
+        ("burn_5_percent", 5.0),
+    ] {
+        let share = 100.0 * samples_in(function) as f64 / all as f64;
+        assert!((share - percent).abs() <= 5.0, "{function}: {share:.1}% of {all} samples: {run}");
+        assert!(place.read("a.svg").contains(function), "{function}");
+    }
+    let recursion = |stack: &str| stack.split(';').filter(|frame| frame.ends_with("::recurse")).count();
+    assert!(stacks.iter().any(|(stack, _)| recursion(stack) == 13), "12 calls below the first: {text}");
+    let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();
+    assert_eq!(stats["samples"], all);
+    assert_eq!((&stats["threads_seen"], &stats["exit_status"]), (&2.into(), &0.into()), "{stats}");
+    assert_eq!(stats["addresses_looked_up"], stats["addresses_unique"]);
+    assert_eq!(stats["backend"], "ptrace");
+}
+
+#[test]
+fn how_the_command_ended_is_told() {
+    if !can_trace() {
+        return;
+    }
+    for (end, status, line) in [
+        ("exit 3", Value::from(3), "  exit     the command ended with status 3\n"),
+        ("kill -9 $$", Value::from("signal 9"), "  exit     the command was ended by signal 9 (SIGKILL)\n"),
+        ("exit 0", Value::from(0), ""),
+    ] {
+        let place = Place::new();
+        let script = format!("{}; {end}", busy(300_000));
+        let run = place.run_words(&["--stats", "s.json", "--", "sh", "-c", &script]).succeeds();
+        let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();
+        assert_eq!(stats["exit_status"], status, "{run}");
+        assert!(run.stderr.contains(line), "{run}");
+        assert_eq!(run.stderr.contains("  exit  "), !line.is_empty(), "{run}");
+        assert!(stats["command"].as_str().unwrap().starts_with("sh -c i=0"), "{stats}");
+        // The default output's name has the process's own name and number.
+        let output = format!("stackprof-sh-{}.svg", stats["pid"]);
+        assert_eq!(stats["outputs"], Value::from(vec![output.clone()]));
+        assert!(place.files().contains_key(&output), "{run}");
+    }
+}
+
+#[test]
+fn the_streams_of_the_command_stay_its_own() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let script = format!("read line; {}; echo \"out $line\"; echo err >&2", busy(300_000));
+    let run = place.shell(&format!("echo in | \"$STACKPROF\" -q -o a.folded -- sh -c '{script}'")).succeeds();
+    assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("out in\n", "err\n"));
+    assert!(total(&place.read("a.folded")) > 0);
+}
+
+#[test]
+fn the_first_interrupt_ends_the_recording_and_writes_it() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let mut command = place.command();
+    command.args(["demo", "--stats", "s.json", "-o", "a.folded"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1200));
+    let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let run = Run::new("demo, interrupted".to_owned(), child.wait_with_output().unwrap()).succeeds();
+    assert!(run.stderr.contains("  wrote    a.folded\n"), "{run}");
+    let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();
+    assert!(stats["duration_s"].as_f64().unwrap() < 2.9, "before the demo's own end: {stats}");
+    assert_eq!(stats["samples"], total(&place.read("a.folded")));
+}
+
+#[test]
+fn dump_shows_a_running_process() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let script = "sleep 60 & pid=$!; for what in threads images symbols stacks; do \
+                  \"$STACKPROF\" dump $what --pid $pid || echo \"failed: $what\" >&2; done; kill $pid";
+    let run = place.shell(script).succeeds();
+    assert_eq!(run.stderr, "", "{run}");
+    for text in ["waiting", "sleep", "build id", "/sleep", "(sleep) waiting", "#0 "] {
+        assert!(run.stdout.contains(text), "{text:?}: {run}");
+    }
+}

@@ -1,0 +1,192 @@
+//! Running the program in a directory of its own and saying everything when it did not
+//! do as expected.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A directory in which the program runs, and what is in it.
+pub(crate) struct Place {
+    directory: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        Place {
+            directory: tempfile::tempdir().unwrap(),
+            program: PathBuf::from(env!("CARGO_BIN_EXE_stackprof")),
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The program, ready to run here without what the tester's own shell has set.
+    pub(crate) fn command(&self) -> Command {
+        self.clean(Command::new(&self.program))
+    }
+
+    /// `script` for `sh -c`; the program is `$STACKPROF`.
+    pub(crate) fn shell(&self, script: &str) -> Run {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("STACKPROF", &self.program);
+        run(self.clean(command))
+    }
+
+    fn clean(&self, mut command: Command) -> Command {
+        command.current_dir(self.directory.path());
+        for variable in ["SUDO_UID", "SUDO_GID", "RUST_BACKTRACE", "COLUMNS"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    /// Runs the program with these words, separated by spaces.
+    pub(crate) fn run(&self, line: &str) -> Run {
+        self.run_words(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    pub(crate) fn run_words(&self, words: &[&str]) -> Run {
+        let mut command = self.command();
+        command.args(words);
+        run(command)
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Names of the files here and the lengths of those.
+    pub(crate) fn files(&self) -> BTreeMap<String, u64> {
+        let entries = fs::read_dir(self.directory.path()).unwrap();
+        let entry = |entry: fs::DirEntry| {
+            (entry.file_name().to_string_lossy().into_owned(), entry.metadata().unwrap().len())
+        };
+        entries.map(|found| entry(found.unwrap())).collect()
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(mut command: Command) -> Run {
+    let words = format!("{command:?}");
+    Run::new(words, command.output().unwrap_or_else(|error| panic!("cannot run it: {error}")))
+}
+
+/// How a run went. Shown whole where a check fails.
+pub(crate) struct Run {
+    words: String,
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Run { words, code, stdout, stderr } = self;
+        write!(f, "\n{words}\ncode {code:?}\n--- stdout\n{stdout}\n--- stderr\n{stderr}\n---")
+    }
+}
+
+impl Run {
+    /// No run, whatever is asked of it, may show what only a programmer can read.
+    pub(crate) fn new(words: String, output: Output) -> Run {
+        let run = Run {
+            words,
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        };
+        for text in ["panicked", "RUST_BACKTRACE", "os error", "internal error", "Error {"] {
+            assert!(!run.stderr.contains(text) && !run.stdout.contains(text), "{text:?} in {run}");
+        }
+        run
+    }
+
+    pub(crate) fn succeeds(self) -> Run {
+        assert_eq!(self.code, Some(0), "{self}");
+        self
+    }
+
+    /// Failed with one line for a person, which holds `needles`, and nothing else.
+    pub(crate) fn fails_with(self, code: i32, needles: &[&str]) -> Run {
+        assert_eq!(self.code, Some(code), "{self}");
+        assert_eq!(self.stdout, "", "{self}");
+        let line = self.stderr.strip_suffix('\n').unwrap_or_else(|| panic!("no line end: {self}"));
+        assert!(line.starts_with("stackprof: ") && !line.contains('\n'), "one line: {self}");
+        assert!(!line.ends_with('.') && !line.ends_with(' '), "{self}");
+        let first = line.trim_start_matches("stackprof: ").chars().next().unwrap_or_default();
+        assert!(!first.is_uppercase(), "lower case: {self}");
+        for needle in needles {
+            assert!(line.contains(needle), "{needle:?} expected in {self}");
+        }
+        self
+    }
+}
+
+/// Why processes cannot be traced here, if so. Every kernel and container may forbid it.
+fn tracing_refused() -> Option<String> {
+    let run = Place::new().run("-q -o - --hz 100 -- true");
+    let refused = ["CAP_SYS_PTRACE", "ptrace_scope", "the kernel refused"];
+    refused.iter().any(|text| run.stderr.contains(text)).then_some(run.stderr)
+}
+
+/// True on the one system whose processes this version can look at.
+pub(crate) fn is_linux() -> bool {
+    let linux = cfg!(target_os = "linux");
+    if !linux {
+        skip("this version attaches on Linux only");
+    }
+    linux
+}
+
+/// True where a test that traces can run; otherwise says why not.
+pub(crate) fn can_trace() -> bool {
+    is_linux() && tracing_refused().map(|why| skip(&why)).is_none()
+}
+
+/// Says that something is not tested here; a failure where nothing may be skipped.
+pub(crate) fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    // Not `eprintln!`, which the test harness swallows where a test passes.
+    let _ = writeln!(std::io::stderr(), "SKIP {test}: {}", why.trim());
+    let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
+    assert!(!must, "STACKPROF_NO_SKIP is set, but: {why}");
+}
+
+pub(crate) fn is_root() -> bool {
+    let mut command = Command::new("id");
+    command.arg("-u");
+    run(command).stdout.trim() == "0"
+}
+
+/// A loop for `sh` that uses CPU time; 300,000 rounds are some tenths of a second.
+pub(crate) fn busy(rounds: u32) -> String {
+    format!("i=0; while [ $i -lt {rounds} ]; do i=$((i+1)); done")
+}
+
+/// `stack count` lines of folded text.
+pub(crate) fn folded(text: &str) -> Vec<(&str, u64)> {
+    text.lines()
+        .map(|line| {
+            let (stack, count) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no count: {line}"));
+            (stack, count.parse().unwrap_or_else(|_| panic!("no number: {line}")))
+        })
+        .collect()
+}
+
+pub(crate) fn total(text: &str) -> u64 {
+    folded(text).iter().map(|(_, count)| count).sum()
+}

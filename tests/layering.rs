@@ -1,0 +1,414 @@
+//! The architecture as a test: which module may name which, where `unsafe`, printing and
+//! `cfg(target_os)` may stand, and how long a file may be.
+//!
+//! Input: the sources under src/, tests/ and benches/ as text. Every rule is a function
+//! from a path and a text to complaints, so that each one is also tried on a text that
+//! breaks it. Not a Rust parser: tokens, braces and `mod` are all it knows.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Module, and the paths below `crate` that it may name; all that begin with one of them
+/// are allowed. The command line may name everything, and nothing may name it.
+const ALLOWED: [(&str, &[&str]); 13] = [
+    ("addr", &[]),
+    ("error", &[]),
+    ("clock", &[]),
+    ("live", &[]),
+    ("trie", &[]),
+    ("registers", &["addr"]),
+    // Whether a file is the one that is mapped is decided by its ELF head.
+    ("target", &["addr", "clock", "error", "registers", "image::elf"]),
+    ("walk", &["addr", "registers"]),
+    // Only the plain types that say what is mapped; never a target that can be asked.
+    ("image", &["addr", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),
+    ("profile", &["image", "target::ExitStatus", "target::Process", "trie"]),
+    // The mappings are for its tests, which have none from a target.
+    ("symbol", &["addr", "image", "target::ImageBytes", "target::Mapping", "target::MappingKind", "trie"]),
+    ("sampler", &["addr", "clock", "error", "image", "live", "profile", "target", "trie", "walk"]),
+    ("output", &["error"]),
+];
+
+const MAX_LINES: usize = 600;
+
+/// Files that may ask which system they are for, beside src/target.
+const SYSTEM_FILES: [&str; 2] = ["src/cli/record.rs", "src/cli/dump.rs"];
+
+#[test]
+fn modules_name_only_those_below_them() {
+    check_all(&["src"], edges_not_allowed);
+}
+
+#[test]
+fn unsafe_stands_in_target_and_says_why_it_is_sound() {
+    check_all(&["src"], unsafe_without_reason);
+}
+
+#[test]
+fn only_target_knows_the_system() {
+    check_all(&["src"], system_outside_target);
+}
+
+#[test]
+fn only_the_command_line_prints_and_exits() {
+    check_all(&["src"], printing_outside_cli);
+}
+
+#[test]
+fn files_are_short_and_say_what_they_are_for() {
+    check_all(&["src", "tests", "benches"], too_long_or_without_purpose);
+}
+
+fn check_all(roots: &[&str], rule: fn(&str, &str) -> Vec<String>) {
+    let mut files = BTreeMap::new();
+    for root in roots {
+        collect(Path::new(env!("CARGO_MANIFEST_DIR")), root, &mut files);
+    }
+    assert!(files.len() > 5, "too few sources found below {roots:?}: {}", files.len());
+    let complaints: Vec<String> = files.iter().flat_map(|(path, text)| rule(path, text)).collect();
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+fn collect(base: &Path, directory: &str, into: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(base.join(directory)).unwrap() {
+        let entry = entry.unwrap();
+        let path = format!("{directory}/{}", entry.file_name().into_string().unwrap());
+        if entry.file_type().unwrap().is_dir() {
+            collect(base, &path, into);
+        } else if path.ends_with(".rs") {
+            into.insert(path, fs::read_to_string(entry.path()).unwrap());
+        }
+    }
+}
+
+// ---- rules
+
+fn edges_not_allowed(path: &str, text: &str) -> Vec<String> {
+    let Some(module) = module_path(path).first().map(|name| (*name).to_owned()) else { return Vec::new() };
+    if module == "cli" {
+        return Vec::new();
+    }
+    let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == module) else {
+        return vec![format!("{path}: module `{module}` is not in the table of tests/layering.rs")];
+    };
+    let mut complaints = Vec::new();
+    for (line, named) in crate_paths(path, text) {
+        let below = |prefix: &str| named == prefix || named.starts_with(&format!("{prefix}::"));
+        if !below(&module) && !allowed.iter().any(|prefix| below(prefix)) {
+            complaints.push(format!("{path}:{line}: `{module}` may not use `crate::{named}`"));
+        }
+    }
+    complaints
+}
+
+fn unsafe_without_reason(path: &str, text: &str) -> Vec<String> {
+    let tokens = tokens(text);
+    let lines: Vec<&str> = text.lines().collect();
+    let uses: Vec<usize> = tokens.iter().filter(|token| token.text == "unsafe").map(|t| t.line).collect();
+    let allows = text.contains("#![allow(unsafe_code)]");
+    let mut complaints = Vec::new();
+    if allows && uses.is_empty() {
+        complaints.push(format!("{path}: allows unsafe code and has none"));
+    }
+    for line in uses {
+        if !path.starts_with("src/target/") || !allows {
+            complaints.push(format!(
+                "{path}:{line}: `unsafe` belongs in a file of src/target with #![allow(unsafe_code)]"
+            ));
+        }
+        // The comment stands right above the statement, which may have begun some lines before.
+        let above = lines[..line - 1].iter().rev().map(|line| line.trim());
+        let mut statement = above.skip_while(|line| {
+            !line.starts_with("//") && !line.is_empty() && !line.ends_with([';', '{', '}'])
+        });
+        if !statement.any_in_comment(|line| line.contains("SAFETY:") || line.contains("# Safety")) {
+            complaints.push(format!("{path}:{line}: `unsafe` without a SAFETY comment above it"));
+        }
+    }
+    complaints
+}
+
+fn system_outside_target(path: &str, text: &str) -> Vec<String> {
+    if path.starts_with("src/target/") || SYSTEM_FILES.contains(&path) || is_test_file(path) {
+        return Vec::new();
+    }
+    let is_system = |token: &&Token| matches!(token.text, "target_os" | "target_vendor") && !token.in_tests;
+    // `#[cfg(all(test, target_os = ..))]` in front of a test that needs one system's files.
+    let for_a_test = |token: &Token| {
+        let line = text.lines().nth(token.line - 1).unwrap_or_default();
+        line.contains("cfg(all(test,")
+    };
+    let found = tokens(text);
+    let found = found.iter().filter(is_system).filter(|token| !for_a_test(token));
+    found
+        .map(|token| {
+            format!("{path}:{}: `{}` belongs in src/target or {SYSTEM_FILES:?}", token.line, token.text)
+        })
+        .collect()
+}
+
+fn printing_outside_cli(path: &str, text: &str) -> Vec<String> {
+    if is_test_file(path) {
+        return Vec::new();
+    }
+    let tokens = tokens(text);
+    let follows = |index: usize, text: &str| tokens.get(index).is_some_and(|token| token.text == text);
+    let mut complaints = Vec::new();
+    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| !token.in_tests) {
+        let macros = ["println", "eprintln", "print", "eprint", "dbg"];
+        if macros.contains(&token.text) && follows(index + 1, "!") {
+            complaints.push(format!("{path}:{}: `{}!`: cli/messages.rs prints", token.line, token.text));
+        }
+        let stream = matches!(token.text, "stdout" | "stderr") && follows(index + 1, "(");
+        let exit = token.text == "process" && follows(index + 1, "::") && follows(index + 2, "exit");
+        if (stream || exit) && !path.starts_with("src/cli/") {
+            complaints.push(format!("{path}:{}: only the command line prints and exits", token.line));
+        }
+    }
+    complaints
+}
+
+fn too_long_or_without_purpose(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let lines = text.lines().count();
+    if lines > MAX_LINES {
+        complaints.push(format!("{path}: {lines} lines; more than {MAX_LINES} are to be split"));
+    }
+    // A file of unit tests is explained by the file it tests.
+    if !text.starts_with("//!") && !is_test_file(path) {
+        complaints.push(format!("{path}: does not begin with `//!` and what it is for"));
+    }
+    complaints
+}
+
+/// Unit tests in a file of their own.
+fn is_test_file(path: &str) -> bool {
+    path.starts_with("src/") && path.ends_with("/tests.rs")
+}
+
+// ---- reading Rust, as far as the rules need it
+
+struct Token<'a> {
+    text: &'a str,
+    line: usize,
+    /// Inline modules that it stands in.
+    inline_modules: usize,
+    /// Stands in unit tests.
+    in_tests: bool,
+}
+
+/// Names, `::` and single characters outside of comments and literals.
+fn tokens(text: &str) -> Vec<Token<'_>> {
+    let mut found: Vec<Token<'_>> = Vec::new();
+    // For each open brace, the name of the module that it is the body of.
+    let mut braces: Vec<Option<&str>> = Vec::new();
+    let bytes = text.as_bytes();
+    let (mut at, mut line) = (0, 1);
+    while at < bytes.len() {
+        let len = literal_or_comment(text, at).unwrap_or_else(|| token_len(text, at));
+        let piece = &text[at..at + len];
+        let is_code = literal_or_comment(text, at).is_none() && !piece.trim().is_empty();
+        if is_code {
+            if piece == "{" {
+                let module = match &found[..] {
+                    [.., keyword, name] if keyword.text == "mod" => Some(name.text),
+                    _ => None,
+                };
+                braces.push(module);
+            }
+            let inline_modules = braces.iter().flatten().count();
+            let in_tests = braces.iter().flatten().any(|name| *name == "tests");
+            found.push(Token { text: piece, line, inline_modules, in_tests });
+            if piece == "}" {
+                braces.pop();
+            }
+        }
+        line += piece.matches('\n').count();
+        at += len;
+    }
+    found
+}
+
+fn token_len(text: &str, at: usize) -> usize {
+    let rest = &text[at..];
+    let name = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+    match name {
+        0 if rest.starts_with("::") => 2,
+        0 => rest.chars().next().map_or(1, char::len_utf8),
+        _ => name,
+    }
+}
+
+/// Length of the comment, string or character at `at`, if one begins there.
+fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
+    let rest = &text[at..];
+    if rest.starts_with("//") {
+        return Some(rest.find('\n').unwrap_or(rest.len()));
+    }
+    if rest.starts_with("/*") {
+        return Some(rest.find("*/").map_or(rest.len(), |end| end + 2));
+    }
+    let prefix = ["", "b", "c", "r", "br", "cr"];
+    for prefix in prefix.into_iter().rev() {
+        let Some(after) = rest.strip_prefix(prefix) else { continue };
+        if prefix.ends_with('r') {
+            let hashes = after.len() - after.trim_start_matches('#').len();
+            if after[hashes..].starts_with('"') {
+                let end = format!("\"{}", "#".repeat(hashes));
+                let body = prefix.len() + hashes + 1;
+                return Some(rest[body..].find(&end).map_or(rest.len(), |found| body + found + end.len()));
+            }
+        } else if after.starts_with('"') {
+            return Some(prefix.len() + quoted_len(after, '"'));
+        }
+    }
+    // A lifetime has no closing quote behind its first character.
+    if let Some(after) = rest.strip_prefix('\'') {
+        let first = after.chars().next()?;
+        if first == '\\' || after[first.len_utf8()..].starts_with('\'') {
+            return Some(quoted_len(rest, '\''));
+        }
+    }
+    None
+}
+
+fn quoted_len(text: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            c if c == quote => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The modules that a file stands for: `src/target/sim/mod.rs` is `target`, `sim`.
+fn module_path(path: &str) -> Vec<&str> {
+    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
+    path.split('/').filter(|name| !matches!(*name, "mod" | "lib" | "main")).collect()
+}
+
+/// Every path that begins at the crate's root, by `crate::` or by enough `super::`, with
+/// its line; a `use` of several is several.
+fn crate_paths(path: &str, text: &str) -> Vec<(usize, String)> {
+    let tokens = tokens(text);
+    let depth = module_path(path).len();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let start = at;
+        let mut supers = 0;
+        while tokens[at].text == "super" && tokens.get(at + 1).is_some_and(|token| token.text == "::") {
+            supers += 1;
+            at += 2;
+        }
+        let root = tokens[start].text == "crate" && tokens.get(start + 1).is_some_and(|t| t.text == "::");
+        if root {
+            at += 2;
+        }
+        if root || (supers > 0 && supers >= depth + tokens[start].inline_modules) {
+            at = flatten(&tokens, at, String::new(), tokens[start].line, &mut found);
+        }
+        at = at.max(start + 1);
+    }
+    found
+}
+
+/// Reads one path or group at `at`; returns where it ends.
+fn flatten(tokens: &[Token<'_>], mut at: usize, mut path: String, line: usize, out: &mut Found) -> usize {
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
+    loop {
+        if text(at) == "{" {
+            at += 1;
+            while !matches!(text(at), "}" | "") {
+                at = if text(at) == "," { at + 1 } else { flatten(tokens, at, path.clone(), line, out) };
+            }
+            return at + 1;
+        }
+        if text(at) != "self" {
+            if !path.is_empty() {
+                path.push_str("::");
+            }
+            path.push_str(text(at));
+        }
+        at += 1;
+        let goes_on = text(at) == "::" && text(at + 1) != "<";
+        if !goes_on {
+            break;
+        }
+        at += 1;
+    }
+    out.push((line, path));
+    if text(at) == "as" { at + 2 } else { at }
+}
+
+type Found = Vec<(usize, String)>;
+
+/// The comment at the front of lines that are given last to first.
+trait CommentAbove {
+    fn any_in_comment(&mut self, says: impl Fn(&str) -> bool) -> bool;
+}
+
+impl<'a, I: Iterator<Item = &'a str>> CommentAbove for I {
+    fn any_in_comment(&mut self, says: impl Fn(&str) -> bool) -> bool {
+        self.take_while(|line| line.starts_with("//")).any(says)
+    }
+}
+
+// ---- each rule is seen to fail
+
+#[test]
+fn a_wrong_edge_is_found_however_it_is_written() {
+    for text in [
+        "use crate::target::Target;",
+        "use crate::{addr::Avma, target::{self, sim::SimTarget}};",
+        "fn f() { crate::target::g(); }",
+        "use super::super::target;",
+        "mod tests { use super::super::super::target as t; }",
+    ] {
+        let complaints = edges_not_allowed("src/walk/fp.rs", text);
+        assert!(!complaints.is_empty() && complaints[0].contains("`walk` may not use"), "{text}");
+    }
+    for text in [
+        "use crate::addr::{Avma, ReturnAddress};",
+        "use super::Ended; mod tests { use super::super::Ended; }",
+        "// crate::target\n/* crate::target */ const A: (&str, char) = (\"crate::target\", '\"');",
+        "const B: &str = r#\"\" crate::target\"#; fn f<'a>(a: &'a str) {}",
+        "pub(crate) fn f() {}",
+    ] {
+        assert_eq!(edges_not_allowed("src/walk/fp.rs", text), Vec::<String>::new());
+    }
+    assert_eq!(edges_not_allowed("src/image/mod.rs", "use crate::target::{ImageBytes, Target};").len(), 1);
+    assert_eq!(edges_not_allowed("src/output/svg.rs", "use crate::cli::text;").len(), 1);
+    assert_eq!(edges_not_allowed("src/later.rs", "").len(), 1);
+}
+
+#[test]
+fn wrong_places_and_missing_reasons_are_found() {
+    let sound = "#![allow(unsafe_code)]\nfn f() {\n    // SAFETY: it is.\n    // Twice.\n    let x =\n        unsafe { g() };\n}\n";
+    assert_eq!(unsafe_without_reason("src/target/linux/sys.rs", sound), Vec::<String>::new());
+    assert_eq!(unsafe_without_reason("src/walk/fp.rs", sound).len(), 1);
+    for text in [
+        "#![allow(unsafe_code)]\nfn f() {\n    unsafe { g() };\n}\n",
+        "#![allow(unsafe_code)]\n// SAFETY: of another.\nlet a = 1;\nunsafe { g() };\n",
+        "#![allow(unsafe_code)]\nfn f() {}\n",
+    ] {
+        assert_eq!(unsafe_without_reason("src/target/linux/sys.rs", text).len(), 1, "{text}");
+    }
+    let system = "#[cfg(target_os = \"linux\")]\nfn f() {}\n";
+    assert_eq!(system_outside_target("src/walk/mod.rs", system).len(), 1);
+    assert_eq!(system_outside_target("src/cli/record.rs", system).len(), 0);
+    assert_eq!(system_outside_target("src/walk/mod.rs", &format!("mod tests {{ {system} }}")).len(), 0);
+    for text in ["println!(\"x\")", "std::io::stderr()", "std::process::exit(1)"] {
+        assert_eq!(printing_outside_cli("src/sampler/mod.rs", text).len(), 1, "{text}");
+        assert_eq!(printing_outside_cli("src/walk/mod.rs", &format!("mod tests {{ {text} }}")).len(), 0);
+    }
+    assert_eq!(printing_outside_cli("src/cli/record.rs", "eprintln!()").len(), 1);
+    assert_eq!(too_long_or_without_purpose("src/a.rs", &"//! x\n".repeat(601)).len(), 1);
+    assert_eq!(too_long_or_without_purpose("src/a.rs", "fn f() {}").len(), 1);
+}

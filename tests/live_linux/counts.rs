@@ -1,0 +1,88 @@
+//! Counts: they add up to the CPU time that the target itself measured, for one thread
+//! and for many, at any depth.
+
+use crate::support::{Fixture, Recorded, Stack, attach, live, measuring, numbers};
+
+/// The default rate: counts are CPU time in periods of 1/997 s.
+const HZ: f64 = 997.0;
+
+/// Attaches to `threads`, lets it work from beginning to end under the profiler, and
+/// returns the profile with each thread's own CPU seconds and those of the process.
+fn profile_threads(arguments: &[&str]) -> (Recorded, Vec<(u32, f64)>, f64) {
+    let mut target = Fixture::start("threads", arguments);
+    target.line("ready");
+    let running = attach(target.pid(), &["--threads"]);
+    target.go();
+    let said = target.done();
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let seconds = |line: &str| numbers(line)["cpu_ns"] as f64 / 1e9;
+    let threads = said.iter().filter(|line| line.starts_with("thread"));
+    let threads = threads.map(|line| (numbers(line)["thread"] as u32, seconds(line))).collect();
+    let process = said.iter().find(|line| line.starts_with("process")).map(|line| seconds(line)).unwrap();
+    (recorded, threads, process)
+}
+
+fn is_of(stack: &Stack, tid: u32) -> bool {
+    stack.frames.get(1).is_some_and(|frame| frame.ends_with(&format!("({tid})")))
+}
+
+#[test]
+fn sixty_four_deep_threads_are_each_counted() {
+    let Some(_one) = live() else { return };
+    // In turns of 10 ms: 5 s are about eight turns of each.
+    let (recorded, threads, _) = profile_threads(&["64", "200", "5", "10000"]);
+    assert_eq!(threads.len(), 64);
+    for (tid, seconds) in threads {
+        let counts = recorded.count(|stack| is_of(stack, tid)) as f64;
+        // Up to a tick at each end of a turn may be carried to the next turn, and the last one's is lost.
+        let off = (counts - seconds * HZ).abs();
+        recorded.check(
+            off <= 2.0 + 0.03 * seconds * HZ,
+            format!("{counts} counts of {tid}, {seconds} s of CPU time"),
+        );
+    }
+    let worked = |stack: &Stack| stack.leaf() == "work_leaf" && !stack.has("[incomplete]");
+    let depth = |stack: &Stack| stack.frames.iter().filter(|frame| *frame == "recurse").count();
+    let (deep, all) = (recorded.count(|stack| worked(stack) && depth(stack) == 200), recorded.count(worked));
+    recorded.check(deep == all && all > 1000, format!("{deep} of {all} stacks are 200 deep"));
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    recorded.check(complete >= 0.995, format!("{complete} of the stacks are complete"));
+    recorded.check(recorded.figure("threads_seen") == 65.0, "not 65 threads");
+}
+
+#[track_caller]
+fn check_counts_add_up(threads: &str) {
+    let Some(_one) = live() else { return };
+    let (recorded, _, seconds) = profile_threads(&[threads, "10", "3"]);
+    let (counts, expected) = (recorded.total() as f64, seconds * HZ);
+    let rate = recorded.figure("hz_achieved") / HZ;
+    println!(
+        "{threads} threads: {counts} counts of {expected:.0}, {:+.2} %; {:.1} % of the rate",
+        100.0 * (counts / expected - 1.0),
+        100.0 * rate
+    );
+    recorded.check((counts / expected - 1.0).abs() <= 0.03, format!("{counts} counts, expected {expected}"));
+    // What the profiler says of the target's CPU time is what the target says.
+    let told = recorded.figure("target_cpu_s");
+    recorded.check((told / seconds - 1.0).abs() <= 0.03, format!("told {told} s, used {seconds} s"));
+    if measuring() {
+        let least = if threads == "8" { 0.90 } else { 0.98 };
+        recorded.check(rate >= least, format!("{rate} of the rate asked for"));
+    }
+}
+
+#[test]
+fn counts_of_one_busy_thread_add_up() {
+    check_counts_add_up("1");
+}
+
+#[test]
+fn counts_of_two_busy_threads_add_up() {
+    check_counts_add_up("2");
+}
+
+#[test]
+fn counts_of_eight_busy_threads_add_up() {
+    check_counts_add_up("8");
+}

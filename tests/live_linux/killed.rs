@@ -1,0 +1,139 @@
+//! However the profiler ends, the target goes on as if nothing had been.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
+
+use crate::support::{
+    Fixture, PATIENCE, Random, assert_untouched, attach, fixture, kill, live, record, stackprof, tracer_of,
+    wait_for,
+};
+
+/// About 0.2 s of three threads.
+const ROUNDS: &str = "3000";
+const KILLS: u64 = 50;
+
+/// What an unprofiled run prints.
+fn undisturbed() -> String {
+    Fixture::start("checksum", [ROUNDS]).finish().1.join("\n")
+}
+
+#[test]
+fn kill_9_at_any_moment_does_not_show_in_the_target() {
+    let Some(_one) = live() else { return };
+    let expected = undisturbed();
+    assert!(expected.contains("errors 0"), "{expected}");
+    let mut random = Random::from_environment();
+    let mut while_tracing = 0;
+    for round in 0..KILLS {
+        let delay = Duration::from_micros(random.below(120_000));
+        let mut target = Fixture::start("checksum", [ROUNDS]);
+        target.line("ready");
+        let pid = target.pid().to_string();
+        // At 5000 Hz it is in the middle of a stop more often than not; odd rounds also
+        // stop threads that wait.
+        let options = ["--pid", &pid, "--hz", "5000", "--idle"];
+        let running = record(&options[..if round % 2 == 0 { 4 } else { 5 }]);
+        sleep(delay);
+        while_tracing += u64::from(tracer_of(target.pid()) != 0);
+        running.kill();
+        assert_untouched(target.pid(), format!("round {round}, killed after {delay:?}"));
+        let (status, said) = target.finish();
+        assert!(status.success(), "round {round}, killed after {delay:?}: {status} {said:?}");
+        assert_eq!(said.join("\n"), expected, "round {round}, killed after {delay:?}");
+    }
+    println!("{while_tracing} of {KILLS} killed while it traced");
+    assert!(while_tracing * 2 >= KILLS, "only {while_tracing} of {KILLS} were killed while tracing");
+}
+
+#[test]
+fn a_launched_command_survives_kill_9_of_the_profiler() {
+    let Some(_one) = live() else { return };
+    let expected = undisturbed();
+    let mut random = Random::from_environment();
+    for round in 0..5 {
+        let delay = Duration::from_micros(random.below(100_000));
+        let mut profiler = stackprof();
+        profiler.args(["-q", "-o", "-", "--"]).arg(fixture("checksum")).arg(ROUNDS);
+        let mut profiler = profiler.stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(profiler.stdout.take().unwrap());
+        let mut said = String::new();
+        stdout.read_line(&mut said).unwrap();
+        sleep(delay);
+        profiler.kill().unwrap();
+        profiler.wait().unwrap();
+        // Ends when the command, which writes to the same pipe, has ended.
+        stdout.read_to_string(&mut said).unwrap();
+        assert_eq!(said.trim_end(), expected, "round {round}, killed after {delay:?}");
+    }
+}
+
+#[test]
+fn ctrl_c_writes_the_outputs_and_lets_go() {
+    let Some(_one) = live() else { return };
+    for signal in ["INT", "TERM", "HUP"] {
+        let mut target = Fixture::start("threads", ["3", "5", "2"]);
+        target.line("ready");
+        let running = attach(target.pid(), &[]);
+        target.go();
+        sleep(Duration::from_millis(500));
+        kill(signal, running.pid());
+        let recorded = running.wait();
+        assert_untouched(target.pid(), signal);
+        recorded.check(recorded.status.code() == Some(0), format!("after SIG{signal}"));
+        recorded.check(recorded.count(|stack| stack.has("work_leaf")) > 100, "few samples");
+        recorded.check(recorded.svg.trim_end().ends_with("</svg>"), "the SVG is not whole");
+        assert_eq!(target.done().len(), 4, "the target goes on to its end");
+        assert!(target.finish().0.success());
+    }
+}
+
+#[test]
+fn a_second_ctrl_c_gives_up_and_lets_go() {
+    let Some(_one) = live() else { return };
+    let expected = undisturbed();
+    for round in 0..5 {
+        let mut target = Fixture::start("checksum", [ROUNDS]);
+        target.line("ready");
+        let running = attach(target.pid(), &["--idle"]);
+        kill("INT", running.pid());
+        kill("INT", running.pid());
+        // The first one may have been all that was needed by the time of the second.
+        let recorded = running.wait();
+        recorded.check(
+            matches!(recorded.status.code(), Some(0 | 130)),
+            "neither done nor given up after two Ctrl-C",
+        );
+        let (status, said) = target.finish();
+        assert!(status.success());
+        assert_eq!(said.join("\n"), expected, "round {round}");
+    }
+}
+
+#[test]
+fn a_stopped_recording_of_a_launched_command_waits_for_nothing() {
+    let Some(_one) = live() else { return };
+    // Its own output elsewhere: it would keep the pipes open that the profiler's end is seen by.
+    let script = "exec \"$0\" 60 >/dev/null 2>&1";
+    let running =
+        record(["--".as_ref(), "sh".as_ref(), "-c".as_ref(), script.as_ref(), fixture("shares").as_os_str()]);
+    wait_for("the command to run", || children_of(running.pid()).len() == 1);
+    let command = children_of(running.pid())[0];
+    running.wait_attached(command);
+    sleep(Duration::from_millis(500));
+    let begun = std::time::Instant::now();
+    let recorded = running.interrupt();
+    assert!(begun.elapsed() < PATIENCE / 3, "it took {:?}", begun.elapsed());
+    recorded.check_success();
+    assert_untouched(command, "after Ctrl-C for the profiler alone");
+    kill("KILL", command);
+}
+
+fn children_of(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}

@@ -1,0 +1,20 @@
+//! stackprof against live programs on Linux: the real binary, real ptrace, C programs
+//! compiled at test time (`tests/fixtures`). Run one after the other whatever the number
+//! of test threads. Where ptrace is not permitted each test prints `SKIP reason`, unless
+//! `STACKPROF_NO_SKIP=1` makes that a failure; `STACKPROF_MEASURE=1` also asserts rates,
+//! which need a quiet machine; `STACKPROF_SEED` replays random choices.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+#[path = "../support/live.rs"]
+mod support;
+
+mod counts;
+mod dump;
+mod images;
+mod killed;
+mod lifecycle;
+mod refusals;
+mod shares;
+mod signals;
+mod waiting;

@@ -1,0 +1,88 @@
+//! System calls that wait: none fails, returns early or lasts longer because of stops.
+
+use crate::support::{Fixture, attach, live, numbers};
+
+/// Profiles the epoll server in the middle of its work and checks that no call was
+/// interrupted, or at most one in `one_in` events.
+#[track_caller]
+fn check_epoll(arguments: &[&str], options: &[&str], one_in: Option<u64>) {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::start("epoll", arguments);
+    target.line("ready");
+    target.go();
+    let recorded = attach(target.pid(), &[options, &["--duration", "3"]].concat()).wait();
+    let said = target.line("events");
+    println!("{options:?}: events {said}");
+    let said = numbers(&format!("events {said}"));
+    recorded.check(recorded.status.success(), "stackprof failed");
+    recorded.check(recorded.total() > 30, "hardly anything was sampled");
+    let allowed = one_in.map_or(0, |one_in| said["events"] / one_in);
+    recorded.check(
+        said["interrupted"] <= allowed && said["failed"] == 0,
+        format!("the server saw {said:?}, {allowed} allowed"),
+    );
+    recorded.check(said["events"] > 3000, format!("the server did little: {said:?}"));
+}
+
+#[test]
+fn an_epoll_server_sees_no_eintr() {
+    check_epoll(&["3.5"], &["--hz", "997"], None);
+}
+
+#[test]
+fn an_epoll_server_sees_no_eintr_at_5000_hz() {
+    check_epoll(&["3.5"], &["--hz", "5000"], None);
+}
+
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
+fn an_epoll_server_sees_no_eintr_with_idle() {
+    check_epoll(&["3.5"], &["--hz", "2000", "--idle"], None);
+}
+
+/// A tracer makes the kernel wake a call even for a signal that the process ignores. The
+/// call is repaired where its thread stops for the signal; where another thread takes the
+/// signal first there is no stop and nothing to repair: without the repair nearly every
+/// signal interrupts, with it one in hundreds does.
+#[test]
+fn ignored_signals_hardly_interrupt_an_epoll_server() {
+    check_epoll(&["3.5", "signal"], &["--hz", "997"], Some(250));
+}
+
+#[track_caller]
+fn check_calls(options: &[&str]) {
+    let Some(_one) = live() else { return };
+    let run = |options: Option<&[&str]>| {
+        let mut target = Fixture::start("calls", ["3"]);
+        target.line("ready");
+        let running = options.map(|options| attach(target.pid(), options));
+        target.go();
+        let said = target.done();
+        (said, running.map(|running| running.interrupt()))
+    };
+    let (undisturbed, _) = run(None);
+    let (profiled, recorded) = run(Some(options));
+    let recorded = recorded.unwrap();
+    recorded.check_success();
+    assert_eq!(profiled.len(), 10, "{profiled:?}");
+    for (line, before) in profiled.iter().zip(&undisturbed) {
+        println!("{line}   (unprofiled: {before})");
+        let (now, before) = (numbers(line), numbers(before));
+        recorded.check(now["failed"] == 0 && now["early"] == 0, line);
+        // A busy machine makes some late, with and without a profiler; calls that are
+        // repeated from the beginning would be late by as much as they had waited, each.
+        recorded.check(now["late"] <= before["late"] + 2 + now["calls"] / 10, line);
+        recorded.check(now["calls"] * 10 >= before["calls"] * 8, line);
+    }
+}
+
+#[test]
+fn calls_that_wait_end_by_their_timeout() {
+    check_calls(&["--hz", "997"]);
+}
+
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
+fn calls_that_wait_end_by_their_timeout_with_idle() {
+    check_calls(&["--hz", "997", "--idle"]);
+}

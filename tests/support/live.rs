@@ -1,0 +1,483 @@
+//! Helpers of the live tests: fixtures compiled from C, started, steered and watched
+//! through /proc; stackprof run against them; its outputs read back.
+//!
+//! Everything that runs is a guard: a failing test leaves no process behind. A failed
+//! check prints the command, what it said, its stacks and its statistics.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use tempfile::TempDir;
+
+/// Longer than anything here takes, even on a machine busy with other things.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What every fixture is built with: frame pointers, in leaf functions too (which some
+/// compilers leave out), and no call turned into a jump.
+const FLAGS: [&str; 7] = [
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-mno-omit-leaf-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+];
+
+/// One live test at a time: each has the CPUs to itself as far as this program can tell.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The right to run a live test; `None`, after a line that says why, where ptrace is
+/// not permitted. With `STACKPROF_NO_SKIP=1` that is a failure instead.
+pub(crate) fn live() -> Option<MutexGuard<'static, ()>> {
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    static REFUSED: LazyLock<Option<String>> = LazyLock::new(|| {
+        let mut target = Fixture::start("shares", ["20"]);
+        target.line("ready");
+        let mut tracer = Fixture::start("tracer", [target.pid().to_string()]);
+        let said = tracer.next_line();
+        (said != "tracing").then(|| format!("ptrace does not work here: {said}"))
+    });
+    let Some(reason) = REFUSED.as_ref() else { return Some(guard) };
+    let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
+    assert!(!must, "STACKPROF_NO_SKIP is set, but {reason}");
+    not_here(reason);
+    None
+}
+
+/// Says that a test does not apply to this machine, whatever the environment asks.
+pub(crate) fn not_here(reason: &str) {
+    println!("SKIP {reason}");
+}
+
+/// Whether figures that depend on a quiet machine are asserted and not only printed.
+pub(crate) fn measuring() -> bool {
+    env::var("STACKPROF_MEASURE").is_ok_and(|value| value == "1")
+}
+
+/// Compiles `tests/fixtures/NAME.c` with the usual flags.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    compile(name, name, &[])
+}
+
+/// Compiles `tests/fixtures/SOURCE.c` to the program or library `name`, once per run.
+pub(crate) fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
+    let all: Vec<&str> = FLAGS.iter().chain(flags).copied().collect();
+    try_compile(source, name, &all).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// [`compile`] with only the flags given; the compiler's words when it refuses.
+pub(crate) fn try_compile(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
+    static MADE: OnceLock<Mutex<HashMap<String, Result<PathBuf, String>>>> = OnceLock::new();
+    let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    made.entry(name.to_owned()).or_insert_with(|| run_compiler(source, name, flags)).clone()
+}
+
+fn run_compiler(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
+    fs::create_dir_all(&into).unwrap();
+    let path = into.join(name);
+    // Renamed into place: another run of these tests may be executing the old one.
+    let fresh = into.join(format!("{name}.{}", std::process::id()));
+    let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags).arg("-ldl");
+    let output =
+        cc.output().map_err(|error| format!("cannot run {cc:?}: {error}; a C compiler is needed"))?;
+    if !output.status.success() {
+        return Err(format!("{cc:?} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
+    }
+    fs::rename(&fresh, &path).unwrap();
+    Ok(path)
+}
+
+/// Waits until `condition` holds; panics with `what` when it never does.
+pub(crate) fn wait_for(what: impl Display, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// `kill -SIGNAL PID`.
+pub(crate) fn kill(signal: &str, pid: u32) {
+    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().unwrap();
+    assert!(status.success(), "kill -{signal} {pid}");
+}
+
+/// A line of /proc/PID/status, or nothing when the process has gone.
+pub(crate) fn proc_status(pid: u32, key: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(':')?.trim().to_owned()))
+}
+
+/// Who traces a process; 0 for nobody.
+pub(crate) fn tracer_of(pid: u32) -> u32 {
+    proc_status(pid, "TracerPid").and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// The state letters of all threads of a process.
+pub(crate) fn states(pid: u32) -> String {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = threads.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    stats.filter_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).collect()
+}
+
+/// The thread ids of a process.
+pub(crate) fn tids(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Nobody traces the process, and no thread of it stands still.
+pub(crate) fn assert_untouched(pid: u32, when: impl Display) {
+    let begun = Instant::now();
+    // The kernel lets go in the course of the tracer's end, which may take a moment.
+    while tracer_of(pid) != 0 || states(pid).contains(['t', 'T']) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "{when}: tracer {} and thread states {} of pid {pid}",
+            tracer_of(pid),
+            states(pid)
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A running fixture, killed when dropped.
+pub(crate) struct Fixture {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    said: Vec<String>,
+}
+
+impl Fixture {
+    /// Starts a fixture by name.
+    pub(crate) fn start<A: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = A>) -> Fixture {
+        let mut command = Command::new(fixture(name));
+        command.args(arguments);
+        Fixture::run(&mut command)
+    }
+
+    /// Starts a command that speaks as a fixture.
+    pub(crate) fn run(command: &mut Command) -> Fixture {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (tell, lines) = channel();
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if tell.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Fixture { child, stdin, lines, said: Vec::new() }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line it prints, whatever it is; empty at the end.
+    pub(crate) fn next_line(&mut self) -> String {
+        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_default();
+        self.said.push(line.clone());
+        line
+    }
+
+    /// The rest of the next line that begins with `word`; lines before it are passed over.
+    pub(crate) fn line(&mut self, word: &str) -> String {
+        loop {
+            let Ok(line) = self.lines.recv_timeout(PATIENCE) else {
+                panic!("waited for a line `{word}`; said so far: {:?}", self.said)
+            };
+            self.said.push(line.clone());
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    /// Writes a line to it.
+    pub(crate) fn tell(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("standard input is still open");
+        writeln!(stdin, "{line}").unwrap_or_else(|error| panic!("{error}; said so far: {:?}", self.said));
+    }
+
+    /// Lets it begin its measured work.
+    pub(crate) fn go(&mut self) {
+        self.tell("go");
+    }
+
+    /// Waits until the work is done; the lines it printed since the last one that was waited for.
+    pub(crate) fn done(&mut self) -> Vec<String> {
+        let before = self.said.len();
+        self.line("done");
+        self.said[before..self.said.len() - 1].to_vec()
+    }
+
+    /// Closes its input and waits for its end: its status and everything it printed.
+    pub(crate) fn finish(mut self) -> (ExitStatus, Vec<String>) {
+        drop(self.stdin.take());
+        let mut said = std::mem::take(&mut self.said);
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            said.push(line);
+        }
+        wait_for("the fixture's end", || self.child.try_wait().unwrap().is_some());
+        (self.child.wait().unwrap(), said)
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The numbers of a line such as `events 10 failed 0`, by the word before each.
+pub(crate) fn numbers(line: &str) -> HashMap<String, u64> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let pairs = words.windows(2).filter_map(|pair| Some((pair[0].to_owned(), pair[1].parse().ok()?)));
+    pairs.collect()
+}
+
+/// stackprof at work, killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    command: String,
+    dir: TempDir,
+}
+
+/// `stackprof ARGS` with folded, SVG and statistics outputs.
+pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Running {
+    let dir = TempDir::new().unwrap();
+    let mut command = stackprof();
+    for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
+        command.arg(option).arg(dir.path().join(file));
+    }
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    Running { child, command: format!("{command:?}"), dir }
+}
+
+/// Records process `pid` with more options, and returns when it is attached.
+pub(crate) fn attach(pid: u32, options: &[&str]) -> Running {
+    let pid_text = pid.to_string();
+    let running = record(["--pid", &pid_text].iter().chain(options));
+    running.wait_attached(pid);
+    running
+}
+
+/// Records a command until its end.
+pub(crate) fn launch<A: AsRef<OsStr>>(options: &[&str], program: &Path, arguments: &[A]) -> Recorded {
+    let options = options.iter().map(|option| OsStr::new(*option)).chain(["--".as_ref(), program.as_ref()]);
+    record(options.chain(arguments.iter().map(AsRef::as_ref))).wait()
+}
+
+/// The program under test.
+pub(crate) fn stackprof() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_stackprof"))
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where the outputs go.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Waits until it traces `pid`, and a moment more: the recording begins after that.
+    pub(crate) fn wait_attached(&self, pid: u32) {
+        let profiler = self.pid();
+        wait_for(format!("{} to attach", self.command), || {
+            let tracer = tracer_of(pid);
+            // TracerPid is the tracing thread's; a zombie here has failed and tells why later.
+            tracer != 0 || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'))
+        });
+        thread::sleep(Duration::from_millis(50));
+    }
+
+    /// SIGKILL, and its end.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ctrl-C, as from a terminal, and its outputs.
+    pub(crate) fn interrupt(self) -> Recorded {
+        kill("INT", self.pid());
+        self.wait()
+    }
+
+    /// Its outputs after it has ended.
+    pub(crate) fn wait(mut self) -> Recorded {
+        let mut said = String::new();
+        // Few words: they fit a pipe, so it is read after the end, which may not come.
+        let begun = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "{} does not end", self.command);
+            thread::sleep(Duration::from_millis(2));
+        }
+        let status = self.child.wait().unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut stdout = Vec::new();
+        self.child.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+        let read = |name: &str| fs::read_to_string(self.dir.path().join(name)).unwrap_or_default();
+        let folded = read("out.folded");
+        let parse = |line: &str| {
+            let (stack, count) = line.rsplit_once(' ').unwrap_or_else(|| panic!("not folded: {line}"));
+            Stack { frames: stack.split(';').map(str::to_owned).collect(), count: count.parse().unwrap() }
+        };
+        Recorded {
+            command: self.command.clone(),
+            status,
+            stderr: said,
+            stdout: String::from_utf8_lossy(&stdout).into_owned(),
+            stacks: folded.lines().map(parse).collect(),
+            folded,
+            svg: read("out.svg"),
+            stats: serde_json::from_str(&read("out.json")).unwrap_or_default(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A line of the folded output.
+#[derive(Clone, Debug)]
+pub(crate) struct Stack {
+    /// Root first; the first is the process name.
+    pub(crate) frames: Vec<String>,
+    pub(crate) count: u64,
+}
+
+impl Stack {
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.frames.iter().any(|frame| frame == name)
+    }
+
+    pub(crate) fn leaf(&self) -> &str {
+        self.frames.last().map_or("", String::as_str)
+    }
+}
+
+/// What a run of stackprof left.
+pub(crate) struct Recorded {
+    pub(crate) command: String,
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) folded: String,
+    pub(crate) stacks: Vec<Stack>,
+    pub(crate) svg: String,
+    pub(crate) stats: serde_json::Value,
+}
+
+impl Recorded {
+    /// Panics with `what` and everything known of the run unless `holds`.
+    #[track_caller]
+    pub(crate) fn check(&self, holds: bool, what: impl Display) {
+        let lines: Vec<&str> = self.folded.lines().collect();
+        let shown = lines.iter().take(60).map(|line| {
+            let cut = line.char_indices().nth(400).map_or(line.len(), |(index, _)| index);
+            format!("  {}\n", &line[..cut])
+        });
+        assert!(
+            holds,
+            "{what}\ncommand: {}\nstatus: {}\nstderr:\n{}stdout:\n{}stacks ({} lines):\n{}stats: {:#}",
+            self.command,
+            self.status,
+            self.stderr,
+            self.stdout,
+            lines.len(),
+            shown.collect::<String>(),
+            self.stats
+        );
+    }
+
+    /// Panics unless stackprof ended as it should when a profile was written.
+    #[track_caller]
+    pub(crate) fn check_success(&self) {
+        self.check(self.status.success(), "stackprof failed");
+    }
+
+    /// Σ of the counts of the stacks that `which` picks.
+    pub(crate) fn count(&self, which: impl Fn(&Stack) -> bool) -> u64 {
+        self.stacks.iter().filter(|stack| which(stack)).map(|stack| stack.count).sum()
+    }
+
+    /// Σ of all counts.
+    pub(crate) fn total(&self) -> u64 {
+        self.count(|_| true)
+    }
+
+    /// A number of the statistics.
+    #[track_caller]
+    pub(crate) fn figure(&self, key: &str) -> f64 {
+        let value = self.stats[key].as_f64();
+        self.check(value.is_some(), format!("no number `{key}` in the statistics"));
+        value.unwrap_or_default()
+    }
+
+    /// Counts that were lost, by all causes that weigh.
+    pub(crate) fn lost(&self) -> u64 {
+        self.stats["samples_lost"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum()
+    }
+
+    /// The frames of the flame graph: name, samples, percent.
+    pub(crate) fn svg_frames(&self) -> Vec<(String, u64, f64)> {
+        let titles = self.svg.split("<title>").skip(1).filter_map(|rest| rest.split_once("</title>"));
+        titles.filter_map(|(title, _)| svg_frame(title)).collect()
+    }
+}
+
+/// `name (1,234 samples, 12.34%)`
+fn svg_frame(title: &str) -> Option<(String, u64, f64)> {
+    let (name, rest) = title.rsplit_once(" (")?;
+    let (samples, percent) = rest.strip_suffix("%)")?.split_once(" samples, ")?;
+    let name = name.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    Some((name, samples.replace(',', "").parse().ok()?, percent.parse().ok()?))
+}
+
+/// A generator of test choices whose seed is printed, so that a failure can be replayed
+/// with `STACKPROF_SEED`.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn from_environment() -> Random {
+        let given = env::var("STACKPROF_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
+        println!("STACKPROF_SEED={seed}");
+        Random(seed)
+    }
+
+    /// A number below `bound` (splitmix64).
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
