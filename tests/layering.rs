@@ -12,22 +12,26 @@ use std::path::Path;
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them
 /// are allowed. The command line may name everything, and nothing may name it.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     ("addr", &[]),
     ("error", &[]),
+    ("frame_rule", &[]),
     ("clock", &[]),
     ("live", &[]),
     ("trie", &[]),
     ("registers", &["addr"]),
     // Whether a file is the one that is mapped is decided by its ELF head.
     ("target", &["addr", "clock", "error", "registers", "image::elf"]),
-    ("walk", &["addr", "registers"]),
+    ("walk", &["addr", "frame_rule", "registers"]),
     // Only the plain types that say what is mapped; never a target that can be asked.
-    ("image", &["addr", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),
+    ("image", &["addr", "frame_rule", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),
     ("profile", &["image", "target::ExitStatus", "target::Process", "trie"]),
     // The mappings are for its tests, which have none from a target.
     ("symbol", &["addr", "image", "target::ImageBytes", "target::Mapping", "target::MappingKind", "trie"]),
-    ("sampler", &["addr", "clock", "error", "image", "live", "profile", "target", "trie", "walk"]),
+    (
+        "sampler",
+        &["addr", "clock", "error", "frame_rule", "image", "live", "profile", "target", "trie", "walk"],
+    ),
     ("output", &["error"]),
 ];
 

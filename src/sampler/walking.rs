@@ -8,14 +8,14 @@ use crate::image::Images;
 use crate::target::{Capture, Fault, ThreadId};
 use crate::walk::{self, Code, Ended, StackBytes, root};
 
-/// Mappings are read again this often to notice images that were unloaded, and at most
-/// once per [`RETRY_IMAGES_NS`] when a program counter is in none.
+/// Mappings are read again this often to notice images that were unloaded.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
+/// Mappings are read again this long after the last time at the earliest when a stack
+/// leads out of the known code, and less and less often while that changes nothing.
 const RETRY_IMAGES_NS: u64 = 2_000_000;
+const RETRY_IMAGES_MAX_NS: u64 = 50_000_000;
 /// Tries to list the mappings at one time.
 const LIST_TRIES: u32 = 3;
-/// A program counter that stays in none is asked about this often, at most.
-const UNKNOWN_PC_WAIT_NS: u64 = 50_000_000;
 /// Reading mappings may take this share of the time, at most: 1/20.
 const REFRESH_COST: u64 = 20;
 
@@ -40,11 +40,11 @@ impl Recording<'_> {
     /// Walks a capture into `self.addresses`, with the images it needs.
     pub(super) fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         if !self.images.contains(capture.registers.pc()) {
-            self.retry_images(self.images_wait_ns.min(UNKNOWN_PC_WAIT_NS));
+            self.retry_images();
         }
         let ended = self.walk_with_known_images(id, capture);
         // A torn chain, or a library that was loaded since?
-        if ended == Ended::BadFrame && self.retry_images(self.images_wait_ns) {
+        if ended == Ended::BadFrame && self.retry_images() {
             return self.walk_with_known_images(id, capture);
         }
         ended
@@ -79,11 +79,10 @@ impl Recording<'_> {
         }
     }
 
-    /// Reads the images again unless that was done `wait_ns` ago or less, or just now;
-    /// whether they changed.
-    fn retry_images(&mut self, wait_ns: u64) -> bool {
+    /// Reads the images again unless that was done just now; whether they changed.
+    fn retry_images(&mut self) -> bool {
         let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        since_ns >= wait_ns.max(RETRY_IMAGES_NS) && self.read_images()
+        since_ns >= self.images_wait_ns && self.read_images()
     }
 
     /// Brings the images up to date; whether they changed. A failure leaves the known
@@ -108,7 +107,7 @@ impl Recording<'_> {
         self.images_read_ns = self.clock.now_ns();
         let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
         // Torn stacks ask again and again: less often the longer nothing changes.
-        let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(REFRESH_IMAGES_NS) };
+        let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(RETRY_IMAGES_MAX_NS) };
         self.images_wait_ns = backed_off_ns.max(cost_ns).max(RETRY_IMAGES_NS);
         changed
     }

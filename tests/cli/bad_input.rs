@@ -4,7 +4,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use crate::support::{Place, can_trace, is_linux, is_root, run, skip};
 
@@ -195,7 +194,7 @@ fn processes_that_cannot_be_attached_to() {
         if state(pid) == Some('Z') {
             break;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
     assert_eq!(state(pid), Some('Z'));
     refused(

@@ -1,1 +1,228 @@
+//! Beginnings and ends: of commands, programs within a process, children and threads.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::{Fixture, Recorded, attach, compile, fixture, launch, live, numbers, record, stackprof};
+
+const HZ: f64 = 997.0;
+
+#[test]
+fn children_are_left_alone_and_run() {
+    let Some(_one) = live() else { return };
+    for options in [&["--hz", "997"][..], &["--hz", "5000", "--idle"]] {
+        let mut target = Fixture::start("children", ["30"]);
+        target.line("ready");
+        let running = attach(target.pid(), options);
+        target.go();
+        let said = target.done();
+        let recorded = running.interrupt();
+        assert!(target.finish().0.success());
+        // A child counts only if nobody traced it. By vfork, posix_spawn and system() a
+        // parent waits for the child's exec in ways of their own.
+        assert_eq!(said, ["forked 30 vforked 30 spawned 30 shell 30"], "{options:?}");
+        recorded.check_success();
+        recorded
+            .check(recorded.count(|stack| stack.has("parent_work")) > 50, "the parent was hardly sampled");
+        recorded.check(!recorded.stacks.iter().any(|stack| stack.has("child_work")), "a child was sampled");
+        recorded.check(recorded.figure("threads_seen") == 1.0, "a child was taken for a thread");
+    }
+}
+
+#[test]
+fn a_command_starts_programs_that_run() {
+    let Some(_one) = live() else { return };
+    let script = "for i in 1 2 3 4 5 6 7 8; do echo $(echo $i | cat); done; grep TracerPid /proc/self/status";
+    let recorded = launch(&["--idle"], "/bin/sh".as_ref(), &["-c", script]);
+    recorded.check_success();
+    recorded.check(recorded.stdout == "1\n2\n3\n4\n5\n6\n7\n8\nTracerPid:\t0\n", "it did something else");
+    recorded.check(recorded.stats["exit_status"] == 0, "not the command's exit status");
+}
+
+/// `exec` built to burn in a function of its own.
+fn exec_fixture(name: &str) -> PathBuf {
+    compile("exec", &format!("exec_{name}"), &[&format!("-DNAME={name}")])
+}
+
+/// Both programs were seen for as long as each ran, each by its own names only.
+#[track_caller]
+fn check_both_programs(recorded: &Recorded, from_the_beginning: bool) {
+    recorded.check_success();
+    let [one, two] =
+        ["burn_in_one", "burn_in_two"].map(|name| recorded.count(|stack| stack.has(name)) as f64 / HZ);
+    println!("{one:.3} s in the first program, {two:.3} s in the second");
+    // Each burns 0.7 s in its function.
+    recorded.check((two - 0.7).abs() < 0.07, format!("{two} s in the second program"));
+    recorded.check(
+        one < 0.77 && one > if from_the_beginning { 0.63 } else { 0.2 },
+        format!("{one} s in the first"),
+    );
+    let main = |stack: &crate::support::Stack| stack.has("main");
+    let mixed = recorded.count(|stack| stack.has("burn_in_one") && stack.has("burn_in_two"));
+    recorded.check(mixed == 0, "a stack of both programs");
+    recorded.check(recorded.count(main) as f64 > 0.95 * recorded.total() as f64, "stacks without main");
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    recorded.check(complete >= 0.98, format!("{complete} of the stacks are complete"));
+}
+
+#[test]
+fn a_program_that_replaces_itself_is_named_by_both() {
+    let Some(_one) = live() else { return };
+    let (one, two) = (exec_fixture("one"), exec_fixture("two"));
+    let recorded = launch(&[], &one, &[two.as_os_str()]);
+    check_both_programs(&recorded, true);
+    recorded.check(recorded.stdout == "finished\n", "the second program did not finish");
+    recorded.check(recorded.stats["exit_status"] == 0, "not the second program's exit status");
+}
+
+#[test]
+fn a_program_that_is_replaced_by_another_thread_is_named_by_both() {
+    let Some(_one) = live() else { return };
+    let (one, two) = (exec_fixture("one"), exec_fixture("two"));
+    let recorded = launch(&["--threads"], &one, &[two.as_os_str(), "thread".as_ref()]);
+    check_both_programs(&recorded, true);
+    recorded.check(recorded.stdout == "finished\n", "the second program did not finish");
+    recorded.check(recorded.stats["exit_status"] == 0, "not the second program's exit status");
+}
+
+#[test]
+fn a_program_attached_to_is_followed_through_exec() {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::run(Command::new(exec_fixture("one")).arg(exec_fixture("two")));
+    let recorded = attach(target.pid(), &[]).wait();
+    target.line("finished");
+    assert!(target.finish().0.success());
+    check_both_programs(&recorded, false);
+}
+
+#[test]
+fn threads_that_come_and_go_are_all_seen_and_none_is_kept() {
+    let Some(_one) = live() else { return };
+    const THREADS: u64 = 4000;
+    let mut target = Fixture::start("churn", [THREADS.to_string()]);
+    target.line("ready");
+    let running = attach(target.pid(), &[]);
+    target.go();
+    let said = target.done();
+    let recorded = running.interrupt();
+    assert!(target.finish().0.success());
+    recorded.check_success();
+    assert_eq!(said[0], format!("finished {THREADS}"));
+    recorded.check(recorded.figure("threads_seen") == (THREADS + 1) as f64, "not all threads were seen");
+    let cpu_s = |line: &str| numbers(line)["cpu_ns"] as f64 / 1e9;
+    let (main, process) = (cpu_s(&said[1]), cpu_s(&said[2]));
+    let [between, short] = ["between", "short_life"].map(|name| recorded.count(|stack| stack.has(name)));
+    let (sampled, lost) = (recorded.total(), recorded.lost());
+    println!(
+        "CPU time {process:.3} s, main thread {main:.3} s; sampled {sampled}, lost {lost}; \
+         in main {between}, in threads {short}; {}",
+        recorded.stats["samples_lost"]
+    );
+    // Most threads end before their first tick: what is not sampled is told as lost.
+    let told = (sampled + lost) as f64 / HZ;
+    recorded.check((told / process - 1.0).abs() < 0.1, format!("told {told} s, used {process} s"));
+    recorded.check(between > 100 && short > 20, "main or the threads were hardly sampled");
+}
+
+#[test]
+fn the_others_go_on_when_the_main_thread_has_left() {
+    let Some(_one) = live() else { return };
+    for options in [&["--hz", "997"][..], &["--hz", "997", "--idle", "--threads"]] {
+        let recorded = launch(options, &fixture("ends"), &["leader", "1000"]);
+        recorded.check_success();
+        let busy = recorded.count(|stack| stack.has("busy_until_the_end"));
+        println!("{options:?}: {busy} counts after the main thread left");
+        recorded.check(busy > 200, "the other thread was hardly sampled");
+        recorded.check(recorded.stats["exit_status"] == 5, "not the exit status of the other thread");
+    }
+}
+
+#[test]
+fn how_a_launched_command_ended_is_in_the_statistics() {
+    let Some(_one) = live() else { return };
+    // Core files go where nobody minds.
+    let dir = TempDir::new().unwrap();
+    let cases =
+        [("exit7", "7"), ("abort", "\"signal 6\""), ("segv", "\"signal 11\""), ("term", "\"signal 15\"")];
+    for (how, expected) in cases {
+        let script = "cd \"$1\" && exec \"$2\" \"$3\" 400";
+        let words = ["-c".as_ref(), script.as_ref(), "sh".as_ref(), dir.path().as_os_str()];
+        let ends = fixture("ends");
+        let words = [&words[..], &[ends.as_os_str(), how.as_ref()]].concat();
+        let recorded = launch(&[], "/bin/sh".as_ref(), &words);
+        recorded.check_success();
+        recorded.check(recorded.stats["exit_status"].to_string() == expected, format!("not {expected}"));
+        recorded.check(recorded.count(|stack| stack.has("busy_until_the_end")) > 50, "hardly sampled");
+    }
+    let recorded = launch(
+        &[],
+        "/bin/sh".as_ref(),
+        &["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; kill -9 $$"],
+    );
+    recorded.check_success();
+    recorded.check(recorded.stats["exit_status"] == "signal 9", "not the end by SIGKILL");
+}
+
+/// Runs a command of which nothing is written, and returns what was said.
+#[track_caller]
+fn check_nothing_written(options: &[&str], command: &str, code: i32) -> String {
+    let dir = TempDir::new().unwrap();
+    let output = dir.path().join("out.folded");
+    let mut arguments: Vec<&OsStr> = vec!["-o".as_ref(), output.as_os_str()];
+    arguments.extend(options.iter().map(OsStr::new));
+    arguments.extend(["--", command].map(OsStr::new));
+    let recorded = record(arguments).wait();
+    recorded.check(recorded.status.code() == Some(code), format!("exit code is not {code}"));
+    let files: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    recorded.check(files.is_empty(), format!("left {files:?}"));
+    recorded.check(recorded.stats.is_null() && recorded.svg.is_empty(), "left one of several outputs");
+    recorded.check(recorded.stdout.is_empty(), "said something on standard output");
+    recorded.check(recorded.stderr.lines().count() == 1, "not one line");
+    recorded.check(recorded.stderr.starts_with("stackprof: "), "a line without the program's name");
+    recorded.stderr
+}
+
+#[test]
+fn a_missing_command_is_one_line() {
+    let Some(_one) = live() else { return };
+    let said = check_nothing_written(&[], "/does/not/exist", 1);
+    assert!(said.contains("/does/not/exist"), "{said}");
+    // Found by name, and not a program.
+    check_nothing_written(&[], "no-such-command-anywhere", 1);
+    check_nothing_written(&[], "/etc/passwd", 1);
+}
+
+#[test]
+fn a_command_that_ends_before_the_first_sample_leaves_nothing() {
+    let Some(_one) = live() else { return };
+    let said = check_nothing_written(&["--hz", "1"], "true", 4);
+    assert!(said.contains("before the first sample"), "{said}");
+}
+
+#[test]
+fn standard_input_and_output_are_the_commands() {
+    let Some(_one) = live() else { return };
+    let dir = TempDir::new().unwrap();
+    let output = dir.path().join("cat.folded");
+    let mut command = stackprof();
+    // It mostly waits; also recording that shows that no read is disturbed.
+    command.args(["-q", "--idle", "-o"]).arg(&output).args(["--", "cat"]);
+    let mut cat = Fixture::run(&mut command);
+    for number in 0..500 {
+        let line = format!("line {number} \u{1f980} \u{7}");
+        cat.tell(&line);
+        assert_eq!(cat.next_line(), line);
+    }
+    sleep(Duration::from_millis(200));
+    // The end of input reaches it, too.
+    let (status, said) = cat.finish();
+    assert!(status.success(), "{status}");
+    assert_eq!(said.len(), 500, "more than was told: {said:?}");
+    assert!(fs::read_to_string(output).unwrap().starts_with("cat;"));
+}

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -89,7 +90,10 @@ fn run_compiler(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, Str
     // Renamed into place: another run of these tests may be executing the old one.
     let fresh = into.join(format!("{name}.{}", std::process::id()));
     let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags).arg("-ldl");
+    cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags);
+    if !flags.contains(&"-nostdlib") {
+        cc.arg("-ldl");
+    }
     let output =
         cc.output().map_err(|error| format!("cannot run {cc:?}: {error}; a C compiler is needed"))?;
     if !output.status.success() {
@@ -263,8 +267,17 @@ pub(crate) struct Running {
 
 /// `stackprof ARGS` with folded, SVG and statistics outputs.
 pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Running {
+    record_by(stackprof(), arguments)
+}
+
+/// [`record`] by another command that ends in the profiler's path.
+pub(crate) fn record_by<A: AsRef<OsStr>>(
+    mut command: Command,
+    arguments: impl IntoIterator<Item = A>,
+) -> Running {
     let dir = TempDir::new().unwrap();
-    let mut command = stackprof();
+    // Whichever user the command runs as writes here.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
@@ -352,6 +365,7 @@ impl Running {
             stacks: folded.lines().map(parse).collect(),
             folded,
             svg: read("out.svg"),
+            files: names_in(self.dir()),
             stats: serde_json::from_str(&read("out.json")).unwrap_or_default(),
         }
     }
@@ -362,6 +376,11 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// A line of the folded output.
@@ -391,6 +410,8 @@ pub(crate) struct Recorded {
     pub(crate) folded: String,
     pub(crate) stacks: Vec<Stack>,
     pub(crate) svg: String,
+    /// Names of all files that it left where its outputs go.
+    pub(crate) files: Vec<String>,
     pub(crate) stats: serde_json::Value,
 }
 

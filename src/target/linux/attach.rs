@@ -33,7 +33,10 @@ const EXEC_NS: u64 = 60_000_000_000;
 /// Seizes every thread of a running process; none is stopped.
 pub(super) fn attach(pid: u32, clock: RealClock) -> Result<LinuxTarget> {
     let pid = pid_t::try_from(pid).map_err(|_| {
-        Error::new(ErrorKind::Attach, format!("cannot attach to pid {pid}: no process has such a number"))
+        Error::new(
+            ErrorKind::Attach,
+            format!("cannot attach to pid {pid}: no process has such a number; `ps -e` lists those that run"),
+        )
     })?;
     refusal::check(pid)?;
     let mut target = LinuxTarget::new(pid, describe(pid), clock);

@@ -67,26 +67,30 @@ impl Maps {
         let (path, deleted) = proc::without_deleted(&mapping.path);
         let map = |file: &File| sys::map_file(file).map_err(|error| io_text(&error));
         let mut reason = "deleted from disk since it was loaded".to_owned();
+        let mut unsure = None;
         if !deleted {
             match File::open(format!("/proc/{pid}/root{path}")) {
                 Ok(file) => {
                     let identity = file.metadata().map(|meta| (meta.dev(), meta.ino()));
-                    let same = identity.is_ok_and(|identity| identity == mapping.identity);
-                    let bytes = map(&file)?;
-                    if same || self.head_matches(pid, mapping, &bytes) {
-                        return Ok(ImageBytes::new(bytes));
+                    if identity.is_ok_and(|identity| identity == mapping.identity) {
+                        return Ok(ImageBytes::new(map(&file)?));
                     }
+                    unsure = map(&file).ok();
                     reason = "replaced on disk since it was loaded".to_owned();
                 }
                 Err(error) => reason = io_text(&error),
             }
         }
         // The kernel's own link to the mapped file, name or no name; needs CAP_SYS_ADMIN
-        // or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)).
+        // or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)). Before the comparison of
+        // heads, which are the same in files of one layout without build ids.
         let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
-        match File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")) {
-            Ok(file) => Ok(ImageBytes::new(map(&file)?)),
-            Err(_) => Err(reason),
+        if let Ok(file) = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")) {
+            return Ok(ImageBytes::new(map(&file)?));
+        }
+        match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes)) {
+            Some(bytes) => Ok(ImageBytes::new(bytes)),
+            None => Err(reason),
         }
     }
 

@@ -56,7 +56,12 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
         return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
     }
     if matches!(facts.state, b'Z' | b'X') {
-        return Err(refuse(pid, name, "it has exited and only waits for its parent to notice (a zombie)"));
+        return Err(refuse(
+            pid,
+            name,
+            "it has exited and only waits for its parent to notice (a zombie); \
+             start the program under stackprof: stackprof -- COMMAND",
+        ));
     }
     if !facts.has_memory {
         return Err(refuse(pid, name, "it is a kernel thread, which has no program to profile; try `perf`"));
@@ -73,7 +78,7 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
     }
     match elf_class_and_machine(pid) {
         Some((class, _)) if class != 2 => {
-            Err(refuse(pid, name, "it is a 32-bit program; stackprof profiles 64-bit ones"))
+            Err(refuse(pid, name, "it is a 32-bit program; stackprof profiles 64-bit ones; try `perf`"))
         }
         Some((_, machine)) if machine != NATIVE_MACHINE => Err(refuse(
             pid,

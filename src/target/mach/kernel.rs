@@ -42,6 +42,9 @@ macro_rules! kern_return {
                 }
             }
 
+            /// Every code that has a name.
+            pub const NAMED: &[KernReturn] = &[$(KernReturn::$name),*];
+
             /// The number of the code.
             #[must_use]
             pub fn code(self) -> i32 {
@@ -218,11 +221,13 @@ pub trait MachKernel {
 
     /// `task_suspend2`: stops every thread; released by `task_resume2` or our death.
     fn task_suspend2(&self, task: TaskPort) -> Kern<SuspensionToken>;
-    /// `task_resume2`: consumes the token, success or not.
+    /// `task_resume2`: consumes the token, success or not. The token of a task that has
+    /// died is a dead name, which the kernel leaves behind with `SendInvalidDest`
+    /// (mach_types.defs: a send-once right, moved); this call gives that name back too.
     fn task_resume2(&self, token: SuspensionToken) -> Kern<()>;
     /// `task_threads`: appends the ports to `ports`, in creation order.
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine>;
-    /// `task_info(TASK_DYLD_INFO)` with the count given.
+    /// `task_info(TASK_DYLD_INFO)` with the count given (5).
     fn task_dyld_info(&self, task: TaskPort, count: u32) -> Kern<TaskDyldInfo>;
 
     /// `thread_info(THREAD_BASIC_INFO)` with the count given (10).
@@ -247,9 +252,11 @@ pub trait MachKernel {
     /// count given (19).
     fn vm_region_recurse(&self, task: TaskPort, address: u64, depth: u32, count: u32) -> Kern<Region>;
 
-    /// `proc_pidinfo(PROC_PIDTBSDINFO)`.
+    /// `proc_pidinfo(PROC_PIDTBSDINFO, 1)`: the 1 finds zombies, which are ESRCH without
+    /// it. EPERM: a process of another user, and this one is not root
+    /// (bsd/kern/proc_info.c, `proc_pidinfo_internal`).
     fn proc_bsdinfo(&self, pid: i32) -> Result<BsdInfo, Errno>;
-    /// `proc_pidpath`.
+    /// `proc_pidpath`, of any user's process; a zombie is ESRCH.
     fn proc_pidpath(&self, pid: i32) -> Result<String, Errno>;
     /// `proc_regionfilename`: the file mapped at an address.
     fn proc_regionfilename(&self, pid: i32, address: u64) -> Result<String, Errno>;
@@ -283,9 +290,46 @@ pub trait MachKernel {
     fn page_size(&self) -> u64;
     /// Bytes of this process's own shared cache at the same address as in the target
     /// (the cache is the same, see `dyld.rs`): `len` bytes at `address`, or `None` where
-    /// this process has none mapped.
+    /// not all of them are mapped, readable and never written: the cache's range has
+    /// holes, and data that changes.
     fn own_shared_cache(&self, address: u64, len: usize) -> Option<&[u8]>;
     /// `_dyld_get_shared_cache_uuid` and `_dyld_get_shared_cache_range` of this process:
     /// UUID, first address, size in bytes.
     fn own_shared_cache_identity(&self) -> Option<([u8; 16], u64, u64)>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_code_is_its_number_and_back() {
+        assert_eq!(KernReturn::NAMED.len(), 19);
+        for named in KernReturn::NAMED {
+            assert!(!matches!(named, KernReturn::Other(_)));
+            assert_ne!(named.code(), 0, "{named:?} would be success");
+            assert_eq!(KernReturn::from_code(named.code()), Some(*named));
+        }
+    }
+
+    #[test]
+    fn codes_are_those_of_the_headers() {
+        for (named, code) in [
+            (KernReturn::InvalidAddress, 1),
+            (KernReturn::InvalidArgument, 4),
+            (KernReturn::Failure, 5),
+            (KernReturn::Aborted, 14),
+            (KernReturn::Terminated, 37),
+            (KernReturn::MigServerDied, -308),
+            (KernReturn::SendInvalidDest, 0x1000_0003),
+            (KernReturn::ReceivePortDied, 0x1000_4009),
+        ] {
+            assert_eq!(named.code(), code, "{named:?}");
+        }
+        assert_eq!(KernReturn::from_code(0), None);
+        for unnamed in [-307, 7, 9, i32::MIN, i32::MAX] {
+            assert_eq!(KernReturn::from_code(unnamed), Some(KernReturn::Other(unnamed)));
+            assert_eq!(KernReturn::Other(unnamed).code(), unnamed);
+        }
+    }
 }

@@ -1,0 +1,96 @@
+//! Images and programs that change: each sample keeps the names of its time.
+
+use super::*;
+
+/// A plugin is replaced by another one at the same address. `pause_ms` after it was
+/// loaded, the new one is used.
+fn plugins(arch: Arch, pause_ms: u64) -> SimConfig {
+    let mut config = process(arch, 2, 5, vec![vec![run(1_000, &[0, 1])]]);
+    let at = |image| [f(0), FunctionId { image, function: 0 }, FunctionId { image, function: 1 }];
+    for (number, prefix) in ["old", "new"].into_iter().enumerate() {
+        let path = format!("/sim/lib{prefix}.so");
+        config.images.push(image(&path, 0x5600_0000_0000, prefix, 4));
+        let script = vec![SimPhase::new(SimActivity::Run, 3 * MS, &at(number + 1))];
+        config.threads.push(SimThread::looping(prefix, script));
+    }
+    config.images[1].unload_ns = Some(2 * SECOND);
+    config.threads[1].exit_ns = Some(1_900 * MS);
+    config.images[2].load_ns = 2 * SECOND;
+    config.threads[2].start_ns = 2 * SECOND + pause_ms * MS;
+    config
+}
+
+#[test]
+fn an_image_replaced_at_its_address_keeps_its_names() {
+    for arch in ARCHES {
+        let _replay = replay(1);
+        let recorded = record(&plugins(arch, 1_100), &options(997, 1));
+        recorded.check_shares(1_000.0);
+        let stack = |names: [&str; 3]| names.map(str::to_owned).to_vec();
+        assert!(recorded.count(thread(1), &stack(["f0", "old0", "old1"])) > 1_800);
+        assert!(recorded.count(thread(2), &stack(["f0", "new0", "new1"])) > 1_700);
+        assert_eq!(recorded.profile.images.space(), 1, "one new space, not one per look");
+    }
+}
+
+/// Without an event from the system, an exchange is noticed at the next look at the
+/// mappings, at the latest a second later; the new code has the old names until then.
+#[test]
+fn an_exchange_of_images_is_noticed_within_a_second() {
+    let _replay = replay(1);
+    let options = options(997, 1);
+    let clock = stackprof::clock::FakeClock::default();
+    let mut target = stackprof::target::sim::SimTarget::new(plugins(Arch::X86_64, 0), clock.clone());
+    let profile = sampler::record(&mut target, &clock, &options, &stackprof::live::Live::default()).unwrap();
+    let (mut wrong, mut right) = (0, 0);
+    profile.trie.for_each_stack(|frames, count| {
+        let Frame::Root(number) = profile.trie.frame(frames[0]) else { return };
+        if profile.threads[Root::from_number(number).thread as usize].name == "new" {
+            let Frame::Code { space, .. } = profile.trie.frame(frames[1]) else { return };
+            *(if space == 0 { &mut wrong } else { &mut right }) += count;
+        }
+    });
+    assert!(wrong <= 1_005 && right >= 1_900, "{wrong} wrong, {right} right");
+}
+
+fn with_exec(arch: Arch, at_ns: u64) -> SimConfig {
+    let mut config = mixed(15);
+    config.arch = arch;
+    // At the very addresses of the old program.
+    let mut next = image("/sim/next", 0x5500_0100_0000, "g", FUNCTIONS);
+    next.after_exec = true;
+    config.images.push(next);
+    let g = |n| FunctionId { image: 1, function: n };
+    let script = vec![
+        SimPhase::new(SimActivity::Run, 6 * MS, &[g(0), g(1), g(2)]),
+        SimPhase::new(SimActivity::Run, 4 * MS, &[g(0), g(3)]),
+    ];
+    config.exec = Some(SimExec { at_ns, script });
+    config
+}
+
+#[test]
+fn an_exec_separates_what_was_before_from_what_is_after() {
+    for arch in ARCHES {
+        let _replay = replay(15);
+        let mut injected = with_exec(arch, u64::MAX);
+        injected.faults.push(SimFault::once(FaultKind::Exec).from_time(1_500 * MS));
+        for config in [with_exec(arch, 1_500 * MS), with_exec(arch, 1_499_999_000), injected] {
+            let recorded = record(&config, &options(997, 15));
+            recorded.check_balance();
+            recorded.check_shares(600.0);
+            // The first thread before, the three others, the first one after.
+            assert_eq!(recorded.profile.threads.len(), 5);
+            assert!(recorded.lost() <= 5, "{:?}", recorded.profile.stats.samples_lost);
+            let mut programs: BTreeMap<u32, BTreeSet<char>> = BTreeMap::new();
+            recorded.profile.trie.for_each_stack(|frames, _| {
+                let Frame::Root(number) = recorded.profile.trie.frame(frames[0]) else { return };
+                let names = frames[1..].iter().flat_map(|frame| recorded.names.get(*frame));
+                let letters = names.filter_map(|name| name.chars().next());
+                programs.entry(Root::from_number(number).thread).or_default().extend(letters);
+            });
+            let programs: Vec<String> = programs.values().map(|letters| letters.iter().collect()).collect();
+            assert_eq!(programs, ["f", "f", "f", "f", "g"]);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Faults: each ends in a counted loss or an error, and leaves nobody standing.
+
+use super::*;
+
+/// Records [`mixed`] with a fault; whatever happens, the rest of the profile is right.
+fn with_fault(fault: SimFault) -> Recorded {
+    let recorded = record(&mixed_with(12, fault), &options(997, 12));
+    assert!(recorded.ledger.faults().contains_key(fault.kind.name()), "{} did not happen", fault.kind.name());
+    assert_eq!(recorded.profile.stats.exit_status, Some(ExitStatus::Code(0)));
+    recorded.check_balance();
+    recorded
+}
+
+#[test]
+fn a_thread_that_dies_while_it_is_asked_or_stands_leaves_its_time_counted() {
+    for kind in [FaultKind::DieBeforeInterrupt, FaultKind::DieBeforeCollect] {
+        for index in 0..4 {
+            let _replay = replay(12);
+            let recorded = with_fault(SimFault::once(kind).of_thread(thread(index)).from_time(SECOND));
+            assert_eq!(recorded.profile.stats.threads_seen, 4);
+            assert!(recorded.lost() <= 4 * 2, "{:?}", recorded.profile.stats.samples_lost);
+            let shown = recorded.counts_of(thread(index)) as f64;
+            assert!((shown - recorded.true_counts_of(thread(index))).abs() <= 4.0);
+            recorded.check_shares(1_000.0);
+        }
+    }
+}
+
+/// The look after a capture must not forget what was counted before.
+#[test]
+fn a_thread_that_ends_between_its_capture_and_its_walk_is_not_counted_twice() {
+    for seed in seeds(0..20) {
+        let _replay = replay(seed);
+        let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
+        let mut config = process(Arch::X86_64, 2, 3, scripts);
+        // The second to be collected stands so long that the first ends meanwhile.
+        config.threads[1].exit_ns = Some(2 * SECOND + seed * 40_000);
+        let stop = SimFault::always(FaultKind::LongStop { pause_ns: 900_000 }).from_time(1_999 * MS);
+        config.faults.push(stop);
+        let recorded = record(&config, &options(997, seed));
+        recorded.check_balance();
+        assert!(recorded.lost() <= 8, "{:?}", recorded.profile.stats.samples_lost);
+    }
+}
+
+#[test]
+fn stacks_cut_short_are_incomplete_and_weigh_the_same() {
+    for bytes in [0, 8, 24, 100, 1_000] {
+        let _replay = replay(12);
+        let fault = SimFault::always(FaultKind::ShortStack { bytes }).of_thread(thread(0)).from_time(SECOND);
+        let recorded = with_fault(fault);
+        let torn = recorded.stacks.iter().filter(|((id, complete, _), _)| *id == 4242 && !complete);
+        let torn: u64 = torn.map(|(_, count)| count).sum();
+        // Two thirds of the time; 1000 bytes hold the whole stack.
+        let thread_counts = recorded.counts_of(thread(0));
+        let expected = if bytes < 100 { thread_counts * 2 / 3 } else { torn };
+        assert!(torn.abs_diff(expected) <= thread_counts / 20, "{bytes} bytes: {torn} of {thread_counts}");
+        assert!((thread_counts as f64 - recorded.true_counts_of(thread(0))).abs() <= 4.0);
+        assert_eq!(recorded.incomplete(), torn, "no other thread's");
+    }
+}
+
+#[test]
+fn an_unreadable_stack_loses_its_time_under_its_cause_once() {
+    let _replay = replay(12);
+    let fault = SimFault::always(FaultKind::Unreadable).of_thread(thread(0)).from_time(SECOND);
+    let recorded = with_fault(fault);
+    let lost = recorded.lost_by("stack is not mapped") as f64;
+    let missing = recorded.true_counts_of(thread(0)) - recorded.counts_of(thread(0)) as f64;
+    assert!(lost > 500.0 && (lost - missing).abs() <= 4.0, "{lost} lost of {missing:.1} missing");
+    // Not carried into the next stack that can be read.
+    let fault = SimFault { count: 500, ..SimFault::always(FaultKind::Unreadable) };
+    let recorded = with_fault(fault.of_thread(thread(0)).from_time(SECOND));
+    let shown = recorded.counts_of(thread(0)) as f64;
+    let missing = recorded.true_counts_of(thread(0)) - shown;
+    assert!((missing - recorded.lost_by("stack is not mapped") as f64).abs() <= 4.0);
+}
+
+#[test]
+fn long_stops_are_measured_and_ticks_missed_meanwhile_counted() {
+    let _replay = replay(12);
+    let fault = SimFault { count: 20, ..SimFault::always(FaultKind::LongStop { pause_ns: 5 * MS }) };
+    let recorded = with_fault(fault.from_time(SECOND));
+    let stats = &recorded.profile.stats;
+    assert!(stats.pause.max_ns() >= 5 * MS && stats.pause.max_ns() >= recorded.ledger.longest_stand_ns());
+    assert!(stats.pause.total_ns() >= recorded.ledger.stood_ns(), "a pause is an upper bound");
+    assert!((40..120).contains(&stats.ticks_late), "{} late", stats.ticks_late);
+    recorded.check_shares(600.0);
+}
+
+#[test]
+fn a_panic_while_threads_stand_lets_them_run() {
+    for skip in [0, 1, 7, 500] {
+        let _replay = replay(12);
+        let config = mixed_with(12, SimFault::once(FaultKind::Panic).after(skip));
+        let options = options(997, 12);
+        let mut message = None;
+        let recorded = record_with(&config, &options, |target, clock, live| {
+            let result = catch_unwind(AssertUnwindSafe(|| sampler::record(target, clock, &options, live)));
+            let panic = result.expect_err("the injected panic comes through");
+            message = panic.downcast_ref::<String>().cloned();
+            // The one that was being collected runs already; the target's end frees the others.
+            Err(stackprof::error::Error::new(ErrorKind::System, "panicked"))
+        });
+        assert!(recorded.is_err(), "record_with checked that nobody stands");
+        assert!(message.unwrap().starts_with("injected while thread"));
+    }
+}
+
+#[test]
+fn clock_jumps_drop_ticks_and_the_rate_recovers() {
+    let _replay = replay(13);
+    let fault = SimFault::once(FaultKind::ClockJump { by_ns: 100 * MS }).from_time(SECOND);
+    // A thread that computes is asked at each tick.
+    let script = vec![run(5_000, &[0, 1]), run(2_000, &[0, 2])];
+    let config = SimConfig { faults: vec![fault], ..process(Arch::X86_64, 1, 3, vec![script]) };
+    let mut ticks_ns = Vec::new();
+    let options = options(997, 13);
+    let recorded = record_with(&config, &options, |target, clock, live| {
+        let mut watched = Watched::new(target, clock, |_| None);
+        let result = sampler::record(&mut watched, clock, &options, live);
+        ticks_ns = watched.ticks_ns;
+        result
+    })
+    .unwrap();
+    let stats = &recorded.profile.stats;
+    assert!((98..=100).contains(&stats.ticks_late), "{} late", stats.ticks_late);
+    assert!((stats.ticks + stats.ticks_late).abs_diff(997 * 3) <= 12, "{stats:?}");
+    let before_ns = ticks_ns.iter().rposition(|at| *at < 1_001 * MS).unwrap();
+    let gap_ns = ticks_ns[before_ns + 1] - ticks_ns[before_ns];
+    assert!(gap_ns >= 100 * MS, "{gap_ns}");
+    // Not caught up: at most the tick that was due comes at once.
+    let after = ticks_ns.iter().filter(|at| (1_102 * MS..1_202 * MS).contains(*at)).count();
+    assert!((94..=105).contains(&after), "{after} ticks in the 100 ms after the jump");
+    recorded.check_balance();
+    recorded.check_shares(600.0);
+}
+
+#[test]
+fn many_clock_jumps_lose_no_time() {
+    let _replay = replay(14);
+    let recorded = with_fault(SimFault::rate(FaultKind::ClockJump { by_ns: 30 * MS }, 10_000));
+    assert!(recorded.profile.stats.ticks_late > 300, "{:?}", recorded.profile.stats);
+    assert!(recorded.profile.stats.ticks + recorded.profile.stats.ticks_late <= 997 * 3 + 12);
+    // The samples that are left weigh more, those of a thread born during a jump, too.
+    assert!(recorded.lost() <= 45, "{:?}", recorded.profile.stats.samples_lost);
+}
+
+/// Its CPU time begins with 0 and needs no doubt, however late its start is heard of.
+#[test]
+fn a_thread_born_during_a_clock_jump_has_all_its_time() {
+    let _replay = replay(14);
+    let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
+    let mut config = process(Arch::X86_64, 2, 2, scripts);
+    config.threads[1].start_ns = SECOND;
+    config.faults = vec![SimFault::once(FaultKind::ClockJump { by_ns: 50 * MS }).from_time(999 * MS)];
+    let recorded = record(&config, &options(997, 14));
+    recorded.check_balance();
+    assert!((recorded.counts_of(thread(1)) as f64 - recorded.true_counts_of(thread(1))).abs() <= 3.0);
+}
+
+#[test]
+fn names_of_threads_and_images_may_be_missing() {
+    let _replay = replay(12);
+    let recorded = with_fault(SimFault::always(FaultKind::NoName).of_thread(thread(1)));
+    let named: Vec<&str> = recorded.profile.threads.iter().map(|thread| thread.name.as_str()).collect();
+    assert_eq!(named, ["t0", "", "t2", "t3"]);
+    recorded.check_shares(1_000.0);
+
+    let recorded = with_fault(SimFault::always(FaultKind::ImageDeleted));
+    assert_eq!(recorded.names.addresses_named, 0);
+    assert!(recorded.names.addresses_unique > 0);
+    let reasons: Vec<String> = recorded.names.addresses_unnamed.keys().map(ToString::to_string).collect();
+    assert_eq!(reasons, ["deleted from disk"]);
+}
+
+#[test]
+fn mappings_may_be_refused_or_in_motion() {
+    for arch in ARCHES {
+        let _replay = replay(12);
+        let mut config = mixed_with(12, SimFault::always(FaultKind::MappingsDenied));
+        config.arch = arch;
+        let recorded = record(&config, &options(997, 12));
+        recorded.check_balance();
+        assert_eq!(recorded.names.addresses_named, 0);
+        let denied = recorded.ledger.faults()[FaultKind::MappingsDenied.name()];
+        assert!((2..=200).contains(&denied), "{denied} tries in 3 s");
+
+        // Nothing of it shows.
+        config.faults = vec![SimFault::once(FaultKind::MappingsTransient)];
+        let recorded = record(&config, &options(997, 12));
+        assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);
+        recorded.check_shares(1_000.0);
+        // Refused for a while: names come later, also for addresses of before.
+        config.faults = vec![SimFault { count: 10, ..SimFault::always(FaultKind::MappingsDenied) }];
+        let recorded = record(&config, &options(997, 12));
+        assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);
+    }
+}
+
+#[test]
+fn the_process_may_end_within_a_tick() {
+    for skip in [0, 1, 2, 3, 777] {
+        let _replay = replay(12);
+        let mut config = mixed_with(12, SimFault::once(FaultKind::Exit).after(skip));
+        config.exit = ExitStatus::Signal(9);
+        let recorded = record(&config, &options(997, 12));
+        assert_eq!(recorded.profile.stats.exit_status, Some(ExitStatus::Signal(9)));
+        recorded.check_balance();
+        if skip == 777 {
+            assert!(recorded.profile.stats.samples > 500);
+            recorded.check_shares(300.0);
+        }
+    }
+}
+
+#[test]
+fn a_failing_system_is_an_error_that_leaves_nobody_standing() {
+    let _replay = replay(12);
+    let options = options(997, 12);
+    let result = record_with(&mixed(12), &options, |target, clock, live| {
+        let fail = |now_ns| (now_ns >= SECOND).then(|| Fault::Fatal("waitpid failed".to_owned()));
+        sampler::record(&mut Watched::new(target, clock, fail), clock, &options, live)
+    });
+    let error = result.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::System);
+    assert_eq!(error.to_string(), "the recording failed: waitpid failed");
+}

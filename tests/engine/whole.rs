@@ -1,0 +1,142 @@
+//! The recording as a whole: its end, its length, its memory, the same twice.
+
+use super::*;
+
+#[test]
+fn the_wish_to_stop_ends_the_recording() {
+    let _replay = replay(16);
+    for hz in [1, 99, 997] {
+        let options = options(hz, 16);
+        let recorded = record_with(&mixed(16), &options, |target, clock, live| {
+            let stop = |now_ns| {
+                if now_ns >= SECOND {
+                    live.ask_to_stop();
+                }
+                None
+            };
+            sampler::record(&mut Watched::new(target, clock, stop), clock, &options, live)
+        })
+        .unwrap();
+        // Looked at 20 times a second even at 1 Hz.
+        let duration_ns = recorded.profile.stats.duration_ns;
+        assert!((SECOND..SECOND + 60 * MS).contains(&duration_ns), "{hz} Hz: {duration_ns}");
+        assert_eq!(recorded.profile.stats.exit_status, None);
+        recorded.check_balance();
+    }
+    // The same, asked by a signal to the profiler.
+    let config = SimConfig { terminate_ns: Some(SECOND), ..mixed(16) };
+    let duration_ns = record(&config, &options(997, 16)).profile.stats.duration_ns;
+    assert!((SECOND..SECOND + 3 * MS).contains(&duration_ns), "{duration_ns}");
+}
+
+#[test]
+fn a_command_that_ends_soon_after_the_wish_tells_how() {
+    let _replay = replay(16);
+    let mut config = SimConfig { terminate_ns: Some(2_900 * MS), exit: ExitStatus::Code(3), ..mixed(16) };
+    let options = Options { linger_ns: 500 * MS, ..options(997, 16) };
+    let recorded = record(&config, &options);
+    assert_eq!(recorded.profile.stats.exit_status, Some(ExitStatus::Code(3)));
+    assert!(recorded.profile.stats.duration_ns < 2_910 * MS, "the recording ended with the wish");
+    config.terminate_ns = Some(SECOND);
+    let recorded = record(&config, &options);
+    assert_eq!(recorded.profile.stats.exit_status, None);
+    assert!(recorded.now_ns < 1_550 * MS, "{}", recorded.now_ns);
+}
+
+#[test]
+fn the_duration_is_kept_within_a_tick_and_has_its_ticks() {
+    for (seed, hz) in (0..).zip([1, 10, 99, 997, 1000, 4999]) {
+        let _replay = replay(seed);
+        let options = Options { duration_ns: Some(2 * SECOND), ..options(hz, seed) };
+        let recorded = record(&mixed(seed), &options);
+        let stats = &recorded.profile.stats;
+        assert!((2 * SECOND..2 * SECOND + MS).contains(&stats.duration_ns), "{}", stats.duration_ns);
+        // The jitter may take some periods from the beginning or the end.
+        assert!((stats.ticks + stats.ticks_late).abs_diff(2 * u64::from(hz)) <= 10, "{hz} Hz: {stats:?}");
+        assert_eq!(stats.exit_status, None);
+        recorded.check_balance();
+        let end = recorded.counts(2 * SECOND) * 2.0;
+        assert!(stats.samples as f64 <= end + 0.005 * end + 2.0, "{} samples", stats.samples);
+    }
+}
+
+#[test]
+fn a_recording_of_no_time_or_of_a_process_that_ends_at_once_is_empty() {
+    let _replay = replay(17);
+    let recorded = record(&mixed(17), &Options { duration_ns: Some(0), ..options(997, 17) });
+    assert!(recorded.profile.stats.samples <= 1 && recorded.now_ns < MS);
+    let mut config = mixed(17);
+    config.exit_ns = 100_000;
+    let recorded = record(&config, &options(997, 17));
+    assert_eq!(recorded.profile.stats.samples, 0);
+    assert_eq!(recorded.profile.stats.exit_status, Some(ExitStatus::Code(0)));
+}
+
+#[test]
+fn the_same_seed_and_options_give_the_same_profile() {
+    for seed in seeds(0..12) {
+        let _replay = replay(seed);
+        let mut config = seeded(seed);
+        config.faults.push(SimFault::rate(FaultKind::NoName, 300_000));
+        for idle in [false, true] {
+            let options = Options { idle, ..options(499, seed) };
+            let all = |recorded: &Recorded| {
+                let trie = &recorded.profile.trie;
+                let mut stacks = Vec::new();
+                trie.for_each_stack(|frames, count| {
+                    stacks.push((frames.iter().map(|frame| trie.frame(*frame)).collect::<Vec<_>>(), count));
+                });
+                let stats = format!("{:?}", recorded.profile.stats);
+                (stacks, stats, recorded.folded(), recorded.profile.threads.clone())
+            };
+            let (first, second) = (record(&config, &options), record(&config, &options));
+            assert!(all(&first) == all(&second), "seed {seed}, idle {idle}");
+        }
+        let other = record(&config, &options(499, seed + 1_000));
+        assert_ne!(other.folded(), record(&config, &options(499, seed)).folded(), "the seed is used");
+    }
+}
+
+#[test]
+fn memory_grows_with_stacks_and_not_with_time() {
+    let _replay = replay(18);
+    let tables = |seconds| {
+        let scripts = vec![
+            vec![run(900, &[0, 1, 2]), run(700, &[0, 1, 3]), wait(300, &[0, 4])],
+            vec![deep(SimActivity::Run, 500, 40, 16, 10), run(300, &[0, 5, 6])],
+        ];
+        let recorded = record(&process(Arch::X86_64, 2, seconds, scripts), &options(499, 18));
+        let trie = &recorded.profile.trie;
+        (trie.node_count(), trie.frame_count(), trie.distinct_stacks(), trie.memory_bytes(), trie.total())
+    };
+    let (short, long) = (tables(10), tables(100));
+    assert!(long.4 > 9 * short.4);
+    for (short, long) in [(short.0, long.0), (short.1, long.1), (short.2, long.2)] {
+        // Each instruction of a leaf is a node; 10 seconds may not have met them all.
+        assert!(long >= short && long - short <= short / 20 + 2, "{short} after 10 s, {long} after 100 s");
+    }
+    assert!(long.3 <= 2 * short.3, "{} bytes after 10 s, {} after 100 s", short.3, long.3);
+}
+
+#[test]
+fn a_snapshot_has_every_thread_where_it_is() {
+    for arch in ARCHES {
+        let _replay = replay(19);
+        let scripts = vec![
+            vec![run(10_000, &[0, 1, 2])],
+            vec![wait(5_000_000, &[0, 3, 4])],
+            vec![phase(SimActivity::Stopped, 5_000_000, &[0, 5])],
+            vec![deep(SimActivity::Wait, 5_000_000, 5_000, 32, 6)],
+            vec![deep(SimActivity::Run, 5_000_000, 2_000, 32, 7)],
+        ];
+        let clock = stackprof::clock::FakeClock::default();
+        let mut target = stackprof::target::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
+        let snapshot = sampler::snapshot(&mut target, &clock, 8192).unwrap();
+        let depths: Vec<usize> = snapshot.stacks.iter().map(|stack| stack.addresses.len()).collect();
+        // A thread under job control is left alone.
+        assert_eq!(depths, [3, 3, 0, 5_000, 2_000]);
+        assert_eq!(snapshot.stacks[2].activity, Activity::Stopped);
+        assert_eq!(target.ledger().standing(), 0);
+        assert_eq!(target.ledger().interrupted_stopped(), 0);
+    }
+}
