@@ -146,6 +146,19 @@ fn many_clock_jumps_lose_no_time() {
     assert!(recorded.lost() <= 45, "{:?}", recorded.profile.stats.samples_lost);
 }
 
+/// Its CPU time begins with 0 and needs no doubt, however late its start is heard of.
+#[test]
+fn a_thread_born_during_a_clock_jump_has_all_its_time() {
+    let _replay = replay(14);
+    let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
+    let mut config = process(Arch::X86_64, 2, 2, scripts);
+    config.threads[1].start_ns = SECOND;
+    config.faults = vec![SimFault::once(FaultKind::ClockJump { by_ns: 50 * MS }).from_time(999 * MS)];
+    let recorded = record(&config, &options(997, 14));
+    recorded.check_balance();
+    assert!((recorded.counts_of(thread(1)) as f64 - recorded.true_counts_of(thread(1))).abs() <= 3.0);
+}
+
 #[test]
 fn names_of_threads_and_images_may_be_missing() {
     let _replay = replay(12);

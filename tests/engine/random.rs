@@ -7,7 +7,7 @@ fn for_every_seed_the_books_balance() {
     let mut kinds = BTreeSet::new();
     for seed in seeds(0..300) {
         let _replay = replay_sim(seed);
-        let recorded = record(&seeded(seed), &options(499, seed));
+        let recorded = record(&seeded(seed), &options(199, seed));
         recorded.check_balance();
         assert!(recorded.profile.stats.exit_status.is_some());
         kinds.extend(recorded.ledger.faults().into_keys());

@@ -55,7 +55,7 @@ fn the_window_grows_to_the_depth_there_is() {
         let _replay = replay(depth as u64);
         for arch in ARCHES {
             let scripts = (0..3).map(|n| vec![deep(SimActivity::Run, 5_000, depth, 16 * n, 10)]).collect();
-            let recorded = record(&process(arch, 3, 2, scripts), &options(997, 1));
+            let recorded = record(&process(arch, 3, 1, scripts), &options(199, 1));
             // 32 KiB, 128, 512: each thread runs out twice at most, for a tick or two.
             assert_eq!(recorded.incomplete(), recorded.incomplete_by("window ran out"));
             let torn = recorded.incomplete();
