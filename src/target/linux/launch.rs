@@ -10,11 +10,36 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 
 use libc::pid_t;
 
-use super::{sys, trace};
+use super::sys;
+
+/// What this process was started with and changes for itself: a command gets it as it was.
+#[derive(Clone, Copy)]
+struct Inheritance {
+    mask: libc::sigset_t,
+    files: Option<libc::rlimit>,
+}
+
+impl Inheritance {
+    /// For the calling thread; allocates nothing.
+    fn restore(&self) {
+        if let Some(files) = &self.files {
+            sys::set_file_limit(files);
+        }
+        sys::set_signal_mask(&self.mask);
+    }
+}
+
+static INHERITANCE: OnceLock<Inheritance> = OnceLock::new();
+
+/// The signal mask and the limit of open files that launched commands shall have.
+pub(super) fn inherit(mask: libc::sigset_t, files: Option<libc::rlimit>) {
+    let _ = INHERITANCE.set(Inheritance { mask, files });
+}
 
 /// A process that waits to be let go to its `exec`.
 pub(super) struct Held {
@@ -36,12 +61,18 @@ pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
     let mut command = Command::new(program);
     command.args(arguments);
     let go_fd = go.as_raw_fd();
+    let inheritance = INHERITANCE.get().copied();
     // SAFETY: between fork and exec the closure only makes the system calls sigprocmask,
-    // write, close and read on descriptors that it owns or that the parent keeps open until then; it
-    // allocates nothing and takes no lock (signal-safety(7)).
+    // setrlimit, write, close and read, on descriptors that it owns or that the parent keeps
+    // open until then; it allocates nothing and takes no lock (signal-safety(7)).
     unsafe {
         let (mut tell_ready, mut wait_go) = (tell_ready, wait_go);
-        command.pre_exec(move || announce_and_wait(&mut tell_ready, &mut wait_go, go_fd));
+        command.pre_exec(move || {
+            if let Some(inheritance) = inheritance {
+                inheritance.restore();
+            }
+            announce_and_wait(&mut tell_ready, &mut wait_go, go_fd)
+        });
     }
     let spawner =
         std::thread::Builder::new().name("spawn".to_owned()).spawn(move || command.spawn().map(drop))?;
@@ -54,8 +85,6 @@ pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
 }
 
 fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
-    // What we block to wait for it, the command would inherit and never get.
-    sys::unblock_signals(&trace::SIGNALS);
     // SAFETY: getpid(2) takes nothing.
     let pid = unsafe { libc::getpid() };
     tell_ready.write_all(&pid.to_ne_bytes())?;

@@ -39,8 +39,7 @@ pub enum Source {
 /// since they inherit the signal mask: the tracer waits for these signals and nobody else
 /// may take them.
 pub fn prepare() {
-    sys::block_signals(&trace::SIGNALS);
-    sys::raise_file_limit();
+    launch::inherit(sys::block_signals(&trace::SIGNALS), sys::raise_file_limit());
 }
 
 /// Attaches or launches and runs `body` with the target, in a thread of its own. When
@@ -55,11 +54,12 @@ pub fn with_target<R: Send>(
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
     let tracer = move || -> Result<R> {
-        sys::prefer_this_thread();
         let mut target = match source {
             Source::Attach(pid) => attach::attach(*pid, clock)?,
             Source::Launch(command) => attach::launch(command, clock)?,
         };
+        // Not sooner: a launched command inherits the priority of the thread that starts it.
+        sys::prefer_this_thread();
         Ok(body(&mut target))
     };
     std::thread::scope(|scope| {

@@ -166,18 +166,19 @@ fn signal_set(signals: &[c_int]) -> libc::sigset_t {
     set
 }
 
-/// Blocks signals for the calling thread and those it starts.
-pub(super) fn block_signals(signals: &[c_int]) {
+/// Blocks signals for the calling thread and those it starts; the mask of before.
+pub(super) fn block_signals(signals: &[c_int]) -> libc::sigset_t {
     let set = signal_set(signals);
-    // SAFETY: `set` is initialised; the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+    let mut before = signal_set(&[]);
+    // SAFETY: both sets are live and initialised.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) };
+    before
 }
 
-/// Undoes [`block_signals`] for the calling thread. Allocates nothing.
-pub(super) fn unblock_signals(signals: &[c_int]) {
-    let set = signal_set(signals);
-    // SAFETY: as in `block_signals`.
-    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
+/// Sets the calling thread's signal mask. Allocates nothing.
+pub(super) fn set_signal_mask(mask: &libc::sigset_t) {
+    // SAFETY: the mask is live and initialised; the old one is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }
 
 /// Sleeps until one of the (blocked) signals comes or the time has passed; which signal.
@@ -216,16 +217,21 @@ pub(super) fn prefer_this_thread() {
 }
 
 /// Raises the soft limit of open files to the hard one: two are kept per thread of the
-/// target and one per image.
-pub(super) fn raise_file_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is live and of the type both calls take.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
+/// target and one per image. The limit of before, if the system tells.
+pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `before` is live and of the type the call fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) } == -1 {
+        return None;
     }
+    set_file_limit(&libc::rlimit { rlim_cur: before.rlim_max, ..before });
+    Some(before)
+}
+
+/// Sets the limit of open files. Allocates nothing.
+pub(super) fn set_file_limit(limit: &libc::rlimit) {
+    // SAFETY: `limit` is live and of the type the call reads.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
 }
 
 /// The CPU that the calling thread runs on.
