@@ -1,7 +1,5 @@
 //! However the profiler ends, the target goes on as if nothing had been.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -52,20 +50,17 @@ fn a_launched_command_survives_kill_9_of_the_profiler() {
     let Some(_one) = live() else { return };
     let expected = undisturbed();
     let mut random = Random::from_environment();
-    for round in 0..5 {
+    for round in 0..10 {
         let delay = Duration::from_micros(random.below(100_000));
         let mut profiler = stackprof();
         profiler.args(["-q", "-o", "-", "--"]).arg(fixture("checksum")).arg(ROUNDS);
-        let mut profiler = profiler.stdout(Stdio::piped()).spawn().unwrap();
-        let mut stdout = BufReader::new(profiler.stdout.take().unwrap());
-        let mut said = String::new();
-        stdout.read_line(&mut said).unwrap();
+        let mut profiler = Fixture::run(&mut profiler);
+        profiler.line("ready");
         sleep(delay);
-        profiler.kill().unwrap();
-        profiler.wait().unwrap();
-        // Ends when the command, which writes to the same pipe, has ended.
-        stdout.read_to_string(&mut said).unwrap();
-        assert_eq!(said.trim_end(), expected, "round {round}, killed after {delay:?}");
+        kill("KILL", profiler.pid());
+        // The command writes to the same pipe, which ends when it has ended.
+        let (_, said) = profiler.finish();
+        assert_eq!(said.join("\n"), expected, "round {round}, killed after {delay:?}");
     }
 }
 

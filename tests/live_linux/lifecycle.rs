@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -222,4 +222,40 @@ fn standard_input_and_output_are_the_commands() {
     assert!(status.success(), "{status}");
     assert_eq!(said.len(), 500, "more than was told: {said:?}");
     assert!(fs::read_to_string(output).unwrap().starts_with("cat;"));
+}
+
+/// What a program inherits it keeps: each of these changes what programs do.
+#[test]
+fn a_launched_command_inherits_what_it_would_without_a_profiler() {
+    let Some(_one) = live() else { return };
+    let script = "ulimit -Sn; nice; cat /proc/self/timerslack_ns; ls /proc/self/fd; \
+                  grep SigBlk /proc/self/status; grep -o 'SigIgn:.*' /proc/self/status | tail -c 9";
+    // With a soft limit below the hard one: both are to be handed on.
+    let inherited = |command: &Command| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -Sn 300; exec \"$0\" \"$@\""]).arg(command.get_program());
+        let output = shell.args(command.get_args()).stdin(Stdio::null()).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let expected = inherited(Command::new("sh").args(["-c", script]));
+    assert!(expected.starts_with("300\n"), "{expected}");
+    let dir = TempDir::new().unwrap();
+    let mut profiled = stackprof();
+    profiled.args(["-q", "-o"]).arg(dir.path().join("out.folded")).args(["--", "sh", "-c", script]);
+    let limit_nice_slack_descriptors_masks = inherited(&profiled);
+    assert_eq!(limit_nice_slack_descriptors_masks, expected);
+}
+
+#[test]
+fn a_process_that_ends_while_attached_ends_the_recording() {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::start("shares", ["1"]);
+    target.line("ready");
+    let running = attach(target.pid(), &[]);
+    let (status, said) = target.finish();
+    let recorded = running.wait();
+    assert!(status.success() && said == ["ready", "done 1"], "{status} {said:?}");
+    recorded.check_success();
+    recorded.check(recorded.stats["exit_status"].is_null(), "an exit status although attached");
+    recorded.check(recorded.total() > 200, "few samples");
 }

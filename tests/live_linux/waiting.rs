@@ -2,10 +2,9 @@
 
 use crate::support::{Fixture, attach, live, numbers};
 
-/// Profiles the epoll server in the middle of its work and checks that no call was
-/// interrupted, or at most one in `one_in` events.
+/// Profiles the epoll server in the middle of its work and checks that no call was interrupted.
 #[track_caller]
-fn check_epoll(arguments: &[&str], options: &[&str], one_in: Option<u64>) {
+fn check_epoll(arguments: &[&str], options: &[&str]) {
     let Some(_one) = live() else { return };
     let mut target = Fixture::start("epoll", arguments);
     target.line("ready");
@@ -16,37 +15,31 @@ fn check_epoll(arguments: &[&str], options: &[&str], one_in: Option<u64>) {
     let said = numbers(&format!("events {said}"));
     recorded.check(recorded.status.success(), "stackprof failed");
     recorded.check(recorded.total() > 30, "hardly anything was sampled");
-    let allowed = one_in.map_or(0, |one_in| said["events"] / one_in);
-    recorded.check(
-        said["interrupted"] <= allowed && said["failed"] == 0,
-        format!("the server saw {said:?}, {allowed} allowed"),
-    );
+    recorded.check(said["interrupted"] == 0 && said["failed"] == 0, format!("the server saw {said:?}"));
     recorded.check(said["events"] > 3000, format!("the server did little: {said:?}"));
 }
 
 #[test]
 fn an_epoll_server_sees_no_eintr() {
-    check_epoll(&["3.5"], &["--hz", "997"], None);
+    check_epoll(&["3.5"], &["--hz", "997"]);
 }
 
 #[test]
 fn an_epoll_server_sees_no_eintr_at_5000_hz() {
-    check_epoll(&["3.5"], &["--hz", "5000"], None);
+    check_epoll(&["3.5"], &["--hz", "5000"]);
 }
 
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn an_epoll_server_sees_no_eintr_with_idle() {
-    check_epoll(&["3.5"], &["--hz", "2000", "--idle"], None);
+    check_epoll(&["3.5"], &["--hz", "2000", "--idle"]);
 }
 
-/// A tracer makes the kernel wake a call even for a signal that the process ignores. The
-/// call is repaired where its thread stops for the signal; where another thread takes the
-/// signal first there is no stop and nothing to repair: without the repair nearly every
-/// signal interrupts, with it one in hundreds does.
+/// A tracer makes the kernel wake a call even for a signal that the process ignores.
 #[test]
-fn ignored_signals_hardly_interrupt_an_epoll_server() {
-    check_epoll(&["3.5", "signal"], &["--hz", "997"], Some(250));
+#[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
+fn ignored_signals_do_not_interrupt_an_epoll_server() {
+    check_epoll(&["4", "signal"], &["--hz", "997"]);
 }
 
 #[track_caller]
