@@ -56,7 +56,9 @@ fn check_recording(recorded: &Recorded, target: &Fixture, milliseconds: f64) {
     assert_untouched(target.pid(), "after the recording");
     let total = recorded.total() as f64;
     recorded.check(total >= milliseconds * 0.8 && total <= milliseconds * 1.2, format!("{total} counts"));
-    recorded.check(share(recorded, "main") >= 98.0, "main is not below everything");
+    // Reading the clock leads through a function of libc without a frame pointer, behind
+    // which main is lost: on a quick machine that is some percent of the turns.
+    recorded.check(share(recorded, "main") >= 90.0, "main is not below nearly everything");
     recorded.check(recorded.lost() as f64 <= total * 0.02, "counts were lost");
 }
 
@@ -70,7 +72,7 @@ fn a_library_loaded_while_recording_has_names() {
     run(&mut target, 1000);
     let recorded = running.interrupt();
     check_recording(&recorded, &target, 1000.0);
-    recorded.check(share(&recorded, "plugin_alpha") >= 97.0, "the library's function is not named");
+    recorded.check(share(&recorded, "plugin_alpha") >= 90.0, "the library's function is not named");
     let below = recorded.count(|stack| {
         stack.frames.windows(3).any(|frames| frames == ["main", "plugin_entry", "plugin_alpha"])
     });
@@ -106,10 +108,10 @@ fn check_changed_file(build_id: bool, change: impl FnOnce(&Path, &Fixture) -> Op
     let right = share(&recorded, "plugin_before");
     let unnamed = recorded.count(|stack| stack.leaf().starts_with("[libchanging.so+0x")) as f64;
     if is_root() {
-        recorded.check(right >= 97.0, "not named although root can read the file");
+        recorded.check(right >= 90.0, "not named although root can read the file");
     } else {
         let unnamed = 100.0 * unnamed / recorded.total() as f64;
-        recorded.check(right + unnamed >= 97.0, "neither named nor shown by its library");
+        recorded.check(right + unnamed >= 90.0, "neither named nor shown by its library");
     }
 }
 
@@ -201,7 +203,7 @@ fn a_library_at_the_address_of_another_is_noticed_within_a_second() {
     check_recording(&recorded, &target, 4000.0);
     let (first, second) = (share(&recorded, "plugin_first"), share(&recorded, "plugin_second"));
     recorded.check((22.0..=53.0).contains(&first), format!("the first library has {first} %"));
-    recorded.check(first + second >= 97.0, "neither library's");
+    recorded.check(first + second >= 90.0, "neither library's");
 }
 
 /// A program that only exists in its own mount namespace; where this test looks, another
@@ -227,7 +229,7 @@ fn a_program_in_another_mount_namespace_has_names() {
     assert_untouched(target.pid(), "after the recording");
     recorded.check(recorded.total() > 300, "hardly anything was sampled");
     for name in ["main", "recurse"] {
-        recorded.check(share(&recorded, name) >= 97.0, format!("{name} is not named"));
+        recorded.check(share(&recorded, name) >= 90.0, format!("{name} is not named"));
     }
     for (name, expected) in [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_15", 15.0), ("leaf_5", 5.0)] {
         let share = share(&recorded, name);

@@ -1,7 +1,7 @@
 //! Shares: four functions of known weight get it in every form of output, whether the
 //! program was attached to or launched, and stacks are whole.
 
-use crate::support::{Fixture, Recorded, Stack, attach, fixture, launch, live};
+use crate::support::{Fixture, Recorded, Stack, attach, compile, fixture, launch, live};
 
 const DEPTH: usize = 20;
 /// Percentage points that a share may be off: 2.5 are more than three standard
@@ -50,7 +50,12 @@ fn check_profile(recorded: &Recorded) {
         // The loop in main also reads the clock, in the vDSO; that is well below 1 %.
         recorded.check(is_whole(stack) || stack.count < 5, format!("not whole: {stack:?}"));
     }
-    // Leaves are reached through the whole recursion, not through a part of it.
+    check_depth(recorded);
+}
+
+/// Leaves are reached through the whole recursion, not through a part of it.
+#[track_caller]
+fn check_depth(recorded: &Recorded) {
     let depth = |stack: &Stack| stack.frames.iter().filter(|frame| *frame == "recurse").count();
     let in_leaves = recorded.count(|stack| stack.leaf().starts_with("leaf_"));
     let deep = recorded.count(|stack| stack.leaf().starts_with("leaf_") && depth(stack) == DEPTH);
@@ -73,4 +78,16 @@ fn shares_are_right_when_launched() {
     let recorded = launch(&["--hz", "997"], &fixture("shares"), &["3", "20"]);
     check_profile(&recorded);
     recorded.check(recorded.stats["exit_status"] == 0, "the exit status is not 0");
+}
+
+/// What gcc makes of a leaf function by itself, frame pointers asked for or not.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn leaf_functions_without_a_frame_keep_their_caller() {
+    let Some(_one) = live() else { return };
+    let program = compile("shares", "shares_bare", &["-DBARE_LEAVES"]);
+    let recorded = launch(&["--hz", "997"], &program, &["1", "20"]);
+    recorded.check_success();
+    recorded.check(recorded.total() > 100, "hardly anything was sampled");
+    check_depth(&recorded);
 }
