@@ -58,13 +58,13 @@ fn check_both_programs(recorded: &Recorded, from_the_beginning: bool) {
         ["burn_in_one", "burn_in_two"].map(|name| recorded.count(|stack| stack.has(name)) as f64 / HZ);
     println!("{one:.3} s in the first program, {two:.3} s in the second");
     // Each uses 0.7 s, a part of it for reading the clock.
-    recorded.check(two > 0.5 && two < 0.77, format!("{two} s in the second program"));
-    let least = if from_the_beginning { 0.5 } else { 0.2 };
+    recorded.check(two > 0.35 && two < 0.77, format!("{two} s in the second program"));
+    let least = if from_the_beginning { 0.35 } else { 0.15 };
     recorded.check(one > least && one < 0.77, format!("{one} s in the first program"));
     let mixed = recorded.count(|stack| stack.has("burn_in_one") && stack.has("burn_in_two"));
     recorded.check(mixed == 0, "a stack of both programs");
     let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
-    recorded.check(complete >= 0.98, format!("{complete} of the stacks are complete"));
+    recorded.check(complete >= 0.9, format!("{complete} of the stacks are complete"));
 }
 
 #[test]
