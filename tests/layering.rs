@@ -20,8 +20,8 @@ const ALLOWED: [(&str, &[&str]); 14] = [
     ("live", &[]),
     ("trie", &[]),
     ("registers", &["addr"]),
-    // Whether a file is the one that is mapped is decided by its ELF head.
-    ("target", &["addr", "clock", "error", "registers", "image::elf"]),
+    // Whether a file is the one that is mapped is decided by its head.
+    ("target", &["addr", "clock", "error", "registers", "image::elf", "image::macho"]),
     ("walk", &["addr", "frame_rule", "registers"]),
     // Only the plain types that say what is mapped; never a target that can be asked.
     ("image", &["addr", "frame_rule", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),

@@ -76,7 +76,7 @@ fn threads_and_their_registers_are_told() {
         let Ok(info) = kernel.thread_identifier_info(*thread, 6) else { continue };
         ids.push(info.thread_id);
         assert_eq!(kernel.thread_identifier_info(*thread, 5).unwrap_err(), KernReturn::InvalidArgument);
-        let _ = kernel.thread_name(*thread, 28);
+        let _ = kernel.thread_extended_info(*thread, 28);
         let (mut state, mut count) = ([0; StateFlavor::MAX_COUNT], flavor.count);
         if kernel.thread_get_state(*thread, flavor.flavor, &mut state, &mut count).is_ok() {
             assert_eq!(count, flavor.count);
@@ -103,7 +103,7 @@ fn memory_regions_and_the_shared_cache_are_readable() {
     assert_eq!(kernel.task_dyld_info(task, 5).unwrap().all_image_info_format, 1);
     assert_eq!(kernel.task_dyld_info(task, 4).unwrap_err(), KernReturn::InvalidArgument);
     if let Some((_, first, size)) = kernel.own_shared_cache_identity() {
-        assert!(kernel.own_shared_cache(first, 16).unwrap().starts_with(b"dyld_v1"));
+        assert!(kernel.own_shared_cache(first, 16).unwrap().bytes().starts_with(b"dyld_v1"));
         assert!(kernel.own_shared_cache(first + size - 1, 2).is_none());
     }
     assert_eq!(kernel.port_deallocate(task.0), Ok(()));

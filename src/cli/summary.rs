@@ -164,6 +164,8 @@ mod tests {
             backend: "ptrace",
             cpus: 2,
             code_mask: u64::MAX,
+            fp_always: false,
+            stops_waits_unseen: false,
         }
     }
 

@@ -190,11 +190,10 @@ impl Images {
     #[must_use]
     pub fn code(&self, pc: Avma) -> Option<&[u8]> {
         let region = self.current().find(pc.0)?;
-        let bytes = self.images.get(region.image as usize)?.bytes.as_ref().ok()?.bytes();
-        let start = usize::try_from(region.file_offset.checked_add(pc.0 - region.start)?).ok()?;
+        let bytes = self.images.get(region.image as usize)?.bytes.as_ref().ok()?;
+        let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
         let length = usize::try_from(region.end - pc.0).ok()?;
-        let end = start.saturating_add(length).min(bytes.len());
-        bytes.get(start..end).filter(|bytes| !bytes.is_empty())
+        bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
     }
 
     /// How the caller is found at a code address of the current space; `None` where that

@@ -92,6 +92,8 @@ struct Recording<'a> {
     mappings: Vec<Mapping>,
     images_read_ns: u64,
     images_wait_ns: u64,
+    /// The target says that they changed, and they were not read yet.
+    images_changed: bool,
     runnable: usize,
     ended: bool,
 }
@@ -116,6 +118,7 @@ impl<'a> Recording<'a> {
             mappings: Vec::new(),
             images_read_ns: 0,
             images_wait_ns: 0,
+            images_changed: false,
             runnable: 0,
             ended: false,
         }
@@ -327,6 +330,7 @@ impl<'a> Recording<'a> {
                 self.stats.exit_status = Some(status);
                 self.ended = true;
             }
+            Event::ImagesChanged => self.images_changed(),
             Event::Terminate => self.live.ask_to_stop(),
             Event::Timeout | Event::Stopped { .. } => {}
         }

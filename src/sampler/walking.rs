@@ -85,6 +85,15 @@ impl Recording<'_> {
         since_ns >= self.images_wait_ns && self.read_images()
     }
 
+    /// Reads the images that the target says have changed. In a storm of changes not each
+    /// time: what reading costs is limited, and the next tick that may will.
+    pub(super) fn images_changed(&mut self) {
+        // Those captured before belong to the images of before.
+        self.walk_captured();
+        self.images_changed = true;
+        self.retry_images();
+    }
+
     /// Brings the images up to date; whether they changed. A failure leaves the known
     /// ones: later addresses may then be unknown, which the summary shows.
     pub(super) fn read_images(&mut self) -> bool {
@@ -103,6 +112,7 @@ impl Recording<'_> {
             let target = &mut self.target;
             changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
         }
+        self.images_changed = false;
         self.mappings = mappings;
         self.images_read_ns = self.clock.now_ns();
         let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
@@ -115,6 +125,7 @@ impl Recording<'_> {
     /// Whether it is time to look for images that were unloaded.
     pub(super) fn images_are_old(&self) -> bool {
         let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        since_ns >= self.images_wait_ns.max(REFRESH_IMAGES_NS)
+        let due_ns = if self.images_changed { 0 } else { REFRESH_IMAGES_NS };
+        since_ns >= self.images_wait_ns.max(due_ns)
     }
 }

@@ -8,8 +8,6 @@
 //! aggregates anything.
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
 
 use crate::addr::Avma;
 use crate::registers::Registers;
@@ -17,7 +15,10 @@ use crate::registers::Registers;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
+mod mapping;
 pub mod sim;
+
+pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind};
 
 /// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +62,11 @@ pub struct Process {
     /// Mask of the bits of a code pointer that hold an address: pointer
     /// authentication (PAC) puts a signature above them. All ones where unused.
     pub code_mask: u64,
+    /// Whether the platform keeps the frame pointer valid at all times (Apple's arm64).
+    pub fp_always: bool,
+    /// Whether a stop leaves a system call that waits alone. Where it does not (Linux:
+    /// EINTR), waiting threads are not stopped for a profile of CPU time.
+    pub stops_waits_unseen: bool,
 }
 
 /// A target fault, by consequence: the sampler acts on this, never on an errno.
@@ -135,13 +141,21 @@ pub struct Capture {
     /// thread that had to wait for a CPU before it could stop, from the moment that its
     /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
     pub pause_ns: u64,
+    /// End of the stack that the stack pointer is in, where the system tells: nothing of
+    /// it lies at this address or above.
+    pub stack_limit: Option<Avma>,
 }
 
 impl Capture {
     /// An empty capture whose stack buffer holds `window_bytes` without growing.
     #[must_use]
     pub fn with_capacity(window_bytes: usize) -> Capture {
-        Capture { registers: Registers::default(), stack: Vec::with_capacity(window_bytes), pause_ns: 0 }
+        Capture {
+            registers: Registers::default(),
+            stack: Vec::with_capacity(window_bytes),
+            pause_ns: 0,
+            stack_limit: None,
+        }
     }
 }
 
@@ -190,59 +204,12 @@ pub enum Event {
         /// Stack pointer at the first instruction of the new program.
         stack_top: Option<Avma>,
     },
+    /// Images were loaded or unloaded, where the system tells at once.
+    ImagesChanged,
     /// The process has ended.
     Exited(ExitStatus),
     /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
     Terminate,
-}
-
-/// What a mapped range of code is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MappingKind {
-    /// A file, as the target sees its path.
-    File,
-    /// Code the kernel maps into every process (Linux vDSO): readable from memory only.
-    Vdso,
-    /// Executable memory without a file: JIT code, trampolines.
-    Anonymous,
-}
-
-/// One executable range of a target's address space.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    /// Where it is.
-    pub avma: Range<Avma>,
-    /// Offset in the file of its first byte.
-    pub file_offset: u64,
-    /// Path as the target sees it, or the kernel's name in brackets; may be empty.
-    pub path: String,
-    /// What it is.
-    pub kind: MappingKind,
-    /// The file's identity as mapped: device and inode. Zero where there is none.
-    pub identity: (u64, u64),
-}
-
-/// The bytes of an image: a mapped file or a copy from the target's memory.
-#[derive(Clone)]
-pub struct ImageBytes(Arc<dyn AsRef<[u8]> + Send + Sync>);
-
-impl ImageBytes {
-    /// Wraps a memory-mapped file or a buffer.
-    pub fn new(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> ImageBytes {
-        ImageBytes(Arc::new(bytes))
-    }
-
-    /// The bytes.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        (*self.0).as_ref()
-    }
-}
-
-impl fmt::Debug for ImageBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ImageBytes({} bytes)", self.bytes().len())
-    }
 }
 
 /// A process that can be sampled.

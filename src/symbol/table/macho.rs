@@ -78,9 +78,19 @@ const RANK_NAMELESS: u32 = 3;
 /// Set in [`Entry::name`] where the name is in the exports trie.
 const EXPORTED: u32 = 1 << 31;
 
-/// The symbols of a file for one processor.
+/// The symbols of a file for one processor, or of an image that was read from memory.
 pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
     let macho = MachO::parse(bytes.bytes()).map_err(Why::BadFile)?;
+    if let Some(read) = bytes.linkedit() {
+        return SymbolTable::from_macho(Parts {
+            text: macho.text.start,
+            code: &macho.code,
+            nlists: read.nlists.bytes(),
+            strings: Arc::new(Pool(read.strings.clone())),
+            function_starts: read.function_starts.bytes(),
+            exports_trie: read.exports_trie.clone(),
+        });
+    }
     let at = &macho.linkedit;
     SymbolTable::from_macho(Parts {
         text: macho.text.start,

@@ -116,5 +116,7 @@ fn describe(pid: pid_t) -> Process {
         backend: "ptrace",
         cpus: sys::cpus_of(pid),
         code_mask: CODE_MASK,
+        fp_always: false,
+        stops_waits_unseen: false,
     }
 }

@@ -7,6 +7,8 @@
 
 use std::fmt;
 
+use crate::target::{Arch, ImageBytes};
+
 /// The name of a send right to a task in this process. 0 is MACH_PORT_NULL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskPort(pub u32);
@@ -135,6 +137,20 @@ pub struct ThreadBasicInfo {
     pub suspend_count: i32,
 }
 
+/// THREAD_EXTENDED_INFO (flavor 5, count 28), the part that is used: the same times and
+/// state as [`ThreadBasicInfo`], and the name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadExtendedInfo {
+    /// User CPU time, nanoseconds.
+    pub user_ns: u64,
+    /// System CPU time, nanoseconds.
+    pub system_ns: u64,
+    /// As in [`ThreadBasicInfo::run_state`].
+    pub run_state: i32,
+    /// Name of the pthread; empty for one without, as main threads mostly are.
+    pub name: String,
+}
+
 /// THREAD_IDENTIFIER_INFO (flavor 4, count 6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadIdentifierInfo {
@@ -225,6 +241,11 @@ pub trait MachKernel {
     /// died is a dead name, which the kernel leaves behind with `SendInvalidDest`
     /// (mach_types.defs: a send-once right, moved); this call gives that name back too.
     fn task_resume2(&self, token: SuspensionToken) -> Kern<()>;
+    /// `task_suspend`: stops every thread; released by `task_resume`, or by our death
+    /// (osfmk/kern/task.c, "legacy" holds). For kernels without `task_suspend2`.
+    fn task_suspend(&self, task: TaskPort) -> Kern<()>;
+    /// `task_resume`: ends one suspension of `task_suspend`.
+    fn task_resume(&self, task: TaskPort) -> Kern<()>;
     /// `task_threads`: appends the ports to `ports`, in creation order.
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine>;
     /// `task_info(TASK_DYLD_INFO)` with the count given (5).
@@ -234,8 +255,8 @@ pub trait MachKernel {
     fn thread_basic_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadBasicInfo>;
     /// `thread_info(THREAD_IDENTIFIER_INFO)` with the count given (6).
     fn thread_identifier_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadIdentifierInfo>;
-    /// `thread_info(THREAD_EXTENDED_INFO)` with the count given (28): the name only.
-    fn thread_name(&self, thread: ThreadPort, count: u32) -> Kern<String>;
+    /// `thread_info(THREAD_EXTENDED_INFO)` with the count given (28).
+    fn thread_extended_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadExtendedInfo>;
     /// `thread_get_state`: `count` is the words `state` holds on the way in, those filled
     /// on the way out.
     fn thread_get_state(
@@ -288,11 +309,14 @@ pub trait MachKernel {
     fn wait_until(&self, deadline_ticks: u64) -> Kern<()>;
     /// `vm_page_size` of this process.
     fn page_size(&self) -> u64;
+    /// The instruction set that this program was built for, and so that of the threads
+    /// whose state it can read.
+    fn arch(&self) -> Arch;
     /// Bytes of this process's own shared cache at the same address as in the target
     /// (the cache is the same, see `dyld.rs`): `len` bytes at `address`, or `None` where
     /// not all of them are mapped, readable and never written: the cache's range has
-    /// holes, and data that changes.
-    fn own_shared_cache(&self, address: u64, len: usize) -> Option<&[u8]>;
+    /// holes, and data that changes. Costs region look-ups: one call for each piece.
+    fn own_shared_cache(&self, address: u64, len: usize) -> Option<ImageBytes>;
     /// `_dyld_get_shared_cache_uuid` and `_dyld_get_shared_cache_range` of this process:
     /// UUID, first address, size in bytes.
     fn own_shared_cache_identity(&self) -> Option<([u8; 16], u64, u64)>;

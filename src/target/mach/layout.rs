@@ -7,7 +7,9 @@
 
 use std::mem::offset_of;
 
-use super::kernel::{BsdInfo, Region, TaskDyldInfo, ThreadBasicInfo, ThreadIdentifierInfo};
+use super::kernel::{
+    BsdInfo, Region, TaskDyldInfo, ThreadBasicInfo, ThreadExtendedInfo, ThreadIdentifierInfo,
+};
 
 /// `time_value_t`, osfmk/mach/time_value.h.
 #[repr(C)]
@@ -256,6 +258,17 @@ impl From<RawThreadBasicInfo> for ThreadBasicInfo {
             system_ns: raw.system_time.ns(),
             run_state: raw.run_state,
             suspend_count: raw.suspend_count,
+        }
+    }
+}
+
+impl From<RawThreadExtendedInfo> for ThreadExtendedInfo {
+    fn from(raw: RawThreadExtendedInfo) -> ThreadExtendedInfo {
+        ThreadExtendedInfo {
+            user_ns: raw.user_time,
+            system_ns: raw.system_time,
+            run_state: raw.run_state,
+            name: text(&raw.name),
         }
     }
 }

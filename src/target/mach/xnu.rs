@@ -15,19 +15,20 @@ use std::ptr::{null, null_mut};
 use mach2::kern_return::kern_return_t;
 use mach2::mach_port::mach_port_deallocate;
 use mach2::mach_time::{mach_absolute_time, mach_timebase_info, mach_wait_until};
-use mach2::task::{task_info, task_resume2, task_suspend2, task_threads};
+use mach2::task::{task_info, task_resume, task_resume2, task_suspend, task_suspend2, task_threads};
 use mach2::thread_act::thread_get_state;
 use mach2::traps::{mach_task_self, task_for_pid};
 use mach2::vm::{mach_vm_deallocate, mach_vm_read_overwrite, mach_vm_region_recurse};
 
 use super::kernel::{
     BsdInfo, Errno, Kern, KernReturn, MachKernel, OutOfLine, Region, StateFlavor, SuspensionToken,
-    TaskDyldInfo, TaskPort, ThreadBasicInfo, ThreadIdentifierInfo, ThreadPort,
+    TaskDyldInfo, TaskPort, ThreadBasicInfo, ThreadExtendedInfo, ThreadIdentifierInfo, ThreadPort,
 };
 use super::layout::{
     self, RawBsdInfo, RawRegionInfo, RawTaskDyldInfo, RawThreadBasicInfo, RawThreadExtendedInfo,
     RawThreadIdentifierInfo, words,
 };
+use crate::target::{Arch, ImageBytes};
 
 // SAFETY: the declarations of osfmk/mach/mach_traps.h, bsd/sys/codesign.h and
 // dyld's include/mach-o/dyld_priv.h.
@@ -44,6 +45,8 @@ const THREAD_IDENTIFIER_INFO: c_uint = 4;
 const THREAD_EXTENDED_INFO: c_uint = 5;
 const TASK_DYLD_INFO: c_uint = 17;
 const CS_OPS_STATUS: c_uint = 0;
+/// MACH_SEND_* of osfmk/mach/message.h.
+const SEND_FAILURES: std::ops::Range<i32> = 0x1000_0001..0x1000_4000;
 /// Descends every submap.
 const DEEPEST: u32 = 1024;
 
@@ -115,6 +118,20 @@ fn path(call: impl FnOnce(*mut c_void, u32) -> c_int) -> Result<String, Errno> {
     }
 }
 
+/// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
+#[must_use]
+pub fn own_usage() -> (u64, u64) {
+    // SAFETY: a structure of numbers, for which all zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is live; RUSAGE_SELF cannot fail, and zeros would stay.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    let ns = |time: libc::timeval| {
+        time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_usec.unsigned_abs() as u64 * 1_000
+    };
+    // getrusage(2) of macOS: ru_maxrss is in bytes.
+    (ns(usage.ru_utime) + ns(usage.ru_stime), usage.ru_maxrss.unsigned_abs())
+}
+
 impl MachKernel for Xnu {
     fn task_for_pid(&self, pid: i32) -> Kern<TaskPort> {
         let mut port = 0;
@@ -151,12 +168,23 @@ impl MachKernel for Xnu {
     fn task_resume2(&self, token: SuspensionToken) -> Kern<()> {
         // SAFETY: takes a number; the token is consumed.
         let result = kern(unsafe { task_resume2(token.0) });
-        if result == Err(KernReturn::SendInvalidDest) {
-            // The task has died, and its token became a dead name, which an unsent message
-            // does not take along. This gives it back; that it may fail changes nothing.
+        if result.is_err_and(|failed| SEND_FAILURES.contains(&failed.code())) {
+            // A message that was not sent does not take its token along; that of a task
+            // that has died is a dead name. This gives it back, which also ends the
+            // suspension; that it may fail changes nothing.
             let _ = self.port_deallocate(token.0);
         }
         result
+    }
+
+    fn task_suspend(&self, task: TaskPort) -> Kern<()> {
+        // SAFETY: takes a number.
+        kern(unsafe { task_suspend(task.0) })
+    }
+
+    fn task_resume(&self, task: TaskPort) -> Kern<()> {
+        // SAFETY: takes a number.
+        kern(unsafe { task_resume(task.0) })
     }
 
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine> {
@@ -189,9 +217,8 @@ impl MachKernel for Xnu {
         thread_info::<RawThreadIdentifierInfo>(thread, THREAD_IDENTIFIER_INFO, count).map(Into::into)
     }
 
-    fn thread_name(&self, thread: ThreadPort, count: u32) -> Kern<String> {
-        let info: RawThreadExtendedInfo = thread_info(thread, THREAD_EXTENDED_INFO, count)?;
-        Ok(layout::text(&info.name))
+    fn thread_extended_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadExtendedInfo> {
+        thread_info::<RawThreadExtendedInfo>(thread, THREAD_EXTENDED_INFO, count).map(Into::into)
     }
 
     fn thread_get_state(
@@ -350,7 +377,11 @@ impl MachKernel for Xnu {
         unsafe { mach2::vm_page_size::vm_page_size as u64 }
     }
 
-    fn own_shared_cache(&self, address: u64, len: usize) -> Option<&[u8]> {
+    fn arch(&self) -> Arch {
+        if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 }
+    }
+
+    fn own_shared_cache(&self, address: u64, len: usize) -> Option<ImageBytes> {
         let (_, first, size) = self.own_shared_cache_identity()?;
         let offset = address.checked_sub(first)?;
         let after = offset.checked_add(len as u64)?;
@@ -361,7 +392,8 @@ impl MachKernel for Xnu {
         }
         // SAFETY: all of it lies in the shared cache, which stays mapped as long as this
         // process lives, is readable (there are holes), and cannot be written.
-        Some(unsafe { std::slice::from_raw_parts(address as *const u8, len) })
+        let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(address as *const u8, len) };
+        Some(ImageBytes::new(bytes))
     }
 
     fn own_shared_cache_identity(&self) -> Option<([u8; 16], u64, u64)> {

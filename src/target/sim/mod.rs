@@ -110,6 +110,8 @@ impl SimTarget {
             backend: "sim",
             cpus: config.cpus,
             code_mask: if signed { CODE_MASK } else { u64::MAX },
+            fp_always: false,
+            stops_waits_unseen: false,
         };
         let machine = Machine::new(Setup {
             now_ns: clock.now_ns(),

@@ -1,0 +1,96 @@
+//! What a process has mapped as code, and the bytes behind it: plain types that the
+//! backends make and that images and symbols are read from.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::addr::Avma;
+
+/// What a mapped range of code is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MappingKind {
+    /// A file, as the target sees its path.
+    File,
+    /// Code the kernel maps into every process (Linux vDSO): readable from memory only.
+    Vdso,
+    /// Executable memory without a file: JIT code, trampolines.
+    Anonymous,
+}
+
+/// One executable range of a target's address space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it is.
+    pub avma: Range<Avma>,
+    /// Offset in the file of its first byte.
+    pub file_offset: u64,
+    /// Path as the target sees it, or the kernel's name in brackets; may be empty.
+    pub path: String,
+    /// What it is.
+    pub kind: MappingKind,
+    /// The file's identity as mapped: device and inode. Zero where there is none.
+    pub identity: (u64, u64),
+}
+
+/// What names the functions of a Mach-O image that was read from memory, each piece where
+/// its load commands have another place for it. Any of them may be empty.
+#[derive(Clone, Debug)]
+pub struct Linkedit {
+    /// `nlist_64` entries; their names are in `strings`.
+    pub nlists: ImageBytes,
+    /// Names by offset, each ended by NUL.
+    pub strings: ImageBytes,
+    /// Content of `LC_FUNCTION_STARTS`.
+    pub function_starts: ImageBytes,
+    /// Content of `LC_DYLD_EXPORTS_TRIE`.
+    pub exports_trie: ImageBytes,
+}
+
+/// The bytes of an image: a mapped file, or what was read from the target's memory.
+#[derive(Clone)]
+pub struct ImageBytes {
+    bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    first_offset: u64,
+    linkedit: Option<Arc<Linkedit>>,
+}
+
+impl ImageBytes {
+    /// Wraps a memory-mapped file or a buffer.
+    pub fn new(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> ImageBytes {
+        ImageBytes { bytes: Arc::new(bytes), first_offset: 0, linkedit: None }
+    }
+
+    /// The header and `__TEXT` of a Mach-O image as they are in memory, and its symbols.
+    /// `first_offset` is where `__TEXT` begins in its file: 0, except in the shared cache.
+    #[must_use]
+    pub fn in_memory(self, first_offset: u64, linkedit: Linkedit) -> ImageBytes {
+        ImageBytes { first_offset, linkedit: Some(Arc::new(linkedit)), ..self }
+    }
+
+    /// The bytes: of the whole file, or of `__TEXT`.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        (*self.bytes).as_ref()
+    }
+
+    /// The bytes from an offset in the file on; empty outside.
+    #[must_use]
+    pub fn from_offset(&self, file_offset: u64) -> &[u8] {
+        let offset =
+            file_offset.checked_sub(self.first_offset).and_then(|offset| usize::try_from(offset).ok());
+        offset.and_then(|offset| self.bytes().get(offset..)).unwrap_or_default()
+    }
+
+    /// The symbols of an image that was read from memory; those of a file are in its bytes.
+    #[must_use]
+    pub fn linkedit(&self) -> Option<&Linkedit> {
+        self.linkedit.as_deref()
+    }
+}
+
+impl fmt::Debug for ImageBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImageBytes({} bytes)", self.bytes().len())
+    }
+}
