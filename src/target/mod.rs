@@ -12,6 +12,7 @@ use std::fmt;
 use crate::addr::Avma;
 use crate::registers::Registers;
 
+mod file;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
