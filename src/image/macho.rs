@@ -9,6 +9,7 @@
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 
 pub mod fat;
+pub mod functions;
 
 #[cfg(test)]
 pub(crate) mod build;
