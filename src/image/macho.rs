@@ -10,6 +10,7 @@
 
 pub mod export;
 pub mod fat;
+pub mod functions;
 
 #[cfg(test)]
 pub(crate) mod build;

@@ -26,6 +26,7 @@ use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
+pub use walking::ImageCode;
 
 /// Stops that may be on their way at once: enough to hide the way, few enough that the
 /// first to stand is not kept by the last.
