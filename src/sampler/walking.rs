@@ -66,8 +66,8 @@ impl Recording<'_> {
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
-                stack_limit: None,
-                fp_always: false,
+                stack_limit: capture.stack_limit,
+                fp_always: self.target.process().fp_always,
                 max_depth: self.options.max_depth,
                 code_mask: self.target.process().code_mask,
                 code: &code,

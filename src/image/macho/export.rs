@@ -49,10 +49,10 @@ mod tests {
     /// `_a` at 0x10, `_ab` at 0x20, and `_x` that another library has.
     const TRIE: &[u8] = &[
         0, 1, b'_', 0, 5, // 0: the root, "_" leads to 5
-        0, 2, b'a', 0, 13, b'x', 0, 23, // 5: "a", "x"
-        2, 0, 0x10, 1, b'b', 0, 19, // 13: _a; "b"
-        2, 0, 0x20, 0, // 19: _ab
-        2, 0x08, 1, 0, // 23: _x, of another library
+        0, 2, b'a', 0, 13, b'x', 0, 24, // 5: "a", "x"
+        2, 0, 0x10, 1, b'b', 0, 20, // 13: _a; "b"
+        2, 0, 0x20, 0, // 20: _ab
+        2, 0x08, 1, 0, // 24: _x, of another library
     ];
 
     #[test]
