@@ -139,7 +139,7 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
     Process {
         pid: facts.pid.unsigned_abs(),
         name: facts.name(),
-        command: kernel.proc_args(facts.pid).map(|bytes| command_line(&bytes)).unwrap_or_default(),
+        command: command_of(kernel, facts.pid),
         arch,
         backend: "mach",
         // Unknown: any number of threads may run at once.
@@ -148,6 +148,16 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         fp_always: arch == Arch::Aarch64,
         stops_waits_unseen: true,
     }
+}
+
+/// Brings the name and the command up to date.
+pub(super) fn rename(kernel: &dyn MachKernel, pid: i32, process: &mut Process) {
+    process.name = Facts::of(kernel, pid).name();
+    process.command = command_of(kernel, pid);
+}
+
+fn command_of(kernel: &dyn MachKernel, pid: i32) -> String {
+    kernel.proc_args(pid).map(|bytes| command_line(&bytes)).unwrap_or_default()
 }
 
 /// The arguments of KERN_PROCARGS2, joined: argc, the path of the program, NULs, argv.

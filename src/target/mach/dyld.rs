@@ -186,6 +186,11 @@ impl Dyld {
         self.cache
     }
 
+    /// Whether libSystem of the program is up.
+    pub(super) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
     /// The image that an address is in.
     pub(super) fn image_at(&self, at: u64) -> Option<&Arc<RemoteImage>> {
         let after = self.images.partition_point(|image| image.load <= at);

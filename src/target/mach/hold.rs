@@ -5,10 +5,8 @@
 //! parks one; both die with their holder, and the kernel lets the task run
 //! (osfmk/kern/task.c, `task_suspension_notify`). So tasks are suspended, never threads.
 
-use super::kernel::{Kern, KernReturn, MachKernel, SuspensionToken, TaskPort};
-
-/// MIG_BAD_ID: a kernel that does not know the call (mach/mig_errors.h).
-const MIG_BAD_ID: i32 = -303;
+use super::kernel::{Kern, MachKernel, SuspensionToken, TaskPort};
+use super::threads::is_gone;
 
 /// A task that stands still because of us, until this is dropped.
 pub(super) struct Hold<'k> {
@@ -29,11 +27,9 @@ impl<'k> Hold<'k> {
     pub(super) fn begin(kernel: &'k dyn MachKernel, task: TaskPort) -> Kern<Hold<'k>> {
         let by = match kernel.task_suspend2(task) {
             Ok(token) => By::Token(token),
-            Err(KernReturn::NotSupported | KernReturn::Other(MIG_BAD_ID)) => {
-                kernel.task_suspend(task)?;
-                By::Count
-            }
-            Err(failed) => return Err(failed),
+            Err(failed) if is_gone(failed) => return Err(failed),
+            // A kernel that has no such call still has the older one.
+            Err(failed) => kernel.task_suspend(task).map(|()| By::Count).map_err(|_| failed)?,
         };
         Ok(Hold { kernel, task, by: Some(by) })
     }

@@ -39,7 +39,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    fn of(kernel: &dyn MachKernel, pid: i32) -> Facts {
+    pub(super) fn of(kernel: &dyn MachKernel, pid: i32) -> Facts {
         let path = kernel.proc_pidpath(pid).ok().filter(|path| !path.is_empty());
         Facts { pid, info: kernel.proc_bsdinfo(pid).ok(), path }
     }
@@ -155,6 +155,11 @@ pub(super) fn check_program(
 /// program, so that asking again helps.
 pub(super) fn may_be_between_programs(kernel: &dyn MachKernel, facts: &Facts) -> bool {
     !is_protected(kernel, facts) && !has_ended(kernel, facts.pid)
+}
+
+/// Whether a process is an Intel program that Rosetta translates, as far as the system tells.
+pub(super) fn is_translated(kernel: &dyn MachKernel, pid: i32) -> bool {
+    kernel.proc_bsdinfo(pid).is_ok_and(|info| info.flags & FLAG_TRANSLATED != 0)
 }
 
 /// Whether a process has ended, as far as the system tells.

@@ -202,6 +202,12 @@ impl<'k> MachTarget<'k> {
 
     /// The process runs another program, in another task.
     fn exec(&mut self, acquired: &Acquired) {
+        if refusal::is_translated(self.kernel, self.pid) {
+            // Its stacks would be wrong: the recording ends with what it has.
+            let _ = self.kernel.port_deallocate(acquired.task.0);
+            self.events.push_back(Event::Terminate);
+            return;
+        }
         let now_ns = self.clock.now_ns();
         let mut threads = Threads::default();
         let listed = threads.list(self.kernel, acquired.task, now_ns);
@@ -213,6 +219,10 @@ impl<'k> MachTarget<'k> {
             return;
         };
         self.answer_pending("the program was replaced before it was stopped");
+        if self.launched && !self.dyld.is_settled() {
+            // What was started is the command only now.
+            attach::rename(self.kernel, self.pid, &mut self.process);
+        }
         self.release();
         self.task = acquired.task;
         self.memory = Memory::new(self.kernel, acquired.task);

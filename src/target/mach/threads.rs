@@ -165,26 +165,20 @@ impl Threads {
     /// hides whether it waits.
     pub(super) fn look(&mut self, kernel: &dyn MachKernel, id: ThreadId, now_ns: u64) -> Result<Look, Fault> {
         let thread = self.by_id.get_mut(&id).ok_or(Fault::ThreadGone)?;
-        let info = match kernel.thread_basic_info(thread.port, BASIC_COUNT) {
-            Ok(info) => Ok((info.user_ns.saturating_add(info.system_ns), info.run_state)),
-            Err(KernReturn::Terminated | KernReturn::SendInvalidDest) => return Err(Fault::ThreadGone),
+        let basic = kernel.thread_basic_info(thread.port, BASIC_COUNT);
+        let basic = basic.map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state));
+        let info = basic.or_else(|failed| match failed {
+            KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
             // The same facts by another way, should a system refuse the first.
-            Err(_) => kernel
+            _ => kernel
                 .thread_extended_info(thread.port, EXTENDED_COUNT)
                 .map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state)),
-        };
+        });
         let (told_ns, run_state) = match info {
             Ok(told) => told,
-            Err(failed)
-                if self.looks_are_answered
-                    || !matches!(failed, KernReturn::InvalidArgument) && is_gone(failed) =>
-            {
-                return Err(if is_gone(failed) {
-                    Fault::ThreadGone
-                } else {
-                    Fault::Transient("not told what a thread does")
-                });
-            }
+            Err(KernReturn::Terminated | KernReturn::SendInvalidDest) => return Err(Fault::ThreadGone),
+            Err(failed) if self.looks_are_answered && is_gone(failed) => return Err(Fault::ThreadGone),
+            Err(_) if self.looks_are_answered => return Err(Fault::Transient("not told what a thread does")),
             // A system that tells nothing of threads: then all of them may run.
             Err(_) => (0, RUNNING),
         };
