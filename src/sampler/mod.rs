@@ -28,9 +28,6 @@ use ticks::Ticks;
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
 pub use walking::ImageCode;
 
-/// Stops that may be on their way at once: enough to hide the way, few enough that the
-/// first to stand is not kept by the last.
-const STOPS_AT_ONCE: usize = 4;
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
 /// Events handled in a row before the engine looks at the time again.
@@ -223,7 +220,7 @@ impl<'a> Recording<'a> {
             runnable += usize::from(look.activity == Activity::Runnable);
             if self.decide(*id, look) {
                 on_the_way += 1;
-                if on_the_way % STOPS_AT_ONCE == 0 {
+                if on_the_way % self.target.stops_at_once() == 0 {
                     self.collect()?;
                 }
             }
