@@ -62,6 +62,8 @@ pub(super) struct Threads {
     first: Option<ThreadId>,
     lists: u64,
     ports: Vec<ThreadPort>,
+    /// Whether any thread was ever told to have a number.
+    ids_are_told: bool,
     /// Whether any thread was ever told to have used CPU time.
     times_are_told: bool,
     first_look_ns: Option<u64>,
@@ -109,13 +111,14 @@ impl Threads {
         }
         let (id, handle, dispatch_qaddr) = match kernel.thread_identifier_info(port, IDENTIFIER_COUNT) {
             Ok(info) if info.thread_id != 0 => (info.thread_id, info.thread_handle, info.dispatch_qaddr),
-            Err(KernReturn::Terminated | KernReturn::SendInvalidDest) => {
+            Err(failed) if self.ids_are_told || is_gone(failed) && failed != KernReturn::InvalidArgument => {
                 let _ = kernel.port_deallocate(port.0);
                 return None;
             }
             // Nobody tells: while its reference is kept, the name is as good.
             _ => (port.0.into(), 0, 0),
         };
+        self.ids_are_told |= id != u64::from(port.0) || handle != 0;
         let id = ThreadId(id);
         if let Some(thread) = self.by_id.get_mut(&id) {
             thread.listed = self.lists;
