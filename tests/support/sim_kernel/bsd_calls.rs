@@ -38,7 +38,8 @@ impl State {
         };
         let SimProcess { flags, ppid, uid, name, .. } = &proc.spec;
         let (ppid, uid) = (*ppid as u32, *uid);
-        Ok(BsdInfo { flags: *flags, status, ppid, uid, name: name.clone() })
+        let start_us = 1_700_000_000_000_000 + pid as u64 * 1_000_000;
+        Ok(BsdInfo { flags: *flags, status, ppid, uid, name: name.clone(), start_us })
     }
 
     pub fn proc_pidpath(&mut self, pid: i32) -> Errno<String> {

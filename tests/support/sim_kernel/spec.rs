@@ -87,7 +87,7 @@ impl SimImage {
     }
     /// dlopen at `load_ns`, dlclose at `unload_ns`.
     #[must_use]
-    pub fn from_to(mut self, load_ns: u64, unload_ns: Option<u64>) -> SimImage {
+    pub fn during(mut self, load_ns: u64, unload_ns: Option<u64>) -> SimImage {
         self.load_ns = load_ns;
         self.unload_ns = unload_ns;
         self
@@ -204,7 +204,7 @@ impl SimThread {
         self.phase(Doing::WaitUninterruptible, ns, stack)
     }
     #[must_use]
-    pub fn from_to(mut self, start_ns: u64, end_ns: Option<u64>) -> SimThread {
+    pub fn during(mut self, start_ns: u64, end_ns: Option<u64>) -> SimThread {
         self.start_ns = start_ns;
         self.end_ns = end_ns;
         self

@@ -66,7 +66,7 @@ pub fn make(wanted: &Wanted<'_>) -> Made {
     let frameless_leaf = count > 1 && images.is_frameless(frames[0]);
     let recordless_root = arch == Arch::Aarch64 && wanted.birth == Birth::Pthread;
     let has_record =
-        |index: usize| !(index == 0 && frameless_leaf) && !(index == count - 1 && recordless_root);
+        |index: usize| (index != 0 || !frameless_leaf) && (index != count - 1 || !recordless_root);
     let locals = |index: usize| {
         let moved = if index + 3 == count || index == 0 { wanted.key % 31 } else { 0 };
         (wanted.locals + 16 * (hash(&[wanted.key, index as u64]) % 6 + moved)).next_multiple_of(16)

@@ -199,19 +199,18 @@ impl State {
 
     /// Time passes: tasks that do not stand run, and what is due happens.
     pub fn pass(&mut self, ns: u64) {
-        let end_ns = self.now_ns + ns;
+        let (begin_ns, end_ns) = (self.now_ns, self.now_ns + ns);
         let pids: Vec<i32> = self.procs.keys().copied().collect();
         for pid in pids {
-            let mut at_ns = self.now_ns;
-            loop {
-                let Some(proc) = self.procs.get(&pid) else { break };
+            self.now_ns = begin_ns;
+            while let Some(proc) = self.procs.get(&pid) {
                 if let Some(due_ns) = proc.respawn_at_ns.filter(|due_ns| *due_ns <= end_ns) {
                     self.respawn(pid, due_ns);
                     continue;
                 }
                 let Some(index) = proc.task.filter(|task| !self.stands(*task)) else { break };
                 let ran_ns = self.tasks[index].ran_ns;
-                let mut due_ns = ran_ns + (end_ns - at_ns);
+                let mut due_ns = ran_ns + (end_ns - self.now_ns);
                 let exit = proc.spec.end.filter(|end| end.at_ns <= due_ns);
                 let exec = proc.execs.first().map(|(at, _)| *at).filter(|at| *at <= due_ns);
                 if let Some(end) = exit {
@@ -222,7 +221,7 @@ impl State {
                 }
                 self.run_dyld(index, due_ns);
                 self.tasks[index].ran_ns = due_ns;
-                at_ns += due_ns - ran_ns;
+                self.now_ns += due_ns - ran_ns;
                 if exec.is_some_and(|at| at.max(ran_ns) == due_ns) {
                     self.exec(pid);
                 } else if let Some(end) = exit {

@@ -84,6 +84,12 @@ impl World {
         self.faults.happenings.push((before_call, what));
         self
     }
+    /// Waits end on time.
+    #[must_use]
+    pub fn with_no_overshoot(mut self) -> World {
+        self.overshoot_ns = 0;
+        self
+    }
     /// Any other change.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut World)) -> World {
@@ -218,13 +224,13 @@ pub fn seeded(pid: i32, seed: u64, for_ms: u64) -> SimProcess {
                 .wait(rng.within(100, 4_000) * US, &["__psynch_cvwait", "_pthread_cond_wait", "w11"]),
             _ => thread.wait(9 * MS, &["mach_msg2_trap", "mach_msg", "w7"]),
         };
-        let thread = thread.from_to(at_ms * MS + rng.within(0, 999) * US, Some(end_ms * MS));
+        let thread = thread.during(at_ms * MS + rng.within(0, 999) * US, Some(end_ms * MS));
         process = process.thread(thread);
         if rng.chance(1, 6) {
             let number = process.program.images.len();
             let name = format!("plugin_{number}");
             let plugin = SimImage::dylib(&format!("/opt/sim/{name}.bundle"), &[&name])
-                .from_to(at_ms * MS, rng.chance(2, 3).then_some(end_ms * MS));
+                .during(at_ms * MS, rng.chance(2, 3).then_some(end_ms * MS));
             process = process.image(plugin);
         }
     }
