@@ -41,3 +41,13 @@ fn the_pause_is_short_and_holds_nothing_else() {
     // Four threads: about 2 + 4 × 4 µs to stop, 4 × (2.5 + 3.5) µs to copy.
     assert!(report.longest_hold_ns < 100 * US, "{} ns", report.longest_hold_ns);
 }
+
+#[test]
+fn who_is_told_to_be_dead_is_not_asked_again() {
+    for seed in seeds(0..4) {
+        let _replay = Replay(seed);
+        let world = World::arm64(seed).process(seeded(500, seed, 1_000).ends(990 * MS, 0));
+        let (kernel, _) = recorded(world, &options(1_000));
+        kernel.assert_no_repeats();
+    }
+}

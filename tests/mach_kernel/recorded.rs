@@ -149,6 +149,20 @@ impl Recorded {
         }
     }
 
+    /// Every stack that ran is shown, and of those that waited almost nothing: a thread may
+    /// begin to wait between the look and the stop.
+    pub fn check_ran(&self, what: &str) {
+        let shown = self.shown();
+        for stack in self.truth.keys() {
+            assert!(shown.contains(stack), "{what}: {stack:?} ran and is not shown");
+        }
+        let ran = |id: &u64, names: &[String]| self.truth.contains_key(&(*id, names.to_vec()));
+        let waited = self.stacks.iter().filter(|((id, _, names), _)| !ran(id, names));
+        let waited: u64 = waited.map(|(_, count)| count).sum();
+        let total = self.profile.stats.samples;
+        assert!(waited * 50 <= total, "{what}: {waited} of {total} samples were of waiting stacks");
+    }
+
     pub fn lost(&self) -> u64 {
         self.profile.stats.samples_lost.values().sum()
     }
