@@ -220,6 +220,7 @@ impl<'k> MachTarget<'k> {
         if refusal::is_translated(self.kernel, self.pid) {
             // Its stacks would be wrong: the recording ends with what it has.
             let _ = self.kernel.port_deallocate(acquired.task.0);
+            self.ended = true;
             self.events.push_back(Event::Terminate);
             return true;
         }
