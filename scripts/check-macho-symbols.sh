@@ -10,8 +10,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir="${1:-target/macho-symbols}"
-export DEBIAN_FRONTEND=noninteractive CARGO_TERM_COLOR=never
-export PATH="$PATH:$HOME/.cargo/bin"
+# shellcheck source=scripts/setup.sh
+. scripts/setup.sh
 
 # The versions are fixed so that a change of the result is a change of stackprof. Those for
 # Intel are the last that were built for it.
@@ -26,13 +26,7 @@ command -v cc >/dev/null || packages+=(gcc libc6-dev)
 command -v python3 >/dev/null || packages+=(python3)
 python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
 if ((${#packages[@]} > 0)); then
-    as_root=()
-    if ((EUID != 0)); then
-        as_root=(sudo -n)
-    fi
-    echo "installing: ${packages[*]}"
-    "${as_root[@]}" apt-get update -qq </dev/null
-    "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null >/dev/null
+    install_packages "${packages[@]}"
 fi
 
 # fetch ARCH PACKAGE TAG...: the file of the first tag that has one. Whatever Python runs

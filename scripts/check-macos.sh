@@ -25,9 +25,9 @@ for argument in "$@"; do
     esac
 done
 
-export CARGO_TERM_COLOR=never DEBIAN_FRONTEND=noninteractive
-export PATH="$PATH:$HOME/.cargo/bin"
-# Both would replace the flags of each target below.
+# shellcheck source=scripts/setup.sh
+. scripts/setup.sh
+# All would replace the flags of each target below.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET
 target_dir="$PWD/target/macos"
 stubs="$target_dir/stubs"
@@ -46,16 +46,6 @@ quietly() {
         cat "$log" >&2
         fail "failed: $*"
     fi
-}
-
-install_packages() {
-    local as_root=()
-    command -v apt-get >/dev/null || fail "needs $*, and there is no apt-get to install them"
-    if ((EUID != 0)); then
-        as_root=(sudo -n)
-    fi
-    quietly "${as_root[@]}" apt-get update -qq
-    quietly "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@"
 }
 
 # ---- the linker, and what to link against
@@ -104,29 +94,13 @@ stub Foundation.framework/Foundation.tbd /System/Library/Frameworks/Foundation.f
 
 # ---- the compiler
 
-# True if the installed compiler has, or can be given, the standard library of a target.
-have_target() {
-    local libraries
-    libraries="$(rustc --print target-libdir --target "$1" 2>/dev/null)" || return 1
-    [[ -d $libraries ]] || { command -v rustup >/dev/null && rustup target add "$1" >"$log" 2>&1 </dev/null; }
-}
-
-cargo=(cargo)
-build_std=()
 if ((distro == 0)); then
     for target in "${targets[@]}"; do
         have_target "$target" || distro=1
     done
 fi
 if ((distro)); then
-    # Debian's newer Rust can build the standard library from its source.
-    if [[ ! -x /usr/bin/cargo || ! -d /usr/lib/rustlib/src/rust/library || ! -x /usr/bin/cargo-clippy ]]; then
-        install_packages rustc-web cargo-web rust-web-src rust-web-clippy
-    fi
-    export PATH="/usr/bin:$PATH" RUSTC_BOOTSTRAP=1
-    unset RUSTUP_TOOLCHAIN
-    cargo=(/usr/bin/cargo)
-    build_std=('-Zbuild-std=std,panic_unwind,test,proc_macro')
+    use_distro_rust
     export CARGO_TARGET_DIR="$target_dir/distro"
 fi
 
@@ -145,12 +119,6 @@ done
 # shares the compiled build scripts and macros. The release profile stays as users have it.
 export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 
-run_cargo() {
-    local command="$1"
-    shift
-    "${cargo[@]}" "$command" --locked "${build_std[@]}" "$@"
-}
-
 # One call for both targets: with few cores, the end of one fills the gaps of the other.
 both=()
 for target in "${targets[@]}"; do
@@ -159,17 +127,17 @@ done
 
 step() {
     local began=$SECONDS
-    quietly run_cargo "${@:2}"
+    quietly cargo "${@:2}"
     printf '%s: both targets, %s s\n' "$1" "$((SECONDS - began))"
 }
 
 SECONDS=0
-step 'clippy, all targets' clippy "${both[@]}" --all-targets -- -D warnings
+step 'clippy, all targets' clippy --locked "${both[@]}" --all-targets -- -D warnings
 # Benchmarks too, but not optimised: it is their linking that counts.
-tests=(test "${both[@]}" --no-run --all-targets)
+tests=(test --locked "${both[@]}" --no-run --all-targets)
 step 'tests and benchmarks' "${tests[@]}"
-step 'release program' build "${both[@]}" --release --bin stackprof
-if ! messages="$(run_cargo "${tests[@]}" --message-format=json 2>"$log" </dev/null)"; then
+step 'release program' build --locked "${both[@]}" --release --bin stackprof
+if ! messages="$(cargo "${tests[@]}" --message-format=json 2>"$log" </dev/null)"; then
     cat "$log" >&2
     fail "cargo built the tests, and then did not say where they are"
 fi
@@ -251,7 +219,7 @@ for target in "${targets[@]}"; do
 
     # One test again, with a call that does not exist; all else is already built.
     if ((prove)); then
-        if run_cargo rustc --target "$target" --test xnu_links -- --cfg misspelt >"$log" 2>&1 </dev/null; then
+        if cargo rustc --locked --target "$target" --test xnu_links -- --cfg misspelt >"$log" 2>&1 </dev/null; then
             fail "mach_vm_reed was linked for $target; so this check proves nothing"
         fi
         mapfile -t refused < <(grep -o 'undefined symbol: .*' "$log")
