@@ -117,7 +117,9 @@ done
 
 # The tests are linked, never run: what makes them fast or debuggable is left out. Clippy
 # shares the compiled build scripts and macros. The release profile stays as users have it.
-export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
+# Without debug information cargo would strip, with a tool that Debian's Rust lacks.
+export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
+export CARGO_INCREMENTAL=0
 
 # One call for both targets: with few cores, the end of one fills the gaps of the other.
 both=()
