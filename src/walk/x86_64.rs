@@ -6,6 +6,8 @@
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function tells; without it the instruction at the pc.
 
+use std::ops::Range;
+
 use super::{Code, Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{CfaBase, FrameRule};
@@ -95,7 +97,7 @@ fn is_return_address(address: Avma, code: &dyn Code) -> bool {
 ///
 /// ```text
 /// at                    return address in
-/// any instruction       [rsp]      function entry, where bounds are known
+/// some functions        see slot_by_start, where bounds are known
 /// endbr64               [rsp]      function entry
 /// push %rbp             [rsp]      entry, followed by mov %rsp,%rbp
 /// mov %rsp,%rbp         [rsp+8]    rbp was pushed, not yet set
@@ -103,14 +105,19 @@ fn is_return_address(address: Avma, code: &dyn Code) -> bool {
 /// jmp *mem(%rip)        [rsp]      PLT stub, tail call through a pointer
 /// jmp function          [rsp]      tail call, where bounds are known
 /// pop %rbp; jmp *any    [rsp]      tail call
+/// btr $60,%rbp          [rsp]      Swift's async epilogue, after pop %rbp
 /// ```
 fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     const PUSH_RBP: u8 = 0x55;
     const POP_RBP: u8 = 0x5d;
     let at = code.code(pc)?;
-    if code.function(pc).is_some_and(|function| function.start == pc) {
-        return Some(sp);
+    let function = code.function(pc);
+    if let Some(slot) = function
+        .as_ref()
+        .and_then(|function| slot_by_start(pc - function.start, sp, code.code(function.start)?))
+    {
+        return Some(slot);
     }
     let before = || code.code(Avma(pc.0.wrapping_sub(1)))?.first().copied();
     let moves_rsp_to_rbp =
@@ -129,21 +136,51 @@ fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
         }
         [0xe9, a, b, c, d, ..] => {
             let distance = i32::from_le_bytes([*a, *b, *c, *d]);
-            leaves_function(pc, pc + 5, distance.into(), code).then_some(sp)
+            is_tail_call(pc + 5, distance.into(), &function?, code).then_some(sp)
         }
-        [0xeb, distance, ..] => leaves_function(pc, pc + 2, i64::from(*distance as i8), code).then_some(sp),
+        [0xeb, distance, ..] => {
+            is_tail_call(pc + 2, i64::from(*distance as i8), &function?, code).then_some(sp)
+        }
+        // btr $60,%rbp
+        _ if at.starts_with(&[0x48, 0x0f, 0xba, 0xf5, 0x3c]) => Some(sp),
         _ => None,
     }
 }
 
-/// Whether a jump at `pc` goes to the start of another function, or to a stub. Hand-written
-/// code has several labels, so that a jump into the middle of another proves nothing.
-fn leaves_function(pc: Avma, next: Avma, distance: i64, code: &dyn Code) -> bool {
+/// The slot at `offset` bytes into a function whose first instructions tell it.
+///
+/// ```text
+/// system call stub of libsystem_kernel        Swift's async prologue
+/// mov  $N,%eax          [rsp]                 bts  $60,%rbp         [rsp]
+/// mov  %rcx,%r10        [rsp]                 push %rbp             [rsp]
+/// syscall               [rsp]                 push %r14             [rsp+8]
+/// jae  1f, ret, ...     [rsp]                 lea  8(%rsp),%rbp     [rsp+16]
+/// ```
+/// Sources: xnu libsyscall/custom/SYS.h and osfmk/mach/i386/syscall_sw.h; LLVM
+/// X86FrameLowering.cpp, emitPrologue.
+fn slot_by_start(offset: u64, sp: Avma, start: &[u8]) -> Option<Avma> {
+    const ASYNC: [u8; 13] = [0x48, 0x0f, 0xba, 0xed, 0x3c, 0x55, 0x41, 0x56, 0x48, 0x8d, 0x6c, 0x24, 0x08];
+    match (offset, start) {
+        // At its first instruction a function has nothing but its return address.
+        (0, _)
+        | (_, [0xb8, _, _, _, _, 0x49, 0x89, 0xca, 0x0f, 0x05, ..])
+        | (_, [0x49, 0x89, 0xca, 0xb8, _, _, _, _, 0x0f, 0x05, ..]) => Some(sp),
+        (5, _) if start.starts_with(&ASYNC) => Some(sp),
+        (6, _) if start.starts_with(&ASYNC) => Some(sp + 8),
+        (8, _) if start.starts_with(&ASYNC) => Some(sp + 16),
+        _ => None,
+    }
+}
+
+/// Whether a jump goes to the start of a function (its own included), or to a stub.
+/// Hand-written code has several labels, so that a jump into the middle of another
+/// function proves nothing.
+fn is_tail_call(next: Avma, distance: i64, function: &Range<Avma>, code: &dyn Code) -> bool {
     let target = Avma(next.0.wrapping_add_signed(distance));
-    let Some(function) = code.function(pc) else { return false };
-    !function.contains(&target)
-        && code.is_code(target)
-        && code.function(target).is_none_or(|other| other.start == target)
+    if function.contains(&target) {
+        return function.start == target;
+    }
+    code.is_code(target) && code.function(target).is_none_or(|other| other.start == target)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ enum Kind {
     },
     /// `add x29, sp, #N`: not before it, but after.
     SetsFramePointer,
-    /// `ret`, or a jump that only a tail call or a stub makes.
+    /// `ret`.
     Leaves,
     /// To another place, always or perhaps.
     Jump(Avma),
@@ -68,14 +68,13 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
     let mut left = FORWARD_MAX;
     while let Some(start) = pieces.next() {
         let Some(bytes) = code.code(start) else { continue };
-        let mut before = None;
         for (word, at) in words(bytes).zip((start.0..).step_by(4)) {
             // A function that runs on into the next one says nothing about itself.
             if left == 0 || function.is_some_and(|function| at == function.end.0) {
                 break;
             }
             left -= 1;
-            match kind(word, before, Avma(at)) {
+            match kind(word, Avma(at)) {
                 Kind::NeedsRecord { .. } => return Some(true),
                 Kind::SetsFramePointer | Kind::Leaves => return Some(false),
                 Kind::Jump(target) => {
@@ -89,16 +88,18 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
                 Kind::Ends { .. } => break,
                 Kind::Plain => {}
             }
-            before = Some(word);
         }
     }
     None
 }
 
-/// A jump to the start of another function, or to a stub. A jump into the middle of
-/// another is one inside hand-written code that has several labels.
+/// A jump to the start of a function (its own included), or to a stub. A jump into the
+/// middle of another is one inside hand-written code that has several labels.
 fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
-    !function.contains(&target) && code.function(target).is_none_or(|other| other.start == target)
+    if function.contains(&target) {
+        return function.start == target;
+    }
+    code.function(target).is_none_or(|other| other.start == target)
 }
 
 /// The way from the start of the function to `pc`, backwards: past a jump, on from a
@@ -172,8 +173,7 @@ impl Text<'_> {
     }
 
     fn kind(&self, index: usize) -> Option<Kind> {
-        let before = index.checked_sub(1).and_then(|before| self.word(before));
-        Some(kind(self.word(index)?, before, self.address(index)))
+        Some(kind(self.word(index)?, self.address(index)))
     }
 
     /// Adds the branches and jumps to `target`; if there are none, the jumps through tables.
@@ -231,7 +231,7 @@ fn words(code: &[u8]) -> impl Iterator<Item = u32> + '_ {
 }
 
 /// Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
-fn kind(word: u32, before: Option<u32>, at: Avma) -> Kind {
+fn kind(word: u32, at: Avma) -> Kind {
     let to = |shift: u32, bits: u32| {
         let offset = i64::from(word << (32 - shift - bits)) << 32 >> (64 - bits);
         Avma(at.0.wrapping_add_signed(offset * 4))
@@ -249,13 +249,9 @@ fn kind(word: u32, before: Option<u32>, at: Avma) -> Kind {
         }
         // ret, retaa, retab
         _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Leaves,
-        // br, braa and its variants. Right after its register was loaded from a place that
-        // does not depend on an index it is a stub or a tail call through a pointer.
-        _ if word & 0xfeff_f000 == 0xd61f_0000 => {
-            let register = word >> 5 & 0x1f;
-            let loads = |before: u32| before & 0xffc0_0000 == 0xf940_0000 && before & 0x1f == register;
-            if before.is_some_and(loads) { Kind::Leaves } else { Kind::Ends { indirect: true } }
-        }
+        // br, braa and its variants: a tail call, a stub, a jump through a table; what loads
+        // the register does not tell (clang -O0 reloads a computed label from the stack)
+        _ if word & 0xfeff_f000 == 0xd61f_0000 => Kind::Ends { indirect: true },
         // b
         _ if word >> 26 == 0b00_0101 => Kind::Jump(to(0, 26)),
         // b.cond, bc.cond; cbz, cbnz
