@@ -4,9 +4,9 @@
 //! rbp. In a leaf function without one (compilers leave it out even when asked to keep
 //! frame pointers), on entry, between the two instructions of the prologue and at `ret`
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
-//! information of the leaf's function tells; without it the instruction at the pc.
+//! information of the leaf's function tells; without it the code (see [`record`]).
 
-use std::ops::Range;
+mod record;
 
 use super::{Code, Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
@@ -34,7 +34,7 @@ pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked
             Step::NotFollowed => {}
         }
     }
-    let leaf_return = unframed_return_slot(pc, sp, input.code)
+    let leaf_return = record::unframed_return_slot(pc, sp, input.code)
         .and_then(|slot| input.stack.word(slot))
         .map(Avma)
         .filter(|address| is_return_address(*address, input.code) && out.len() < input.max_depth);
@@ -90,97 +90,6 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> St
 /// The byte before a return address is code; the address itself may be the end of it.
 fn is_return_address(address: Avma, code: &dyn Code) -> bool {
     code.is_code(CodeAddress::Return(address).lookup())
-}
-
-/// The stack slot of the return address when the leaf has no frame record at `pc`, or
-/// `None` when rbp points to its record (or the code is not known).
-///
-/// ```text
-/// at                    return address in
-/// some functions        see slot_by_start, where bounds are known
-/// endbr64               [rsp]      function entry
-/// push %rbp             [rsp]      entry, followed by mov %rsp,%rbp
-/// mov %rsp,%rbp         [rsp+8]    rbp was pushed, not yet set
-/// ret                   [rsp]      rbp was popped
-/// jmp *mem(%rip)        [rsp]      PLT stub, tail call through a pointer
-/// jmp function          [rsp]      tail call, where bounds are known
-/// pop %rbp; jmp *any    [rsp]      tail call
-/// btr $60,%rbp          [rsp]      Swift's async epilogue, after pop %rbp
-/// ```
-fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
-    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-    const PUSH_RBP: u8 = 0x55;
-    const POP_RBP: u8 = 0x5d;
-    let at = code.code(pc)?;
-    let function = code.function(pc);
-    if let Some(slot) = function
-        .as_ref()
-        .and_then(|function| slot_by_start(pc - function.start, sp, code.code(function.start)?))
-    {
-        return Some(slot);
-    }
-    let before = || code.code(Avma(pc.0.wrapping_sub(1)))?.first().copied();
-    let moves_rsp_to_rbp =
-        |code: &[u8]| code.starts_with(&[0x48, 0x89, 0xe5]) || code.starts_with(&[0x48, 0x8b, 0xec]);
-    match at {
-        _ if at.starts_with(&ENDBR64) => Some(sp),
-        [PUSH_RBP, rest @ ..] if moves_rsp_to_rbp(rest) => Some(sp),
-        _ if moves_rsp_to_rbp(at) && before()? == PUSH_RBP => Some(sp + 8),
-        // ret; repz ret; ret imm16; bnd ret
-        [0xc3 | 0xc2, ..] | [0xf2 | 0xf3, 0xc3, ..] => Some(sp),
-        // jmp *mem(%rip), with or without bnd
-        [0xff, 0x25, ..] | [0xf2, 0xff, 0x25, ..] => Some(sp),
-        // jmp *register or *mem, with or without REX; a jump through a table has no pop before it
-        [0xff, modrm, ..] | [0x40..=0x4f, 0xff, modrm, ..] if modrm >> 3 & 7 == 4 => {
-            (before()? == POP_RBP).then_some(sp)
-        }
-        [0xe9, a, b, c, d, ..] => {
-            let distance = i32::from_le_bytes([*a, *b, *c, *d]);
-            is_tail_call(pc + 5, distance.into(), &function?, code).then_some(sp)
-        }
-        [0xeb, distance, ..] => {
-            is_tail_call(pc + 2, i64::from(*distance as i8), &function?, code).then_some(sp)
-        }
-        // btr $60,%rbp
-        _ if at.starts_with(&[0x48, 0x0f, 0xba, 0xf5, 0x3c]) => Some(sp),
-        _ => None,
-    }
-}
-
-/// The slot at `offset` bytes into a function whose first instructions tell it.
-///
-/// ```text
-/// system call stub of libsystem_kernel        Swift's async prologue
-/// mov  $N,%eax          [rsp]                 bts  $60,%rbp         [rsp]
-/// mov  %rcx,%r10        [rsp]                 push %rbp             [rsp]
-/// syscall               [rsp]                 push %r14             [rsp+8]
-/// jae  1f, ret, ...     [rsp]                 lea  8(%rsp),%rbp     [rsp+16]
-/// ```
-/// Sources: xnu libsyscall/custom/SYS.h and osfmk/mach/i386/syscall_sw.h; LLVM
-/// X86FrameLowering.cpp, emitPrologue.
-fn slot_by_start(offset: u64, sp: Avma, start: &[u8]) -> Option<Avma> {
-    const ASYNC: [u8; 13] = [0x48, 0x0f, 0xba, 0xed, 0x3c, 0x55, 0x41, 0x56, 0x48, 0x8d, 0x6c, 0x24, 0x08];
-    match (offset, start) {
-        // At its first instruction a function has nothing but its return address.
-        (0, _)
-        | (_, [0xb8, _, _, _, _, 0x49, 0x89, 0xca, 0x0f, 0x05, ..])
-        | (_, [0x49, 0x89, 0xca, 0xb8, _, _, _, _, 0x0f, 0x05, ..]) => Some(sp),
-        (5, _) if start.starts_with(&ASYNC) => Some(sp),
-        (6, _) if start.starts_with(&ASYNC) => Some(sp + 8),
-        (8, _) if start.starts_with(&ASYNC) => Some(sp + 16),
-        _ => None,
-    }
-}
-
-/// Whether a jump goes to the start of a function (its own included), or to a stub.
-/// Hand-written code has several labels, so that a jump into the middle of another
-/// function proves nothing.
-fn is_tail_call(next: Avma, distance: i64, function: &Range<Avma>, code: &dyn Code) -> bool {
-    let target = Avma(next.0.wrapping_add_signed(distance));
-    if function.contains(&target) {
-        return function.start == target;
-    }
-    code.is_code(target) && code.function(target).is_none_or(|other| other.start == target)
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ const PIECES_MAX: usize = 32;
 /// Most instructions that are read forward.
 const FORWARD_MAX: usize = 4096;
 
+/// Instructions of a function that are read to see whether it is part of others.
+const OUTLINED_MAX: usize = 16;
+
 /// Bytes before the pc that are read where the start of the function is not known.
 const BACK_BYTES: u64 = 4096;
 
@@ -45,10 +48,12 @@ pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
 /// What one instruction means for the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// fp points to the own record before it: a reload of the record, a call.
-    NeedsRecord {
-        restores: bool,
-    },
+    /// The record is reloaded: fp points to it before, but not after.
+    Restores,
+    /// Only a function with a record calls; perhaps to a known place.
+    Calls(Option<Avma>),
+    /// `stp x29, x30, ...`: fp does not point to it yet.
+    Stores,
     /// `add x29, sp, #N`: not before it, but after.
     SetsFramePointer,
     /// `ret`.
@@ -75,18 +80,19 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
             }
             left -= 1;
             match kind(word, Avma(at)) {
-                Kind::NeedsRecord { .. } => return Some(true),
+                Kind::Restores => return Some(true),
+                Kind::Calls(target) => return Some(target.and_then(|at| outlined(at, code)) != Some(false)),
                 Kind::SetsFramePointer | Kind::Leaves => return Some(false),
                 Kind::Jump(target) => {
                     if function.is_some_and(|function| is_tail_call(target, function, code)) {
-                        return Some(false);
+                        return Some(outlined(target, code) == Some(true));
                     }
                     pieces.add(target);
                     break;
                 }
                 Kind::Branch(target) => pieces.add(target),
                 Kind::Ends { .. } => break,
-                Kind::Plain => {}
+                Kind::Stores | Kind::Plain => {}
             }
         }
     }
@@ -100,6 +106,21 @@ fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
         return function.start == target;
     }
     code.function(target).is_none_or(|other| other.start == target)
+}
+
+/// Whether the code before a jump or call to `function` has a record, if that is no
+/// function but a piece of others that LLVM's machine outliner made (-Oz): the end of a
+/// prologue, whose beginning has stored the record, or an epilogue, which reloads it.
+fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
+    for (word, at) in words(code.code(function)?).zip((function.0..).step_by(4)).take(OUTLINED_MAX) {
+        match kind(word, Avma(at)) {
+            Kind::SetsFramePointer => return Some(false),
+            Kind::Restores => return Some(true),
+            Kind::Plain => {}
+            _ => return None,
+        }
+    }
+    None
 }
 
 /// The way from the start of the function to `pc`, backwards: past a jump, on from a
@@ -124,8 +145,8 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
                 return known.is_some().then_some(false);
             };
             match all.kind(previous)? {
-                Kind::SetsFramePointer => return Some(true),
-                Kind::NeedsRecord { restores } => return Some(!restores),
+                Kind::SetsFramePointer | Kind::Calls(_) => return Some(true),
+                Kind::Restores | Kind::Stores => return Some(false),
                 Kind::Leaves | Kind::Jump(_) | Kind::Ends { .. } => {
                     let _ = known.as_ref()?;
                     all.ways_to(all.address(previous + 1), &mut pieces);
@@ -240,13 +261,13 @@ fn kind(word: u32, at: Avma) -> Kind {
         // mov x29, sp is add x29, sp, #0; any immediate
         _ if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
         // ldp x29, x30, [sp], #N; [sp, #N]
-        _ if word & 0xffc0_7fff == 0xa8c0_7bfd || word & 0xffc0_7fff == 0xa940_7bfd => {
-            Kind::NeedsRecord { restores: true }
-        }
-        // bl; blr, blraa and its variants
-        _ if word >> 26 == 0b10_0101 || word & 0xfeff_f000 == 0xd63f_0000 => {
-            Kind::NeedsRecord { restores: false }
-        }
+        _ if word & 0xffc0_7fff == 0xa8c0_7bfd || word & 0xffc0_7fff == 0xa940_7bfd => Kind::Restores,
+        // stp x29, x30, [sp, #-N]!; [sp, #N]
+        _ if word & 0xffc0_7fff == 0xa980_7bfd || word & 0xffc0_7fff == 0xa900_7bfd => Kind::Stores,
+        // bl
+        _ if word >> 26 == 0b10_0101 => Kind::Calls(Some(to(0, 26))),
+        // blr, blraa and its variants
+        _ if word & 0xfeff_f000 == 0xd63f_0000 => Kind::Calls(None),
         // ret, retaa, retab
         _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Leaves,
         // br, braa and its variants: a tail call, a stub, a jump through a table; what loads
