@@ -31,17 +31,23 @@ pub enum Frames {
     Kept,
     /// The same, but leaf functions may do without, as they do on arm64 at any rate.
     KeptButInLeaves,
+    /// Kept, and return addresses are signed as in Apple's own arm64e code; arm64 only.
+    KeptAndSigned,
     /// `-fomit-frame-pointer`: against the platform's ABI on arm64, but clang obeys.
     Omitted,
 }
 
 impl Frames {
-    pub const ALL: [Frames; 3] = [Frames::Kept, Frames::KeptButInLeaves, Frames::Omitted];
+    pub fn all(arch: Arch) -> impl Iterator<Item = Frames> {
+        let all = [Frames::Kept, Frames::KeptButInLeaves, Frames::KeptAndSigned, Frames::Omitted];
+        all.into_iter().filter(move |frames| arch == Arch::Arm64 || *frames != Frames::KeptAndSigned)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
             Frames::Kept => "kept",
             Frames::KeptButInLeaves => "leafless",
+            Frames::KeptAndSigned => "signed",
             Frames::Omitted => "omitted",
         }
     }
@@ -50,6 +56,9 @@ impl Frames {
         match self {
             Frames::Kept => &["-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer"],
             Frames::KeptButInLeaves => &["-fno-omit-frame-pointer", "-momit-leaf-frame-pointer"],
+            Frames::KeptAndSigned => {
+                &["-fno-omit-frame-pointer", "-march=armv8.3-a", "-mbranch-protection=pac-ret"]
+            }
             Frames::Omitted => &["-fomit-frame-pointer", "-momit-leaf-frame-pointer"],
         }
     }

@@ -8,17 +8,24 @@ use stackprof::addr::Avma;
 use stackprof::image::Images;
 use stackprof::registers::{Aarch64, Registers, X86_64};
 use stackprof::walk::{Ended, StackBytes};
-use unicorn_engine::{Arch as Cpu, Mode, Prot, RegisterARM64 as A, RegisterX86 as X, Unicorn, X86Insn};
+use unicorn_engine::{Arm64CpuModel, RegisterARM64CP, Arch as Cpu, Mode, Prot, RegisterARM64 as A, RegisterX86 as X, Unicorn, X86Insn};
 
 use crate::fixtures::Arch;
 use crate::load::Image;
 use crate::shadow::{Class, Executed, Judged, Point, Shadow};
+
+/// `machdep.virtual_address_size` of 16 KiB kernels: signatures lie above.
+pub const ADDRESS_BITS: u32 = 47;
+/// Bits of an address; return addresses and frame pointers have nothing above.
+pub const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
 const STACK: std::ops::Range<u64> = 0x1_6fd0_0000..0x1_6fe0_0000;
 /// Bytes of the stack that are copied at most; no fixture needs more.
 const WINDOW: u64 = 256 << 10;
 /// Instructions at most: the programs end by themselves long before.
 const BOUNDARIES_MAX: usize = 2_000_000;
+/// `EXCP_SWI` of qemu/target/arm/cpu.h.
+const EXCEPTION_SVC: u32 = 2;
 /// The smaller page of the two processors.
 const PAGE: u64 = 0x1000;
 
@@ -98,6 +105,9 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
         _images: std::marker::PhantomData,
     };
     let mut machine = Unicorn::new_with_data(cpu, mode, run).unwrap();
+    if arch == Arch::Arm64 {
+        sign_pointers(&mut machine);
+    }
     for image in loaded {
         for (range, bytes) in &image.segments {
             let length = (range.end - range.start).next_multiple_of(PAGE);
@@ -113,7 +123,7 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     machine.add_code_hook(1, 0, |machine, address, length| at_boundary(machine, address, length)).unwrap();
     // System calls do nothing.
     match arch {
-        Arch::Arm64 => machine.add_intr_hook(|_, _| {}),
+        Arch::Arm64 => machine.add_intr_hook(|_, number| assert_eq!(number, EXCEPTION_SVC, "an exception")),
         Arch::X86_64 => machine.add_insn_sys_hook(X86Insn::SYSCALL, 1, 0, |_| {}),
     }
     .unwrap();
@@ -127,6 +137,24 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     pcs.sort_unstable();
     pcs.dedup();
     Outcome { names: pcs.into_iter().map(|pc| (pc, run.shadow.name(pc))).collect(), judged }
+}
+
+/// Makes the `pac` and `aut` instructions work as they do for arm64e programs on macOS: the
+/// keys A and B sign what lies above 47 bits of address. The keys themselves are zero.
+fn sign_pointers<D>(machine: &mut Unicorn<'_, D>) {
+    machine.ctl_set_cpu_model(Arm64CpuModel::MAX as i32).unwrap();
+    // Arm Architecture Reference Manual for A-profile, D19.2: registers by op1, CRn, CRm, op2.
+    let mut set = |[op1, crn, crm, op2]: [u32; 4], bits: u64| {
+        let mut register = RegisterARM64CP::new().op0(3).op1(op1).crn(crn).crm(crm).op2(op2);
+        machine.reg_read_arm64_coproc(&mut register).unwrap();
+        let value = register.val | bits;
+        machine.reg_write_arm64_coproc(&register.val(value)).unwrap();
+    };
+    set([0, 1, 0, 0], 0b11 << 30); // SCTLR_EL1: EnIA, EnIB
+    set([0, 2, 0, 2], 64 - u64::from(ADDRESS_BITS)); // TCR_EL1: T0SZ
+    set([4, 1, 1, 0], 1 << 41); // HCR_EL2: API, no trap
+    // SCR_EL3: API, no trap; RW and NS, without which HCR_EL2 has no effect.
+    set([6, 1, 1, 0], 1 << 17 | 1 << 10 | 1);
 }
 
 fn at_boundary(machine: &mut Unicorn<'_, Run<'_>>, address: u64, length: u32) {
@@ -172,7 +200,8 @@ fn executed(arch: Arch, last: &Last) -> Executed {
     match arch {
         Arch::Arm64 => match u32::from_le_bytes([first, second, third, fourth]) {
             word if word & 0xfc00_0000 == 0x9400_0000 || word & 0xffff_fc1f == 0xd63f_0000 => call,
-            0xd65f_03c0 => Executed::Return { pops: 0 },
+            // ret, retaa, retab
+            0xd65f_03c0 | 0xd65f_0bff | 0xd65f_0fff => Executed::Return { pops: 0 },
             _ => Executed::Other,
         },
         Arch::X86_64 => match (first, second) {

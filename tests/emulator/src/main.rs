@@ -20,7 +20,7 @@ use stackprof::walk::{self, Ended};
 
 use fixtures::{Arch, Frames, PROGRAMS, Variant};
 use load::Image;
-use machine::{Boundary, Method};
+use machine::{ADDRESS_MASK, Boundary, Method};
 
 /// Ways to unwind that are measured, by name.
 const METHODS: [(&str, Method); 1] = [("fp", by_frame_pointers)];
@@ -28,9 +28,6 @@ const METHODS: [(&str, Method); 1] = [("fp", by_frame_pointers)];
 /// Where the images are loaded: neither at the addresses they are linked at, nor equally far off.
 const PROGRAM_SLIDE: u64 = 0x04a1_0000;
 const LIBRARY_SLIDE: u64 = 0x1_8abc_0000;
-
-/// Bits of addresses on macOS: `machdep.virtual_address_size` of 16 KiB kernels.
-const ADDRESS_MASK: u64 = (1 << 47) - 1;
 
 fn by_frame_pointers(boundary: &Boundary<'_>, found: &mut Vec<u64>) -> Ended {
     let input = walk::Input {
@@ -50,7 +47,7 @@ fn main() -> ExitCode {
         std::env::args_os().nth(1).map_or_else(|| PathBuf::from("target/exactness"), PathBuf::from);
     let mut report = report::Report::default();
     for arch in [Arch::Arm64, Arch::X86_64] {
-        for frames in Frames::ALL {
+        for frames in Frames::all(arch) {
             for optimisation in ["O0", "O2", "Oz"] {
                 let variant = Variant { arch, optimisation, frames };
                 let name = format!("{}-{optimisation}-{}", arch.name(), frames.name());

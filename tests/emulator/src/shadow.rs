@@ -7,6 +7,7 @@
 //! that holds the caller's frame pointer and the return address of this very activation.
 
 use crate::load::Function;
+use crate::machine::ADDRESS_MASK;
 
 /// Swift's mark in a saved frame pointer, and in rbp just before it is saved.
 const ASYNC_MARK: u64 = 1 << 60;
@@ -171,7 +172,7 @@ impl<V: Copy> Shadow<V> {
         let caller = top.entry.fp;
         let own_record = now.fp != caller
             && word(now.fp).is_some_and(|saved| saved & !ASYNC_MARK == caller)
-            && word(now.fp + 8) == Some(return_address);
+            && word(now.fp + 8).is_some_and(|word| word & ADDRESS_MASK == return_address);
         top.framed_now = own_record;
         if top.over_frameless {
             self.judged.push(Judged { class: Class::Frameless, pc: now.pc, verdict });
