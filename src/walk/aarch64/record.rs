@@ -15,7 +15,10 @@
 //! register; one that is about to set fp or to return has none. Where all paths end first
 //! (in a trap, in a loop, in a jump through a table) the paths *to* the pc are searched.
 
-use std::ops::Range;
+#[cfg(test)]
+mod tests;
+
+use std::ops::{Range, RangeInclusive};
 
 use crate::addr::Avma;
 use crate::walk::Code;
@@ -123,8 +126,9 @@ fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
     None
 }
 
-/// The way from the start of the function to `pc`, backwards: past a jump, on from a
-/// branch that leads to the instruction after it.
+/// The way from the start of the function to `pc`, backwards: where a jump comes before,
+/// on from a branch that leads to what was read since (not always to the first
+/// instruction: the heads of loops are aligned by `nop`s that nothing leads to).
 fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<bool> {
     let known = function.filter(|function| function.end - function.start <= FUNCTION_BYTES_MAX);
     let (start, bytes) = match &known {
@@ -149,7 +153,7 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
                 Kind::Restores | Kind::Stores => return Some(false),
                 Kind::Leaves | Kind::Jump(_) | Kind::Ends { .. } => {
                     let _ = known.as_ref()?;
-                    all.ways_to(all.address(previous + 1), &mut pieces);
+                    all.ways_to(&(all.address(previous + 1)..=piece), &mut pieces);
                     break;
                 }
                 Kind::Branch(_) | Kind::Plain => at = previous,
@@ -197,13 +201,14 @@ impl Text<'_> {
         Some(kind(self.word(index)?, self.address(index)))
     }
 
-    /// Adds the branches and jumps to `target`; if there are none, the jumps through tables.
-    fn ways_to(&self, target: Avma, pieces: &mut Pieces) {
+    /// Adds the branches and jumps that lead to one of `targets`, instructions of which each
+    /// runs on into the next; if there are none, the jumps through tables.
+    fn ways_to(&self, targets: &RangeInclusive<Avma>, pieces: &mut Pieces) {
         let mut found = false;
         for wanted_indirect in [false, true] {
             for index in 0..self.bytes.len() / 4 {
                 let leads_there = match self.kind(index) {
-                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && to == target,
+                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && targets.contains(&to),
                     Some(Kind::Ends { indirect }) => wanted_indirect && indirect,
                     _ => false,
                 };

@@ -139,3 +139,161 @@ fn is_tail_call(next: Avma, distance: i64, function: &Range<Avma>, code: &dyn Co
     }
     code.is_code(target) && code.function(target).is_none_or(|other| other.start == target)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: u64 = 0x1_0000_4000;
+    const SP: u64 = 0x7ff7_b000_1000;
+
+    struct Text<'a> {
+        bytes: &'a [u8],
+        functions: &'a [u64],
+    }
+
+    impl Code for Text<'_> {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+        fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+            let offset = pc.0.checked_sub(TEXT)?;
+            let after = self.functions.partition_point(|start| *start <= offset);
+            let start = *self.functions.get(after.checked_sub(1)?)?;
+            let end = self.functions.get(after).copied().unwrap_or(self.bytes.len() as u64);
+            (offset < end).then_some(Avma(TEXT + start)..Avma(TEXT + end))
+        }
+    }
+
+    /// Instructions with the distance of the return address from rsp, if it is not in a record.
+    #[track_caller]
+    fn check(functions: &[u64], code: &[(&[u8], Option<u64>)]) {
+        let bytes: Vec<u8> = code.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
+        let text = Text { bytes: &bytes, functions };
+        let mut at = 0;
+        for (bytes, expected) in code {
+            let slot = unframed_return_slot(Avma(TEXT + at), Avma(SP), &text).map(|slot| slot - Avma(SP));
+            assert_eq!(slot, *expected, "at +{at:#x}");
+            at += bytes.len() as u64;
+        }
+    }
+
+    #[test]
+    fn tail_calls_have_no_record_and_loops_do() {
+        check(
+            &[0, 0x19, 0x20],
+            &[
+                (&[0x55], Some(0)),                         // +00 push %rbp
+                (&[0x48, 0x89, 0xe5], Some(8)),             // +01 mov  %rsp,%rbp
+                (&[0xeb, 0x00], None),                      // +04 jmp  +06
+                (&[0xe9, 0xf9, 0xff, 0xff, 0xff], None),    // +06 jmp  +04
+                (&[0xff, 0xe1], None),                      // +0b jmp  *%rcx
+                (&[0x5d], None),                            // +0d pop  %rbp
+                (&[0xff, 0xe1], Some(0)),                   // +0e jmp  *%rcx
+                (&[0xe9, 0xeb, 0xff, 0xff, 0xff], Some(0)), // +10 jmp  +00: itself anew
+                (&[0xeb, 0x02], Some(0)),                   // +15 jmp  +19: the next function
+                (&[0xeb, 0x01], None),                      // +17 jmp  +1a: into the middle of it
+                (&[0xe8, 0, 0, 0, 0], Some(0)),             // +19 call
+                (&[0x90], None),                            // +1e nop
+                (&[0xc3], Some(0)),                         // +1f ret
+            ],
+        );
+    }
+
+    #[test]
+    fn a_delayed_prologue_leaves_the_return_address_where_it_was() {
+        check(
+            &[0],
+            &[
+                (&[0x48, 0x85, 0xff], Some(0)),          // +00 test %rdi,%rdi
+                (&[0x74, 0x0b], Some(0)),                // +03 je   +10
+                (&[0x55], Some(0)),                      // +05 push %rbp
+                (&[0x48, 0x89, 0xe5], Some(8)),          // +06 mov  %rsp,%rbp
+                (&[0xe8, 0xf2, 0xff, 0xff, 0xff], None), // +09 call +00
+                (&[0x5d], None),                         // +0e pop  %rbp
+                (&[0xc3], Some(0)),                      // +0f ret
+                (&[0xc3], Some(0)),                      // +10 ret
+            ],
+        );
+    }
+
+    #[test]
+    fn a_function_that_cannot_touch_the_stack_has_its_return_address_on_top() {
+        let leaf: [(&[u8], _); 3] = [
+            (&[0x48, 0x8d, 0x04, 0x7f], Some(0)), // +00 lea (%rdi,%rdi,2),%rax
+            (&[0x48, 0xff, 0xc0], Some(0)),       // +04 inc %rax
+            (&[0xc3], Some(0)),                   // +07 ret
+        ];
+        check(&[0], &leaf);
+        // Bounds not known: it may as well be the middle of a function with a record.
+        check(&[], &[(leaf[0].0, None), (leaf[1].0, None), (leaf[2].0, Some(0))]);
+        let pushes: [(&[u8], _); 4] = [
+            (&[0x53], Some(0)),          // +00 push %rbx
+            (&[0x48, 0x89, 0xfb], None), // +01 mov  %rdi,%rbx
+            (&[0x5b], None),             // +04 pop  %rbx
+            (&[0xc3], Some(0)),          // +05 ret
+        ];
+        check(&[0], &pushes);
+        let moves: [(&[u8], _); 3] = [
+            (&[0x48, 0x83, 0xec, 0x18], Some(0)), // +00 sub $0x18,%rsp
+            (&[0x48, 0x89, 0xf8], None),          // +04 mov %rdi,%rax
+            (&[0x48, 0x83, 0xc4, 0x18], None),    // +07 add $0x18,%rsp
+        ];
+        check(&[0], &moves);
+    }
+
+    #[test]
+    fn system_call_stubs_have_no_frame() {
+        // libsystem_kernel: read, and mach_msg2_trap.
+        let read: [(&[u8], _); 6] = [
+            (&[0xb8, 0x03, 0, 0, 2], Some(0)), // mov  $0x2000003,%eax
+            (&[0x49, 0x89, 0xca], Some(0)),    // mov  %rcx,%r10
+            (&[0x0f, 0x05], Some(0)),          // syscall
+            (&[0x73, 0x08], Some(0)),          // jae  1f
+            (&[0x48, 0x89, 0xc7], Some(0)),    // mov  %rax,%rdi
+            (&[0xe9, 0, 0x10, 0, 0], Some(0)), // jmp  cerror
+        ];
+        check(&[0], &read);
+        let trap: [(&[u8], _); 4] = [
+            (&[0x49, 0x89, 0xca], Some(0)),    // mov  %rcx,%r10
+            (&[0xb8, 0x2f, 0, 0, 1], Some(0)), // mov  $0x100002f,%eax
+            (&[0x0f, 0x05], Some(0)),          // syscall
+            (&[0xc3], Some(0)),                // ret
+        ];
+        check(&[0], &trap);
+    }
+
+    #[test]
+    fn the_prologue_of_swift_async_functions_is_known() {
+        check(
+            &[0],
+            &[
+                (&[0x48, 0x0f, 0xba, 0xed, 0x3c], Some(0)),  // bts  $60,%rbp
+                (&[0x55], Some(0)),                          // push %rbp
+                (&[0x41, 0x56], Some(8)),                    // push %r14
+                (&[0x48, 0x8d, 0x6c, 0x24, 0x08], Some(16)), // lea 8(%rsp),%rbp
+                (&[0x48, 0x83, 0xec, 0x10], None),           // sub  $16,%rsp
+                (&[0x48, 0x83, 0xc4, 0x10], None),           // add  $16,%rsp
+                (&[0x5d], None),                             // pop  %rbp
+                (&[0x48, 0x0f, 0xba, 0xf5, 0x3c], Some(0)),  // btr  $60,%rbp
+                (&[0xc3], Some(0)),                          // ret
+            ],
+        );
+    }
+
+    #[test]
+    fn hostile_code_and_bounds_are_survived() {
+        for code in [&[][..], &[0xe9], &[0xeb], &[0xff], &[0x40, 0xff], &[0xe9, 0xff, 0xff, 0xff, 0x7f]] {
+            for functions in [&[][..], &[0]] {
+                let text = Text { bytes: code, functions };
+                for at in [TEXT, TEXT + 1, 0, u64::MAX] {
+                    let slot = unframed_return_slot(Avma(at), Avma(u64::MAX), &text);
+                    assert!(slot.is_none_or(|slot| slot == Avma(u64::MAX)), "{code:x?} at {at:#x}");
+                }
+            }
+        }
+    }
+}
