@@ -4,11 +4,17 @@
 //! with its class (see [`crate::shadow`]). Memory and registers are those that a profiler
 //! would have copied from a stopped thread.
 
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
 use stackprof::addr::Avma;
 use stackprof::image::Images;
 use stackprof::registers::{Aarch64, Registers, X86_64};
 use stackprof::walk::{Ended, StackBytes};
-use unicorn_engine::{Arm64CpuModel, RegisterARM64CP, Arch as Cpu, Mode, Prot, RegisterARM64 as A, RegisterX86 as X, Unicorn, X86Insn};
+use unicorn_engine::{
+    Arch as Cpu, Arm64CpuModel, Mode, Prot, RegisterARM64 as A, RegisterARM64CP, RegisterX86 as X, Unicorn,
+    X86Insn,
+};
 
 use crate::fixtures::Arch;
 use crate::load::Image;
@@ -52,10 +58,15 @@ pub struct Verdict {
 
 pub struct Outcome {
     pub judged: Vec<Judged<Verdict>>,
-    pub names: Vec<(u64, String)>,
+    /// The function and offset of each judged address.
+    pub names: BTreeMap<u64, String>,
+    /// Boundaries at which the link register held a signed return address.
+    pub signed: u64,
+    /// Time in the method alone.
+    pub walking: Duration,
 }
 
-struct Run<'a> {
+struct Run {
     arch: Arch,
     method: Method,
     images: Images,
@@ -65,8 +76,9 @@ struct Run<'a> {
     stack: Vec<u8>,
     found: Vec<u64>,
     boundaries: usize,
+    signed: u64,
+    walking: Duration,
     finished: bool,
-    _images: std::marker::PhantomData<&'a ()>,
 }
 
 /// The instruction that is being executed between two boundaries.
@@ -101,8 +113,9 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
         stack: Vec::new(),
         found: Vec::new(),
         boundaries: 0,
+        signed: 0,
+        walking: Duration::ZERO,
         finished: false,
-        _images: std::marker::PhantomData,
     };
     let mut machine = Unicorn::new_with_data(cpu, mode, run).unwrap();
     if arch == Arch::Arm64 {
@@ -133,10 +146,8 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     assert!(run.finished, "{}: {ended:?} at {pc:#x}", program.path.display());
     run.shadow.finish();
     let judged = std::mem::take(&mut run.shadow.judged);
-    let mut pcs: Vec<u64> = judged.iter().map(|judged| judged.pc).collect();
-    pcs.sort_unstable();
-    pcs.dedup();
-    Outcome { names: pcs.into_iter().map(|pc| (pc, run.shadow.name(pc))).collect(), judged }
+    let names = judged.iter().map(|judged| (judged.pc, run.shadow.name(judged.pc))).collect();
+    Outcome { judged, names, signed: run.signed, walking: run.walking }
 }
 
 /// Makes the `pac` and `aut` instructions work as they do for arm64e programs on macOS: the
@@ -157,7 +168,7 @@ fn sign_pointers<D>(machine: &mut Unicorn<'_, D>) {
     set([6, 1, 1, 0], 1 << 17 | 1 << 10 | 1);
 }
 
-fn at_boundary(machine: &mut Unicorn<'_, Run<'_>>, address: u64, length: u32) {
+fn at_boundary(machine: &mut Unicorn<'_, Run>, address: u64, length: u32) {
     let arch = machine.get_data().arch;
     let registers = registers(machine, arch, address);
     let mut stack = std::mem::take(&mut machine.get_data_mut().stack);
@@ -187,7 +198,10 @@ fn at_boundary(machine: &mut Unicorn<'_, Run<'_>>, address: u64, length: u32) {
     }
     let stack_limit = Avma(STACK.end);
     let boundary = Boundary { arch, registers, stack: bytes_there, stack_limit, images: &run.images };
+    run.signed += u64::from(arch == Arch::Arm64 && link & !ADDRESS_MASK != 0);
+    let before = Instant::now();
     let ended = (run.method)(&boundary, &mut run.found);
+    run.walking += before.elapsed();
     let exact = run.shadow.expected(now).eq(run.found.iter().copied());
     run.shadow.judge(now, Verdict { exact, ended }, |at| bytes_there.word(Avma(at)));
     run.stack = stack;

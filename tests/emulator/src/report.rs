@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::process::Command;
+use std::time::Duration;
 
 use stackprof::walk::Ended;
 
@@ -56,6 +57,8 @@ struct Row {
     method: &'static str,
     tallies: BTreeMap<Class, Tally>,
     wrong: Vec<Wrong>,
+    signed: u64,
+    walking: Duration,
 }
 
 /// An address whose walks were wrong.
@@ -104,14 +107,13 @@ impl Report {
                 class,
                 count,
                 as_root,
-                place: outcome.names[outcome.names.binary_search_by_key(&pc, |name| name.0).unwrap()]
-                    .1
-                    .clone(),
+                place: outcome.names[&pc].clone(),
                 instruction: instructions.get(&pc).cloned().unwrap_or_default(),
             })
             .collect();
         wrong.sort_by_key(|wrong| std::cmp::Reverse(wrong.count));
-        self.rows.push(Row { program, variant, method, tallies, wrong });
+        let (signed, walking) = (outcome.signed, outcome.walking);
+        self.rows.push(Row { program, variant, method, tallies, wrong, signed, walking });
     }
 
     /// Exact shares in per cent, rounded down; 100 is all of them.
@@ -130,9 +132,9 @@ impl Report {
         for group in self.groups() {
             line(&mut out, "ALL", "", group[0], &sum(&group));
         }
-        out.push_str("\nworst addresses, all programs:\n");
-        for group in self.groups() {
-            worst(&mut out, &group);
+        out.push_str("\nworst addresses, all programs with frame pointers:\n");
+        for group in self.groups().iter().filter(|group| group[0].variant.frames != Frames::Omitted) {
+            worst(&mut out, group);
         }
         out
     }
@@ -150,15 +152,15 @@ impl Report {
         let mut failures = Vec::new();
         for group in self.groups() {
             let (arch, frames) = (group[0].variant.arch, group[0].variant.frames);
-            if frames == Frames::Omitted {
-                continue;
+            if frames == Frames::KeptAndSigned && group.iter().all(|row| row.signed == 0) {
+                failures.push(format!("{} {}: nothing was signed", arch.name(), frames.name()));
             }
             for (class, tally) in sum(&group) {
                 let what = format!("{} {} {}", arch.name(), frames.name(), class.name());
                 if class == Class::Framed && tally.wrong_root > 0 {
                     failures.push(format!("{what}: {} wrong walks ended as if complete", tally.wrong_root));
                 }
-                if must_be_exact(arch, class) {
+                if frames != Frames::Omitted && must_be_exact(arch, class) {
                     let wrong = tally.all - tally.exact;
                     if wrong + tally.unfinished > 0 {
                         failures.push(format!(
@@ -173,6 +175,20 @@ impl Report {
             }
         }
         failures
+    }
+
+    /// Per cent of exact walks of a class, over everything measured.
+    pub fn exact_share(&self, class: Class) -> f64 {
+        let rows: Vec<&Row> = self.rows.iter().collect();
+        let tally = sum(&rows).get(&class).copied().unwrap_or_default();
+        tally.exact as f64 / tally.all.max(1) as f64 * 100.0
+    }
+
+    /// Mean time of a walk, the read of the clock included.
+    pub fn walk_ns(&self) -> u64 {
+        let walks: u64 = self.rows.iter().flat_map(|row| row.tallies.values()).map(|tally| tally.all).sum();
+        let time: Duration = self.rows.iter().map(|row| row.walking).sum();
+        time.as_nanos() as u64 / walks.max(1)
     }
 
     /// Rows of one processor, treatment of frame pointers, and method.
