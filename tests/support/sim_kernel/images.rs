@@ -139,6 +139,13 @@ impl Images {
         *self.names.get(name).unwrap_or_else(|| panic!("no image has a function `{name}`"))
     }
 
+    /// The function of a name in one image.
+    pub fn function_in(&self, image: usize, name: &str) -> FunctionRef {
+        let functions = &self.placed[image].code.functions;
+        let number = functions.iter().position(|function| function.name == name);
+        (image, number.unwrap_or_else(|| panic!("no function `{name}`")))
+    }
+
     pub fn name(&self, (image, function): FunctionRef) -> &str {
         &self.placed[image].code.functions[function].name
     }
