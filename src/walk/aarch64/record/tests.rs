@@ -187,7 +187,6 @@ fn branch_targets_are_decoded_with_their_sign() {
 #[test]
 fn random_code_is_decided_within_bounds() {
     let seed = 0x2545_f491_4f6c_dd1d_u64;
-    println!("seed {seed:#x}");
     let mut state = seed;
     let mut random = move || {
         // xorshift64: <https://www.jstatsoft.org/article/view/v008i14>.
@@ -228,9 +227,9 @@ fn random_code_is_decided_within_bounds() {
             match is_own(Avma(TEXT + at), &text) {
                 Some(true) => with += 1,
                 Some(false) => without += 1,
-                None => assert!(text.code(Avma(TEXT + at)).is_none()),
+                None => assert!(text.code(Avma(TEXT + at)).is_none(), "seed {seed:#x}, at +{at:#x}"),
             }
         }
     }
-    assert!(with > 1000 && without > 1000, "{with} {without}");
+    assert!(with > 1000 && without > 1000, "seed {seed:#x}: {with} {without}");
 }
