@@ -10,6 +10,7 @@ mod sim_kernel;
 mod attach;
 mod details;
 mod failures;
+mod groups;
 mod images;
 mod killed;
 mod leaks;
