@@ -263,7 +263,12 @@ impl Dyld {
                 }
                 Ok(Listed::NotBegun) if self.images.is_empty() || !self.settled => {
                     self.scan_at(memory, pid, now_ns);
-                    return if self.images.is_empty() { Err(NOT_NOW) } else { Ok(()) };
+                    if self.images.is_empty() {
+                        return Err(NOT_NOW);
+                    }
+                    // The first list will have another one.
+                    self.timestamp = self.place.map(|_| 0);
+                    return Ok(());
                 }
                 Ok(Listed::NotBegun | Listed::NotNow) => {}
                 Err(_) => self.place = None,
