@@ -1,12 +1,14 @@
 #!/bin/sh
 # Compares the names that stackprof gives in real macOS programs with those of LLVM's tools.
+# Also walks their code where compact unwind information tells where the caller is.
 #
 # Usage: scripts/check-macho-symbols.sh [DIR]
 #
 # Fetches public Python packages built for macOS (Apple silicon and Intel) into DIR, by
 # default target/macho-symbols, unless they are there already, and runs
-# tests/macho_symbols.rs over every Mach-O file in them. They are never committed. Needs
-# cargo, python3 with pip, and llvm-19 (installed through apt-get if missing).
+# tests/macho_symbols.rs and tests/macho_frames.rs over every Mach-O file in them. They are
+# never committed. Needs cargo, python3 with pip, and llvm-19 (installed through apt-get if
+# missing).
 # STACKPROF_SEED=N looks at other random addresses.
 set -eu
 cd "$(dirname "$0")/.."
@@ -52,4 +54,4 @@ for package in $packages; do
 done
 
 STACKPROF_NO_SKIP=1 STACKPROF_MACHO_DIR=$(cd "$dir" && pwd) \
-    cargo test --test macho_symbols -- --nocapture
+    cargo test --test macho_symbols --test macho_frames -- --nocapture

@@ -27,7 +27,12 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
         Some(own) => !own,
         None => in_record != Some(link) && !same_function(pc, link, input.code),
     };
-    let leaf_return = link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth;
+    // Right behind a call the link register holds the pc itself and no caller.
+    let leaf_return = link_is_caller
+        && link != 0
+        && link != pc.0
+        && is_code(link, input.code)
+        && out.len() < input.max_depth;
     let leaf_return = leaf_return.then_some(Avma(link));
     if let Some(address) = leaf_return {
         out.push(CodeAddress::Return(address).lookup().0);
@@ -141,6 +146,11 @@ mod tests {
     fn a_signed_link_register_is_stripped() {
         let signed = 0xfa80_0000_0000_0000 | (TEXT + 0x10);
         assert_eq!(walk_at(0x24, signed, &[0, 0x8765_8000_0000_0000 | (TEXT + 0x38)]), [0x24, 0x0f, 0x37]);
+    }
+
+    #[test]
+    fn a_call_that_has_just_returned_left_no_caller_in_the_link_register() {
+        assert_eq!(walk_at(0x24, TEXT + 0x24, &[0, TEXT + 0x38]), [0x24, 0x37]);
     }
 
     #[test]
