@@ -42,6 +42,14 @@ const BACK_BYTES: u64 = 4096;
 /// Longest function whose branches are searched for the way to the pc.
 const FUNCTION_BYTES_MAX: u64 = 128 << 10;
 
+/// `ldr x30, [sp], #16`: the end of a call in a function that saved the link register alone.
+const POP_LINK_REGISTER: u32 = 0xf841_07fe;
+
+/// Whether the function at `pc` is about to reload the link register alone.
+pub(super) fn reloads_link_register(pc: Avma, code: &dyn Code) -> bool {
+    code.code(pc).is_some_and(|code| code.starts_with(&POP_LINK_REGISTER.to_le_bytes()))
+}
+
 /// Whether fp points to the own record of the function at `pc`; `None` without code.
 pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
     code.code(pc)?;
@@ -230,7 +238,6 @@ impl Text<'_> {
     }
 
     fn kind(&self, index: usize) -> Option<Kind> {
-        const POP_LINK_REGISTER: u32 = 0xf841_07fe; // ldr x30, [sp], #16
         let kind = kind(self.word(index)?, self.address(index));
         let pops =
             |kind: &Kind| matches!(kind, Kind::Calls(_)) && self.word(index + 1) == Some(POP_LINK_REGISTER);
