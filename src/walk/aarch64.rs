@@ -4,7 +4,7 @@
 //! `stp`, an epilogue after `ldp`) has its caller in the link register only, and fp
 //! belongs to the caller: following fp alone would lose the caller. In the body of a
 //! function with a record the link register is stale. The code around the program
-//! counter tells which (see [`record`]); without code the link register counts unless it
+//! counter tells which (see `record.rs`); without code the link register counts unless it
 //! repeats the record's return address or leads into the same function.
 
 mod record;
@@ -27,8 +27,11 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
         Some(own) => !own,
         None => in_record != Some(link) && !same_function(pc, link, input.code),
     };
-    let leaf_return = link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth;
-    let leaf_return = leaf_return.then_some(Avma(link));
+    // Behind the call in a function that saved only the link register, it holds the pc itself.
+    // (So it does at a function whose caller, which it does not return to, ends right before.)
+    let is_stale = link == pc.0 && record::reloads_link_register(pc, input.code);
+    let leaf_return = link_is_caller && link != 0 && !is_stale && is_code(link, input.code);
+    let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
         out.push(CodeAddress::Return(address).lookup().0);
     }
@@ -75,6 +78,12 @@ mod tests {
         0x9100_03fd, // +30 mov x29, sp
         0x97ff_fffc, // +34 bl leaf
         0xd420_0020, // +38 brk #1
+        0xd420_0020, // +3c brk #1
+        // without a record
+        0xf81f_0ffe, // +40 str x30, [sp, #-16]!
+        0x97ff_fff8, // +44 bl leaf
+        0xf841_07fe, // +48 ldr x30, [sp], #16
+        0xd65f_03c0, // +4c ret
     ];
 
     struct Text(Vec<u8>);
@@ -132,15 +141,22 @@ mod tests {
 
     #[test]
     fn a_link_register_that_repeats_the_record_is_not_shown_twice_where_code_is_not_known() {
-        // Past the known code, whose last instruction the link register points to.
-        assert_eq!(walk_at(0x3c, TEXT + 0x38, &[0, TEXT + 0x38]), [0x3c, 0x37]);
-        assert_eq!(walk_at(0x3c, TEXT + 0x10, &[0, TEXT + 0x38]), [0x3c, 0x0f, 0x37]);
+        // Past the known code, into which the link register points.
+        assert_eq!(walk_at(0x50, TEXT + 0x38, &[0, TEXT + 0x38]), [0x50, 0x37]);
+        assert_eq!(walk_at(0x50, TEXT + 0x10, &[0, TEXT + 0x38]), [0x50, 0x0f, 0x37]);
     }
 
     #[test]
     fn a_signed_link_register_is_stripped() {
         let signed = 0xfa80_0000_0000_0000 | (TEXT + 0x10);
         assert_eq!(walk_at(0x24, signed, &[0, 0x8765_8000_0000_0000 | (TEXT + 0x38)]), [0x24, 0x0f, 0x37]);
+    }
+
+    #[test]
+    fn a_call_that_has_just_returned_left_no_caller_in_the_link_register() {
+        assert_eq!(walk_at(0x48, TEXT + 0x48, &[0, TEXT + 0x38]), [0x48, 0x37]);
+        // After a call that does not return, to the function that follows.
+        assert_eq!(walk_at(0x24, TEXT + 0x24, &[0, TEXT + 0x38]), [0x24, 0x23, 0x37]);
     }
 
     #[test]

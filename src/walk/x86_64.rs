@@ -4,7 +4,7 @@
 //! rbp. In a leaf function without one (compilers leave it out even when asked to keep
 //! frame pointers), on entry, between the two instructions of the prologue and at `ret`
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
-//! information of the leaf's function tells; without it the code (see [`record`]).
+//! information of the leaf's function tells; without it the code (see `record.rs`).
 
 mod record;
 

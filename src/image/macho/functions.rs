@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::{MachO, function_starts};
 use crate::addr::Svma;
+use crate::target::ImageBytes;
 
 /// Where the functions of a file begin, and its sections with instructions.
 #[derive(Clone, Debug, Default)]
@@ -22,10 +23,13 @@ pub struct Functions {
 impl Functions {
     /// Reads the list; empty if the file has none. At most one entry per byte of it.
     #[must_use]
-    pub fn read(macho: &MachO, bytes: &[u8]) -> Functions {
+    pub fn read(macho: &MachO, bytes: &ImageBytes) -> Functions {
         let range = &macho.linkedit.function_starts;
-        let list = || bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
-        let starts = function_starts(list().unwrap_or_default(), macho.text.start);
+        let in_file =
+            || bytes.bytes().get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
+        // An image that was read from memory has it apart.
+        let list = bytes.linkedit().map(|linkedit| linkedit.function_starts.bytes()).or_else(in_file);
+        let starts = function_starts(list.unwrap_or_default(), macho.text.start);
         Functions {
             starts: starts.map_while(|start| u32::try_from(start - macho.text.start).ok()).collect(),
             text: macho.text.start,
@@ -54,11 +58,11 @@ mod tests {
     use super::*;
     use crate::addr::Avma;
     use crate::image::Images;
-    use crate::target::{ImageBytes, Mapping, MappingKind};
+    use crate::target::{Mapping, MappingKind};
 
     fn functions(file: &File) -> Functions {
         let bytes = file.build();
-        Functions::read(&MachO::parse(&bytes).unwrap(), &bytes)
+        Functions::read(&MachO::parse(&bytes).unwrap(), &ImageBytes::new(bytes))
     }
 
     fn check(functions: &Functions, at: u64, expected: Option<Range<u64>>) {
@@ -135,7 +139,7 @@ mod tests {
                 }
             }
             let Ok(macho) = MachO::parse(&damaged) else { continue };
-            let functions = Functions::read(&macho, &damaged);
+            let functions = Functions::read(&macho, &ImageBytes::new(damaged.clone()));
             for at in [0, TEXT, TEXT + 0x1000, TEXT + 0x1234, TEXT + 0x2010, u64::MAX].map(Svma) {
                 let range = functions.at(at);
                 assert!(range.is_none_or(|range| range.contains(&at)), "round {round}, {at:?}");

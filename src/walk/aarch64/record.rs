@@ -25,19 +25,30 @@ use crate::walk::Code;
 
 /// Most straight pieces of code that are followed, in either direction. Functions that
 /// need more than a few are loops without calls.
-const PIECES_MAX: usize = 32;
+const PIECES_MAX: usize = 64;
 
 /// Most instructions that are read forward.
 const FORWARD_MAX: usize = 4096;
 
-/// Instructions of a function that are read to see whether it is part of others.
+/// Instructions of a function that are read to see whether it is a piece of others.
 const OUTLINED_MAX: usize = 16;
+
+/// Most instructions that are read on the way back.
+const BACKWARD_MAX: usize = 32 << 10;
 
 /// Bytes before the pc that are read where the start of the function is not known.
 const BACK_BYTES: u64 = 4096;
 
 /// Longest function whose branches are searched for the way to the pc.
 const FUNCTION_BYTES_MAX: u64 = 128 << 10;
+
+/// `ldr x30, [sp], #16`: the end of a call in a function that saved the link register alone.
+const POP_LINK_REGISTER: u32 = 0xf841_07fe;
+
+/// Whether the function at `pc` is about to reload the link register alone.
+pub(super) fn reloads_link_register(pc: Avma, code: &dyn Code) -> bool {
+    code.code(pc).is_some_and(|code| code.starts_with(&POP_LINK_REGISTER.to_le_bytes()))
+}
 
 /// Whether fp points to the own record of the function at `pc`; `None` without code.
 pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
@@ -53,14 +64,21 @@ pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
 enum Kind {
     /// The record is reloaded: fp points to it before, but not after.
     Restores,
+    /// Memory is addressed by fp, or an address computed from it. The caller's frame is
+    /// nothing to a function without a record, but outlined pieces are no functions: it
+    /// counts where no `ret` follows soon.
+    UsesFramePointer,
     /// Only a function with a record calls; perhaps to a known place.
     Calls(Option<Avma>),
+    /// A call in a function without a record, which has saved only the link register and
+    /// restores it at once: the check of a large frame (`___chkstk_darwin`).
+    CallsWithout,
     /// `stp x29, x30, ...`: fp does not point to it yet.
     Stores,
     /// `add x29, sp, #N`: not before it, but after.
     SetsFramePointer,
     /// `ret`.
-    Leaves,
+    Returns,
     /// To another place, always or perhaps.
     Jump(Avma),
     Branch(Avma),
@@ -74,32 +92,50 @@ enum Kind {
 fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<bool> {
     let mut pieces = Pieces::starting(pc);
     let mut left = FORWARD_MAX;
+    let mut uses_fp = None;
     while let Some(start) = pieces.next() {
         let Some(bytes) = code.code(start) else { continue };
-        for (word, at) in words(bytes).zip((start.0..).step_by(4)) {
+        let text = Text { start, bytes };
+        let known = pieces.first_after(start);
+        let mut index = 0;
+        loop {
+            let at = text.address(index);
             // A function that runs on into the next one says nothing about itself.
-            if left == 0 || function.is_some_and(|function| at == function.end.0) {
+            if left == 0 || Some(at) == known || function.is_some_and(|function| at == function.end) {
                 break;
             }
             left -= 1;
-            match kind(word, Avma(at)) {
-                Kind::Restores => return Some(true),
-                Kind::Calls(target) => return Some(target.and_then(|at| outlined(at, code)) != Some(false)),
-                Kind::SetsFramePointer | Kind::Leaves => return Some(false),
-                Kind::Jump(target) => {
+            index += 1;
+            match text.kind(index - 1) {
+                Some(Kind::Restores) => return Some(true),
+                Some(Kind::Calls(target)) => {
+                    return Some(target.and_then(|at| outlined(at, code)) != Some(false));
+                }
+                Some(Kind::SetsFramePointer | Kind::Returns | Kind::CallsWithout) => return Some(false),
+                Some(Kind::UsesFramePointer) if uses_fp.is_none() => {
+                    uses_fp = Some(true);
+                    left = left.min(OUTLINED_MAX);
+                }
+                Some(Kind::Jump(target)) => {
                     if function.is_some_and(|function| is_tail_call(target, function, code)) {
                         return Some(outlined(target, code) == Some(true));
                     }
-                    pieces.add(target);
-                    break;
+                    // Unoptimised code is full of short jumps.
+                    match text.index(target).filter(|to| *to >= index) {
+                        Some(to) => index = to,
+                        None => {
+                            pieces.add(target);
+                            break;
+                        }
+                    }
                 }
-                Kind::Branch(target) => pieces.add(target),
-                Kind::Ends { .. } => break,
-                Kind::Stores | Kind::Plain => {}
+                Some(Kind::Branch(target)) => pieces.add(target),
+                Some(Kind::Ends { .. }) | None => break,
+                Some(Kind::UsesFramePointer | Kind::Stores | Kind::Plain) => {}
             }
         }
     }
-    None
+    uses_fp
 }
 
 /// A jump to the start of a function (its own included), or to a stub. A jump into the
@@ -115,11 +151,12 @@ fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
 /// function but a piece of others that LLVM's machine outliner made (-Oz): the end of a
 /// prologue, whose beginning has stored the record, or an epilogue, which reloads it.
 fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
-    for (word, at) in words(code.code(function)?).zip((function.0..).step_by(4)).take(OUTLINED_MAX) {
-        match kind(word, Avma(at)) {
+    let text = Text { start: function, bytes: code.code(function)? };
+    for index in 0..OUTLINED_MAX {
+        match text.kind(index)? {
             Kind::SetsFramePointer => return Some(false),
             Kind::Restores => return Some(true),
-            Kind::Plain => {}
+            Kind::Plain | Kind::UsesFramePointer => {}
             _ => return None,
         }
     }
@@ -141,6 +178,7 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
     };
     let all = Text { start, bytes };
     let mut pieces = Pieces::starting(pc);
+    let mut left = BACKWARD_MAX;
     while let Some(piece) = pieces.next() {
         let mut at = all.index(piece)?;
         loop {
@@ -148,11 +186,13 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
                 // At its first instruction a function has no record yet.
                 return known.is_some().then_some(false);
             };
+            left = left.checked_sub(1)?;
             match all.kind(previous)? {
-                Kind::SetsFramePointer | Kind::Calls(_) => return Some(true),
-                Kind::Restores | Kind::Stores => return Some(false),
-                Kind::Leaves | Kind::Jump(_) | Kind::Ends { .. } => {
+                Kind::SetsFramePointer | Kind::UsesFramePointer | Kind::Calls(_) => return Some(true),
+                Kind::Restores | Kind::Stores | Kind::CallsWithout => return Some(false),
+                Kind::Returns | Kind::Jump(_) | Kind::Ends { .. } => {
                     let _ = known.as_ref()?;
+                    left = left.checked_sub(all.bytes.len() / 4)?;
                     all.ways_to(&(all.address(previous + 1)..=piece), &mut pieces);
                     break;
                 }
@@ -198,7 +238,10 @@ impl Text<'_> {
     }
 
     fn kind(&self, index: usize) -> Option<Kind> {
-        Some(kind(self.word(index)?, self.address(index)))
+        let kind = kind(self.word(index)?, self.address(index));
+        let pops =
+            |kind: &Kind| matches!(kind, Kind::Calls(_)) && self.word(index + 1) == Some(POP_LINK_REGISTER);
+        Some(if pops(&kind) { Kind::CallsWithout } else { kind })
     }
 
     /// Adds the branches and jumps that lead to one of `targets`, instructions of which each
@@ -245,6 +288,11 @@ impl Pieces {
         }
     }
 
+    /// The lowest of the addresses already gone on from that lies above `start`.
+    fn first_after(&self, start: Avma) -> Option<Avma> {
+        self.starts[..self.next].iter().copied().filter(|other| *other > start).min()
+    }
+
     fn next(&mut self) -> Option<Avma> {
         let at = (self.next < self.length).then(|| self.starts[self.next])?;
         self.next += 1;
@@ -252,29 +300,41 @@ impl Pieces {
     }
 }
 
-fn words(code: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-}
-
 /// Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 fn kind(word: u32, at: Avma) -> Kind {
+    match word >> 25 & 0b1111 {
+        0b1010 | 0b1011 => branch_kind(word, at),
+        // loads and stores; those of literals have no base
+        0b0100 | 0b0110 | 0b1100 | 0b1110 => match word & 0xffc0_7fff {
+            // ldp x29, x30, [sp], #N; [sp, #N]
+            0xa8c0_7bfd | 0xa940_7bfd => Kind::Restores,
+            // stp x29, x30, [sp, #-N]!; [sp, #N]
+            0xa980_7bfd | 0xa900_7bfd => Kind::Stores,
+            _ if word >> 5 & 0x1f == 29 && word & 0x3b00_0000 != 0x1800_0000 => Kind::UsesFramePointer,
+            _ => Kind::Plain,
+        },
+        // mov x29, sp is add x29, sp, #0; any immediate
+        0b1000 | 0b1001 if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
+        // sub xN, x29, #M; add xN, x29, #M, which mov sp, x29 is too
+        0b1000 | 0b1001 if word & 0xbf80_03e0 == 0x9100_03a0 => Kind::UsesFramePointer,
+        // udf, which also pads between functions
+        0 if word >> 16 == 0 => Kind::Ends { indirect: false },
+        _ => Kind::Plain,
+    }
+}
+
+fn branch_kind(word: u32, at: Avma) -> Kind {
     let to = |shift: u32, bits: u32| {
         let offset = i64::from(word << (32 - shift - bits)) << 32 >> (64 - bits);
         Avma(at.0.wrapping_add_signed(offset * 4))
     };
     match word {
-        // mov x29, sp is add x29, sp, #0; any immediate
-        _ if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
-        // ldp x29, x30, [sp], #N; [sp, #N]
-        _ if word & 0xffc0_7fff == 0xa8c0_7bfd || word & 0xffc0_7fff == 0xa940_7bfd => Kind::Restores,
-        // stp x29, x30, [sp, #-N]!; [sp, #N]
-        _ if word & 0xffc0_7fff == 0xa980_7bfd || word & 0xffc0_7fff == 0xa900_7bfd => Kind::Stores,
         // bl
         _ if word >> 26 == 0b10_0101 => Kind::Calls(Some(to(0, 26))),
         // blr, blraa and its variants
         _ if word & 0xfeff_f000 == 0xd63f_0000 => Kind::Calls(None),
         // ret, retaa, retab
-        _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Leaves,
+        _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Returns,
         // br, braa and its variants: a tail call, a stub, a jump through a table; what loads
         // the register does not tell (clang -O0 reloads a computed label from the stack)
         _ if word & 0xfeff_f000 == 0xd61f_0000 => Kind::Ends { indirect: true },
@@ -286,8 +346,8 @@ fn kind(word: u32, at: Avma) -> Kind {
         }
         // tbz, tbnz
         _ if word & 0x7e00_0000 == 0x3600_0000 => Kind::Branch(to(5, 14)),
-        // brk; udf, which also pads between functions
-        _ if word & 0xffe0_001f == 0xd420_0000 || word >> 16 == 0 => Kind::Ends { indirect: false },
+        // brk
+        _ if word & 0xffe0_001f == 0xd420_0000 => Kind::Ends { indirect: false },
         _ => Kind::Plain,
     }
 }

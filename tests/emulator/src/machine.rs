@@ -133,7 +133,7 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
         Arch::Arm64 => machine.reg_write(A::SP, sp).unwrap(),
         Arch::X86_64 => machine.reg_write(X::RSP, sp).unwrap(),
     }
-    machine.add_code_hook(1, 0, |machine, address, length| at_boundary(machine, address, length)).unwrap();
+    machine.add_code_hook(1, 0, at_boundary).unwrap();
     // System calls do nothing.
     match arch {
         Arch::Arm64 => machine.add_intr_hook(|_, number| assert_eq!(number, EXCEPTION_SVC, "an exception")),
