@@ -147,4 +147,66 @@ mod tests {
     fn a_link_register_outside_code_is_dropped() {
         assert_eq!(walk_at(0x24, 0x1234, &[0, TEXT + 0x38]), [0x24, 0x37]);
     }
+
+    #[test]
+    fn the_outermost_function_is_not_lost() {
+        // thread_start of libpthread pushes a pair of zeros but leaves fp at 0: the record of
+        // the function it calls is {0, thread_start+8}.
+        assert_eq!(walk_at(0x08, TEXT + 0x10, &[0, TEXT + 8]), [0x08, 0x07]);
+        // That function in its prologue; and thread_start itself, before its call.
+        for (offset, link, expected) in [(0x00, TEXT + 8, vec![0x00, 0x07]), (0x0c, 0, vec![0x0c])] {
+            let text = Text(CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
+            let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
+            registers.x[Aarch64::LR] = link;
+            let stack = StackBytes { base: Avma(STACK), bytes: &[0; 16] };
+            let input = Input {
+                stack,
+                stack_top: None,
+                stack_limit: Some(Avma(STACK + 16)),
+                fp_always: true,
+                max_depth: 64,
+                code_mask: (1 << 47) - 1,
+                code: &text,
+            };
+            let mut out = Vec::new();
+            assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+            assert_eq!(out.iter().map(|address| address - TEXT).collect::<Vec<_>>(), expected);
+            // Where fp may be anything, 0 proves nothing about a thread without a caller.
+            let input = Input { fp_always: false, ..input };
+            let ended = walk(&registers, &input, &mut Vec::new()).ended;
+            assert_eq!(ended, if link == 0 { Ended::BadFrame } else { Ended::Root });
+        }
+    }
+
+    #[test]
+    fn a_link_register_into_the_same_function_is_stale_where_code_is_not_known() {
+        struct NoBytes;
+        impl Code for NoBytes {
+            fn is_code(&self, _: Avma) -> bool {
+                true
+            }
+            fn code(&self, _: Avma) -> Option<&[u8]> {
+                None
+            }
+            fn function(&self, pc: Avma) -> Option<std::ops::Range<Avma>> {
+                (pc < Avma(TEXT + 0x40)).then_some(Avma(TEXT)..Avma(TEXT + 0x40))
+            }
+        }
+        let bytes: Vec<u8> = [0, TEXT + 0x88].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let (stack_top, stack_limit, fp_always) = (None, None, false);
+        let code_mask = u64::MAX;
+        let input =
+            Input { stack, stack_top, stack_limit, fp_always, max_depth: 9, code_mask, code: &NoBytes };
+        // The last return address of a function may be the end of it.
+        for (link, caller) in [(0x20, None), (0x40, None), (0x44, Some(0x43))] {
+            let mut registers = Aarch64 { pc: TEXT + 0x10, sp: STACK, ..Aarch64::default() };
+            registers.x[Aarch64::FP] = STACK;
+            registers.x[Aarch64::LR] = TEXT + link;
+            let mut out = Vec::new();
+            walk(&registers, &input, &mut out);
+            let expected = std::iter::once(0x10).chain(caller).chain([0x87]).map(|at| TEXT + at);
+            assert_eq!(out, expected.collect::<Vec<_>>(), "link +{link:#x}");
+        }
+    }
 }

@@ -52,6 +52,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::build::{File, TEXT};
     use super::*;
+    use crate::addr::Avma;
+    use crate::image::Images;
+    use crate::target::{ImageBytes, Mapping, MappingKind};
 
     fn functions(file: &File) -> Functions {
         let bytes = file.build();
@@ -83,6 +86,34 @@ mod tests {
     #[test]
     fn without_a_list_there_are_no_functions() {
         check(&functions(&File::default()), 0x1010, None);
+    }
+
+    #[test]
+    fn bounds_are_given_where_the_image_is_loaded_and_end_with_its_mapping() {
+        let bytes = File { function_starts: vec![0x1000, 0x1800], ..File::default() }.build();
+        let mapping = |from: u64, to: u64| Mapping {
+            avma: Avma(LOADED + from)..Avma(LOADED + to),
+            file_offset: from,
+            path: "/usr/lib/libtest.dylib".to_string(),
+            kind: MappingKind::File,
+            identity: (1, 2),
+        };
+        const LOADED: u64 = 0x1_8abc_0000;
+        let mut images = Images::default();
+        let mut open = |_: &Mapping| Ok(ImageBytes::new(bytes.clone()));
+        images.update(&[mapping(0, 0x4000)], &mut open);
+        let at = |images: &Images, at| {
+            let function = images.function(Avma(LOADED + at))?;
+            Some((function.start - Avma(LOADED), function.end - Avma(LOADED)))
+        };
+        assert_eq!(at(&images, 0x17ff), Some((0x1000, 0x1800)));
+        assert_eq!(at(&images, 0x1800), Some((0x1800, 0x2000)));
+        assert_eq!(at(&images, 0x2000), None);
+        assert_eq!(images.function(Avma(TEXT + 0x1000)), None);
+        // Half of a function, in a mapping of its own.
+        images.begin_space();
+        images.update(&[mapping(0x1400, 0x1600)], &mut open);
+        assert_eq!(at(&images, 0x1500), Some((0x1400, 0x1600)));
     }
 
     #[test]

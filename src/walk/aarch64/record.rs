@@ -15,7 +15,10 @@
 //! register; one that is about to set fp or to return has none. Where all paths end first
 //! (in a trap, in a loop, in a jump through a table) the paths *to* the pc are searched.
 
-use std::ops::Range;
+#[cfg(test)]
+mod tests;
+
+use std::ops::{Range, RangeInclusive};
 
 use crate::addr::Avma;
 use crate::walk::Code;
@@ -26,6 +29,9 @@ const PIECES_MAX: usize = 32;
 
 /// Most instructions that are read forward.
 const FORWARD_MAX: usize = 4096;
+
+/// Instructions of a function that are read to see whether it is part of others.
+const OUTLINED_MAX: usize = 16;
 
 /// Bytes before the pc that are read where the start of the function is not known.
 const BACK_BYTES: u64 = 4096;
@@ -45,13 +51,15 @@ pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
 /// What one instruction means for the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// fp points to the own record before it: a reload of the record, a call.
-    NeedsRecord {
-        restores: bool,
-    },
+    /// The record is reloaded: fp points to it before, but not after.
+    Restores,
+    /// Only a function with a record calls; perhaps to a known place.
+    Calls(Option<Avma>),
+    /// `stp x29, x30, ...`: fp does not point to it yet.
+    Stores,
     /// `add x29, sp, #N`: not before it, but after.
     SetsFramePointer,
-    /// `ret`, or a jump that only a tail call or a stub makes.
+    /// `ret`.
     Leaves,
     /// To another place, always or perhaps.
     Jump(Avma),
@@ -68,41 +76,59 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
     let mut left = FORWARD_MAX;
     while let Some(start) = pieces.next() {
         let Some(bytes) = code.code(start) else { continue };
-        let mut before = None;
         for (word, at) in words(bytes).zip((start.0..).step_by(4)) {
             // A function that runs on into the next one says nothing about itself.
             if left == 0 || function.is_some_and(|function| at == function.end.0) {
                 break;
             }
             left -= 1;
-            match kind(word, before, Avma(at)) {
-                Kind::NeedsRecord { .. } => return Some(true),
+            match kind(word, Avma(at)) {
+                Kind::Restores => return Some(true),
+                Kind::Calls(target) => return Some(target.and_then(|at| outlined(at, code)) != Some(false)),
                 Kind::SetsFramePointer | Kind::Leaves => return Some(false),
                 Kind::Jump(target) => {
                     if function.is_some_and(|function| is_tail_call(target, function, code)) {
-                        return Some(false);
+                        return Some(outlined(target, code) == Some(true));
                     }
                     pieces.add(target);
                     break;
                 }
                 Kind::Branch(target) => pieces.add(target),
                 Kind::Ends { .. } => break,
-                Kind::Plain => {}
+                Kind::Stores | Kind::Plain => {}
             }
-            before = Some(word);
         }
     }
     None
 }
 
-/// A jump to the start of another function, or to a stub. A jump into the middle of
-/// another is one inside hand-written code that has several labels.
+/// A jump to the start of a function (its own included), or to a stub. A jump into the
+/// middle of another is one inside hand-written code that has several labels.
 fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
-    !function.contains(&target) && code.function(target).is_none_or(|other| other.start == target)
+    if function.contains(&target) {
+        return function.start == target;
+    }
+    code.function(target).is_none_or(|other| other.start == target)
 }
 
-/// The way from the start of the function to `pc`, backwards: past a jump, on from a
-/// branch that leads to the instruction after it.
+/// Whether the code before a jump or call to `function` has a record, if that is no
+/// function but a piece of others that LLVM's machine outliner made (-Oz): the end of a
+/// prologue, whose beginning has stored the record, or an epilogue, which reloads it.
+fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
+    for (word, at) in words(code.code(function)?).zip((function.0..).step_by(4)).take(OUTLINED_MAX) {
+        match kind(word, Avma(at)) {
+            Kind::SetsFramePointer => return Some(false),
+            Kind::Restores => return Some(true),
+            Kind::Plain => {}
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// The way from the start of the function to `pc`, backwards: where a jump comes before,
+/// on from a branch that leads to what was read since (not always to the first
+/// instruction: the heads of loops are aligned by `nop`s that nothing leads to).
 fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<bool> {
     let known = function.filter(|function| function.end - function.start <= FUNCTION_BYTES_MAX);
     let (start, bytes) = match &known {
@@ -123,11 +149,11 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
                 return known.is_some().then_some(false);
             };
             match all.kind(previous)? {
-                Kind::SetsFramePointer => return Some(true),
-                Kind::NeedsRecord { restores } => return Some(!restores),
+                Kind::SetsFramePointer | Kind::Calls(_) => return Some(true),
+                Kind::Restores | Kind::Stores => return Some(false),
                 Kind::Leaves | Kind::Jump(_) | Kind::Ends { .. } => {
                     let _ = known.as_ref()?;
-                    all.ways_to(all.address(previous + 1), &mut pieces);
+                    all.ways_to(&(all.address(previous + 1)..=piece), &mut pieces);
                     break;
                 }
                 Kind::Branch(_) | Kind::Plain => at = previous,
@@ -172,17 +198,17 @@ impl Text<'_> {
     }
 
     fn kind(&self, index: usize) -> Option<Kind> {
-        let before = index.checked_sub(1).and_then(|before| self.word(before));
-        Some(kind(self.word(index)?, before, self.address(index)))
+        Some(kind(self.word(index)?, self.address(index)))
     }
 
-    /// Adds the branches and jumps to `target`; if there are none, the jumps through tables.
-    fn ways_to(&self, target: Avma, pieces: &mut Pieces) {
+    /// Adds the branches and jumps that lead to one of `targets`, instructions of which each
+    /// runs on into the next; if there are none, the jumps through tables.
+    fn ways_to(&self, targets: &RangeInclusive<Avma>, pieces: &mut Pieces) {
         let mut found = false;
         for wanted_indirect in [false, true] {
             for index in 0..self.bytes.len() / 4 {
                 let leads_there = match self.kind(index) {
-                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && to == target,
+                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && targets.contains(&to),
                     Some(Kind::Ends { indirect }) => wanted_indirect && indirect,
                     _ => false,
                 };
@@ -231,7 +257,7 @@ fn words(code: &[u8]) -> impl Iterator<Item = u32> + '_ {
 }
 
 /// Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
-fn kind(word: u32, before: Option<u32>, at: Avma) -> Kind {
+fn kind(word: u32, at: Avma) -> Kind {
     let to = |shift: u32, bits: u32| {
         let offset = i64::from(word << (32 - shift - bits)) << 32 >> (64 - bits);
         Avma(at.0.wrapping_add_signed(offset * 4))
@@ -240,22 +266,18 @@ fn kind(word: u32, before: Option<u32>, at: Avma) -> Kind {
         // mov x29, sp is add x29, sp, #0; any immediate
         _ if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
         // ldp x29, x30, [sp], #N; [sp, #N]
-        _ if word & 0xffc0_7fff == 0xa8c0_7bfd || word & 0xffc0_7fff == 0xa940_7bfd => {
-            Kind::NeedsRecord { restores: true }
-        }
-        // bl; blr, blraa and its variants
-        _ if word >> 26 == 0b10_0101 || word & 0xfeff_f000 == 0xd63f_0000 => {
-            Kind::NeedsRecord { restores: false }
-        }
+        _ if word & 0xffc0_7fff == 0xa8c0_7bfd || word & 0xffc0_7fff == 0xa940_7bfd => Kind::Restores,
+        // stp x29, x30, [sp, #-N]!; [sp, #N]
+        _ if word & 0xffc0_7fff == 0xa980_7bfd || word & 0xffc0_7fff == 0xa900_7bfd => Kind::Stores,
+        // bl
+        _ if word >> 26 == 0b10_0101 => Kind::Calls(Some(to(0, 26))),
+        // blr, blraa and its variants
+        _ if word & 0xfeff_f000 == 0xd63f_0000 => Kind::Calls(None),
         // ret, retaa, retab
         _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Leaves,
-        // br, braa and its variants. Right after its register was loaded from a place that
-        // does not depend on an index it is a stub or a tail call through a pointer.
-        _ if word & 0xfeff_f000 == 0xd61f_0000 => {
-            let register = word >> 5 & 0x1f;
-            let loads = |before: u32| before & 0xffc0_0000 == 0xf940_0000 && before & 0x1f == register;
-            if before.is_some_and(loads) { Kind::Leaves } else { Kind::Ends { indirect: true } }
-        }
+        // br, braa and its variants: a tail call, a stub, a jump through a table; what loads
+        // the register does not tell (clang -O0 reloads a computed label from the stack)
+        _ if word & 0xfeff_f000 == 0xd61f_0000 => Kind::Ends { indirect: true },
         // b
         _ if word >> 26 == 0b00_0101 => Kind::Jump(to(0, 26)),
         // b.cond, bc.cond; cbz, cbnz
