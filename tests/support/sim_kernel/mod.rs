@@ -57,7 +57,7 @@ pub use faults::{
     Method, Which, plausible_codes,
 };
 pub use ports::UREFS_PEGGED;
-pub use report::Report;
+pub use report::{Report, Truth};
 pub use rng::{Rng, hash};
 pub use spec::*;
 pub use stack::ADDRESS_BITS;
