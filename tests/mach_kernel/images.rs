@@ -95,7 +95,7 @@ fn images_that_load_and_unload_all_the_time_are_named_while_they_are_there() {
         let mut process = canned(500);
         for number in 0..60 {
             let name = format!("storm{number}");
-            let at = (10 + number * 7 + seed) * MS;
+            let at = (10 + number * 7 + seed % 5) * MS;
             let image = SimImage::dylib(&format!("/opt/sim/{name}"), &[&name]);
             process = process.image(image.during(at, (number % 3 != 0).then_some(at + 30 * MS)));
             let thread = SimThread::pthread("plugin").run(MS, &[&name, "w5"]);
