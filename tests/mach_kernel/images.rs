@@ -95,7 +95,7 @@ fn images_that_load_and_unload_all_the_time_are_named_while_they_are_there() {
         let mut process = canned(500);
         for number in 0..60 {
             let name = format!("storm{number}");
-            let at = (10 + number * 7 + seed) * MS;
+            let at = (10 + number * 7 + seed % 5) * MS;
             let image = SimImage::dylib(&format!("/opt/sim/{name}"), &[&name]);
             process = process.image(image.during(at, (number % 3 != 0).then_some(at + 30 * MS)));
             let thread = SimThread::pthread("plugin").run(MS, &[&name, "w5"]);
@@ -169,7 +169,7 @@ fn an_unload_may_be_torn_between_any_two_calls() {
                 .happens(call, Happening::Change(Op::Unload(vec![spare_index])))
                 .happens(call, Happening::Tear { steps, hold: 6 })
                 .build();
-            let recorded = record(&kernel, &options(30));
+            let recorded = record(&kernel, &options(20));
             let what = format!("torn after {steps} steps before call {call}");
             let recorded = recorded.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(recorded.profile.stats.samples > 10, "{what}");
@@ -211,4 +211,72 @@ fn an_unchanged_list_costs_one_read_each_tick() {
     let reads = kernel.count(Method::VmReadOverwrite) - few - recorded.profile.stats.stops;
     let ticks = recorded.profile.stats.ticks;
     assert!(reads < ticks * 3 / 2 + 400, "{reads} reads besides stacks in {ticks} ticks");
+}
+
+#[test]
+fn a_start_may_be_torn_between_any_two_calls() {
+    const FAR: u64 = 1_000 * SECOND;
+    let startup = Startup::Stages { listed_ns: FAR, moved_ns: FAR + 1, initialized_ns: FAR + 2 };
+    // The main thread runs in the dyld on disk all the time: its own stages never come.
+    let world = || World::arm64(4).process(canned(500).startup(startup));
+    for steps in [0, 1, 2, 4, 5, 8, 10, 12] {
+        for call in 1..=60 {
+            let kernel = world()
+                .happens(call, Happening::Tear { steps, hold: 3 })
+                .happens(call + 7, Happening::Tear { steps, hold: 6 })
+                .happens(call + 21, Happening::Tear { steps: steps.min(1), hold: 2 })
+                .build();
+            let mut target = MachTarget::attach(&kernel, 500).unwrap();
+            let mut found = Vec::new();
+            for _ in 0..30 {
+                kernel.pass(6 * MS);
+                found = mappings(&mut target);
+            }
+            let paths: Vec<String> = found.into_iter().map(|mapping| mapping.path).collect();
+            assert_eq!(paths.len(), 7, "{steps} steps from call {call}: {paths:?}");
+            drop(target);
+            kernel.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn what_a_target_writes_into_its_lists_is_not_believed() {
+    let huge = u32::MAX.to_le_bytes();
+    let wild = 0x7fff_ffff_ffff_fff8u64.to_le_bytes();
+    let ones = [0xff; 8];
+    // Count; array; dyld's header; cache; base; timestamp; dyld's path.
+    let places: [(u64, &[u8]); 8] = [
+        (4, &huge),
+        (8, &wild),
+        (8, &ones),
+        (0, &huge),
+        (32, &wild),
+        (176, &ones),
+        (184, &ones),
+        (192, &wild),
+    ];
+    for (offset, bytes) in places {
+        let kernel = World::arm64(4).process(canned(500)).build();
+        kernel.poke(kernel.all_image_infos() + offset, bytes);
+        let result = record(&kernel, &options(30));
+        let recorded = result.unwrap_or_else(|error| panic!("at {offset}: {error}"));
+        assert!(recorded.profile.stats.stops > 10, "at {offset}: {:?}", recorded.profile.stats);
+        let spent = kernel.calls().len();
+        assert!(spent < 40_000, "at {offset}: {spent} calls");
+    }
+    let kernel = World::arm64(4).process(canned(500)).build();
+    // The header of the program: no Mach-O; and commands without end.
+    let (_, base, ..) = kernel.images().into_iter().find(|(path, ..)| path == "/opt/sim/canned").unwrap();
+    kernel.poke(base + 20, &huge);
+    record(&kernel, &options(30)).unwrap();
+    kernel.poke(base, &huge);
+    record(&kernel, &options(30)).unwrap();
+}
+
+#[test]
+fn a_path_at_the_last_address_of_all_is_no_path_and_no_endless_one() {
+    let kernel = World::arm64(4).process(canned(500)).build();
+    kernel.poke(kernel.all_image_infos() + 192, &[0xff; 8]);
+    record(&kernel, &options(30)).unwrap();
 }

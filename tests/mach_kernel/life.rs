@@ -111,7 +111,8 @@ fn the_dyld_that_took_over_is_named_too() {
     let target = MachTarget::launch(&kernel, &["canned".into()]);
     let recorded = with(&kernel, target, &options(10_000)).unwrap();
     kernel.assert_clean();
-    let main = recorded.stacks.keys().filter(|(_, _, names)| names.contains(&"main".to_owned()));
+    let of_main = |names: &[String]| names.contains(&"main".to_owned());
+    let main = recorded.stacks.keys().filter(|(_, complete, names)| *complete && of_main(names));
     let roots: BTreeSet<&str> = main.map(|(_, _, names)| names[0].as_str()).collect();
     assert_eq!(roots, BTreeSet::from(["start"]));
 }

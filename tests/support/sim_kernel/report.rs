@@ -245,6 +245,17 @@ impl SimKernel {
         task.dyld.listed.iter().map(|image| task.images.placed[*image].image.path.clone()).collect()
     }
 
+    /// Writes to the memory of the task made last, as the target itself could.
+    pub fn poke(&self, address: u64, bytes: &[u8]) {
+        let mut state = self.state.borrow_mut();
+        state.tasks.last_mut().expect("a task").memory.write(address, bytes);
+    }
+
+    /// Where dyld_all_image_infos of the task made last is.
+    pub fn all_image_infos(&self) -> u64 {
+        self.state.borrow().tasks.last().expect("a task").dyld.registered
+    }
+
     /// Address of a function; of the task made last.
     pub fn address(&self, function: &str) -> u64 {
         let state = self.state.borrow();
