@@ -38,7 +38,7 @@ const ALLOWED: [(&str, &[&str]); 14] = [
 const MAX_LINES: usize = 600;
 
 /// Files that may ask which system they are for, beside src/target.
-const SYSTEM_FILES: [&str; 2] = ["src/cli/record.rs", "src/cli/dump.rs"];
+const SYSTEM_FILES: [&str; 1] = ["src/cli/system.rs"];
 
 #[test]
 fn modules_name_only_those_below_them() {
@@ -406,7 +406,7 @@ fn wrong_places_and_missing_reasons_are_found() {
     }
     let system = "#[cfg(target_os = \"linux\")]\nfn f() {}\n";
     assert_eq!(system_outside_target("src/walk/mod.rs", system).len(), 1);
-    assert_eq!(system_outside_target("src/cli/record.rs", system).len(), 0);
+    assert_eq!(system_outside_target("src/cli/system.rs", system).len(), 0);
     assert_eq!(system_outside_target("src/walk/mod.rs", &format!("mod tests {{ {system} }}")).len(), 0);
     for text in ["println!(\"x\")", "std::io::stderr()", "std::process::exit(1)"] {
         assert_eq!(printing_outside_cli("src/sampler/mod.rs", text).len(), 1, "{text}");

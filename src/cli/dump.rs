@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::args::{Dump, Source, What};
-use super::messages;
 use super::text::visible;
+use super::{messages, system};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::Images;
@@ -38,30 +38,14 @@ pub fn run(dump: &Dump) -> Result<()> {
             let clock = FakeClock::default();
             show(&mut SimTarget::new(SimConfig::from_seed(*seed), clock.clone()), &clock)?
         }
-        Source::Pid(pid) => on_this_system(*pid, show)?,
+        Source::Pid(pid) => {
+            system::prepare();
+            system::with_target(&system::Process::Running(*pid), show)??
+        }
         Source::Launch(_) | Source::Demo => String::new(),
     };
     messages::result(&text);
     Ok(())
-}
-
-#[cfg(target_os = "linux")]
-fn on_this_system(
-    pid: u32,
-    show: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<String> + Send,
-) -> Result<String> {
-    use crate::target::linux;
-    linux::prepare();
-    let clock = crate::clock::RealClock::new();
-    linux::with_target(&linux::Source::Attach(pid), clock.clone(), |target| show(target, &clock))?
-}
-
-#[cfg(not(target_os = "linux"))]
-fn on_this_system(
-    pid: u32,
-    _show: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<String> + Send,
-) -> Result<String> {
-    Err(Error::new(ErrorKind::System, format!("cannot look at pid {pid}: this version works on Linux")))
 }
 
 fn failed(fault: &crate::target::Fault) -> Error {

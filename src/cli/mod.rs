@@ -15,6 +15,7 @@ pub mod progress;
 pub mod record;
 pub mod stats;
 pub mod summary;
+mod system;
 pub mod text;
 
 use std::ffi::OsString;

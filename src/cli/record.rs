@@ -1,6 +1,5 @@
 //! `stackprof record`: attach or launch, record, name, write, tell.
 
-use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::time::Instant;
 use super::args::{Destination, Output, Recording, Source, Verbosity};
 use super::progress::Progress;
 use super::stats::{self, RunFigures};
-use super::{demo, messages, summary, text};
+use super::{demo, messages, summary, system, text};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
@@ -125,56 +124,27 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
             let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
             record(&mut target, &clock)
         }
-        Source::Pid(pid) => on_this_system(&SystemSource::Pid(*pid), live, record),
-        Source::Launch(command) => on_this_system(&SystemSource::Launch(command.clone()), live, record),
+        Source::Pid(pid) => on_this_system(&system::Process::Running(*pid), live, record),
+        Source::Launch(command) => on_this_system(&system::Process::New(command.clone()), live, record),
         Source::Demo => {
             let program = std::env::current_exe().map_err(|error| {
                 Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
             })?;
             let command = vec![program.into_os_string(), demo::WORKLOAD.into()];
-            on_this_system(&SystemSource::Launch(command), live, record)
+            on_this_system(&system::Process::New(command), live, record)
         }
     }
 }
 
-enum SystemSource {
-    Pid(u32),
-    Launch(Vec<OsString>),
-}
-
-#[cfg(target_os = "linux")]
+/// Records a process of this system.
 fn on_this_system(
-    source: &SystemSource,
+    process: &system::Process,
     live: &Arc<Live>,
     record: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<Profile> + Send,
 ) -> Result<Profile> {
-    use crate::clock::RealClock;
-    use crate::target::linux;
-    linux::prepare();
+    system::prepare();
     end_on_interrupt(live)?;
-    let source = match source {
-        SystemSource::Pid(pid) => linux::Source::Attach(*pid),
-        SystemSource::Launch(command) => linux::Source::Launch(command.clone()),
-    };
-    let clock = RealClock::new();
-    linux::with_target(&source, clock.clone(), |target| record(target, &clock))?
-}
-
-#[cfg(not(target_os = "linux"))]
-fn on_this_system(
-    source: &SystemSource,
-    live: &Arc<Live>,
-    _record: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<Profile> + Send,
-) -> Result<Profile> {
-    end_on_interrupt(live)?;
-    let what = match source {
-        SystemSource::Pid(pid) => format!("pid {pid}"),
-        SystemSource::Launch(command) => format!("`{}`", command.join(" ".as_ref()).display()),
-    };
-    Err(Error::new(
-        ErrorKind::System,
-        format!("cannot record {what}: this version records on Linux; a backend for this system comes next"),
-    ))
+    system::with_target(process, record)?
 }
 
 /// The first Ctrl-C ends the recording and lets the outputs be written, a second one
@@ -264,7 +234,7 @@ fn write_to(to: &Destination, content: &mut dyn FnMut(&mut dyn io::Write) -> io:
 }
 
 fn figures(profile: &Profile, names: &Names, recording: &Recording, outputs: &[Output]) -> RunFigures {
-    let (profiler_cpu_ns, profiler_peak_rss_bytes) = own_usage();
+    let (profiler_cpu_ns, profiler_peak_rss_bytes) = system::own_usage();
     RunFigures {
         launched: matches!(recording.source, Source::Launch(_) | Source::Demo),
         distinct_stacks: profile.trie.distinct_stacks() as u64,
@@ -279,16 +249,6 @@ fn figures(profile: &Profile, names: &Names, recording: &Recording, outputs: &[O
         write_s: 0.0,
         outputs: outputs.iter().map(|output| output.to.as_path().display().to_string()).collect(),
     }
-}
-
-#[cfg(target_os = "linux")]
-fn own_usage() -> (u64, u64) {
-    crate::target::linux::own_usage()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn own_usage() -> (u64, u64) {
-    (0, 0)
 }
 
 /// What the user can do better, at most a few lines.

@@ -8,7 +8,9 @@
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 
+pub mod export;
 pub mod fat;
+pub mod functions;
 
 #[cfg(test)]
 pub(crate) mod build;
@@ -19,9 +21,10 @@ use std::ops::Range;
 
 use object::LittleEndian;
 use object::macho::{
-    DyldInfoCommand, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO, LC_DYLD_INFO_ONLY,
-    LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT_64, LC_SYMTAB, LC_UUID, LinkeditDataCommand, MachHeader64,
-    S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SymtabCommand, UuidCommand,
+    DyldInfoCommand, EncryptionInfoCommand64, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO,
+    LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT_64, LC_SYMTAB, LC_UUID,
+    LinkeditDataCommand, MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SymtabCommand,
+    UuidCommand,
 };
 use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
 
@@ -85,6 +88,9 @@ pub struct MachO {
     pub file_type: u32,
     /// `flags`; 0x8000_0000 is an image in the shared cache.
     pub flags: u32,
+    /// Whether the code in the file is encrypted (`LC_ENCRYPTION_INFO_64`); in memory it
+    /// is not.
+    pub encrypted: bool,
     /// `LC_UUID`, the same in a file, in its dSYM and in memory.
     pub uuid: Option<[u8; 16]>,
     /// Where a program begins to run (`LC_MAIN`); `None` in libraries.
@@ -127,6 +133,7 @@ impl MachO {
             cpu_subtype: header.cpusubtype(LittleEndian).0 & SUBTYPE_BITS,
             file_type: header.filetype(LittleEndian).0,
             flags: header.flags(LittleEndian).0,
+            encrypted: found.encrypted,
             uuid: found.uuid,
             entry: found.entry_offset.and_then(|offset| text.start.checked_add(offset)),
             text,
@@ -212,6 +219,7 @@ pub(crate) fn uleb(bytes: &mut &[u8]) -> Option<u64> {
 struct Found {
     uuid: Option<[u8; 16]>,
     entry_offset: Option<u64>,
+    encrypted: bool,
     segments: Vec<Segment>,
     code: Vec<Option<Range<Svma>>>,
     linkedit: Linkedit,
@@ -253,6 +261,10 @@ fn take(command: LoadCommandData<'_, LittleEndian>, found: &mut Found) -> object
             }
         }
         LC_UUID => found.uuid = Some(command.data::<UuidCommand<LittleEndian>>()?.uuid),
+        LC_ENCRYPTION_INFO_64 => {
+            let info = command.data::<EncryptionInfoCommand64<LittleEndian>>()?;
+            found.encrypted = info.cryptid.get(endian) != 0;
+        }
         LC_MAIN => {
             let main = command.data::<EntryPointCommand<LittleEndian>>()?;
             found.entry_offset = Some(main.entryoff.get(endian));

@@ -11,11 +11,14 @@ pub mod object;
 mod space;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::OnceLock;
 
 use crate::addr::{Avma, Svma};
 use crate::frame_rule::FrameRule;
 use crate::target::{ImageBytes, Mapping, MappingKind};
 use cfi::Cfi;
+use macho::functions::Functions;
 use object::Object;
 use space::{NO_IMAGE, Region, Space};
 
@@ -50,6 +53,8 @@ pub struct Image {
     identity: (u64, u64),
     object: Result<Object, String>,
     cfi: Option<Cfi>,
+    /// Read when first asked for: most images of a process are never on top of a stack.
+    functions: OnceLock<Functions>,
 }
 
 impl Image {
@@ -67,9 +72,16 @@ impl Image {
             base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
             identity: mapping.identity,
             cfi: bytes.as_ref().ok().and_then(|bytes| Cfi::find(bytes.bytes())),
+            functions: OnceLock::new(),
             bytes,
             object,
         }
+    }
+
+    /// The bounds of the function at a stated address, if the file lists its functions.
+    fn function(&self, svma: Svma) -> Option<Range<Svma>> {
+        let (macho, bytes) = (self.object()?.macho()?, self.bytes.as_ref().ok()?);
+        self.functions.get_or_init(|| Functions::read(macho, bytes.bytes())).at(svma)
     }
 
     /// The summary of the image's headers, if its format is understood.
@@ -204,6 +216,20 @@ impl Images {
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
         image.cfi.as_ref()?.rule(image.bytes.as_ref().ok()?.bytes(), image.object()?.svma_of(offset)?)
+    }
+
+    /// The bounds of the function at a code address of the current space, as far as they
+    /// lie in the same mapping; `None` where they are not known.
+    #[must_use]
+    pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        let region = self.current().find(pc.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        let svma = image.object()?.svma_of(offset)?;
+        let function = image.function(svma)?;
+        let start = pc.0.checked_sub(svma - function.start)?.max(region.start);
+        let end = pc.0.checked_add(function.end - svma)?.min(region.end);
+        Some(Avma(start)..Avma(end))
     }
 
     /// The image that an address belonged to in one of the process's address spaces.

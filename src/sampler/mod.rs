@@ -26,16 +26,17 @@ use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
+pub use walking::ImageCode;
 
-/// Stops that may be on their way at once: enough to hide the way, few enough that the
-/// first to stand is not kept by the last.
-const STOPS_AT_ONCE: usize = 4;
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
 /// Events handled in a row before the engine looks at the time again.
 const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
+/// CPU time that a thread which is never found running may have before it is sampled where
+/// it waits, in periods of the rate; where stops leave waits alone.
+const CARRIED_PERIODS: u64 = 4;
 /// The stop wish is looked at this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
 
@@ -94,6 +95,8 @@ struct Recording<'a> {
     images_wait_ns: u64,
     /// The target says that they changed, and they were not read yet.
     images_changed: bool,
+    /// This is the last tick.
+    closing: bool,
     runnable: usize,
     ended: bool,
 }
@@ -119,6 +122,7 @@ impl<'a> Recording<'a> {
             images_read_ns: 0,
             images_wait_ns: 0,
             images_changed: false,
+            closing: false,
             runnable: 0,
             ended: false,
         }
@@ -146,6 +150,7 @@ impl<'a> Recording<'a> {
         if !self.ended {
             // What was used since the last tick belongs to the recording, too.
             self.stats.duration_ns = self.clock.now_ns() - self.start_ns;
+            self.closing = true;
             self.tick()?;
             let until_ns = self.clock.now_ns() + LAST_STOPS_NS;
             while self.accounts.values().any(|account| account.asked) && self.clock.now_ns() < until_ns {
@@ -215,7 +220,7 @@ impl<'a> Recording<'a> {
             runnable += usize::from(look.activity == Activity::Runnable);
             if self.decide(*id, look) {
                 on_the_way += 1;
-                if on_the_way % STOPS_AT_ONCE == 0 {
+                if on_the_way % self.target.stops_at_once() == 0 {
                     self.collect()?;
                 }
             }
@@ -238,6 +243,13 @@ impl<'a> Recording<'a> {
             // thread has a CPU.
             Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
             Activity::Waiting if self.options.idle => self.decide_waiting(id, look),
+            // It ran and waits again. Its time is carried to a sample that finds it running,
+            // which shows where it was used; to find it waiting every time, chance alone
+            // is not enough (e^-4).
+            Activity::Waiting if moved && self.target.process().stops_waits_unseen => {
+                let periods = if self.closing { 1 } else { CARRIED_PERIODS };
+                account.carries(periods, self.options.hz) && self.ask(id, true)
+            }
             // It is left alone, and its next stack must not stand for this time.
             Activity::Stopped if self.options.idle => {
                 let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);

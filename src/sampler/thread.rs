@@ -113,6 +113,12 @@ impl Account {
         self.fresh || (look.cpu_ns, look.switches) != (self.sampled.cpu_ns, self.sampled.switches)
     }
 
+    /// Whether it has used this many periods of 1/hz since its last sample.
+    pub(super) fn carries(&self, periods: u64, hz: u32) -> bool {
+        let used_ns = self.cpu_ns.saturating_sub(self.sampled.cpu_ns);
+        used_ns.saturating_mul(hz.into()) >= periods.saturating_mul(SECOND_NS)
+    }
+
     /// Counts of a sample by CPU time: periods used since the last one, the remainder
     /// carried. Without a look (the thread has ended) up to the last one.
     pub(super) fn weigh_cpu(&mut self, look: Option<Look>, now_ns: u64, hz: u32) -> u64 {

@@ -1,6 +1,8 @@
 //! Walking a capture with the images it needs, and keeping these up to date: they are
 //! read again when a stack leads to code that is in none.
 
+use std::ops::Range;
+
 use super::Recording;
 use crate::addr::Avma;
 use crate::frame_rule::FrameRule;
@@ -20,7 +22,8 @@ const LIST_TRIES: u32 = 3;
 const REFRESH_COST: u64 = 20;
 
 /// The code of the known images, for the walker.
-struct ImageCode<'a>(&'a Images);
+#[derive(Clone, Copy, Debug)]
+pub struct ImageCode<'a>(pub &'a Images);
 
 impl Code for ImageCode<'_> {
     fn is_code(&self, at: Avma) -> bool {
@@ -33,6 +36,10 @@ impl Code for ImageCode<'_> {
 
     fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
         self.0.frame_rule(pc)
+    }
+
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.0.function(pc)
     }
 }
 
@@ -59,6 +66,8 @@ impl Recording<'_> {
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
+                stack_limit: capture.stack_limit,
+                fp_always: self.target.process().fp_always,
                 max_depth: self.options.max_depth,
                 code_mask: self.target.process().code_mask,
                 code: &code,

@@ -12,6 +12,7 @@ use std::fmt;
 use crate::addr::Avma;
 use crate::registers::Registers;
 
+mod file;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
@@ -230,6 +231,12 @@ pub trait Target {
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault>;
+
+    /// Stops that should be on their way at once, at least 1: enough to hide the way, few
+    /// enough that the first to stand is not kept by the last.
+    fn stops_at_once(&self) -> usize {
+        4
+    }
 
     /// Asks a thread to stop, to be captured by [`Target::next`] with up to
     /// `window_bytes` of its stack. Asking again before it was collected does nothing.

@@ -3,16 +3,15 @@
 //! A function without a frame record (a leaf, a system call stub, a prologue before
 //! `stp`, an epilogue after `ldp`) has its caller in the link register only, and fp
 //! belongs to the caller: following fp alone would lose the caller. In the body of a
-//! function with a record the link register is stale. The code before and at the
-//! program counter tells which; without code the link register counts unless it
-//! repeats the record's return address.
+//! function with a record the link register is stale. The code around the program
+//! counter tells which (see [`record`]); without code the link register counts unless it
+//! repeats the record's return address or leads into the same function.
+
+mod record;
 
 use super::{Code, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::Aarch64;
-
-/// Bytes of code before the program counter that are searched for the prologue.
-const SEARCH_BYTES: u64 = 4096;
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
 pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
@@ -22,11 +21,11 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
     let link = registers.x[Aarch64::LR] & input.code_mask;
     out.push(CodeAddress::Pc(pc).lookup().0);
     let in_record = input.stack.word(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
-    let link_is_caller = match has_record(pc, input.code) {
+    let link_is_caller = match record::is_own(pc, input.code) {
         // Also when it repeats the record's return address: a function that recurses
         // from one place is stopped in its prologue.
-        Some(has_record) => !has_record,
-        None => in_record != Some(link),
+        Some(own) => !own,
+        None => in_record != Some(link) && !same_function(pc, link, input.code),
     };
     let leaf_return = link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth;
     let leaf_return = leaf_return.then_some(Avma(link));
@@ -38,70 +37,15 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
     fp::follow(frame_pointer, sp, leaf_return, input, out)
 }
 
+/// Whether a link register can be one: the call before it is code, whatever comes after.
 fn is_code(address: u64, code: &dyn Code) -> bool {
-    address.is_multiple_of(4) && code.is_code(Avma(address))
+    address.is_multiple_of(4) && code.is_code(CodeAddress::Return(Avma(address)).lookup())
 }
 
-/// Whether fp points to the leaf function's own frame record at `pc`; `None` without code.
-///
-/// ```text
-/// stp x29, x30, [sp, #-N]!  or  [sp, #N]   the record is stored
-/// mov x29, sp  or  add x29, sp, #N         fp points to it from here on
-/// ldp x29, x30, [sp], #N  or  [sp, #N]     fp belongs to the caller again
-/// ret  or  b                               the function ends
-/// ```
-/// The code *after* the pc decides: a body with a record meets its `ldp` before a `ret`,
-/// early returns in between included; everything else meets `ret` or the next prologue.
-/// A body that does not return (it ends in `brk`) is decided by the code before.
-fn has_record(pc: Avma, code: &dyn Code) -> Option<bool> {
-    let after = code.code(pc)?;
-    for instruction in instructions(&after[..after.len().min(SEARCH_BYTES as usize)]) {
-        if loads_record(instruction) {
-            return Some(true);
-        }
-        if sets_frame_pointer(instruction) || returns(instruction) {
-            return Some(false);
-        }
-        if traps(instruction) {
-            break;
-        }
-    }
-    let mut back = SEARCH_BYTES;
-    while back > 0 {
-        // The mapped code may begin less than the search length before the pc.
-        if let Some(bytes) = pc.0.checked_sub(back).and_then(|from| code.code(Avma(from))) {
-            let before = bytes.get(..back as usize)?;
-            let deciding = |i: &u32| sets_frame_pointer(*i) || loads_record(*i) || returns(*i) || traps(*i);
-            return Some(instructions(before).rev().find(deciding).is_some_and(sets_frame_pointer));
-        }
-        back = back / 8 * 4;
-    }
-    Some(false)
-}
-
-fn instructions(code: &[u8]) -> impl DoubleEndedIterator<Item = u32> + '_ {
-    code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-}
-
-/// `mov x29, sp` is `add x29, sp, #0`; any immediate.
-fn sets_frame_pointer(instruction: u32) -> bool {
-    instruction & 0xff80_03ff == 0x9100_03fd
-}
-
-/// `ldp x29, x30, [sp], #N` (post-index), `[sp, #N]` (offset).
-fn loads_record(instruction: u32) -> bool {
-    let registers = instruction & 0x7fff == 0x7bfd;
-    registers && matches!(instruction >> 22, 0b10_1010_0011 | 0b10_1010_0101)
-}
-
-/// `ret`, `retaa`, `retab`.
-fn returns(instruction: u32) -> bool {
-    matches!(instruction, 0xd65f_03c0 | 0xd65f_0bff | 0xd65f_0fff)
-}
-
-/// `brk #N` and `udf #N`, which also pads between functions.
-fn traps(instruction: u32) -> bool {
-    instruction & 0xffe0_001f == 0xd420_0000 || instruction >> 16 == 0
+/// Whether the link register is left over from a call that the function at `pc` made.
+fn same_function(pc: Avma, link: u64, code: &dyn Code) -> bool {
+    let call = CodeAddress::Return(Avma(link)).lookup();
+    code.function(pc).is_some_and(|function| function.contains(&call))
 }
 
 #[cfg(test)]
@@ -151,7 +95,15 @@ mod tests {
         registers.x[Aarch64::FP] = STACK;
         registers.x[Aarch64::LR] = link;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: (1 << 47) - 1, code: &text };
+        let input = Input {
+            stack,
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 64,
+            code_mask: (1 << 47) - 1,
+            code: &text,
+        };
         let mut out = Vec::new();
         assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
         out.iter().map(|address| address - TEXT).collect()

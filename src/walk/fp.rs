@@ -28,9 +28,16 @@ pub fn follow(
             return Walked { ended: chain.end(input), reached };
         }
         let record = Avma(frame_pointer);
-        let (Some(next), Some(word)) = (input.stack.word(record), input.stack.word(record + 8)) else {
+        if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(8) >= limit.0) {
+            return Walked { ended: chain.end(input), reached };
+        }
+        let (Some(saved), Some(word)) = (input.stack.word(record), input.stack.word(record + 8)) else {
             return Walked { ended: outside_window(record, &chain, input), reached };
         };
+        // Swift marks the record of an async function by bit 60 of the frame pointer that it
+        // saves, on arm64 and x86_64 (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp:
+        // SwiftAsyncFramePointer). A word that only the mask makes 0 is no end of a chain.
+        let next = if saved & input.code_mask == 0 { saved } else { saved & input.code_mask };
         // The masks of aarch64: bits 63..47 may hold a signature.
         let return_address = word & input.code_mask;
         if return_address == 0 {
@@ -83,6 +90,8 @@ mod tests {
         let input = Input {
             stack: StackBytes { base: Avma(BASE), bytes: &bytes },
             stack_top: stack_top.map(Avma),
+            stack_limit: None,
+            fp_always: false,
             max_depth: 4,
             code_mask: 0x7fff_ffff_ffff,
             code: &NoCode,

@@ -11,6 +11,8 @@ pub mod fp;
 pub mod root;
 pub mod x86_64;
 
+use std::ops::Range;
+
 use crate::addr::Avma;
 use crate::frame_rule::FrameRule;
 use crate::registers::Registers;
@@ -56,6 +58,11 @@ pub trait Code {
     fn frame_rule(&self, _pc: Avma) -> Option<FrameRule> {
         None
     }
+
+    /// The bounds of the function at `pc`; `None` where they are not known.
+    fn function(&self, _pc: Avma) -> Option<Range<Avma>> {
+        None
+    }
 }
 
 /// What a walk reads.
@@ -65,9 +72,17 @@ pub struct Input<'a> {
     pub stack: StackBytes<'a>,
     /// Stack pointer at the thread's first instruction: every frame lies below. `None` if not known.
     pub stack_top: Option<Avma>,
+    /// First address above the memory of the stack the thread is on, where that is known:
+    /// a record at or above it is no record, so the chain ended rather than left the window.
+    pub stack_limit: Option<Avma>,
+    /// Whether the platform's ABI keeps the frame pointer a valid frame record or 0 at all
+    /// times. Apple does for arm64 ("Writing ARM64 code for Apple platforms"): 0 then means
+    /// that there is no caller, wherever it is found.
+    pub fp_always: bool,
     /// Frames to find at most.
     pub max_depth: usize,
-    /// Bits of a code pointer that are address (see `Process::code_mask`).
+    /// Bits of a code pointer, or of a saved frame pointer, that are address (see
+    /// `Process::code_mask`).
     pub code_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,

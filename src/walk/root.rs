@@ -40,6 +40,7 @@ impl Chain {
     #[must_use]
     pub fn end(&self, input: &Input<'_>) -> Ended {
         let whole = match (input.stack_top, self.outermost) {
+            _ if input.fp_always && self.next == 0 => true,
             // In the thread's first function itself, which nothing called.
             (top, None) => {
                 let used = top.map(|top| top.0.wrapping_sub(self.above.0));
@@ -159,7 +160,15 @@ mod tests {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
             let code = At(0x4321, code);
             let stack_top = Some(Avma(0x2000));
-            let input = Input { stack, stack_top, max_depth: 9, code_mask: u64::MAX, code: &code };
+            let input = Input {
+                stack,
+                stack_top,
+                stack_limit: None,
+                fp_always: false,
+                max_depth: 9,
+                code_mask: u64::MAX,
+                code: &code,
+            };
             let outermost = Some(Avma(0x4321));
             let chain = Chain { next, above: Avma(0x1000), reached: Avma(0x1f00), outermost };
             assert_eq!(chain.end(&input), expected, "{code:x?}", code = code.1);

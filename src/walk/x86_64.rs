@@ -15,7 +15,8 @@ use crate::registers::X86_64;
 pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
-    let frame_pointer = registers.gpr[X86_64::RBP];
+    // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
+    let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
     out.push(CodeAddress::Pc(pc).lookup().0);
     if let Some(rule) = input.code.frame_rule(pc) {
         if rule.return_at.is_none() {
@@ -66,7 +67,9 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> St
     let slot = |at: i64| cfa?.checked_add_signed(at).map(Avma);
     let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
     let Some(word) = input.stack.word(return_slot) else {
-        let near = return_slot > sp && return_slot - sp < fp::MAX_STACK_BYTES;
+        let near = return_slot > sp
+            && return_slot - sp < fp::MAX_STACK_BYTES
+            && input.stack_limit.is_none_or(|limit| return_slot < limit);
         return if near { Step::OutsideWindow } else { Step::NotFollowed };
     };
     let address = Avma(word);
@@ -92,30 +95,55 @@ fn is_return_address(address: Avma, code: &dyn Code) -> bool {
 ///
 /// ```text
 /// at                    return address in
+/// any instruction       [rsp]      function entry, where bounds are known
 /// endbr64               [rsp]      function entry
 /// push %rbp             [rsp]      entry, followed by mov %rsp,%rbp
 /// mov %rsp,%rbp         [rsp+8]    rbp was pushed, not yet set
 /// ret                   [rsp]      rbp was popped
 /// jmp *mem(%rip)        [rsp]      PLT stub, tail call through a pointer
+/// jmp function          [rsp]      tail call, where bounds are known
+/// pop %rbp; jmp *any    [rsp]      tail call
 /// ```
 fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     const PUSH_RBP: u8 = 0x55;
+    const POP_RBP: u8 = 0x5d;
     let at = code.code(pc)?;
+    if code.function(pc).is_some_and(|function| function.start == pc) {
+        return Some(sp);
+    }
+    let before = || code.code(Avma(pc.0.wrapping_sub(1)))?.first().copied();
     let moves_rsp_to_rbp =
         |code: &[u8]| code.starts_with(&[0x48, 0x89, 0xe5]) || code.starts_with(&[0x48, 0x8b, 0xec]);
     match at {
         _ if at.starts_with(&ENDBR64) => Some(sp),
         [PUSH_RBP, rest @ ..] if moves_rsp_to_rbp(rest) => Some(sp),
-        _ if moves_rsp_to_rbp(at) && code.code(Avma(pc.0.wrapping_sub(1)))?.first() == Some(&PUSH_RBP) => {
-            Some(sp + 8)
-        }
+        _ if moves_rsp_to_rbp(at) && before()? == PUSH_RBP => Some(sp + 8),
         // ret; repz ret; ret imm16; bnd ret
         [0xc3 | 0xc2, ..] | [0xf2 | 0xf3, 0xc3, ..] => Some(sp),
         // jmp *mem(%rip), with or without bnd
         [0xff, 0x25, ..] | [0xf2, 0xff, 0x25, ..] => Some(sp),
+        // jmp *register or *mem, with or without REX; a jump through a table has no pop before it
+        [0xff, modrm, ..] | [0x40..=0x4f, 0xff, modrm, ..] if modrm >> 3 & 7 == 4 => {
+            (before()? == POP_RBP).then_some(sp)
+        }
+        [0xe9, a, b, c, d, ..] => {
+            let distance = i32::from_le_bytes([*a, *b, *c, *d]);
+            leaves_function(pc, pc + 5, distance.into(), code).then_some(sp)
+        }
+        [0xeb, distance, ..] => leaves_function(pc, pc + 2, i64::from(*distance as i8), code).then_some(sp),
         _ => None,
     }
+}
+
+/// Whether a jump at `pc` goes to the start of another function, or to a stub. Hand-written
+/// code has several labels, so that a jump into the middle of another proves nothing.
+fn leaves_function(pc: Avma, next: Avma, distance: i64, code: &dyn Code) -> bool {
+    let target = Avma(next.0.wrapping_add_signed(distance));
+    let Some(function) = code.function(pc) else { return false };
+    !function.contains(&target)
+        && code.is_code(target)
+        && code.function(target).is_none_or(|other| other.start == target)
 }
 
 #[cfg(test)]
@@ -157,7 +185,15 @@ mod tests {
         registers.gpr[X86_64::RSP] = STACK;
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: u64::MAX, code: &Text };
+        let input = Input {
+            stack,
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 64,
+            code_mask: u64::MAX,
+            code: &Text,
+        };
         let mut out = Vec::new();
         assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
         out.iter().map(|address| address - TEXT).collect()
@@ -203,7 +239,15 @@ mod tests {
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
         let code = Ruled(rule);
-        let input = Input { stack, stack_top: None, max_depth: 64, code_mask: u64::MAX, code: &code };
+        let input = Input {
+            stack,
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 64,
+            code_mask: u64::MAX,
+            code: &code,
+        };
         let mut out = Vec::new();
         let walked = walk(&registers, &input, &mut out);
         let relative: Vec<u64> = out.iter().map(|address| address - TEXT).collect();

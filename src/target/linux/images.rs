@@ -16,7 +16,7 @@ use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::error::io_text;
 use crate::image::elf;
-use crate::target::{Fault, ImageBytes, Mapping, MappingKind};
+use crate::target::{Fault, ImageBytes, Mapping, MappingKind, file};
 
 /// A vDSO is a few pages; more is not one.
 const MAX_VDSO_BYTES: u64 = 1 << 20;
@@ -65,7 +65,7 @@ impl Maps {
 
     fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
         let (path, deleted) = proc::without_deleted(&mapping.path);
-        let map = |file: &File| sys::map_file(file).map_err(|error| io_text(&error));
+        let map = |file: &File| file::map(file).map_err(|error| io_text(&error));
         let mut reason = "deleted from disk since it was loaded".to_owned();
         let mut unsure = None;
         if !deleted {

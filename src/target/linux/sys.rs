@@ -270,14 +270,6 @@ pub(super) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Maps a whole file read-only.
-pub(super) fn map_file(file: &std::fs::File) -> io::Result<memmap2::Mmap> {
-    // SAFETY: the map is private and read-only and only ever read as plain bytes through
-    // bounds-checked parsers. A file truncated by others while mapped would raise SIGBUS;
-    // images of running programs are replaced by rename, and ETXTBSY guards executables.
-    unsafe { memmap2::Mmap::map(file) }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

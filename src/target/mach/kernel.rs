@@ -219,6 +219,9 @@ pub struct BsdInfo {
     pub uid: u32,
     /// Short name.
     pub name: String,
+    /// When it was started, microseconds since 1970; kept by exec. Tells a process from a
+    /// later one with its number.
+    pub start_us: u64,
 }
 
 /// The calls. Methods take `&self`: a kernel has no state that Rust could borrow.

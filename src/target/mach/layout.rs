@@ -302,6 +302,7 @@ impl From<RawBsdInfo> for BsdInfo {
             ppid: raw.ppid,
             uid: raw.uid,
             name: if name.is_empty() { text(&raw.comm) } else { name },
+            start_us: raw.start_seconds.saturating_mul(1_000_000).saturating_add(raw.start_microseconds),
         }
     }
 }

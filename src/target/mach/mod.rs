@@ -1,10 +1,55 @@
-//! macOS: the Mach calls that a backend makes, and the kernel that answers them.
+//! macOS: a process sampled through its task port.
 //!
-//! `kernel.rs` is the written interface and `layout.rs` the structures that the kernel
-//! fills, both compiled and tested on every platform; `xnu.rs` is the real kernel, on
-//! Apple systems only.
+//! `kernel.rs` is the written interface to the system, with `layout.rs` for the structures
+//! that it fills; `xnu.rs` is the real one, on Apple systems only, and tests bring a
+//! simulated one. Everything else knows the system through that interface, and is compiled
+//! and tested everywhere: `attach.rs` and `refusal.rs` (the beginnings, and why not),
+//! `task.rs` (the events of a task and the stops), `threads.rs`, `hold.rs`, `state.rs`,
+//! `stack.rs` (one thread each time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs`
+//! (names), `memory.rs` and `clock.rs`.
 
+mod attach;
+mod clock;
+mod dyld;
+mod hold;
+mod images;
+mod jit;
 pub mod kernel;
 pub mod layout;
+mod memory;
+mod queues;
+mod refusal;
+mod stack;
+mod state;
+mod task;
+mod threads;
 #[cfg(target_vendor = "apple")]
 pub mod xnu;
+
+use std::ffi::OsString;
+
+use crate::error::Result;
+use kernel::MachKernel;
+
+pub use clock::MachClock;
+pub use task::MachTarget;
+
+impl<'k> MachTarget<'k> {
+    /// Attaches to a running process. Nothing of it is stopped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach): why it was refused, and what
+    /// to do.
+    pub fn attach(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTarget<'k>> {
+        attach::attach(kernel, pid)
+    }
+
+    /// Starts a command, attaches to it before its first instruction, and lets it run.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach): why it could not be started
+    /// or attached to; it then has not run.
+    pub fn launch(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
+        attach::launch(kernel, command)
+    }
+}

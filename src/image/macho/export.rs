@@ -1,0 +1,82 @@
+//! One name of an exports trie: its letters lead to its address.
+//!
+//! Input: the bytes of the trie, hostile, and the name as it stands there (with its
+//! underscore). For all names at once see `symbol::table`.
+//!
+//! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`.
+
+use super::uleb;
+
+/// Edges from the root to a name, at most: each takes a letter of it, but for odd tries.
+const MAX_EDGES: usize = 1024;
+/// The terminal names another library's symbol, or a resolver: no address of its own.
+const NOT_HERE: u64 = 0x08 | 0x10;
+
+/// Bytes from the start of `__TEXT` to what `name` stands for; `None` if it is not
+/// exported from here, or the trie is damaged on the way.
+#[must_use]
+pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
+    let (mut at, mut rest) = (0, name);
+    for _ in 0..MAX_EDGES {
+        let mut node = trie.get(at..)?;
+        let terminal_bytes = usize::try_from(uleb(&mut node)?).ok()?;
+        let (mut terminal, children) = node.split_at_checked(terminal_bytes)?;
+        if rest.is_empty() {
+            let flags = uleb(&mut terminal)?;
+            return if flags & NOT_HERE == 0 { uleb(&mut terminal) } else { None };
+        }
+        let (count, mut children) = children.split_first()?;
+        let mut next = None;
+        for _ in 0..*count {
+            let end = children.iter().position(|byte| *byte == 0)?;
+            let (letters, after) = (&children[..end], &children[end + 1..]);
+            children = after;
+            let offset = uleb(&mut children)?;
+            if let Some(left) = rest.strip_prefix(letters) {
+                next = Some((usize::try_from(offset).ok()?, left));
+                break;
+            }
+        }
+        (at, rest) = next?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `_a` at 0x10, `_ab` at 0x20, and `_x` that another library has.
+    const TRIE: &[u8] = &[
+        0, 1, b'_', 0, 5, // 0: the root, "_" leads to 5
+        0, 2, b'a', 0, 13, b'x', 0, 24, // 5: "a", "x"
+        2, 0, 0x10, 1, b'b', 0, 20, // 13: _a; "b"
+        2, 0, 0x20, 0, // 20: _ab
+        2, 0x08, 1, 0, // 24: _x, of another library
+    ];
+
+    #[test]
+    fn names_lead_to_addresses() {
+        assert_eq!(find(TRIE, b"_a"), Some(0x10));
+        assert_eq!(find(TRIE, b"_ab"), Some(0x20));
+        for missing in [&b"_x"[..], b"_", b"_abc", b"_y", b"", b"a"] {
+            assert_eq!(find(TRIE, missing), None, "{missing:?}");
+        }
+    }
+
+    #[test]
+    fn damaged_tries_end_the_search() {
+        for length in 0..TRIE.len() {
+            assert!(find(&TRIE[..length], b"_ab").is_none_or(|found| found == 0x20), "cut at {length}");
+        }
+        for at in 0..TRIE.len() {
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut damaged = TRIE.to_vec();
+                damaged[at] = byte;
+                let _ = find(&damaged, b"_ab");
+            }
+        }
+        // A node that leads to itself without taking a letter.
+        assert_eq!(find(&[0, 1, 0, 0], b"_a"), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! Time in ticks of `mach_absolute_time`, as nanoseconds.
+//!
+//! A tick is 125/3 ns on Apple silicon and 1 ns on Intel (`mach_timebase_info`, asked
+//! once). The engine and the waiting between two ticks use the same clock.
+
+use super::kernel::{KernReturn, MachKernel};
+use crate::clock::Clock;
+
+/// A clock over the kernel's ticks, which all such clocks have in common.
+#[derive(Clone, Copy)]
+pub struct MachClock<'k> {
+    kernel: &'k dyn MachKernel,
+    numer: u64,
+    denom: u64,
+}
+
+impl<'k> MachClock<'k> {
+    /// The clock of a kernel.
+    #[must_use]
+    pub fn new(kernel: &'k dyn MachKernel) -> MachClock<'k> {
+        let (numer, denom) = match kernel.timebase() {
+            (0, _) | (_, 0) => (1, 1),
+            known => known,
+        };
+        MachClock { kernel, numer: numer.into(), denom: denom.into() }
+    }
+
+    /// Waits until `at_ns` of this clock. A system that refuses to wait returns at once.
+    pub(super) fn wait_until_ns(&self, at_ns: u64) {
+        // Rounded up: a deadline must not come before its time.
+        let ticks = (u128::from(at_ns) * u128::from(self.denom)).div_ceil(u128::from(self.numer));
+        let deadline = u64::try_from(ticks).unwrap_or(u64::MAX);
+        while self.kernel.wait_until(deadline) == Err(KernReturn::Aborted) && self.now_ns() < at_ns {}
+    }
+}
+
+impl Clock for MachClock<'_> {
+    fn now_ns(&self) -> u64 {
+        let ticks = self.kernel.absolute_time();
+        // Multiplied first: 125/3 is no whole number.
+        u64::try_from(u128::from(ticks) * u128::from(self.numer) / u128::from(self.denom)).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,41 @@
+//! The label of the dispatch queue that a thread works for.
+//!
+//! libdispatch tells debuggers where in a queue its label is: `dispatch_queue_offsets`, an
+//! array of 16-bit numbers (libdispatch src/queue_internal.h; read the same way by lldb's
+//! SystemRuntimeMacOSX). The queue of a thread is at its `dispatch_qaddr`.
+
+use super::memory::Memory;
+use super::threads::Thread;
+
+/// Name of the array in the exports of libdispatch.
+pub(super) const OFFSETS_SYMBOL: &[u8] = b"_dispatch_queue_offsets";
+/// File name of libdispatch.
+pub(super) const LIBRARY: &str = "/libdispatch.dylib";
+
+/// From this version on the label is a pointer to its text.
+const FIRST_VERSION: u16 = 4;
+const POINTER_BYTES: u16 = 8;
+const MAX_LABEL_BYTES: usize = 256;
+
+/// Where a queue keeps its label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LabelOffset(u16);
+
+/// Reads where labels are, from the array at `offsets_avma`.
+pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<LabelOffset> {
+    // version, label, label_size
+    let bytes: [u8; 6] = memory.array(offsets_avma).ok()?;
+    let number = |index: usize| u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
+    (number(0) >= FIRST_VERSION && number(2) == POINTER_BYTES).then_some(LabelOffset(number(1)))
+}
+
+/// The label of the queue that a thread works for now.
+pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -> Option<String> {
+    // The handle itself: libdispatch has not told where the queue is.
+    if thread.dispatch_qaddr == 0 || thread.dispatch_qaddr == thread.handle {
+        return None;
+    }
+    let queue = memory.word(thread.dispatch_qaddr).ok().filter(|queue| *queue != 0)?;
+    let text = memory.word(queue.checked_add(offset.0.into())?).ok().filter(|text| *text != 0)?;
+    memory.text(text, MAX_LABEL_BYTES).ok().filter(|label| !label.is_empty())
+}

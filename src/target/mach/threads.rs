@@ -1,0 +1,214 @@
+//! The threads of a task: which there are, and what each did since it was last looked at.
+//!
+//! A list is an array in our memory and a reference to a port for each thread: the array
+//! is given back at once, and so is every reference beyond the one that is kept for each
+//! thread that is known. While that one is kept its name stands for the same thread; once
+//! given back it may stand for another one. So a thread is known by its `thread_id`.
+
+use hashbrown::HashMap;
+
+use super::kernel::{Kern, KernReturn, MachKernel, TaskPort, ThreadPort};
+use super::stack::Stack;
+use crate::target::{Activity, Fault, Look, ThreadId};
+
+/// Counts of the flavors, in words (see `layout.rs`).
+const BASIC_COUNT: u32 = 10;
+const IDENTIFIER_COUNT: u32 = 6;
+const EXTENDED_COUNT: u32 = 28;
+
+/// TH_STATE_* (osfmk/mach/thread_info.h).
+const RUNNING: i32 = 1;
+const STOPPED: i32 = 2;
+
+/// While no thread has used any CPU time for this long, a system is not yet taken for one
+/// that does not tell CPU times, nanoseconds.
+const SILENT_NS: u64 = 10_000_000;
+
+/// Whether a failure means that the task or thread has gone: its port is dead (as a
+/// message's destination, or converted to nothing) or it is being terminated.
+pub(super) fn is_gone(failed: KernReturn) -> bool {
+    matches!(failed, KernReturn::InvalidArgument | KernReturn::Terminated | KernReturn::SendInvalidDest)
+}
+
+/// A thread that is known.
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub(super) port: ThreadPort,
+    /// TSD base, 0 if the thread has no pthread or the system does not tell.
+    pub(super) handle: u64,
+    /// Where the target keeps the pointer to its dispatch queue.
+    pub(super) dispatch_qaddr: u64,
+    pub(super) stack: Stack,
+    /// The list that it was last in.
+    listed: u64,
+    looked_ns: u64,
+    /// Time in which it was seen running, by looks alone.
+    seen_running_ns: u64,
+}
+
+/// What a list changed, in the order of creation and of numbers.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) started: Vec<ThreadId>,
+    pub(super) ended: Vec<ThreadId>,
+}
+
+/// The threads of a task.
+#[derive(Default)]
+pub(super) struct Threads {
+    by_id: HashMap<ThreadId, Thread>,
+    by_port: HashMap<ThreadPort, ThreadId>,
+    /// The one that the task began with, if it was there when the task was first listed.
+    first: Option<ThreadId>,
+    lists: u64,
+    ports: Vec<ThreadPort>,
+    /// Whether any thread was ever told to have a number.
+    ids_are_told: bool,
+    /// Whether any thread was ever told to have used CPU time.
+    times_are_told: bool,
+    first_look_ns: Option<u64>,
+    /// Whether a look was ever answered: then a refusal means that the thread has gone.
+    looks_are_answered: bool,
+}
+
+impl Threads {
+    /// Lists the threads; on a failure nothing changes.
+    pub(super) fn list(&mut self, kernel: &dyn MachKernel, task: TaskPort, now_ns: u64) -> Kern<Changes> {
+        let mut ports = std::mem::take(&mut self.ports);
+        ports.clear();
+        let listed = kernel.task_threads(task, &mut ports).map(|array| {
+            if array.address != 0 && array.size != 0 {
+                // Were it refused, nothing else could be done either; so below.
+                let _ = kernel.vm_deallocate(array);
+            }
+        });
+        let mut changes = Changes::default();
+        if listed.is_ok() {
+            self.lists += 1;
+            for port in ports.iter().filter(|port| port.0 != 0) {
+                changes.started.extend(self.listed(kernel, *port, now_ns));
+            }
+            let last = self.lists;
+            let gone = self.by_id.iter().filter(|(_, thread)| thread.listed != last).map(|(id, _)| *id);
+            changes.ended.extend(gone);
+            // The table has no order of its own.
+            changes.ended.sort_unstable();
+            changes.ended.iter().for_each(|id| self.forget(kernel, *id));
+            if self.lists == 1 {
+                self.first = changes.started.first().copied();
+            }
+        }
+        self.ports = ports;
+        listed.map(|()| changes)
+    }
+
+    /// Takes one reference to a listed thread's port; its number if it is new.
+    fn listed(&mut self, kernel: &dyn MachKernel, port: ThreadPort, now_ns: u64) -> Option<ThreadId> {
+        if let Some(thread) = self.by_port.get(&port).and_then(|id| self.by_id.get_mut(id)) {
+            thread.listed = self.lists;
+            let _ = kernel.port_deallocate(port.0);
+            return None;
+        }
+        let (id, handle, dispatch_qaddr) = match kernel.thread_identifier_info(port, IDENTIFIER_COUNT) {
+            Ok(info) if info.thread_id != 0 => (info.thread_id, info.thread_handle, info.dispatch_qaddr),
+            Err(failed) if self.ids_are_told || is_gone(failed) && failed != KernReturn::InvalidArgument => {
+                let _ = kernel.port_deallocate(port.0);
+                return None;
+            }
+            // Nobody tells: while its reference is kept, the name is as good.
+            _ => (port.0.into(), 0, 0),
+        };
+        self.ids_are_told |= id != u64::from(port.0) || handle != 0;
+        let id = ThreadId(id);
+        if let Some(thread) = self.by_id.get_mut(&id) {
+            thread.listed = self.lists;
+            let _ = kernel.port_deallocate(port.0);
+            return None;
+        }
+        let (listed, stack) = (self.lists, Stack::default());
+        let thread =
+            Thread { port, handle, dispatch_qaddr, stack, listed, looked_ns: now_ns, seen_running_ns: 0 };
+        self.by_id.insert(id, thread);
+        self.by_port.insert(port, id);
+        Some(id)
+    }
+
+    fn forget(&mut self, kernel: &dyn MachKernel, id: ThreadId) {
+        if let Some(thread) = self.by_id.remove(&id) {
+            self.by_port.remove(&thread.port);
+            // The same for a dead name as for a right.
+            let _ = kernel.port_deallocate(thread.port.0);
+        }
+    }
+
+    /// Gives all references back.
+    pub(super) fn clear(&mut self, kernel: &dyn MachKernel) {
+        let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
+        ids.sort_unstable();
+        ids.into_iter().for_each(|id| self.forget(kernel, id));
+        *self = Threads::default();
+    }
+
+    pub(super) fn get_mut(&mut self, id: ThreadId) -> Option<&mut Thread> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub(super) fn is_first(&self, id: ThreadId) -> bool {
+        self.first == Some(id)
+    }
+
+    /// All that are known, by number.
+    pub(super) fn ids(&self) -> Vec<ThreadId> {
+        let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// What a thread does, and the CPU time it used. It must not be suspended by us: that
+    /// hides whether it waits.
+    pub(super) fn look(&mut self, kernel: &dyn MachKernel, id: ThreadId, now_ns: u64) -> Result<Look, Fault> {
+        let thread = self.by_id.get_mut(&id).ok_or(Fault::ThreadGone)?;
+        let basic = kernel.thread_basic_info(thread.port, BASIC_COUNT);
+        let basic = basic.map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state));
+        let info = basic.or_else(|failed| match failed {
+            KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
+            // The same facts by another way, should a system refuse the first.
+            _ => kernel
+                .thread_extended_info(thread.port, EXTENDED_COUNT)
+                .map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state)),
+        });
+        let (told_ns, run_state) = match info {
+            Ok(told) => told,
+            Err(KernReturn::Terminated | KernReturn::SendInvalidDest) => return Err(Fault::ThreadGone),
+            Err(failed) if self.looks_are_answered && is_gone(failed) => return Err(Fault::ThreadGone),
+            Err(_) if self.looks_are_answered => return Err(Fault::Transient("not told what a thread does")),
+            // A system that tells nothing of threads: then all of them may run.
+            Err(_) => (0, RUNNING),
+        };
+        self.looks_are_answered |= info.is_ok();
+        self.times_are_told |= told_ns > 0;
+        let first_look_ns = *self.first_look_ns.get_or_insert(now_ns);
+        if run_state == RUNNING {
+            thread.seen_running_ns += now_ns.saturating_sub(thread.looked_ns);
+        }
+        thread.looked_ns = now_ns;
+        // Where CPU times are always zero, the state alone decides.
+        let silent = !self.times_are_told && now_ns.saturating_sub(first_look_ns) >= SILENT_NS;
+        Ok(Look {
+            cpu_ns: if silent { thread.seen_running_ns } else { told_ns },
+            switches: 0,
+            activity: match run_state {
+                RUNNING => Activity::Runnable,
+                STOPPED => Activity::Stopped,
+                _ => Activity::Waiting,
+            },
+        })
+    }
+
+    /// A thread's own name, if it has one.
+    pub(super) fn name(&self, kernel: &dyn MachKernel, id: ThreadId) -> Option<String> {
+        let thread = self.by_id.get(&id)?;
+        let info = kernel.thread_extended_info(thread.port, EXTENDED_COUNT).ok()?;
+        Some(info.name).filter(|name| !name.is_empty())
+    }
+}
