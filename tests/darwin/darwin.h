@@ -92,7 +92,8 @@ void thread_leave(struct thread_record *record);
 
 /* ---- system.dylib and dyld, if they were loaded: roots of the stacks */
 extern const struct image *image_dyld, *image_pthread;
-void *call_rooted(void *function, void *a, void *b, void *c, void *d, void *e, void *f);
+void *call_rooted(void *function, void *a, void *b, void *c, void *d, void *e);
+__attribute__((noreturn)) void rooted_return(void *value);
 
 /* ---- conversions */
 int darwin_errno_of(int linux_errno);

@@ -240,15 +240,18 @@ void thread_leave(struct thread_record *record)
     record->tid = 0;
 }
 
-/* call_rooted(function, a...f): calls with a frame pointer and a return address of 0
- * below, as the first frame of a Darwin thread has. */
+/* call_rooted(function, a...e): enters a function that never returns with a frame pointer
+ * and a return address of 0, as the first function of a Darwin thread is entered.
+ * rooted_return(value) takes the thread back to where call_rooted was called. */
+__thread void *rooted_stack __attribute__((tls_model("local-exec")));
 __asm__(".text\n.globl call_rooted\ncall_rooted:\n"
-        "  push %rbp\n  push %rbx\n  mov %rsp, %rbx\n"
+        "  push %rbp\n  push %rbx\n  push %r12\n  push %r13\n  push %r14\n  push %r15\n"
+        "  mov %rsp, %fs:rooted_stack@tpoff\n"
         "  mov %rdi, %rax\n  mov %rsi, %rdi\n  mov %rdx, %rsi\n  mov %rcx, %rdx\n  mov %r8, %rcx\n"
-        "  mov %r9, %r8\n  mov 24(%rbx), %r9\n"
-        "  xor %ebp, %ebp\n  sub $8, %rsp\n  push $0\n  push $0\n  push $0\n"
-        "  call *%rax\n"
-        "  mov %rbx, %rsp\n  pop %rbx\n  pop %rbp\n  ret\n");
+        "  mov %r9, %r8\n  xor %ebp, %ebp\n  and $-16, %rsp\n  push $0\n  jmp *%rax\n"
+        ".globl rooted_return\nrooted_return:\n"
+        "  mov %rdi, %rax\n  mov %fs:rooted_stack@tpoff, %rsp\n"
+        "  pop %r15\n  pop %r14\n  pop %r13\n  pop %r12\n  pop %rbx\n  pop %rbp\n  ret\n");
 
 /* ---- main */
 
@@ -307,7 +310,6 @@ int main(int argc, char **argv, char **envp)
     typedef int entry(int, char **, char **, char **);
     if (!start)
         exit(((entry *)program->entry)(argc, argv, envp, apple));
-    void *result =
-        call_rooted(start, (void *)program->entry, (void *)(int64_t)argc, argv, envp, apple, NULL);
-    exit((int)(int64_t)result);
+    call_rooted(start, (void *)program->entry, (void *)(int64_t)argc, argv, envp, apple);
+    not_implemented("dyld's start that returns");
 }

@@ -221,6 +221,32 @@ static char *d_getcwd(char *into, size_t size)
     return result;
 }
 
+static int d_openat(int at, const char *path, int flags, ...)
+{
+    va_list arguments;
+    va_start(arguments, flags);
+    mode_t mode = flags & 0x200 ? (mode_t)va_arg(arguments, int) : 0;
+    va_end(arguments);
+    if (at == -2) /* AT_FDCWD there */
+        at = AT_FDCWD;
+    return RESULT(openat(at, path, (flags & 3) | to_linux(open_bits, COUNT(open_bits), flags & ~3, "openat"), mode));
+}
+
+static int d_unlinkat(int at, const char *path, int flags)
+{
+    return RESULT(unlinkat(at == -2 ? AT_FDCWD : at, path, flags & 0x80 ? AT_REMOVEDIR : 0));
+}
+
+static DIR *d_fdopendir(int fd)
+{
+    DIR *directory = fdopendir(fd);
+    if (!directory)
+        take_errno();
+    return directory;
+}
+
+static int d_chmod(const char *path, uint16_t mode) { return RESULT(chmod(path, mode)); }
+static int d_symlink(const char *to, const char *path) { return RESULT(symlink(to, path)); }
 static off_t d_lseek(int fd, off_t offset, int whence) { return RESULT(lseek(fd, offset, whence)); }
 static int d_mprotect(void *at, size_t size, int protection) { return RESULT(mprotect(at, size, protection)); }
 static int d_munmap(void *at, size_t size) { return RESULT(munmap(at, size)); }
@@ -253,5 +279,6 @@ const struct shim file_shims[] = {
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
     NAMED("_opendir$INODE64", d_opendir), NAMED("_readdir_r$INODE64", d_readdir_r),
+    SHIM(openat), SHIM(unlinkat), SHIM(chmod), SHIM(symlink), NAMED("_fdopendir$INODE64", d_fdopendir),
     {NULL, NULL},
 };

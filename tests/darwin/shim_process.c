@@ -29,6 +29,7 @@ struct about {
     char name[64], state;
     int ppid, pgid;
     unsigned uid;
+    unsigned long long started; /* clock ticks since the machine was started */
 };
 
 /* /proc/PID/stat: pid (name) state ppid pgid ... */
@@ -49,7 +50,8 @@ static bool about_process(pid_t pid, struct about *about)
         return false;
     snprintf(about->name, sizeof about->name, "%.*s", (int)(close - open - 1), open + 1);
     about->uid = owner.st_uid;
-    return sscanf(close + 1, " %c %d %d", &about->state, &about->ppid, &about->pgid) == 3;
+    return sscanf(close + 1, " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                  &about->state, &about->ppid, &about->pgid, &about->started) == 4;
 }
 
 struct bsdinfo {
@@ -81,6 +83,8 @@ static int d_proc_pidinfo(pid_t pid, int flavor, uint64_t argument, void *into, 
         .status = about.state == 'Z' ? 5 : about.state == 'T' ? 4 : 2,
         .pid = (uint32_t)pid, .ppid = (uint32_t)about.ppid, .uid = about.uid, .ruid = about.uid,
         .pgid = (uint32_t)about.pgid,
+        /* Linux tells it from another beginning; only that it stays the same matters. */
+        .start_seconds = about.started / 100, .start_microseconds = about.started % 100 * 10000,
     };
     const char *name = about.name;
     if (about.state != 'Z' && process_record_of(pid, &record)) {

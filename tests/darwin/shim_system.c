@@ -200,6 +200,28 @@ static int d_CCRandomGenerateBytes(void *into, size_t size)
     return getrandom(into, size, 0) == (ssize_t)size ? 0 : -4308; /* kCCRNGFailure */
 }
 
+static int d_getentropy(void *into, size_t size)
+{
+    return RESULT(getentropy(into, size));
+}
+
+/* confstr: 65537, the directory for temporary files. */
+static size_t d_confstr(int name, char *into, size_t size)
+{
+    static const char directory[] = "/tmp/";
+    if (name != 65537)
+        not_implemented("confstr(%d)", name);
+    if (into)
+        snprintf(into, size, "%s", directory);
+    return sizeof directory;
+}
+
+static void d_memset_pattern16(uint8_t *at, const uint8_t pattern[16], size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        at[i] = pattern[i % 16];
+}
+
 static void d_bzero(void *at, size_t size)
 {
     memset(at, 0, size);
@@ -267,7 +289,7 @@ static void dyld_stub_binder(void)
 const struct shim system_shims[] = {
     NAMED("___error", d_error), SHIM(strerror_r), SHIM(mach_timebase_info), SHIM(mach_wait_until),
     NAMED("_mach_absolute_time", now_ticks), SHIM(clock_gettime), SHIM(nanosleep), SHIM(sysconf), SHIM(getrusage),
-    SHIM(CCRandomGenerateBytes), NAMED("___bzero", d_bzero), SHIM(dlsym), SHIM(exit), SHIM(_exit),
+    SHIM(CCRandomGenerateBytes), NAMED("___bzero", d_bzero), SHIM(dlsym), SHIM(getentropy), SHIM(confstr), SHIM(memset_pattern16), SHIM(exit), SHIM(_exit),
     NAMED("__dyld_image_count", d_dyld_image_count), NAMED("__dyld_get_image_header", d_dyld_get_image_header),
     NAMED("__dyld_get_image_name", d_dyld_get_image_name),
     NAMED("__dyld_get_image_vmaddr_slide", d_dyld_get_image_vmaddr_slide),

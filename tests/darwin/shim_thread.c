@@ -39,9 +39,9 @@ static void *run(void *argument)
     free(argument);
     own_thread = thread_enter();
     pthread_cleanup_push(ended, own_thread);
-    void *rooted = image_pthread ? image_export(image_pthread, "__pthread_start") : NULL;
+    void *rooted = image_pthread ? image_export(image_pthread, "_thread_start") : NULL;
     if (rooted)
-        result = call_rooted(rooted, start.function, start.argument, NULL, NULL, NULL, NULL);
+        result = call_rooted(rooted, start.function, start.argument, NULL, NULL, NULL);
     else
         result = ((void *(*)(void *))start.function)(start.argument);
     pthread_cleanup_pop(1);
@@ -190,5 +190,6 @@ const struct shim thread_shims[] = {
     SAME(pthread_self), SAME(pthread_attr_init), SAME(pthread_attr_destroy), SAME(pthread_mutex_init),
     SAME(pthread_mutexattr_init), SAME(pthread_mutexattr_destroy), SHIM(dispatch_semaphore_create),
     SHIM(dispatch_semaphore_signal), SHIM(dispatch_semaphore_wait), SHIM(dispatch_release), SHIM(dispatch_time),
+    NAMED("_darwin_run_thread_end", rooted_return),
     {NULL, NULL},
 };
