@@ -93,14 +93,16 @@ static void bury(pid_t pid, pid_t tid)
         waitpid(tid, &status, __WALL | WNOHANG);
 }
 
-/* Seizes and stops one thread: false if it is gone or cannot be. */
-static bool stop(pid_t pid, struct held_thread *thread)
+static bool seize(pid_t tid)
+{
+    return ptrace(PTRACE_SEIZE, tid, 0, 0) == 0 && ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0;
+}
+
+/* Waits for the stop of a thread that was interrupted: false if it has ended. */
+static bool stopped(pid_t pid, struct held_thread *thread)
 {
     siginfo_t info = {0};
     int status;
-    if (ptrace(PTRACE_SEIZE, thread->tid, 0, 0) != 0)
-        return false;
-    ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0);
     while (waitid(P_PID, (id_t)thread->tid, &info, WSTOPPED | WEXITED | WNOWAIT | __WALL) != 0)
         if (errno != EINTR)
             return false;
@@ -124,29 +126,32 @@ static bool known(const struct task *task, pid_t tid)
     return false;
 }
 
-/* Passes over the threads until one pass finds no new one: threads start threads. */
+/* Interrupts all threads before it waits for any, and passes over them until one pass
+ * finds no new one: threads start threads. */
 static void hold(void *argument)
 {
     struct task *task = argument;
     char path[64];
-    bool found = true;
+    int before;
     snprintf(path, sizeof path, "/proc/%d/task", task->pid);
     task->thread_count = 0;
     task->threads = malloc(THREADS_MAX * sizeof *task->threads);
-    while (found) {
+    do {
         const struct dirent *entry;
         DIR *directory = opendir(path);
-        found = false;
+        int kept = before = task->thread_count;
         while (directory && (entry = readdir(directory)) && task->thread_count < THREADS_MAX) {
-            struct held_thread thread = {.tid = atoi(entry->d_name)};
-            if (thread.tid > 0 && !known(task, thread.tid) && stop(task->pid, &thread)) {
-                task->threads[task->thread_count++] = thread;
-                found = true;
-            }
+            pid_t tid = atoi(entry->d_name);
+            if (tid > 0 && !known(task, tid) && seize(tid))
+                task->threads[task->thread_count++] = (struct held_thread){.tid = tid};
         }
         if (directory)
             closedir(directory);
-    }
+        for (int i = before; i < task->thread_count; i++)
+            if (stopped(task->pid, &task->threads[i]))
+                task->threads[kept++] = task->threads[i];
+        task->thread_count = kept;
+    } while (task->thread_count > before);
 }
 
 static void release(void *argument)
@@ -184,7 +189,7 @@ struct one {
 static void look(void *argument)
 {
     struct one *one = argument;
-    one->stopped = stop(one->pid, &one->thread);
+    one->stopped = seize(one->thread.tid) && stopped(one->pid, &one->thread);
     if (one->stopped)
         ptrace(PTRACE_DETACH, one->thread.tid, 0, one->thread.signal);
 }
