@@ -138,17 +138,32 @@ static int d_proc_regionfilename(pid_t pid, uint64_t address, char *into, uint32
     return length;
 }
 
+/* What a record would say of a process that is not under darwin-run. */
+static bool record_from_proc(pid_t pid, struct process_record *record)
+{
+    char name[64];
+    snprintf(name, sizeof name, "/proc/%d/exe", pid);
+    ssize_t length = readlink(name, record->path, sizeof record->path - 1);
+    snprintf(name, sizeof name, "/proc/%d/cmdline", pid);
+    FILE *file = fopen(name, "re");
+    if (length < 0 || !file)
+        return false;
+    record->path[length] = 0;
+    record->arguments_size = (uint32_t)fread(record->arguments, 1, sizeof record->arguments, file);
+    fclose(file);
+    record->argc = 0;
+    for (uint32_t i = 0; i < record->arguments_size; i++)
+        record->argc += record->arguments[i] == 0;
+    return true;
+}
+
 /* KERN_PROCARGS2: argc, path, NULs, arguments, environment (left out here). */
 static int procargs(pid_t pid, char *into, size_t *size)
 {
     struct process_record record;
     char text[sizeof(record.path) + sizeof record.arguments + 16];
-    if (!process_record_of(pid, &record)) {
-        struct about about;
-        if (about_process(pid, &about))
-            not_implemented("KERN_PROCARGS2 of a process that is not under darwin-run");
+    if (!process_record_of(pid, &record) && !record_from_proc(pid, &record))
         return fail(D_EINVAL);
-    }
     size_t length = strlen(record.path) + 1, padded = (length + 7) & ~7ul;
     memset(text, 0, sizeof text);
     memcpy(text, &record.argc, 4);

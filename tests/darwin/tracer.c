@@ -85,12 +85,13 @@ static bool is_own_child(pid_t pid)
     return after && sscanf(after + 1, " %*c %d", &parent) == 1 && parent == getpid();
 }
 
-/* Takes the end of a traced thread; that of an own child is left to wait_process. */
+/* Takes the end of a traced thread, which holds back that of its process: the thread is
+ * dead, or dies. The end of an own child is left to wait_process. */
 static void bury(pid_t pid, pid_t tid)
 {
     int status;
     if (tid != pid || !is_own_child(pid))
-        waitpid(tid, &status, __WALL | WNOHANG);
+        waitpid(tid, &status, __WALL);
 }
 
 static bool seize(pid_t tid)
@@ -147,8 +148,12 @@ static void hold(void *argument)
         }
         if (directory)
             closedir(directory);
+        /* The last first: if all are killed now, the first thread ends after the others. */
+        for (int i = task->thread_count - 1; i >= before; i--)
+            if (!stopped(task->pid, &task->threads[i]))
+                task->threads[i].tid = 0;
         for (int i = before; i < task->thread_count; i++)
-            if (stopped(task->pid, &task->threads[i]))
+            if (task->threads[i].tid != 0)
                 task->threads[kept++] = task->threads[i];
         task->thread_count = kept;
     } while (task->thread_count > before);
@@ -157,7 +162,8 @@ static void hold(void *argument)
 static void release(void *argument)
 {
     struct task *task = argument;
-    for (int i = 0; i < task->thread_count; i++)
+    /* The first thread last: it does not end before the others. */
+    for (int i = task->thread_count - 1; i >= 0; i--)
         if (ptrace(PTRACE_DETACH, task->threads[i].tid, 0, task->threads[i].signal) != 0)
             bury(task->pid, task->threads[i].tid);
     free(task->threads);
