@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,19 +97,45 @@ static void bury(pid_t pid, pid_t tid)
 
 static bool seize(pid_t tid)
 {
-    return ptrace(PTRACE_SEIZE, tid, 0, 0) == 0 && ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0;
+    if (ptrace(PTRACE_SEIZE, tid, 0, 0) != 0)
+        return false;
+    /* It may be dying; then its end is waited for. */
+    ptrace(PTRACE_INTERRUPT, tid, 0, 0);
+    return true;
+}
+
+/* The end of a killed process's first thread is only told after those of the others, which
+ * may wait for their burial: who waited for it without looking around would wait for ever. */
+static bool first_is_dying(const struct task *task, pid_t tid)
+{
+    siginfo_t info;
+    for (int tries = 0; task->pid == tid; tries++) {
+        info.si_pid = 0;
+        waitid(P_PID, (id_t)tid, &info, WSTOPPED | WEXITED | WNOWAIT | WNOHANG | __WALL);
+        if (info.si_pid != 0)
+            return false;
+        if (!task_alive(task))
+            return true;
+        if (tries < 50)
+            sched_yield();
+        else
+            usleep(50);
+    }
+    return false;
 }
 
 /* Waits for the stop of a thread that was interrupted: false if it has ended. */
-static bool stopped(pid_t pid, struct held_thread *thread)
+static bool stopped(const struct task *task, struct held_thread *thread)
 {
     siginfo_t info = {0};
     int status;
+    if (first_is_dying(task, thread->tid))
+        return true; /* still to be buried, by `release` */
     while (waitid(P_PID, (id_t)thread->tid, &info, WSTOPPED | WEXITED | WNOWAIT | __WALL) != 0)
         if (errno != EINTR)
             return false;
     if (info.si_code == CLD_EXITED || info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
-        bury(pid, thread->tid);
+        bury(task->pid, thread->tid);
         return false;
     }
     if (waitpid(thread->tid, &status, __WALL) != thread->tid || !WIFSTOPPED(status))
@@ -150,7 +177,7 @@ static void hold(void *argument)
             closedir(directory);
         /* The last first: if all are killed now, the first thread ends after the others. */
         for (int i = task->thread_count - 1; i >= before; i--)
-            if (!stopped(task->pid, &task->threads[i]))
+            if (!stopped(task, &task->threads[i]))
                 task->threads[i].tid = 0;
         for (int i = before; i < task->thread_count; i++)
             if (task->threads[i].tid != 0)
@@ -187,7 +214,7 @@ void tracer_release(struct task *task)
 }
 
 struct one {
-    pid_t pid;
+    const struct task *task;
     struct held_thread thread;
     bool stopped;
 };
@@ -195,14 +222,16 @@ struct one {
 static void look(void *argument)
 {
     struct one *one = argument;
-    one->stopped = seize(one->thread.tid) && stopped(one->pid, &one->thread);
-    if (one->stopped)
-        ptrace(PTRACE_DETACH, one->thread.tid, 0, one->thread.signal);
+    one->stopped = seize(one->thread.tid) && stopped(one->task, &one->thread);
+    if (one->stopped && ptrace(PTRACE_DETACH, one->thread.tid, 0, one->thread.signal) != 0) {
+        bury(one->task->pid, one->thread.tid);
+        one->stopped = false;
+    }
 }
 
 bool tracer_registers(const struct task *task, pid_t tid, struct user_regs_struct *registers)
 {
-    struct one one = {.pid = task->pid, .thread = {.tid = tid}};
+    struct one one = {.task = task, .thread = {.tid = tid}};
     pthread_mutex_lock(&waiting);
     on_tracer(look, &one);
     pthread_mutex_unlock(&waiting);
