@@ -300,7 +300,7 @@ impl<'k> MachTarget<'k> {
 
     /// Copies a thread's registers and stack while the task is held.
     fn copy(&mut self, id: ThreadId, capture: &mut Capture) -> Outcome {
-        let Some(thread) = self.threads.get_mut(id) else {
+        let Some(thread) = self.threads.get_mut(id).filter(|thread| !thread.has_gone) else {
             return Outcome::Unreadable("thread ended before it was stopped");
         };
         let StateFlavor { flavor, count: wanted } = state::flavor(self.process.arch);
@@ -308,6 +308,7 @@ impl<'k> MachTarget<'k> {
         match self.kernel.thread_get_state(thread.port, flavor, &mut words, &mut count) {
             Ok(()) if count >= wanted => {}
             Err(failed) if is_gone(failed) => {
+                thread.has_gone = true;
                 return Outcome::Unreadable("thread ended before it was stopped");
             }
             _ => return Outcome::Unreadable("registers could not be read"),

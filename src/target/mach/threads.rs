@@ -39,6 +39,8 @@ pub(super) struct Thread {
     /// Where the target keeps the pointer to its dispatch queue.
     pub(super) dispatch_qaddr: u64,
     pub(super) stack: Stack,
+    /// Its port was told to be dead; the next list is without it.
+    pub(super) has_gone: bool,
     /// The list that it was last in.
     listed: u64,
     looked_ns: u64,
@@ -106,6 +108,7 @@ impl Threads {
     fn listed(&mut self, kernel: &dyn MachKernel, port: ThreadPort, now_ns: u64) -> Option<ThreadId> {
         if let Some(thread) = self.by_port.get(&port).and_then(|id| self.by_id.get_mut(id)) {
             thread.listed = self.lists;
+            thread.has_gone = false;
             let _ = kernel.port_deallocate(port.0);
             return None;
         }
@@ -126,8 +129,16 @@ impl Threads {
             return None;
         }
         let (listed, stack) = (self.lists, Stack::default());
-        let thread =
-            Thread { port, handle, dispatch_qaddr, stack, listed, looked_ns: now_ns, seen_running_ns: 0 };
+        let thread = Thread {
+            port,
+            handle,
+            dispatch_qaddr,
+            stack,
+            has_gone: false,
+            listed,
+            looked_ns: now_ns,
+            seen_running_ns: 0,
+        };
         self.by_id.insert(id, thread);
         self.by_port.insert(port, id);
         Some(id)
@@ -167,11 +178,12 @@ impl Threads {
     /// What a thread does, and the CPU time it used. It must not be suspended by us: that
     /// hides whether it waits.
     pub(super) fn look(&mut self, kernel: &dyn MachKernel, id: ThreadId, now_ns: u64) -> Result<Look, Fault> {
-        let thread = self.by_id.get_mut(&id).ok_or(Fault::ThreadGone)?;
+        let thread = self.by_id.get_mut(&id).filter(|thread| !thread.has_gone).ok_or(Fault::ThreadGone)?;
         let basic = kernel.thread_basic_info(thread.port, BASIC_COUNT);
         let basic = basic.map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state));
         let info = basic.or_else(|failed| match failed {
             KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
+            KernReturn::InvalidArgument if self.looks_are_answered => Err(failed),
             // The same facts by another way, should a system refuse the first.
             _ => kernel
                 .thread_extended_info(thread.port, EXTENDED_COUNT)
@@ -179,8 +191,12 @@ impl Threads {
         });
         let (told_ns, run_state) = match info {
             Ok(told) => told,
-            Err(KernReturn::Terminated | KernReturn::SendInvalidDest) => return Err(Fault::ThreadGone),
-            Err(failed) if self.looks_are_answered && is_gone(failed) => return Err(Fault::ThreadGone),
+            Err(failed)
+                if is_gone(failed) && (self.looks_are_answered || failed != KernReturn::InvalidArgument) =>
+            {
+                thread.has_gone = true;
+                return Err(Fault::ThreadGone);
+            }
             Err(_) if self.looks_are_answered => return Err(Fault::Transient("not told what a thread does")),
             // A system that tells nothing of threads: then all of them may run.
             Err(_) => (0, RUNNING),
@@ -207,7 +223,7 @@ impl Threads {
 
     /// A thread's own name, if it has one.
     pub(super) fn name(&self, kernel: &dyn MachKernel, id: ThreadId) -> Option<String> {
-        let thread = self.by_id.get(&id)?;
+        let thread = self.by_id.get(&id).filter(|thread| !thread.has_gone)?;
         let info = kernel.thread_extended_info(thread.port, EXTENDED_COUNT).ok()?;
         Some(info.name).filter(|name| !name.is_empty())
     }

@@ -1,0 +1,244 @@
+//! What a test asks the simulated kernel: what is left, what was against the rules, what
+//! really happened; and how it acts from outside the client.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use super::faults::{Answer, Happening, Method, Which};
+use super::images::Placed;
+use super::state::{State, Violation};
+use super::{ProfilerKilled, SimKernel};
+
+/// Time in nanoseconds by thread and stack: function names from the root to the leaf.
+pub type Truth = BTreeMap<(u64, Vec<String>), u64>;
+
+/// What is left of a client, and what it did wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub seed: u64,
+    pub calls: u64,
+    /// Names that it still has, with what they stand for and their references.
+    pub names: Vec<String>,
+    /// Most names at one time.
+    pub names_peak: usize,
+    /// Arrays placed in it and not given back: address and size.
+    pub arrays: Vec<(u64, u64)>,
+    pub arrays_peak: usize,
+    /// Processes that stand because of it.
+    pub held: Vec<i32>,
+    /// Children that it started suspended and never continued.
+    pub never_continued: Vec<i32>,
+    pub violations: Vec<Violation>,
+    pub holds: u64,
+    pub longest_hold_ns: u64,
+}
+
+impl Report {
+    pub fn is_clean(&self) -> bool {
+        self.names.is_empty()
+            && self.arrays.is_empty()
+            && self.held.is_empty()
+            && self.never_continued.is_empty()
+            && self.violations.is_empty()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "simulated kernel, seed {}, after {} calls:", self.seed, self.calls)?;
+        for name in &self.names {
+            writeln!(f, "  not given back: {name}")?;
+        }
+        for (address, size) in &self.arrays {
+            writeln!(f, "  not deallocated: {size} bytes at {address:#x}")?;
+        }
+        for pid in &self.held {
+            writeln!(f, "  still suspended: process {pid}")?;
+        }
+        for pid in &self.never_continued {
+            writeln!(f, "  started and never continued: process {pid}")?;
+        }
+        for violation in &self.violations {
+            writeln!(f, "  call {}: {}", violation.call, violation.what)?;
+        }
+        Ok(())
+    }
+}
+
+impl SimKernel {
+    pub(super) fn of(state: State) -> SimKernel {
+        SimKernel { state: RefCell::new(state) }
+    }
+
+    pub fn report(&self) -> Report {
+        let state = self.state.borrow();
+        let held = |task: &&super::task::Task| task.alive && task.is_held();
+        let names = state
+            .names
+            .all()
+            .map(|(name, entry)| format!("name {name:#x}, {:?}, {} references", entry.right, entry.urefs));
+        let waiting = state.procs.values().filter(|proc| {
+            proc.is_child
+                && proc.ended.is_none()
+                && proc.stopped
+                && !proc.signals.contains_key(&super::SIGCONT)
+        });
+        Report {
+            seed: state.seed,
+            calls: state.call(),
+            names: names.collect(),
+            names_peak: state.names.peak,
+            arrays: state.placed.iter().map(|(address, size)| (*address, *size)).collect(),
+            arrays_peak: state.placed_peak,
+            held: state.tasks.iter().filter(held).map(|task| task.pid).collect(),
+            never_continued: waiting.map(|proc| proc.spec.pid).collect(),
+            violations: state.violations.clone(),
+            holds: state.holds,
+            longest_hold_ns: state.longest_hold_ns,
+        }
+    }
+
+    /// Nothing is left of the client, which was dropped, and it did nothing wrong.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let report = self.report();
+        assert!(report.is_clean(), "{report}");
+    }
+
+    /// Calls so far, in order; call k is at k − 1.
+    pub fn calls(&self) -> Vec<Method> {
+        self.state.borrow().calls.clone()
+    }
+
+    pub fn count(&self, method: Method) -> u64 {
+        self.state.borrow().by_method.get(&method).copied().unwrap_or(0)
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.state.borrow().now_ns
+    }
+
+    /// Names that the client has now.
+    pub fn names(&self) -> usize {
+        self.state.borrow().names.len()
+    }
+
+    /// Arrays that the client has now.
+    pub fn arrays(&self) -> usize {
+        self.state.borrow().placed.len()
+    }
+
+    /// Lets time pass without a call.
+    pub fn pass(&self, ns: u64) {
+        self.state.borrow_mut().pass(ns);
+    }
+
+    /// Something happens in the first process now.
+    pub fn happen(&self, what: Happening) {
+        self.state.borrow_mut().happen(what);
+    }
+
+    /// Plans an answer from now on.
+    pub fn plan(&self, which: Which, answer: Answer) {
+        self.state.borrow_mut().faults.answers.push((which, answer));
+    }
+
+    pub fn plan_happening(&self, before_call: u64, what: Happening) {
+        self.state.borrow_mut().faults.happenings.push((before_call, what));
+    }
+
+    /// How often a process that is still known got a signal.
+    pub fn signals(&self, pid: i32, signal: i32) -> u64 {
+        let state = self.state.borrow();
+        state.procs.get(&pid).and_then(|proc| proc.signals.get(&signal)).copied().unwrap_or(0)
+    }
+
+    /// Whether there is such a process, also a zombie.
+    pub fn exists(&self, pid: i32) -> bool {
+        self.state.borrow().procs.contains_key(&pid)
+    }
+
+    /// Whether a process stands, for whatever reason.
+    pub fn stands(&self, pid: i32) -> bool {
+        let state = self.state.borrow();
+        let task = state.procs.get(&pid).and_then(|proc| proc.task);
+        task.is_some_and(|task| state.stands(task))
+    }
+
+    /// SIGKILL of the client now.
+    pub fn kill_profiler(&self) {
+        self.state.borrow_mut().kill_client();
+    }
+
+    /// Runs a client that a plan kills ([`Happening::KillProfiler`]); `None` if it was.
+    pub fn run_killed<T>(&self, client: impl FnOnce() -> T) -> Option<T> {
+        match catch_unwind(AssertUnwindSafe(client)) {
+            Ok(value) => Some(value),
+            Err(panic) if panic.downcast_ref::<ProfilerKilled>().is_some() => None,
+            Err(panic) => resume_unwind(panic as Box<dyn Any + Send>),
+        }
+    }
+
+    fn times(&self, of: impl Fn(super::Doing) -> bool) -> Truth {
+        let state = self.state.borrow();
+        let mut truth = Truth::new();
+        for task in &state.tasks {
+            for thread in &task.threads {
+                for (stretch, ns) in thread.stretches.iter().zip(thread.times(task.ran_ns)) {
+                    if of(stretch.doing) && ns > 0 {
+                        *truth.entry((thread.thread_id, stretch.names.clone())).or_default() += ns;
+                    }
+                }
+            }
+        }
+        truth
+    }
+
+    /// CPU time really used so far.
+    pub fn truth(&self) -> Truth {
+        self.times(|doing| doing == super::Doing::Run)
+    }
+
+    /// Time really spent waiting so far.
+    pub fn truth_waiting(&self) -> Truth {
+        self.times(|doing| doing != super::Doing::Run)
+    }
+
+    /// Register sets handed out while the target was held: the stacks that they belong to.
+    pub fn captures(&self) -> Truth {
+        self.state.borrow().captured.clone()
+    }
+
+    /// Numbers of all threads there ever were, by name, in order of creation.
+    pub fn thread_ids(&self) -> Vec<(u64, String)> {
+        let state = self.state.borrow();
+        let threads = state.tasks.iter().flat_map(|task| &task.threads);
+        threads.map(|thread| (thread.thread_id, thread.name.clone())).collect()
+    }
+
+    /// Where images are: path, first address, size of `__TEXT`, UUID; of the task made last.
+    pub fn images(&self) -> Vec<(String, u64, u64, [u8; 16])> {
+        let state = self.state.borrow();
+        let placed = state.tasks.last().map(|task| &task.images.placed[..]).unwrap_or_default();
+        let told = |placed: &Placed| (placed.image.path.clone(), placed.base, placed.code.size, placed.uuid);
+        placed.iter().map(told).collect()
+    }
+
+    /// Paths that dyld lists now.
+    pub fn listed(&self) -> Vec<String> {
+        let state = self.state.borrow();
+        let Some(task) = state.tasks.last() else { return Vec::new() };
+        task.dyld.listed.iter().map(|image| task.images.placed[*image].image.path.clone()).collect()
+    }
+
+    /// Address of a function; of the task made last.
+    pub fn address(&self, function: &str) -> u64 {
+        let state = self.state.borrow();
+        let images = &state.tasks.last().expect("a task").images;
+        let (image, number) = images.function(function);
+        images.placed[image].base + images.placed[image].code.functions[number].range.start
+    }
+}

@@ -1,0 +1,400 @@
+//! What a test states: processes, programs, images, threads. No behaviour.
+//!
+//! Times are nanoseconds of the task's own clock, which stands while it is stopped.
+
+use std::path::{Path, PathBuf};
+
+pub const US: u64 = 1_000;
+pub const MS: u64 = 1_000_000;
+pub const SECOND: u64 = 1_000_000_000;
+
+/// Exists from the beginning.
+pub const FROM_START: u64 = 0;
+
+/// What an image is to dyld.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The program itself (MH_EXECUTE).
+    Main,
+    /// A library (MH_DYLIB).
+    Dylib,
+    /// dyld: not in infoArray.
+    Dyld,
+}
+
+/// Which symbols an image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Symbols {
+    /// Symbol table, function starts, exports trie.
+    All,
+    /// Function starts and exports trie.
+    ExportsOnly,
+    /// Function starts only.
+    Stripped,
+}
+
+/// An image. Its functions are named in the order of their addresses; a leading `~` says
+/// that the function makes no frame record (it is only ever a leaf).
+#[derive(Clone, Debug)]
+pub struct SimImage {
+    pub path: String,
+    pub functions: Vec<String>,
+    pub role: Role,
+    /// In the shared cache.
+    pub cached: bool,
+    pub symbols: Symbols,
+    /// When it is loaded; [`FROM_START`]: with the program.
+    pub load_ns: u64,
+    pub unload_ns: Option<u64>,
+    /// Written there when the world is built; otherwise there is no such file.
+    pub disk: Option<PathBuf>,
+    /// Other than the one that follows from the seed and the path.
+    pub uuid: Option<[u8; 16]>,
+    /// Symbols of a data segment, with their bytes.
+    pub data: Vec<(String, Vec<u8>)>,
+}
+
+impl SimImage {
+    fn new(role: Role, path: &str, functions: &[&str]) -> SimImage {
+        SimImage {
+            path: path.to_owned(),
+            functions: functions.iter().map(|name| (*name).to_owned()).collect(),
+            role,
+            cached: false,
+            symbols: Symbols::All,
+            load_ns: FROM_START,
+            unload_ns: None,
+            disk: None,
+            uuid: None,
+            data: Vec::new(),
+        }
+    }
+    /// The program.
+    pub fn main(path: &str, functions: &[&str]) -> SimImage {
+        SimImage::new(Role::Main, path, functions)
+    }
+    /// A library with memory of its own.
+    pub fn dylib(path: &str, functions: &[&str]) -> SimImage {
+        SimImage::new(Role::Dylib, path, functions)
+    }
+    /// A library of the shared cache: no such file.
+    pub fn cached(path: &str, functions: &[&str]) -> SimImage {
+        SimImage { cached: true, ..SimImage::new(Role::Dylib, path, functions) }
+    }
+    /// dyld, in the shared cache.
+    pub fn dyld(functions: &[&str]) -> SimImage {
+        SimImage { cached: true, ..SimImage::new(Role::Dyld, "/usr/lib/dyld", functions) }
+    }
+    /// dlopen at `load_ns`, dlclose at `unload_ns`.
+    #[must_use]
+    pub fn during(mut self, load_ns: u64, unload_ns: Option<u64>) -> SimImage {
+        self.load_ns = load_ns;
+        self.unload_ns = unload_ns;
+        self
+    }
+    #[must_use]
+    pub fn symbols(mut self, symbols: Symbols) -> SimImage {
+        self.symbols = symbols;
+        self
+    }
+    /// Its file is written to `directory`, and its path is that file's.
+    #[must_use]
+    pub fn on_disk(mut self, directory: &Path) -> SimImage {
+        let name = Path::new(&self.path).file_name().expect("an image has a file name");
+        let file = directory.join(name);
+        self.path = file.to_str().expect("a path that is text").to_owned();
+        self.disk = Some(file);
+        self
+    }
+    /// A symbol of its data segment.
+    #[must_use]
+    pub fn data(mut self, symbol: &str, bytes: &[u8]) -> SimImage {
+        self.data.push((symbol.to_owned(), bytes.to_vec()));
+        self
+    }
+}
+
+/// What a thread does for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// On a CPU.
+    Run,
+    /// TH_STATE_WAITING.
+    Wait,
+    /// TH_STATE_UNINTERRUPTIBLE.
+    WaitUninterruptible,
+}
+
+/// A stretch of a thread's life: functions from the leaf outward, without those that
+/// start threads (they are added).
+#[derive(Clone, Debug)]
+pub struct Phase {
+    pub doing: Doing,
+    pub ns: u64,
+    pub stack: Vec<String>,
+}
+
+/// How a thread began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Birth {
+    /// The first thread: `start` of dyld is its root.
+    Main,
+    /// A pthread: `thread_start`, `_pthread_start`.
+    Pthread,
+    /// By Mach calls alone: no pthread, no handle, rooted in its first function.
+    Bare,
+}
+
+/// A thread; its phases repeat until it ends.
+#[derive(Clone, Debug)]
+pub struct SimThread {
+    pub name: String,
+    pub birth: Birth,
+    pub phases: Vec<Phase>,
+    pub start_ns: u64,
+    pub end_ns: Option<u64>,
+    /// Label of its dispatch queue.
+    pub queue: Option<String>,
+    /// Suspended as often by another debugger (thread_suspend).
+    pub suspended_by_others: i32,
+    /// Saved frame pointers have bit 60: Swift async frames.
+    pub swift: bool,
+    /// Bytes of locals in each frame, besides what varies.
+    pub locals: u64,
+}
+
+impl SimThread {
+    fn new(birth: Birth, name: &str) -> SimThread {
+        SimThread {
+            name: name.to_owned(),
+            birth,
+            phases: Vec::new(),
+            start_ns: FROM_START,
+            end_ns: None,
+            queue: None,
+            suspended_by_others: 0,
+            swift: false,
+            locals: 32,
+        }
+    }
+    pub fn main() -> SimThread {
+        SimThread::new(Birth::Main, "")
+    }
+    pub fn pthread(name: &str) -> SimThread {
+        SimThread::new(Birth::Pthread, name)
+    }
+    pub fn bare() -> SimThread {
+        SimThread::new(Birth::Bare, "")
+    }
+    fn phase(mut self, doing: Doing, ns: u64, stack: &[&str]) -> SimThread {
+        let stack = stack.iter().map(|name| (*name).to_owned()).collect();
+        self.phases.push(Phase { doing, ns, stack });
+        self
+    }
+    #[must_use]
+    pub fn run(self, ns: u64, stack: &[&str]) -> SimThread {
+        self.phase(Doing::Run, ns, stack)
+    }
+    #[must_use]
+    pub fn wait(self, ns: u64, stack: &[&str]) -> SimThread {
+        self.phase(Doing::Wait, ns, stack)
+    }
+    #[must_use]
+    pub fn wait_uninterruptible(self, ns: u64, stack: &[&str]) -> SimThread {
+        self.phase(Doing::WaitUninterruptible, ns, stack)
+    }
+    #[must_use]
+    pub fn during(mut self, start_ns: u64, end_ns: Option<u64>) -> SimThread {
+        self.start_ns = start_ns;
+        self.end_ns = end_ns;
+        self
+    }
+    #[must_use]
+    pub fn queue(mut self, label: &str) -> SimThread {
+        self.queue = Some(label.to_owned());
+        self
+    }
+    #[must_use]
+    pub fn swift(mut self) -> SimThread {
+        self.swift = true;
+        self
+    }
+    #[must_use]
+    pub fn suspended_by_others(mut self, count: i32) -> SimThread {
+        self.suspended_by_others = count;
+        self
+    }
+    #[must_use]
+    pub fn locals(mut self, bytes: u64) -> SimThread {
+        self.locals = bytes;
+        self
+    }
+}
+
+/// A program: what one task holds.
+#[derive(Clone, Debug, Default)]
+pub struct SimProgram {
+    pub path: String,
+    pub images: Vec<SimImage>,
+    pub threads: Vec<SimThread>,
+}
+
+impl SimProgram {
+    pub fn new(path: &str) -> SimProgram {
+        SimProgram { path: path.to_owned(), ..SimProgram::default() }
+    }
+    #[must_use]
+    pub fn image(mut self, image: SimImage) -> SimProgram {
+        self.images.push(image);
+        self
+    }
+    #[must_use]
+    pub fn thread(mut self, thread: SimThread) -> SimProgram {
+        self.threads.push(thread);
+        self
+    }
+}
+
+/// What the kernel tells of CPU times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuTimes {
+    Exact,
+    /// As real ones: at context switches, every 10 ms, and when stopped.
+    Lagging,
+    /// Always 0.
+    Zero,
+    /// The calls fail with NOT_SUPPORTED; identifiers are still told.
+    Refused,
+}
+
+/// What dyld still has to do when the world begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Startup {
+    /// All done.
+    Done,
+    /// It has not run: at these times the on-disk dyld lists the program, the dyld of the
+    /// shared cache takes over (the structure moves), and libSystem is initialized.
+    Stages { listed_ns: u64, moved_ns: u64, initialized_ns: u64 },
+}
+
+/// How a process ends: a wait status as `waitpid` gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    pub at_ns: u64,
+    pub wait_status: i32,
+}
+
+/// A process.
+#[derive(Clone, Debug)]
+pub struct SimProcess {
+    pub pid: i32,
+    pub ppid: i32,
+    pub uid: u32,
+    pub name: String,
+    pub args: Vec<String>,
+    pub program: SimProgram,
+    pub execs: Vec<(u64, SimProgram)>,
+    /// How long task_for_pid fails after an exec.
+    pub exec_gap_ns: u64,
+    pub end: Option<End>,
+    /// PROC_FLAG_*.
+    pub flags: u32,
+    /// CS_*.
+    pub code_signing: u32,
+    /// SSTOP from the beginning to the end.
+    pub job_stopped: bool,
+    /// Born a zombie: SZOMB, without a task.
+    pub zombie: bool,
+    /// task_for_pid succeeds with port 0.
+    pub without_task: bool,
+    pub cpu_times: CpuTimes,
+    pub startup: Startup,
+    /// Return addresses and link registers bear signatures (arm64).
+    pub pac: bool,
+    /// Depth 0 of vm_region_recurse shows the shared cache as a submap.
+    pub submap: bool,
+    /// Length told by TASK_DYLD_INFO.
+    pub info_size: u64,
+    /// Spawned: so long after SIGCONT its exec is complete, and a task port obtained before
+    /// goes dead.
+    pub respawns_ns: Option<u64>,
+}
+
+/// PROC_FLAG_LP64.
+pub const LP64: u32 = 0x10;
+/// PROC_FLAG_ROSETTA.
+pub const TRANSLATED: u32 = 0x200_0000;
+/// CS_RUNTIME, CS_GET_TASK_ALLOW, CS_PLATFORM_BINARY.
+pub const HARDENED: u32 = 0x1_0000;
+pub const GET_TASK_ALLOW: u32 = 4;
+pub const PLATFORM: u32 = 0x400_0000;
+
+impl SimProcess {
+    /// A process of user 501 with an empty program.
+    pub fn new(pid: i32, name: &str) -> SimProcess {
+        SimProcess {
+            pid,
+            ppid: 1,
+            uid: 501,
+            name: name.to_owned(),
+            args: vec![name.to_owned()],
+            program: SimProgram::new(&format!("/opt/sim/{name}")),
+            execs: Vec::new(),
+            exec_gap_ns: 200 * US,
+            end: None,
+            flags: LP64,
+            code_signing: 0,
+            job_stopped: false,
+            zombie: false,
+            without_task: false,
+            cpu_times: CpuTimes::Exact,
+            startup: Startup::Done,
+            pac: false,
+            submap: false,
+            info_size: 368,
+            respawns_ns: None,
+        }
+    }
+    #[must_use]
+    pub fn image(mut self, image: SimImage) -> SimProcess {
+        self.program.images.push(image);
+        self
+    }
+    #[must_use]
+    pub fn thread(mut self, thread: SimThread) -> SimProcess {
+        self.program.threads.push(thread);
+        self
+    }
+    /// Replaces its program at `at_ns`.
+    #[must_use]
+    pub fn exec(mut self, at_ns: u64, program: SimProgram) -> SimProcess {
+        self.execs.push((at_ns, program));
+        self
+    }
+    #[must_use]
+    pub fn ends(mut self, at_ns: u64, wait_status: i32) -> SimProcess {
+        self.end = Some(End { at_ns, wait_status });
+        self
+    }
+    #[must_use]
+    pub fn cpu_times(mut self, cpu_times: CpuTimes) -> SimProcess {
+        self.cpu_times = cpu_times;
+        self
+    }
+    #[must_use]
+    pub fn startup(mut self, startup: Startup) -> SimProcess {
+        self.startup = startup;
+        self
+    }
+    #[must_use]
+    pub fn pac(mut self) -> SimProcess {
+        self.pac = true;
+        self
+    }
+    /// Any other change.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut SimProcess)) -> SimProcess {
+        change(&mut self);
+        self
+    }
+}
