@@ -178,7 +178,7 @@ void mach_report(void)
     char line[256];
     unsigned references = 0, names = 0, tokens = 0;
     const char *to = getenv("DARWIN_RUN_REPORT");
-    if (!to || reported || calls_attach == 0)
+    if (!to || !*to || reported || calls_attach == 0)
         return;
     reported = true;
     pthread_mutex_lock(&kernel);

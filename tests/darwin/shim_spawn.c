@@ -125,12 +125,40 @@ static bool is_mach_o(const char *path)
     return magic == 0xfeedfacf;
 }
 
+/* exec; a Mach-O program runs in this loader. Returns with errno. */
+static void replace(const char *path, char *const *argv, char *const *envp, bool suspended)
+{
+    int count = 0, variables = 0;
+    if (!is_mach_o(path)) {
+        execve(path, argv, envp);
+        return;
+    }
+    while (argv[count])
+        count++;
+    while (envp[variables])
+        variables++;
+    char **words = calloc((size_t)count + 5, sizeof *words);
+    char **environment = calloc((size_t)variables + 2, sizeof *environment);
+    words[0] = own_loader;
+    words[1] = "--argv0";
+    words[2] = argv[0];
+    words[3] = (char *)path;
+    for (int i = 1; i < count; i++)
+        words[3 + i] = argv[i];
+    memcpy(environment, envp, (size_t)variables * sizeof *environment);
+    if (suspended)
+        environment[variables] = START_SUSPENDED "=1";
+    execve(own_loader, words, environment);
+    free(words);
+    free(environment);
+}
+
 /* The child's part; does not return. Failures go through `report`. */
 static void become(const char *path, const struct actions *actions, const struct attributes *at, char *const *argv,
                    char *const *envp, int report)
 {
-    int count = 0, failed;
-    bool mach_o = is_mach_o(path), suspended = at && at->flags & D_START_SUSPENDED;
+    int failed;
+    bool suspended = at && at->flags & D_START_SUSPENDED;
     sigset_t mask;
     for (int i = 0; actions && i < actions->count; i++)
         if (dup2(actions->dup2[i].from, actions->dup2[i].to) < 0)
@@ -147,29 +175,9 @@ static void become(const char *path, const struct actions *actions, const struct
                 sigaddset(&mask, linux_signal_of(number));
         sigprocmask(SIG_SETMASK, &mask, NULL);
     }
-    if (!mach_o) {
-        if (suspended)
-            raise(SIGSTOP);
-        execve(path, argv, envp);
-        goto fail;
-    }
-    while (argv[count])
-        count++;
-    int variables = 0;
-    while (envp[variables])
-        variables++;
-    char **words = calloc((size_t)count + 5, sizeof *words);
-    char **environment = calloc((size_t)variables + 2, sizeof *environment);
-    words[0] = own_loader;
-    words[1] = "--argv0";
-    words[2] = argv[0];
-    words[3] = (char *)path;
-    for (int i = 1; i < count; i++)
-        words[3 + i] = argv[i];
-    memcpy(environment, envp, (size_t)variables * sizeof *environment);
-    if (suspended)
-        environment[variables] = START_SUSPENDED "=1";
-    execve(own_loader, words, environment);
+    if (!is_mach_o(path) && suspended)
+        raise(SIGSTOP);
+    replace(path, argv, envp, suspended);
 fail:
     failed = errno;
     if (write(report, &failed, sizeof failed) != (ssize_t)sizeof failed)
@@ -205,6 +213,31 @@ static int d_posix_spawnp(pid_t *pid, const char *name, struct actions *const *a
     return failed ? darwin_errno_of(failed) : 0;
 }
 
+static int d_execv(const char *path, char *const *argv)
+{
+    replace(path, argv, environ, false);
+    return RESULT(-1);
+}
+
+/* The child has this thread alone: no Mach calls in it before it becomes another program. */
+static pid_t d_fork(void)
+{
+    return RESULT(fork());
+}
+
+static int d_execvp(const char *name, char *const *argv)
+{
+    char path[4096];
+    if (find(name, path, sizeof path))
+        replace(path, argv, environ, false);
+    return RESULT(-1);
+}
+
+static int d_setpgid(pid_t pid, pid_t group)
+{
+    return RESULT(setpgid(pid, group));
+}
+
 static pid_t d_waitpid(pid_t pid, int *status, int options)
 {
     int raw = 0;
@@ -223,7 +256,7 @@ const struct shim spawn_shims[] = {
     SHIM(posix_spawnattr_init), SHIM(posix_spawnattr_destroy), SHIM(posix_spawnattr_setflags),
     SHIM(posix_spawnattr_setsigmask), SHIM(posix_spawnattr_setsigdefault), SHIM(posix_spawnattr_setpgroup),
     SHIM(posix_spawn_file_actions_init), SHIM(posix_spawn_file_actions_destroy),
-    SHIM(posix_spawn_file_actions_adddup2), SHIM(posix_spawnp), SHIM(waitpid),
+    SHIM(posix_spawn_file_actions_adddup2), SHIM(posix_spawnp), SHIM(waitpid), SHIM(execv), SHIM(execvp), SHIM(fork), SHIM(setpgid),
     NAMED("__NSGetEnviron", d_NSGetEnviron),
     {NULL, NULL},
 };

@@ -11,8 +11,9 @@
 
 #include "darwin.h"
 
-/* libgcc, unwind-dw2-fde.c. */
-void __register_frame(void *begin);
+/* libgcc, unwind-dw2-fde.c: several lists of FDEs, ended by NULL, as one object. (It looks
+ * for an address in one object only, the last that begins before it.) */
+void __register_frame_table(void *lists);
 
 static uint8_t *buffer;
 static size_t used, room;
@@ -164,23 +165,27 @@ static void put_page(const struct image *image, const uint8_t *index)
 
 void image_register_unwinding(const struct image *image)
 {
+    void **lists = calloc(3, sizeof *lists); /* kept as long as the process, like the FDEs */
+    int count = 0;
     if (image->eh_frame)
-        __register_frame((void *)image->eh_frame);
-    if (!image->unwind_info)
-        return;
-    used = 0;
-    buffer = NULL;
-    room = 0;
-    /* CIE: version 1, no augmentation, code 1, data -8, return address in 16;
-     * on entry cfa = rsp+8, return address at cfa-8. */
-    put("\0\0\0\0\0\0\0\0\x01\0\x01\x78\x10\x0c\x07\x08\x90\x01", 18);
-    finish(0);
-    const uint8_t *info = image->unwind_info;
-    for (uint32_t i = 0; i + 1 < word(info + 24); i++) {
-        const uint8_t *index = info + word(info + 20) + 12ul * i;
-        if (word(index + 4) != 0)
-            put_page(image, index);
+        lists[count++] = (void *)image->eh_frame; /* ended by the zeros after the section */
+    if (image->unwind_info) {
+        const uint8_t *info = image->unwind_info;
+        used = 0;
+        buffer = NULL;
+        room = 0;
+        /* CIE: version 1, no augmentation, code 1, data -8, return address in 16;
+         * on entry cfa = rsp+8, return address at cfa-8. */
+        put("\0\0\0\0\0\0\0\0\x01\0\x01\x78\x10\x0c\x07\x08\x90\x01", 18);
+        finish(0);
+        for (uint32_t i = 0; i + 1 < word(info + 24); i++) {
+            const uint8_t *index = info + word(info + 20) + 12ul * i;
+            if (word(index + 4) != 0)
+                put_page(image, index);
+        }
+        put("\0\0\0\0", 4);
+        lists[count++] = buffer;
     }
-    put("\0\0\0\0", 4);
-    __register_frame(buffer); /* kept as long as the process */
+    if (count > 0)
+        __register_frame_table(lists);
 }
