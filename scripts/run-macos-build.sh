@@ -50,7 +50,7 @@ newest_of() {
     printf '%s' "$newest"
 }
 is_fresh() {
-    [[ -x $1 && -z $(find src Cargo.toml Cargo.lock "${@:2}" -newer "$1" -print -quit) ]]
+    [[ -x $1 && -z $(find src Cargo.toml Cargo.lock "${@:2}" \( -name '*.rs' -o -name 'Cargo.*' \) -newer "$1" -print -quit) ]]
 }
 stackprof="$built/release/stackprof"
 if ! is_fresh "$stackprof" || ! is_fresh "$(newest_of xnu_links)" tests/xnu_links.rs; then
@@ -199,6 +199,24 @@ links_pass() {
 check 'tests/xnu_links.rs' links_pass
 check 'tests/xnu_links.rs, ticks of 125/3 ns' env DARWIN_RUN_TIMEBASE=125/3 timeout -k 5 60 "$run" "$links"
 
+# tests_pass PROGRAM: all tests of the test programs of that name (stackprof: the unit tests).
+tests_pass() {
+    local file ran=0
+    for file in "$built/debug/deps/$1"-*; do
+        if [[ $file != *.d ]] && is_fresh "$file" tests; then
+            darwin "$file"
+            ran=$((ran + 1))
+        fi
+    done
+    ((ran > 0))
+}
+# Not tests/cli: its shells start Mach-O programs, which Linux by itself cannot.
+for tests in stackprof engine golden macho_symbols mach_sim_kernel; do
+    if compgen -G "tests/$tests*" >/dev/null || [[ $tests == stackprof ]]; then
+        check "tests of the macOS build: $tests" tests_pass "$tests"
+    fi
+done
+
 same_text() {
     diff <(darwin "$stackprof" "$@") <("$native" "$@")
 }
@@ -335,12 +353,12 @@ interrupted() {
 }
 check 'Ctrl-C ends the recording and writes it' interrupted
 
-# refused_with TEXT ARGUMENT...: exit code 3, and these words.
+# refused_with TEXT ARGUMENT...: exit code 1, and these words.
 refused_with() {
     local said code=0
     said="$(darwin "$stackprof" -o "$work/out.folded" "${@:2}" 2>&1)" || code=$?
     echo "exit code $code: $said"
-    ((code == 3))
+    ((code == 1))
     [[ $said == *"$1"* && ! -e $work/out.folded ]]
 }
 check 'no such process' refused_with 'no such process' --pid 4194304

@@ -116,6 +116,17 @@ static int d_fstat(int fd, struct darwin_stat *out)
     return result;
 }
 
+static int d_fstatat(int at, const char *path, struct darwin_stat *out, int flags)
+{
+    struct stat in;
+    if (flags & ~0x20) /* AT_SYMLINK_NOFOLLOW there */
+        not_implemented("fstatat flags %#x", (unsigned)flags);
+    int result = RESULT(fstatat(at == -2 ? AT_FDCWD : at, path, &in, flags ? AT_SYMLINK_NOFOLLOW : 0));
+    if (result == 0)
+        fill(out, &in);
+    return result;
+}
+
 static int d_fcntl(int fd, int command, uint64_t argument)
 {
     switch (command) {
@@ -279,6 +290,6 @@ const struct shim file_shims[] = {
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
     NAMED("_opendir$INODE64", d_opendir), NAMED("_readdir_r$INODE64", d_readdir_r),
-    SHIM(openat), SHIM(unlinkat), SHIM(chmod), SHIM(symlink), NAMED("_fdopendir$INODE64", d_fdopendir),
+    SHIM(openat), SHIM(unlinkat), SHIM(chmod), SHIM(symlink), NAMED("_fstatat$INODE64", d_fstatat), NAMED("_fdopendir$INODE64", d_fdopendir),
     {NULL, NULL},
 };
