@@ -11,16 +11,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 targets=(aarch64-apple-darwin x86_64-apple-darwin)
-# Every function of the system that src/target/mach/xnu.rs names. Each must be asked of
-# libSystem by the linked tests: none may have been dropped as unused.
-calls=(task_for_pid pid_for_task mach_port_deallocate mach_vm_deallocate task_suspend2
-    task_resume2 task_threads task_info thread_info thread_get_state mach_vm_read_overwrite
-    mach_vm_region_recurse proc_pidinfo proc_pidpath proc_regionfilename sysctl csops
-    sysctlbyname kill geteuid getpid posix_spawnp posix_spawnattr_init
-    posix_spawnattr_setsigmask posix_spawnattr_setsigdefault posix_spawnattr_setflags
-    posix_spawnattr_destroy _NSGetEnviron waitpid mach_absolute_time mach_timebase_info
-    mach_wait_until vm_page_size mach_task_self_ _dyld_get_shared_cache_uuid
-    _dyld_get_shared_cache_range)
 
 prove=0
 distro=0
@@ -35,9 +25,9 @@ for argument in "$@"; do
     esac
 done
 
-export CARGO_TERM_COLOR=never DEBIAN_FRONTEND=noninteractive
-export PATH="$PATH:$HOME/.cargo/bin"
-# Both would replace the flags of each target below.
+# shellcheck source=scripts/setup.sh
+. scripts/setup.sh
+# All would replace the flags of each target below.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET
 target_dir="$PWD/target/macos"
 stubs="$target_dir/stubs"
@@ -56,16 +46,6 @@ quietly() {
         cat "$log" >&2
         fail "failed: $*"
     fi
-}
-
-install_packages() {
-    local as_root=()
-    command -v apt-get >/dev/null || fail "needs $*, and there is no apt-get to install them"
-    if ((EUID != 0)); then
-        as_root=(sudo -n)
-    fi
-    quietly "${as_root[@]}" apt-get update -qq
-    quietly "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@"
 }
 
 # ---- the linker, and what to link against
@@ -114,29 +94,13 @@ stub Foundation.framework/Foundation.tbd /System/Library/Frameworks/Foundation.f
 
 # ---- the compiler
 
-# True if the installed compiler has, or can be given, the standard library of a target.
-have_target() {
-    local libraries
-    libraries="$(rustc --print target-libdir --target "$1" 2>/dev/null)" || return 1
-    [[ -d $libraries ]] || { command -v rustup >/dev/null && rustup target add "$1" >"$log" 2>&1 </dev/null; }
-}
-
-cargo=(cargo)
-build_std=()
 if ((distro == 0)); then
     for target in "${targets[@]}"; do
         have_target "$target" || distro=1
     done
 fi
 if ((distro)); then
-    # Debian's newer Rust can build the standard library from its source.
-    if [[ ! -x /usr/bin/cargo || ! -d /usr/lib/rustlib/src/rust/library || ! -x /usr/bin/cargo-clippy ]]; then
-        install_packages rustc-web cargo-web rust-web-src rust-web-clippy
-    fi
-    export PATH="/usr/bin:$PATH" RUSTC_BOOTSTRAP=1
-    unset RUSTUP_TOOLCHAIN
-    cargo=(/usr/bin/cargo)
-    build_std=('-Zbuild-std=std,panic_unwind,test,proc_macro')
+    use_distro_rust
     export CARGO_TARGET_DIR="$target_dir/distro"
 fi
 
@@ -151,15 +115,44 @@ for target in "${targets[@]}"; do
     export "CARGO_TARGET_${name//-/_}_RUSTFLAGS=${flags[*]}"
 done
 
-run_cargo() {
-    local command="$1"
-    shift
-    "${cargo[@]}" "$command" --locked "${build_std[@]}" --target "$target" "$@"
+# The tests are linked, never run: what makes them fast or debuggable is left out. Clippy
+# shares the compiled build scripts and macros. The release profile stays as users have it.
+# Without debug information cargo would strip, with a tool that Debian's Rust lacks.
+export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
+export CARGO_INCREMENTAL=0
+
+# One call for both targets: with few cores, the end of one fills the gaps of the other.
+both=()
+for target in "${targets[@]}"; do
+    both+=(--target "$target")
+done
+
+step() {
+    local began=$SECONDS
+    quietly cargo "${@:2}"
+    printf '%s: both targets, %s s\n' "$1" "$((SECONDS - began))"
 }
 
-# The programs that a build made, one path a line.
-programs() {
-    run_cargo "$@" --message-format=json 2>"$log" </dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p'
+SECONDS=0
+step 'clippy, all targets' clippy --locked "${both[@]}" --all-targets -- -D warnings
+# Benchmarks too, but not optimised: it is their linking that counts.
+tests=(test --locked "${both[@]}" --no-run --all-targets)
+step 'tests and benchmarks' "${tests[@]}"
+step 'release program' build --locked "${both[@]}" --release --bin stackprof
+if ! messages="$(cargo "${tests[@]}" --message-format=json 2>"$log" </dev/null)"; then
+    cat "$log" >&2
+    fail "cargo built the tests, and then did not say where they are"
+fi
+
+# ---- what was built
+
+# The files that match $2, among those that the build of the tests made for target $1.
+made() {
+    grep -oE "\"[^\"]*/$1/[^\"]*\"" <<<"$messages" | tr -d '"' | grep -E "$2" | sort -u
+}
+
+executables() {
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' <<<"$messages" | grep -F "/$1/"
 }
 
 loads_only_libsystem() {
@@ -168,44 +161,75 @@ loads_only_libsystem() {
     [[ $loads == /usr/lib/libSystem.B.dylib ]] || fail "$1 loads: ${loads:-nothing}"
 }
 
-asks_for_every_call() {
-    local asked call
-    asked="$(llvm-nm-19 --undefined-only --format=just-symbols "$1")"
-    for call in "${calls[@]}"; do
-        grep -qxF "_$call" <<<"$asked" || fail "$1 does not call $call: it was not linked"
-    done
+# Without the underscore that C's names have in a file.
+undefined() {
+    llvm-nm-19 --undefined-only --format=just-symbols "$@" 2>"$log" | sed -n 's/^_//p' | sort -u
 }
 
-SECONDS=0
-for target in "${targets[@]}"; do
-    began=$SECONDS
-    quietly run_cargo clippy --all-targets -- -D warnings
-    quietly run_cargo build --release --bin stackprof
-    # Benchmarks too, but not optimised: it is their linking that counts.
-    quietly run_cargo test --no-run --all-targets
+xnu="$(sed 's,//.*,,' src/target/mach/xnu.rs)"
 
+# The system's functions and variables that src/target/mach/xnu.rs uses: of what the
+# compiled library $1 leaves undefined, the names that stand in that file. So it is the
+# compiler that says what is a call, and no list has to be kept.
+calls_of_xnu() {
+    comm -12 <(undefined "$1") <(grep -oE '[A-Za-z_][A-Za-z_0-9]*' <<<"$xnu" | sort -u)
+    # Read by mach2's function of nearly that name, not by the file itself.
+    echo mach_task_self_
+}
+
+# What the text itself shows to be a call. All of it must be among what the compiler says:
+# or else the list would be short, and the check with it.
+calls_in_text() {
+    {
+        tr '\n' ' ' <<<"$xnu" | grep -oE 'extern "C" \{[^}]*\}' | grep -oE '\bfn [a-z_0-9]+'
+        grep -oE '\blibc::[a-zA-Z_0-9]+\(' <<<"$xnu"
+        tr '\n' ' ' <<<"$xnu" | grep -oE '\buse mach2::[^;]*;' | grep -oE '[a-z_0-9]+ *[,};]'
+    } | sed -E 's/^(fn |libc::)//; s/[ ,};(]//g; /_t$/d; s/^mach_task_self$/mach_task_self_/' | sort -u
+}
+
+asks_for_every_call() {
+    local missing
+    missing="$(comm -23 <(sort -u <<<"$calls") <(undefined "$1") | paste -sd ' ')"
+    [[ -z $missing ]] || fail "$1 does not ask libSystem for: $missing; use it, or take it out of xnu.rs"
+}
+
+for target in "${targets[@]}"; do
     program="$CARGO_TARGET_DIR/$target/release/stackprof"
     loads_only_libsystem "$program"
-    mapfile -t others < <(programs test --no-run --all-targets)
+    mapfile -t others < <(executables "$target")
     ((${#others[@]} > 5)) || fail "only ${#others[@]} test programs and benchmarks for $target"
-    links=
     for other in "${others[@]}"; do
         loads_only_libsystem "$other"
-        if [[ ${other##*/} == xnu_links-* ]]; then
-            links="$other"
-        fi
     done
-    [[ -n $links ]] || fail "tests/xnu_links.rs was not built"
-    asks_for_every_call "$links"
-    printf '%s: stackprof %s bytes, %s more programs, libSystem alone, %s s\n' \
-        "$target" "$(stat -c %s "$program")" "${#others[@]}" "$((SECONDS - began))"
 
+    library="$(made "$target" '/libstackprof[^/]*\.rlib$')"
+    calls="$(calls_of_xnu "$library")"
+    unseen="$(comm -13 <(sort -u <<<"$calls") <(calls_in_text) | paste -sd ' ')"
+    [[ -z $unseen ]] || fail "xnu.rs names what $library does not call: $unseen"
+    # As soon as the program attaches to anything, it must be able to do all of it.
+    if undefined "$program" | grep -qx task_for_pid; then
+        caller="$program"
+    else
+        caller="$(made "$target" '/xnu_links-[0-9a-f]+$')"
+        [[ -n $caller ]] || fail "tests/xnu_links.rs was not built"
+    fi
+    asks_for_every_call "$caller"
+    printf '%s: stackprof %s bytes; it and %s test programs and benchmarks load libSystem alone\n' \
+        "$target" "$(stat -c %s "$program")" "${#others[@]}"
+    printf '%s: the %s system calls of xnu.rs are all imported by %s\n' \
+        "$target" "$(wc -l <<<"$calls")" "${caller##*/}"
+
+    # One test again, with a call that does not exist; all else is already built.
     if ((prove)); then
-        if run_cargo rustc --test xnu_links -- --cfg misspelt >"$log" 2>&1 </dev/null; then
+        if cargo rustc --locked --target "$target" --test xnu_links -- --cfg misspelt >"$log" 2>&1 </dev/null; then
             fail "mach_vm_reed was linked for $target; so this check proves nothing"
         fi
-        grep -q 'undefined symbol: _\?mach_vm_reed' "$log" || { cat "$log" >&2; fail "the link failed, but not for mach_vm_reed"; }
-        printf '%s: a misspelt call fails: %s\n' "$target" "$(grep -o 'undefined symbol: .*' "$log" | head -n 1)"
+        mapfile -t refused < <(grep -o 'undefined symbol: .*' "$log")
+        if ((${#refused[@]} != 1)) || [[ ${refused[0]} != *mach_vm_reed ]]; then
+            cat "$log" >&2
+            fail "the link failed, but not for mach_vm_reed alone"
+        fi
+        printf '%s: a misspelt call fails: %s\n' "$target" "${refused[0]}"
     fi
 done
 printf 'check-macos.sh: all of it linked, %s s\n' "$SECONDS"

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use stackprof::target::mach::kernel::{
     Errno, KernReturn, MachKernel, OutOfLine, StateFlavor, SuspensionToken, TaskPort, ThreadPort,
 };
-use stackprof::target::mach::xnu::Xnu;
+use stackprof::target::mach::xnu::{Xnu, own_usage};
 
 const NO_PROCESS: i32 = 99_999_999;
 
@@ -39,6 +39,8 @@ fn this_process_is_known() {
     assert!(kernel.code_signing_flags(pid).is_ok());
     assert!(kernel.sysctl_i32("hw.ncpu").unwrap() > 0);
     assert_eq!(kernel.kill(pid, 0), Ok(()));
+    let (cpu_ns, peak_bytes) = own_usage();
+    assert!(cpu_ns > 0 && peak_bytes > 1 << 16, "{cpu_ns} ns, {peak_bytes} bytes");
     assert_eq!(kernel.port_deallocate(task.0), Ok(()));
 }
 

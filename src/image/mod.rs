@@ -81,7 +81,7 @@ impl Image {
     /// The bounds of the function at a stated address, if the file lists its functions.
     fn function(&self, svma: Svma) -> Option<Range<Svma>> {
         let (macho, bytes) = (self.object()?.macho()?, self.bytes.as_ref().ok()?);
-        self.functions.get_or_init(|| Functions::read(macho, bytes.bytes())).at(svma)
+        self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma)
     }
 
     /// The summary of the image's headers, if its format is understood.

@@ -93,6 +93,8 @@ struct Recording<'a> {
     mappings: Vec<Mapping>,
     images_read_ns: u64,
     images_wait_ns: u64,
+    /// What reading them cost makes the next time wait at least.
+    images_cost_ns: u64,
     /// The target says that they changed, and they were not read yet.
     images_changed: bool,
     /// This is the last tick.
@@ -121,6 +123,7 @@ impl<'a> Recording<'a> {
             mappings: Vec::new(),
             images_read_ns: 0,
             images_wait_ns: 0,
+            images_cost_ns: 0,
             images_changed: false,
             closing: false,
             runnable: 0,

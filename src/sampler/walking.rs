@@ -100,7 +100,9 @@ impl Recording<'_> {
         // Those captured before belong to the images of before.
         self.walk_captured();
         self.images_changed = true;
-        self.retry_images();
+        if self.images_are_old() {
+            self.read_images();
+        }
     }
 
     /// Brings the images up to date; whether they changed. A failure leaves the known
@@ -125,16 +127,17 @@ impl Recording<'_> {
         self.mappings = mappings;
         self.images_read_ns = self.clock.now_ns();
         let cost_ns = (self.images_read_ns - before_ns).saturating_mul(REFRESH_COST);
+        self.images_cost_ns = cost_ns;
         // Torn stacks ask again and again: less often the longer nothing changes.
         let backed_off_ns = if changed { 0 } else { (self.images_wait_ns * 2).min(RETRY_IMAGES_MAX_NS) };
         self.images_wait_ns = backed_off_ns.max(cost_ns).max(RETRY_IMAGES_NS);
         changed
     }
 
-    /// Whether it is time to look for images that were unloaded.
+    /// Whether it is time to read the images: they have changed, or may have.
     pub(super) fn images_are_old(&self) -> bool {
         let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        let due_ns = if self.images_changed { 0 } else { REFRESH_IMAGES_NS };
-        since_ns >= self.images_wait_ns.max(due_ns)
+        let changed = self.images_changed;
+        since_ns >= if changed { self.images_cost_ns } else { self.images_wait_ns.max(REFRESH_IMAGES_NS) }
     }
 }

@@ -4,7 +4,7 @@
 //! `stp`, an epilogue after `ldp`) has its caller in the link register only, and fp
 //! belongs to the caller: following fp alone would lose the caller. In the body of a
 //! function with a record the link register is stale. The code around the program
-//! counter tells which (see [`record`]); without code the link register counts unless it
+//! counter tells which (see `record.rs`); without code the link register counts unless it
 //! repeats the record's return address or leads into the same function.
 
 mod record;
@@ -27,8 +27,11 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
         Some(own) => !own,
         None => in_record != Some(link) && !same_function(pc, link, input.code),
     };
-    let leaf_return = link_is_caller && link != 0 && is_code(link, input.code) && out.len() < input.max_depth;
-    let leaf_return = leaf_return.then_some(Avma(link));
+    // Behind the call in a function that saved only the link register, it holds the pc itself.
+    // (So it does at a function whose caller, which it does not return to, ends right before.)
+    let is_stale = link == pc.0 && record::reloads_link_register(pc, input.code);
+    let leaf_return = link_is_caller && link != 0 && !is_stale && is_code(link, input.code);
+    let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
         out.push(CodeAddress::Return(address).lookup().0);
     }
@@ -75,6 +78,12 @@ mod tests {
         0x9100_03fd, // +30 mov x29, sp
         0x97ff_fffc, // +34 bl leaf
         0xd420_0020, // +38 brk #1
+        0xd420_0020, // +3c brk #1
+        // without a record
+        0xf81f_0ffe, // +40 str x30, [sp, #-16]!
+        0x97ff_fff8, // +44 bl leaf
+        0xf841_07fe, // +48 ldr x30, [sp], #16
+        0xd65f_03c0, // +4c ret
     ];
 
     struct Text(Vec<u8>);
@@ -132,9 +141,9 @@ mod tests {
 
     #[test]
     fn a_link_register_that_repeats_the_record_is_not_shown_twice_where_code_is_not_known() {
-        // Past the known code, whose last instruction the link register points to.
-        assert_eq!(walk_at(0x3c, TEXT + 0x38, &[0, TEXT + 0x38]), [0x3c, 0x37]);
-        assert_eq!(walk_at(0x3c, TEXT + 0x10, &[0, TEXT + 0x38]), [0x3c, 0x0f, 0x37]);
+        // Past the known code, into which the link register points.
+        assert_eq!(walk_at(0x50, TEXT + 0x38, &[0, TEXT + 0x38]), [0x50, 0x37]);
+        assert_eq!(walk_at(0x50, TEXT + 0x10, &[0, TEXT + 0x38]), [0x50, 0x0f, 0x37]);
     }
 
     #[test]
@@ -144,7 +153,76 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_has_just_returned_left_no_caller_in_the_link_register() {
+        assert_eq!(walk_at(0x48, TEXT + 0x48, &[0, TEXT + 0x38]), [0x48, 0x37]);
+        // After a call that does not return, to the function that follows.
+        assert_eq!(walk_at(0x24, TEXT + 0x24, &[0, TEXT + 0x38]), [0x24, 0x23, 0x37]);
+    }
+
+    #[test]
     fn a_link_register_outside_code_is_dropped() {
         assert_eq!(walk_at(0x24, 0x1234, &[0, TEXT + 0x38]), [0x24, 0x37]);
+    }
+
+    #[test]
+    fn the_outermost_function_is_not_lost() {
+        // thread_start of libpthread pushes a pair of zeros but leaves fp at 0: the record of
+        // the function it calls is {0, thread_start+8}.
+        assert_eq!(walk_at(0x08, TEXT + 0x10, &[0, TEXT + 8]), [0x08, 0x07]);
+        // That function in its prologue; and thread_start itself, before its call.
+        for (offset, link, expected) in [(0x00, TEXT + 8, vec![0x00, 0x07]), (0x0c, 0, vec![0x0c])] {
+            let text = Text(CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
+            let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
+            registers.x[Aarch64::LR] = link;
+            let stack = StackBytes { base: Avma(STACK), bytes: &[0; 16] };
+            let input = Input {
+                stack,
+                stack_top: None,
+                stack_limit: Some(Avma(STACK + 16)),
+                fp_always: true,
+                max_depth: 64,
+                code_mask: (1 << 47) - 1,
+                code: &text,
+            };
+            let mut out = Vec::new();
+            assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+            assert_eq!(out.iter().map(|address| address - TEXT).collect::<Vec<_>>(), expected);
+            // Where fp may be anything, 0 proves nothing about a thread without a caller.
+            let input = Input { fp_always: false, ..input };
+            let ended = walk(&registers, &input, &mut Vec::new()).ended;
+            assert_eq!(ended, if link == 0 { Ended::BadFrame } else { Ended::Root });
+        }
+    }
+
+    #[test]
+    fn a_link_register_into_the_same_function_is_stale_where_code_is_not_known() {
+        struct NoBytes;
+        impl Code for NoBytes {
+            fn is_code(&self, _: Avma) -> bool {
+                true
+            }
+            fn code(&self, _: Avma) -> Option<&[u8]> {
+                None
+            }
+            fn function(&self, pc: Avma) -> Option<std::ops::Range<Avma>> {
+                (pc < Avma(TEXT + 0x40)).then_some(Avma(TEXT)..Avma(TEXT + 0x40))
+            }
+        }
+        let bytes: Vec<u8> = [0, TEXT + 0x88].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let (stack_top, stack_limit, fp_always) = (None, None, false);
+        let code_mask = u64::MAX;
+        let input =
+            Input { stack, stack_top, stack_limit, fp_always, max_depth: 9, code_mask, code: &NoBytes };
+        // The last return address of a function may be the end of it.
+        for (link, caller) in [(0x20, None), (0x40, None), (0x44, Some(0x43))] {
+            let mut registers = Aarch64 { pc: TEXT + 0x10, sp: STACK, ..Aarch64::default() };
+            registers.x[Aarch64::FP] = STACK;
+            registers.x[Aarch64::LR] = TEXT + link;
+            let mut out = Vec::new();
+            walk(&registers, &input, &mut out);
+            let expected = std::iter::once(0x10).chain(caller).chain([0x87]).map(|at| TEXT + at);
+            assert_eq!(out, expected.collect::<Vec<_>>(), "link +{link:#x}");
+        }
     }
 }

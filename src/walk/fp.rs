@@ -173,4 +173,41 @@ mod tests {
         check(&[0, 0], BASE, None, &[], Ended::Root);
         check(&[BASE + 16, 0], BASE, None, &[], Ended::BadFrame);
     }
+
+    #[test]
+    fn the_mark_of_swift_async_frames_is_taken_off() {
+        let marked = 1 << 60 | (BASE + 0x18);
+        check(&[marked, 0x1005, 0xdead, 0, 0x2005], BASE, None, &[0x1004, 0x2004], Ended::Root);
+        // A marked zero, or any other word that only the mask makes 0, ends no chain.
+        check(&[1 << 60, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+    }
+
+    #[test]
+    fn where_the_stack_ends_a_record_is_none() {
+        let words = [BASE + 0x10, 0x1005, 0, 0x2005, BASE + 0x30, 0x3005];
+        let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        let check = |fp, limit: u64, expected: &[u64], ended| {
+            let input = Input {
+                stack: StackBytes { base: Avma(BASE), bytes: &bytes },
+                stack_top: None,
+                stack_limit: Some(Avma(limit)),
+                fp_always: false,
+                max_depth: 4,
+                code_mask: 0x7fff_ffff_ffff,
+                code: &NoCode,
+            };
+            let mut out = Vec::new();
+            let walked = follow(fp, Avma(BASE), None, &input, &mut out);
+            assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
+        };
+        check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);
+        // The second record would lie above, in part or in whole.
+        check(BASE, BASE + 0x18, &[0x1004], Ended::BadFrame);
+        check(BASE, BASE + 0x10, &[0x1004], Ended::BadFrame);
+        // Outside the window, below the limit and above it.
+        check(BASE + 0x20, BASE + 0x100, &[0x3004], Ended::WindowRanOut);
+        check(BASE + 0x20, BASE + 0x40, &[0x3004], Ended::WindowRanOut);
+        check(BASE + 0x20, BASE + 0x38, &[0x3004], Ended::BadFrame);
+        check(u64::MAX - 7, u64::MAX, &[], Ended::BadFrame);
+    }
 }

@@ -4,7 +4,9 @@
 //! rbp. In a leaf function without one (compilers leave it out even when asked to keep
 //! frame pointers), on entry, between the two instructions of the prologue and at `ret`
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
-//! information of the leaf's function tells; without it the instruction at the pc.
+//! information of the leaf's function tells; without it the code (see `record.rs`).
+
+mod record;
 
 use super::{Code, Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
@@ -32,7 +34,7 @@ pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked
             Step::NotFollowed => {}
         }
     }
-    let leaf_return = unframed_return_slot(pc, sp, input.code)
+    let leaf_return = record::unframed_return_slot(pc, sp, input.code)
         .and_then(|slot| input.stack.word(slot))
         .map(Avma)
         .filter(|address| is_return_address(*address, input.code) && out.len() < input.max_depth);
@@ -88,62 +90,6 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> St
 /// The byte before a return address is code; the address itself may be the end of it.
 fn is_return_address(address: Avma, code: &dyn Code) -> bool {
     code.is_code(CodeAddress::Return(address).lookup())
-}
-
-/// The stack slot of the return address when the leaf has no frame record at `pc`, or
-/// `None` when rbp points to its record (or the code is not known).
-///
-/// ```text
-/// at                    return address in
-/// any instruction       [rsp]      function entry, where bounds are known
-/// endbr64               [rsp]      function entry
-/// push %rbp             [rsp]      entry, followed by mov %rsp,%rbp
-/// mov %rsp,%rbp         [rsp+8]    rbp was pushed, not yet set
-/// ret                   [rsp]      rbp was popped
-/// jmp *mem(%rip)        [rsp]      PLT stub, tail call through a pointer
-/// jmp function          [rsp]      tail call, where bounds are known
-/// pop %rbp; jmp *any    [rsp]      tail call
-/// ```
-fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
-    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-    const PUSH_RBP: u8 = 0x55;
-    const POP_RBP: u8 = 0x5d;
-    let at = code.code(pc)?;
-    if code.function(pc).is_some_and(|function| function.start == pc) {
-        return Some(sp);
-    }
-    let before = || code.code(Avma(pc.0.wrapping_sub(1)))?.first().copied();
-    let moves_rsp_to_rbp =
-        |code: &[u8]| code.starts_with(&[0x48, 0x89, 0xe5]) || code.starts_with(&[0x48, 0x8b, 0xec]);
-    match at {
-        _ if at.starts_with(&ENDBR64) => Some(sp),
-        [PUSH_RBP, rest @ ..] if moves_rsp_to_rbp(rest) => Some(sp),
-        _ if moves_rsp_to_rbp(at) && before()? == PUSH_RBP => Some(sp + 8),
-        // ret; repz ret; ret imm16; bnd ret
-        [0xc3 | 0xc2, ..] | [0xf2 | 0xf3, 0xc3, ..] => Some(sp),
-        // jmp *mem(%rip), with or without bnd
-        [0xff, 0x25, ..] | [0xf2, 0xff, 0x25, ..] => Some(sp),
-        // jmp *register or *mem, with or without REX; a jump through a table has no pop before it
-        [0xff, modrm, ..] | [0x40..=0x4f, 0xff, modrm, ..] if modrm >> 3 & 7 == 4 => {
-            (before()? == POP_RBP).then_some(sp)
-        }
-        [0xe9, a, b, c, d, ..] => {
-            let distance = i32::from_le_bytes([*a, *b, *c, *d]);
-            leaves_function(pc, pc + 5, distance.into(), code).then_some(sp)
-        }
-        [0xeb, distance, ..] => leaves_function(pc, pc + 2, i64::from(*distance as i8), code).then_some(sp),
-        _ => None,
-    }
-}
-
-/// Whether a jump at `pc` goes to the start of another function, or to a stub. Hand-written
-/// code has several labels, so that a jump into the middle of another proves nothing.
-fn leaves_function(pc: Avma, next: Avma, distance: i64, code: &dyn Code) -> bool {
-    let target = Avma(next.0.wrapping_add_signed(distance));
-    let Some(function) = code.function(pc) else { return false };
-    !function.contains(&target)
-        && code.is_code(target)
-        && code.function(target).is_none_or(|other| other.start == target)
 }
 
 #[cfg(test)]

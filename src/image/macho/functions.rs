@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::{MachO, function_starts};
 use crate::addr::Svma;
+use crate::target::ImageBytes;
 
 /// Where the functions of a file begin, and its sections with instructions.
 #[derive(Clone, Debug, Default)]
@@ -22,10 +23,13 @@ pub struct Functions {
 impl Functions {
     /// Reads the list; empty if the file has none. At most one entry per byte of it.
     #[must_use]
-    pub fn read(macho: &MachO, bytes: &[u8]) -> Functions {
+    pub fn read(macho: &MachO, bytes: &ImageBytes) -> Functions {
         let range = &macho.linkedit.function_starts;
-        let list = || bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
-        let starts = function_starts(list().unwrap_or_default(), macho.text.start);
+        let in_file =
+            || bytes.bytes().get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
+        // An image that was read from memory has it apart.
+        let list = bytes.linkedit().map(|linkedit| linkedit.function_starts.bytes()).or_else(in_file);
+        let starts = function_starts(list.unwrap_or_default(), macho.text.start);
         Functions {
             starts: starts.map_while(|start| u32::try_from(start - macho.text.start).ok()).collect(),
             text: macho.text.start,
@@ -52,10 +56,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::build::{File, TEXT};
     use super::*;
+    use crate::addr::Avma;
+    use crate::image::Images;
+    use crate::target::{Mapping, MappingKind};
 
     fn functions(file: &File) -> Functions {
         let bytes = file.build();
-        Functions::read(&MachO::parse(&bytes).unwrap(), &bytes)
+        Functions::read(&MachO::parse(&bytes).unwrap(), &ImageBytes::new(bytes))
     }
 
     fn check(functions: &Functions, at: u64, expected: Option<Range<u64>>) {
@@ -86,6 +93,34 @@ mod tests {
     }
 
     #[test]
+    fn bounds_are_given_where_the_image_is_loaded_and_end_with_its_mapping() {
+        let bytes = File { function_starts: vec![0x1000, 0x1800], ..File::default() }.build();
+        let mapping = |from: u64, to: u64| Mapping {
+            avma: Avma(LOADED + from)..Avma(LOADED + to),
+            file_offset: from,
+            path: "/usr/lib/libtest.dylib".to_string(),
+            kind: MappingKind::File,
+            identity: (1, 2),
+        };
+        const LOADED: u64 = 0x1_8abc_0000;
+        let mut images = Images::default();
+        let mut open = |_: &Mapping| Ok(ImageBytes::new(bytes.clone()));
+        images.update(&[mapping(0, 0x4000)], &mut open);
+        let at = |images: &Images, at| {
+            let function = images.function(Avma(LOADED + at))?;
+            Some((function.start - Avma(LOADED), function.end - Avma(LOADED)))
+        };
+        assert_eq!(at(&images, 0x17ff), Some((0x1000, 0x1800)));
+        assert_eq!(at(&images, 0x1800), Some((0x1800, 0x2000)));
+        assert_eq!(at(&images, 0x2000), None);
+        assert_eq!(images.function(Avma(TEXT + 0x1000)), None);
+        // Half of a function, in a mapping of its own.
+        images.begin_space();
+        images.update(&[mapping(0x1400, 0x1600)], &mut open);
+        assert_eq!(at(&images, 0x1500), Some((0x1400, 0x1600)));
+    }
+
+    #[test]
     fn damaged_bytes_give_ranges_that_hold_the_address_or_none() {
         let file = File { function_starts: (0..64).map(|n| 0x1000 + n * 0x40).collect(), ..File::default() };
         let bytes = file.build();
@@ -104,7 +139,7 @@ mod tests {
                 }
             }
             let Ok(macho) = MachO::parse(&damaged) else { continue };
-            let functions = Functions::read(&macho, &damaged);
+            let functions = Functions::read(&macho, &ImageBytes::new(damaged.clone()));
             for at in [0, TEXT, TEXT + 0x1000, TEXT + 0x1234, TEXT + 0x2010, u64::MAX].map(Svma) {
                 let range = functions.at(at);
                 assert!(range.is_none_or(|range| range.contains(&at)), "round {round}, {at:?}");

@@ -87,10 +87,14 @@ impl RemoteImage {
         text.map_or(0, |text| text.file.start)
     }
 
-    /// What tells it from others: its UUID, or for one without where it was loaded.
+    /// What tells it from others: its UUID, or for one without where it was loaded. The dyld
+    /// of the shared cache has the UUID of the one on disk and other stated addresses.
     pub(super) fn identity(&self) -> (u64, u64) {
         let half = |bytes: &[u8]| bytes.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
-        self.macho.uuid.map_or((self.load, self.head.len() as u64), |uuid| (half(&uuid), half(&uuid[8..])))
+        match self.macho.uuid {
+            Some(uuid) => (half(&uuid) ^ self.macho.text.start.0, half(&uuid[8..]) ^ self.text_offset()),
+            None => (self.load, self.head.len() as u64),
+        }
     }
 
     pub(super) fn is_in_shared_cache(&self) -> bool {
@@ -259,7 +263,12 @@ impl Dyld {
                 }
                 Ok(Listed::NotBegun) if self.images.is_empty() || !self.settled => {
                     self.scan_at(memory, pid, now_ns);
-                    return if self.images.is_empty() { Err(NOT_NOW) } else { Ok(()) };
+                    if self.images.is_empty() {
+                        return Err(NOT_NOW);
+                    }
+                    // The first list will have another one.
+                    self.timestamp = self.place.map(|_| 0);
+                    return Ok(());
                 }
                 Ok(Listed::NotBegun | Listed::NotNow) => {}
                 Err(_) => self.place = None,

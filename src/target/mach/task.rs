@@ -131,17 +131,11 @@ impl<'k> MachTarget<'k> {
     /// Finds out what happened since the last time.
     fn poll(&mut self) {
         self.polled_ns = self.clock.now_ns();
-        match self.threads.list(self.kernel, self.task, self.polled_ns) {
-            Ok(changes) => {
-                self.taskless_ns = None;
-                for thread in changes.started {
-                    self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
-                }
-                for thread in changes.ended {
-                    self.pending.retain(|(pending, _)| *pending != thread);
-                    self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
-                }
-            }
+        if self.taskless_ns.is_some() {
+            return self.task_lost();
+        }
+        match self.list_threads(self.polled_ns) {
+            Ok(()) => {}
             // 5: the task is inactive (osfmk/kern/task.c, task_threads_internal).
             Err(failed) if is_gone(failed) || failed == KernReturn::Failure => return self.task_lost(),
             // Not this time; the known threads stand.
@@ -152,14 +146,31 @@ impl<'k> MachTarget<'k> {
         }
     }
 
+    /// Lists the threads, and tells which came and went.
+    fn list_threads(&mut self, now_ns: u64) -> Result<(), KernReturn> {
+        let changes = self.threads.list(self.kernel, self.task, now_ns)?;
+        for thread in changes.started {
+            self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+        }
+        for thread in changes.ended {
+            self.pending.retain(|(pending, _)| *pending != thread);
+            self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
+        }
+        Ok(())
+    }
+
     /// The task port is dead: the process has ended, or begun another program.
     fn task_lost(&mut self) {
         let now_ns = self.clock.now_ns();
         let since_ns = *self.taskless_ns.get_or_insert(now_ns);
         match attach::acquire_once(self.kernel, self.pid) {
             Ok(acquired) if acquired.task == self.task => {
-                // Still the same one, on its way out.
+                // Still the same one, on its way out, or it was a mistake.
                 let _ = self.kernel.port_deallocate(acquired.task.0);
+                if self.list_threads(now_ns).is_ok() {
+                    self.taskless_ns = None;
+                    return;
+                }
             }
             Ok(acquired) => {
                 let another =
@@ -169,7 +180,9 @@ impl<'k> MachTarget<'k> {
                     let _ = self.kernel.port_deallocate(acquired.task.0);
                     return self.exited();
                 }
-                return self.exec(&acquired);
+                if self.exec(&acquired) {
+                    return;
+                }
             }
             Err(_) => {}
         }
@@ -202,13 +215,14 @@ impl<'k> MachTarget<'k> {
         }
     }
 
-    /// The process runs another program, in another task.
-    fn exec(&mut self, acquired: &Acquired) {
+    /// The process runs another program, in another task; false if that has not begun.
+    fn exec(&mut self, acquired: &Acquired) -> bool {
         if refusal::is_translated(self.kernel, self.pid) {
             // Its stacks would be wrong: the recording ends with what it has.
             let _ = self.kernel.port_deallocate(acquired.task.0);
+            self.ended = true;
             self.events.push_back(Event::Terminate);
-            return;
+            return true;
         }
         let now_ns = self.clock.now_ns();
         let mut threads = Threads::default();
@@ -218,7 +232,7 @@ impl<'k> MachTarget<'k> {
             // It has not begun: the next poll asks again.
             threads.clear(self.kernel);
             let _ = self.kernel.port_deallocate(acquired.task.0);
-            return;
+            return false;
         };
         self.answer_pending("the program was replaced before it was stopped");
         if self.launched && !self.dyld.is_settled() {
@@ -237,6 +251,7 @@ impl<'k> MachTarget<'k> {
         for thread in started {
             self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
         }
+        true
     }
 
     /// Gives all rights to the task and its threads back.
@@ -255,6 +270,9 @@ impl<'k> MachTarget<'k> {
 
     /// Holds the task and copies the threads that were asked to stop.
     fn capture_pending(&mut self) {
+        if self.taskless_ns.is_some() {
+            return self.answer_pending("the program ended or was replaced before it was stopped");
+        }
         let count = self.pending.len().min(STOPS_AT_ONCE);
         let asked: Vec<(ThreadId, usize)> = self.pending.drain(..count).collect();
         let mut stops: Vec<Stop> = Vec::with_capacity(count);

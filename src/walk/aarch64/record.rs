@@ -15,23 +15,40 @@
 //! register; one that is about to set fp or to return has none. Where all paths end first
 //! (in a trap, in a loop, in a jump through a table) the paths *to* the pc are searched.
 
-use std::ops::Range;
+#[cfg(test)]
+mod tests;
+
+use std::ops::{Range, RangeInclusive};
 
 use crate::addr::Avma;
 use crate::walk::Code;
 
 /// Most straight pieces of code that are followed, in either direction. Functions that
 /// need more than a few are loops without calls.
-const PIECES_MAX: usize = 32;
+const PIECES_MAX: usize = 64;
 
 /// Most instructions that are read forward.
 const FORWARD_MAX: usize = 4096;
+
+/// Instructions of a function that are read to see whether it is a piece of others.
+const OUTLINED_MAX: usize = 16;
+
+/// Most instructions that are read on the way back.
+const BACKWARD_MAX: usize = 32 << 10;
 
 /// Bytes before the pc that are read where the start of the function is not known.
 const BACK_BYTES: u64 = 4096;
 
 /// Longest function whose branches are searched for the way to the pc.
 const FUNCTION_BYTES_MAX: u64 = 128 << 10;
+
+/// `ldr x30, [sp], #16`: the end of a call in a function that saved the link register alone.
+const POP_LINK_REGISTER: u32 = 0xf841_07fe;
+
+/// Whether the function at `pc` is about to reload the link register alone.
+pub(super) fn reloads_link_register(pc: Avma, code: &dyn Code) -> bool {
+    code.code(pc).is_some_and(|code| code.starts_with(&POP_LINK_REGISTER.to_le_bytes()))
+}
 
 /// Whether fp points to the own record of the function at `pc`; `None` without code.
 pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
@@ -45,14 +62,23 @@ pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
 /// What one instruction means for the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// fp points to the own record before it: a reload of the record, a call.
-    NeedsRecord {
-        restores: bool,
-    },
+    /// The record is reloaded: fp points to it before, but not after.
+    Restores,
+    /// Memory is addressed by fp, or an address computed from it. The caller's frame is
+    /// nothing to a function without a record, but outlined pieces are no functions: it
+    /// counts where no `ret` follows soon.
+    UsesFramePointer,
+    /// Only a function with a record calls; perhaps to a known place.
+    Calls(Option<Avma>),
+    /// A call in a function without a record, which has saved only the link register and
+    /// restores it at once: the check of a large frame (`___chkstk_darwin`).
+    CallsWithout,
+    /// `stp x29, x30, ...`: fp does not point to it yet.
+    Stores,
     /// `add x29, sp, #N`: not before it, but after.
     SetsFramePointer,
-    /// `ret`, or a jump that only a tail call or a stub makes.
-    Leaves,
+    /// `ret`.
+    Returns,
     /// To another place, always or perhaps.
     Jump(Avma),
     Branch(Avma),
@@ -66,43 +92,80 @@ enum Kind {
 fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<bool> {
     let mut pieces = Pieces::starting(pc);
     let mut left = FORWARD_MAX;
+    let mut uses_fp = None;
     while let Some(start) = pieces.next() {
         let Some(bytes) = code.code(start) else { continue };
-        let mut before = None;
-        for (word, at) in words(bytes).zip((start.0..).step_by(4)) {
+        let text = Text { start, bytes };
+        let known = pieces.first_after(start);
+        let mut index = 0;
+        loop {
+            let at = text.address(index);
             // A function that runs on into the next one says nothing about itself.
-            if left == 0 || function.is_some_and(|function| at == function.end.0) {
+            if left == 0 || Some(at) == known || function.is_some_and(|function| at == function.end) {
                 break;
             }
             left -= 1;
-            match kind(word, before, Avma(at)) {
-                Kind::NeedsRecord { .. } => return Some(true),
-                Kind::SetsFramePointer | Kind::Leaves => return Some(false),
-                Kind::Jump(target) => {
-                    if function.is_some_and(|function| is_tail_call(target, function, code)) {
-                        return Some(false);
-                    }
-                    pieces.add(target);
-                    break;
+            index += 1;
+            match text.kind(index - 1) {
+                Some(Kind::Restores) => return Some(true),
+                Some(Kind::Calls(target)) => {
+                    return Some(target.and_then(|at| outlined(at, code)) != Some(false));
                 }
-                Kind::Branch(target) => pieces.add(target),
-                Kind::Ends { .. } => break,
-                Kind::Plain => {}
+                Some(Kind::SetsFramePointer | Kind::Returns | Kind::CallsWithout) => return Some(false),
+                Some(Kind::UsesFramePointer) if uses_fp.is_none() => {
+                    uses_fp = Some(true);
+                    left = left.min(OUTLINED_MAX);
+                }
+                Some(Kind::Jump(target)) => {
+                    if function.is_some_and(|function| is_tail_call(target, function, code)) {
+                        return Some(outlined(target, code) == Some(true));
+                    }
+                    // Unoptimised code is full of short jumps.
+                    match text.index(target).filter(|to| *to >= index) {
+                        Some(to) => index = to,
+                        None => {
+                            pieces.add(target);
+                            break;
+                        }
+                    }
+                }
+                Some(Kind::Branch(target)) => pieces.add(target),
+                Some(Kind::Ends { .. }) | None => break,
+                Some(Kind::UsesFramePointer | Kind::Stores | Kind::Plain) => {}
             }
-            before = Some(word);
+        }
+    }
+    uses_fp
+}
+
+/// A jump to the start of a function (its own included), or to a stub. A jump into the
+/// middle of another is one inside hand-written code that has several labels.
+fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
+    if function.contains(&target) {
+        return function.start == target;
+    }
+    code.function(target).is_none_or(|other| other.start == target)
+}
+
+/// Whether the code before a jump or call to `function` has a record, if that is no
+/// function but a piece of others that LLVM's machine outliner made (-Oz): the end of a
+/// prologue, whose beginning has stored the record, or an epilogue, which reloads it.
+fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
+    let text = Text { start: function, bytes: code.code(function)? };
+    for index in 0..OUTLINED_MAX {
+        match text.kind(index)? {
+            Kind::SetsFramePointer => return Some(false),
+            Kind::Restores => return Some(true),
+            Kind::Plain | Kind::UsesFramePointer => {}
+            _ => return None,
         }
     }
     None
 }
 
-/// A jump to the start of another function, or to a stub. A jump into the middle of
-/// another is one inside hand-written code that has several labels.
-fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
-    !function.contains(&target) && code.function(target).is_none_or(|other| other.start == target)
-}
-
-/// The way from the start of the function to `pc`, backwards: past a jump, on from a
-/// branch that leads to the instruction after it.
+/// The way from the start of the function to `pc`, backwards: where a jump comes before,
+/// on from a branch that leads to what was read since (not always to the first
+/// instruction: the heads of loops are aligned by `nop`s that nothing leads to).
 fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<bool> {
     let known = function.filter(|function| function.end - function.start <= FUNCTION_BYTES_MAX);
     let (start, bytes) = match &known {
@@ -115,6 +178,7 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
     };
     let all = Text { start, bytes };
     let mut pieces = Pieces::starting(pc);
+    let mut left = BACKWARD_MAX;
     while let Some(piece) = pieces.next() {
         let mut at = all.index(piece)?;
         loop {
@@ -122,12 +186,14 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
                 // At its first instruction a function has no record yet.
                 return known.is_some().then_some(false);
             };
+            left = left.checked_sub(1)?;
             match all.kind(previous)? {
-                Kind::SetsFramePointer => return Some(true),
-                Kind::NeedsRecord { restores } => return Some(!restores),
-                Kind::Leaves | Kind::Jump(_) | Kind::Ends { .. } => {
+                Kind::SetsFramePointer | Kind::UsesFramePointer | Kind::Calls(_) => return Some(true),
+                Kind::Restores | Kind::Stores | Kind::CallsWithout => return Some(false),
+                Kind::Returns | Kind::Jump(_) | Kind::Ends { .. } => {
                     let _ = known.as_ref()?;
-                    all.ways_to(all.address(previous + 1), &mut pieces);
+                    left = left.checked_sub(all.bytes.len() / 4)?;
+                    all.ways_to(&(all.address(previous + 1)..=piece), &mut pieces);
                     break;
                 }
                 Kind::Branch(_) | Kind::Plain => at = previous,
@@ -172,17 +238,20 @@ impl Text<'_> {
     }
 
     fn kind(&self, index: usize) -> Option<Kind> {
-        let before = index.checked_sub(1).and_then(|before| self.word(before));
-        Some(kind(self.word(index)?, before, self.address(index)))
+        let kind = kind(self.word(index)?, self.address(index));
+        let pops =
+            |kind: &Kind| matches!(kind, Kind::Calls(_)) && self.word(index + 1) == Some(POP_LINK_REGISTER);
+        Some(if pops(&kind) { Kind::CallsWithout } else { kind })
     }
 
-    /// Adds the branches and jumps to `target`; if there are none, the jumps through tables.
-    fn ways_to(&self, target: Avma, pieces: &mut Pieces) {
+    /// Adds the branches and jumps that lead to one of `targets`, instructions of which each
+    /// runs on into the next; if there are none, the jumps through tables.
+    fn ways_to(&self, targets: &RangeInclusive<Avma>, pieces: &mut Pieces) {
         let mut found = false;
         for wanted_indirect in [false, true] {
             for index in 0..self.bytes.len() / 4 {
                 let leads_there = match self.kind(index) {
-                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && to == target,
+                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && targets.contains(&to),
                     Some(Kind::Ends { indirect }) => wanted_indirect && indirect,
                     _ => false,
                 };
@@ -219,6 +288,11 @@ impl Pieces {
         }
     }
 
+    /// The lowest of the addresses already gone on from that lies above `start`.
+    fn first_after(&self, start: Avma) -> Option<Avma> {
+        self.starts[..self.next].iter().copied().filter(|other| *other > start).min()
+    }
+
     fn next(&mut self) -> Option<Avma> {
         let at = (self.next < self.length).then(|| self.starts[self.next])?;
         self.next += 1;
@@ -226,36 +300,44 @@ impl Pieces {
     }
 }
 
-fn words(code: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    code.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+/// Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
+fn kind(word: u32, at: Avma) -> Kind {
+    match word >> 25 & 0b1111 {
+        0b1010 | 0b1011 => branch_kind(word, at),
+        // loads and stores; those of literals have no base
+        0b0100 | 0b0110 | 0b1100 | 0b1110 => match word & 0xffc0_7fff {
+            // ldp x29, x30, [sp], #N; [sp, #N]
+            0xa8c0_7bfd | 0xa940_7bfd => Kind::Restores,
+            // stp x29, x30, [sp, #-N]!; [sp, #N]
+            0xa980_7bfd | 0xa900_7bfd => Kind::Stores,
+            _ if word >> 5 & 0x1f == 29 && word & 0x3b00_0000 != 0x1800_0000 => Kind::UsesFramePointer,
+            _ => Kind::Plain,
+        },
+        // mov x29, sp is add x29, sp, #0; any immediate
+        0b1000 | 0b1001 if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
+        // sub xN, x29, #M; add xN, x29, #M, which mov sp, x29 is too
+        0b1000 | 0b1001 if word & 0xbf80_03e0 == 0x9100_03a0 => Kind::UsesFramePointer,
+        // udf, which also pads between functions
+        0 if word >> 16 == 0 => Kind::Ends { indirect: false },
+        _ => Kind::Plain,
+    }
 }
 
-/// Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
-fn kind(word: u32, before: Option<u32>, at: Avma) -> Kind {
+fn branch_kind(word: u32, at: Avma) -> Kind {
     let to = |shift: u32, bits: u32| {
         let offset = i64::from(word << (32 - shift - bits)) << 32 >> (64 - bits);
         Avma(at.0.wrapping_add_signed(offset * 4))
     };
     match word {
-        // mov x29, sp is add x29, sp, #0; any immediate
-        _ if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
-        // ldp x29, x30, [sp], #N; [sp, #N]
-        _ if word & 0xffc0_7fff == 0xa8c0_7bfd || word & 0xffc0_7fff == 0xa940_7bfd => {
-            Kind::NeedsRecord { restores: true }
-        }
-        // bl; blr, blraa and its variants
-        _ if word >> 26 == 0b10_0101 || word & 0xfeff_f000 == 0xd63f_0000 => {
-            Kind::NeedsRecord { restores: false }
-        }
+        // bl
+        _ if word >> 26 == 0b10_0101 => Kind::Calls(Some(to(0, 26))),
+        // blr, blraa and its variants
+        _ if word & 0xfeff_f000 == 0xd63f_0000 => Kind::Calls(None),
         // ret, retaa, retab
-        _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Leaves,
-        // br, braa and its variants. Right after its register was loaded from a place that
-        // does not depend on an index it is a stub or a tail call through a pointer.
-        _ if word & 0xfeff_f000 == 0xd61f_0000 => {
-            let register = word >> 5 & 0x1f;
-            let loads = |before: u32| before & 0xffc0_0000 == 0xf940_0000 && before & 0x1f == register;
-            if before.is_some_and(loads) { Kind::Leaves } else { Kind::Ends { indirect: true } }
-        }
+        _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Returns,
+        // br, braa and its variants: a tail call, a stub, a jump through a table; what loads
+        // the register does not tell (clang -O0 reloads a computed label from the stack)
+        _ if word & 0xfeff_f000 == 0xd61f_0000 => Kind::Ends { indirect: true },
         // b
         _ if word >> 26 == 0b00_0101 => Kind::Jump(to(0, 26)),
         // b.cond, bc.cond; cbz, cbnz
@@ -264,8 +346,8 @@ fn kind(word: u32, before: Option<u32>, at: Avma) -> Kind {
         }
         // tbz, tbnz
         _ if word & 0x7e00_0000 == 0x3600_0000 => Kind::Branch(to(5, 14)),
-        // brk; udf, which also pads between functions
-        _ if word & 0xffe0_001f == 0xd420_0000 || word >> 16 == 0 => Kind::Ends { indirect: false },
+        // brk
+        _ if word & 0xffe0_001f == 0xd420_0000 => Kind::Ends { indirect: false },
         _ => Kind::Plain,
     }
 }

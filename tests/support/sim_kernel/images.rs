@@ -139,6 +139,13 @@ impl Images {
         *self.names.get(name).unwrap_or_else(|| panic!("no image has a function `{name}`"))
     }
 
+    /// The function of a name in one image.
+    pub fn function_in(&self, image: usize, name: &str) -> FunctionRef {
+        let functions = &self.placed[image].code.functions;
+        let number = functions.iter().position(|function| function.name == name);
+        (image, number.unwrap_or_else(|| panic!("no function `{name}`")))
+    }
+
     pub fn name(&self, (image, function): FunctionRef) -> &str {
         &self.placed[image].code.functions[function].name
     }
@@ -207,7 +214,9 @@ fn shared(plan: &Plan, seed: u64, all: &mut [Placed]) -> Option<Cache> {
         return None;
     }
     let slide = hash(&[seed, 5]) % 512 * plan.page;
-    let mut regions = vec![(plan.cache + slide, b"dyld_v1  arm64e\0".to_vec(), READ)];
+    // Its first mapping holds the header and the texts of all images, as one region.
+    let mut text_mapping = b"dyld_v1  arm64e\0".to_vec();
+    let mut regions = Vec::new();
     let mut at = plan.cache + plan.page;
     let mut texts = Vec::new();
     for placed in &cached {
@@ -254,9 +263,14 @@ fn shared(plan: &Plan, seed: u64, all: &mut [Placed]) -> Option<Cache> {
         let head = macho::head(&placed.image, &placed.code, &stated, &pieces[index]);
         text[..head.len()].copy_from_slice(&head);
         placed.base = texts[index].svma + slide;
-        regions.push((placed.base, text, READ_EXECUTE));
+        text_mapping.resize(texts[index].offset as usize, 0);
+        text_mapping.extend(text);
     }
+    regions.push((plan.cache + slide, text_mapping, READ_EXECUTE));
     regions.push((at + slide, blob, READ));
     let range = plan.cache + slide..at + slide + linkedit.size;
-    Some(Cache { range, slide, uuid: uuid(seed, "cache"), regions })
+    // Another set of libraries is another build of the system.
+    let libraries: Vec<String> =
+        cached.iter().map(|placed| format!("{}{:?}", placed.image.path, placed.image.functions)).collect();
+    Some(Cache { range, slide, uuid: uuid(seed, &libraries.concat()), regions })
 }

@@ -12,7 +12,7 @@ use super::faults::{Answer, INVALID_DEST};
 use super::ports::Right;
 use super::rng::hash;
 use super::spec::{CpuTimes, Doing, GET_TASK_ALLOW, HARDENED, PLATFORM};
-use super::state::{OwnCache, State};
+use super::state::{OwnCache, State, Violation};
 
 type Code<T> = Result<T, i32>;
 
@@ -77,10 +77,12 @@ impl State {
     /// A call was made on a name that is dead: the client learns it, or knew it.
     fn on_dead(&mut self, name: u32, code: i32) -> i32 {
         if self.names.get(name).is_some_and(|entry| entry.told_dead) {
-            self.violation(format!("a call on name {name:#x}, which was told to be dead"));
+            let method = self.calls.last().map_or("", |method| method.name());
+            let what = format!("{method} on name {name:#x}, which was told to be dead");
+            self.repeats.push(Violation { call: self.call(), what });
         }
-        // 5 of an inactive task says nothing for certain.
-        if code != FAILURE {
+        // 4 may also be a wrong count, and 5 of an inactive task says nothing for certain.
+        if matches!(code, TERMINATED | INVALID_DEST) {
             self.names.tell_dead(name);
         }
         code

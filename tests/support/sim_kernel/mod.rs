@@ -57,7 +57,7 @@ pub use faults::{
     Method, Which, plausible_codes,
 };
 pub use ports::UREFS_PEGGED;
-pub use report::Report;
+pub use report::{Report, Truth};
 pub use rng::{Rng, hash};
 pub use spec::*;
 pub use stack::ADDRESS_BITS;
@@ -73,6 +73,9 @@ pub struct SimKernel {
     state: RefCell<State>,
 }
 
+/// Far more calls than any test makes: a client that goes in circles fails instead of hanging.
+const MOST_CALLS: usize = 3_000_000;
+
 /// What unwinds through a client that was killed.
 #[derive(Debug)]
 pub struct ProfilerKilled;
@@ -86,6 +89,12 @@ impl SimKernel {
             return None;
         }
         state.calls.push(method);
+        if state.calls.len() >= MOST_CALLS {
+            // What it does while it unwinds must not fail again.
+            state.killed = true;
+            drop(state);
+            panic!("the client goes in circles: {}, and no end", method.name());
+        }
         let of_method = state.by_method.entry(method).or_default();
         *of_method += 1;
         let of_method = *of_method;

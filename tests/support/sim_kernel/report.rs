@@ -32,6 +32,9 @@ pub struct Report {
     /// Children that it started suspended and never continued.
     pub never_continued: Vec<i32>,
     pub violations: Vec<Violation>,
+    /// Calls on names that it was told to be dead. They do no harm while it keeps its
+    /// reference, so they are a complaint of their own: [`SimKernel::assert_no_repeats`].
+    pub repeats: Vec<Violation>,
     pub holds: u64,
     pub longest_hold_ns: u64,
 }
@@ -61,7 +64,7 @@ impl fmt::Display for Report {
         for pid in &self.never_continued {
             writeln!(f, "  started and never continued: process {pid}")?;
         }
-        for violation in &self.violations {
+        for violation in self.violations.iter().chain(&self.repeats) {
             writeln!(f, "  call {}: {}", violation.call, violation.what)?;
         }
         Ok(())
@@ -96,6 +99,7 @@ impl SimKernel {
             held: state.tasks.iter().filter(held).map(|task| task.pid).collect(),
             never_continued: waiting.map(|proc| proc.spec.pid).collect(),
             violations: state.violations.clone(),
+            repeats: state.repeats.clone(),
             holds: state.holds,
             longest_hold_ns: state.longest_hold_ns,
         }
@@ -106,6 +110,13 @@ impl SimKernel {
     pub fn assert_clean(&self) {
         let report = self.report();
         assert!(report.is_clean(), "{report}");
+    }
+
+    /// It asked nothing of names that it was told to be dead.
+    #[track_caller]
+    pub fn assert_no_repeats(&self) {
+        let report = self.report();
+        assert!(report.repeats.is_empty(), "{} useless calls: {report}", report.repeats.len());
     }
 
     /// Calls so far, in order; call k is at k − 1.
@@ -232,6 +243,17 @@ impl SimKernel {
         let state = self.state.borrow();
         let Some(task) = state.tasks.last() else { return Vec::new() };
         task.dyld.listed.iter().map(|image| task.images.placed[*image].image.path.clone()).collect()
+    }
+
+    /// Writes to the memory of the task made last, as the target itself could.
+    pub fn poke(&self, address: u64, bytes: &[u8]) {
+        let mut state = self.state.borrow_mut();
+        state.tasks.last_mut().expect("a task").memory.write(address, bytes);
+    }
+
+    /// Where dyld_all_image_infos of the task made last is.
+    pub fn all_image_infos(&self) -> u64 {
+        self.state.borrow().tasks.last().expect("a task").dyld.registered
     }
 
     /// Address of a function; of the task made last.

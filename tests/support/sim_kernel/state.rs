@@ -72,6 +72,9 @@ pub struct State {
     pub procs: BTreeMap<i32, Proc>,
     pub tasks: Vec<Task>,
     pub violations: Vec<Violation>,
+    /// Calls on names of which the client knew that they are dead: useless, and harmless as
+    /// long as it keeps its reference.
+    pub repeats: Vec<Violation>,
     pub launchable: Option<SimProcess>,
     pub next_thread_id: u64,
     pub next_pid: i32,

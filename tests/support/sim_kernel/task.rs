@@ -88,8 +88,9 @@ impl Task {
         }
         let stages = matches!(process.startup, Startup::Stages { .. });
         if stages {
-            let functions = ["_dyld_start", "dyld_bootstrap"];
-            all.push(SimImage { cached: false, ..SimImage::dyld(&functions) });
+            // The one on disk is the same build: the same UUID, code and symbols.
+            let dyld = all.iter().find(|image| image.role == Role::Dyld).expect("added above");
+            all.push(SimImage { cached: false, ..dyld.clone() });
         }
         let images = Images::place(&plan, seed, cache_seed, &all);
         let mut memory = Memory::new(plan.page, plan.heap);
@@ -186,9 +187,13 @@ impl Task {
             let mut stretches: Vec<Stretch> = phases.collect();
             let cycle_ns = stretches.iter().map(|stretch| stretch.ns).sum();
             let mut boot_ns = 0;
-            if let (Startup::Stages { moved_ns, .. }, Birth::Main) = (startup, spec.birth) {
+            if let (Some(disk), Startup::Stages { moved_ns, .. }, Birth::Main) =
+                (self.dyld.disk_dyld, startup, spec.birth)
+            {
                 boot_ns = moved_ns;
-                stretches.push(stretch(Doing::Run, moved_ns, vec!["dyld_bootstrap"]));
+                let frames = vec![self.images.function_in(disk, "start")];
+                let names = vec!["start".to_owned()];
+                stretches.push(Stretch { doing: Doing::Run, ns: moved_ns, frames, names });
             }
             let end_ns = spec.end_ns.unwrap_or(u64::MAX);
             let (stack, structure) = match spec.birth {

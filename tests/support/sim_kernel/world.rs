@@ -116,6 +116,7 @@ impl World {
             procs: BTreeMap::new(),
             tasks: Vec::new(),
             violations: Vec::new(),
+            repeats: Vec::new(),
             launchable: self.launchable,
             next_thread_id: 0x1_0000_1000 + self.seed % 1000,
             next_pid: 9000,

@@ -1,0 +1,110 @@
+//! How exact stack walks are: real Mach-O code executed instruction by instruction.
+//!
+//! Compiles the programs of tests/fixtures/macho in several ways, runs each in an emulator,
+//! walks the stack at every instruction boundary as the profiler does, and compares all
+//! addresses with the calls that were really made. Prints a table, writes every wrong
+//! address to a report, and fails below the bar of [`machine::must_be_exact`].
+//! scripts/exactness-macho.sh runs it.
+
+mod fixtures;
+mod load;
+mod machine;
+mod report;
+mod shadow;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use stackprof::registers::{Aarch64, Registers, X86_64};
+use stackprof::sampler::ImageCode;
+use stackprof::walk::{self, Ended};
+
+use fixtures::{Arch, Frames, PROGRAMS, Variant};
+use load::Image;
+use machine::{ADDRESS_MASK, Boundary, Method};
+use report::Report;
+use shadow::Class;
+
+/// Ways to unwind that are measured, by name.
+const METHODS: [(&str, Method); 1] = [("fp", by_frame_pointers)];
+
+/// Where the images are loaded: neither at the addresses they are linked at, nor equally far off.
+const PROGRAM_SLIDE: u64 = 0x04a1_0000;
+const LIBRARY_SLIDE: u64 = 0x1_8abc_0000;
+
+fn by_frame_pointers(boundary: &Boundary<'_>, found: &mut Vec<u64>) -> Ended {
+    let code = ImageCode(boundary.images);
+    walk::walk(&boundary.registers, &input(boundary, &code), found).ended
+}
+
+/// What the macOS backend is to say of a thread.
+fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageCode<'a>) -> walk::Input<'a> {
+    walk::Input {
+        stack: boundary.stack,
+        stack_top: None,
+        stack_limit: Some(boundary.stack_limit),
+        fp_always: boundary.arch == Arch::Arm64,
+        max_depth: 512,
+        code_mask: ADDRESS_MASK,
+        code,
+    }
+}
+
+/// A method that is wrong on purpose: it never looks at the link register or at rsp.
+fn by_records_alone(boundary: &Boundary<'_>, found: &mut Vec<u64>) -> Ended {
+    found.clear();
+    found.push(boundary.registers.pc().0);
+    let fp = match &boundary.registers {
+        Registers::Aarch64(registers) => registers.x[Aarch64::FP],
+        Registers::X86_64(registers) => registers.gpr[X86_64::RBP],
+    };
+    let code = ImageCode(boundary.images);
+    walk::fp::follow(fp, boundary.registers.sp(), None, &input(boundary, &code), found).ended
+}
+
+fn main() -> ExitCode {
+    let directory = std::env::args_os().nth(1).map_or_else(|| PathBuf::from("exactness"), PathBuf::from);
+    let started = Instant::now();
+    let mut report = Report::default();
+    let mut proof = Report::default();
+    for arch in [Arch::Arm64, Arch::X86_64] {
+        for frames in Frames::all(arch) {
+            for optimisation in ["O0", "O2", "Oz"] {
+                let variant = Variant { arch, optimisation, frames };
+                let name = format!("{}-{optimisation}-{}", arch.name(), frames.name());
+                let built = fixtures::build(variant, &directory.join(name));
+                let library = Image::load(&built.library, LIBRARY_SLIDE, arch, &[]);
+                for (program, path) in PROGRAMS.iter().zip(&built.programs) {
+                    let image = Image::load(path, PROGRAM_SLIDE, arch, &[&library]);
+                    let images = [&image, &library];
+                    for (method, walk) in METHODS {
+                        report.add(program, variant, method, &machine::execute(arch, &images, walk), &images);
+                    }
+                    if frames == Frames::KeptButInLeaves && *program == "calls" {
+                        let outcome = machine::execute(arch, &images, by_records_alone);
+                        proof.add(program, variant, "records", &outcome, &images);
+                    }
+                }
+            }
+        }
+    }
+    let path = directory.join("report.txt");
+    std::fs::write(&path, report.details()).unwrap();
+    print!("{}", report.table());
+    println!("\nthe worst of each program: {}", path.display());
+    println!("{} ns per walk, {:.1} s in all", report.walk_ns(), started.elapsed().as_secs_f64());
+    let mut failures = report.failures();
+    // What cannot fail proves nothing: walks that lose the caller of each leaf must be seen as wrong.
+    let [leaf, framed] = [Class::Leaf, Class::Framed].map(|class| proof.exact_share(class));
+    println!("a method without link register: {framed:.2} % exact in framed code, {leaf:.2} % in leaves");
+    if leaf > 0.0 || framed < 100.0 {
+        failures.push(
+            "the harness takes walks without the caller of a leaf for exact, or others for wrong".into(),
+        );
+    }
+    for failure in &failures {
+        println!("BELOW THE BAR: {failure}");
+    }
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,19 @@
+//! The macOS backend over a simulated kernel (`support/sim_kernel`): recordings against
+//! what really happened, and what is left of the profiler afterwards.
+//!
+//! Times are virtual: nothing here sleeps. `STACKPROF_SEED=N` replays one seed.
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs, unreachable_pub)]
+
+#[path = "../support/sim_kernel/mod.rs"]
+mod sim_kernel;
+
+mod attach;
+mod details;
+mod failures;
+mod groups;
+mod images;
+mod killed;
+mod leaks;
+mod life;
+mod recorded;
+mod stacks;
