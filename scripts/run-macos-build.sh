@@ -91,6 +91,13 @@ for name in dyld pthread; do
 done
 # The file type of dyld, MH_DYLINKER, which the linker does not make.
 printf '\7' | dd "of=$work/dyld.dylib" bs=1 seek=12 conv=notrunc status=none
+# The same for a system with a shared cache: the image in it bears the flag
+# MH_DYLIB_IN_CACHE, the highest bit of the flags in its header.
+mkdir "$work/with-cache"
+cp "$work/dyld.dylib" "$work/with-cache/"
+cp "$work/pthread.dylib" "$work/with-cache/cached-pthread.dylib"
+printf '\200' | dd "of=$work/with-cache/cached-pthread.dylib" bs=1 seek=27 conv=notrunc status=none
+printf 'dyld_v1 x86_64h' >"$work/with-cache/cache"
 export DARWIN_RUN_SYSTEM="$work" DARWIN_RUN_REPORT="$work/report"
 
 # ---- checks
@@ -211,7 +218,7 @@ tests_pass() {
     ((ran > 0))
 }
 # Not tests/cli: its shells start Mach-O programs, which Linux by itself cannot.
-for tests in stackprof engine golden macho_symbols mach_sim_kernel; do
+for tests in stackprof engine golden macho_symbols macho_frames mach_sim_kernel mach_kernel; do
     if compgen -G "tests/$tests*" >/dev/null || [[ $tests == stackprof ]]; then
         check "tests of the macOS build: $tests" tests_pass "$tests"
     fi
@@ -386,6 +393,18 @@ dumped() {
     target_runs
 }
 check 'dump: threads, images, symbols, stacks' dumped
+
+# What is in the target's cache is in our own: names come from there, and from nowhere else
+# where the target's cannot be read.
+cached() {
+    export DARWIN_RUN_SYSTEM="$work/with-cache" DARWIN_RUN_REFUSE=cache_tables
+    darwin "$links" memory_regions
+    start "$work/shares" 2
+    sample 2
+    sampled_well
+    grep -q ';thread_start;_pthread_start;worker;run;work;heavy ' "$work/out.folded"
+}
+check 'names of the shared cache from our own' cached
 
 printf '%s passed, %s failed\n' "$passed" "$failed"
 exit $((failed > 0))

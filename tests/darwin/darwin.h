@@ -48,7 +48,8 @@ struct image {
 extern struct image images[IMAGES_MAX];
 extern int image_count;
 
-struct image *image_map(const char *file, const char *path);
+/* At the address wanted, or for 0 anywhere. */
+struct image *image_map(const char *file, const char *path, uint64_t wanted);
 void image_bind(struct image *image);
 void image_initialize(struct image *image, int argc, char **argv, char **envp, char **apple);
 void image_register_unwinding(const struct image *image);
@@ -92,6 +93,13 @@ void thread_leave(struct thread_record *record);
 
 /* ---- system.dylib and dyld, if they were loaded: roots of the stacks */
 extern const struct image *image_dyld, *image_pthread;
+
+/* A shared cache, if DARWIN_RUN_SYSTEM has the file `cache`: it begins with that page, has
+ * the same address and UUID in every process, and pthread.dylib in it. */
+#define CACHE_BASE 0x7ff800000000ull
+#define CACHE_SIZE 0x1000000ull
+#define CACHE_UUID "a cache's number"
+extern bool has_cache;
 void *call_rooted(void *function, void *a, void *b, void *c, void *d, void *e);
 __attribute__((noreturn)) void rooted_return(void *value);
 

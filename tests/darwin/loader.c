@@ -7,7 +7,8 @@
  *
  * DARWIN_RUN_SYSTEM names a directory with dyld.dylib and pthread.dylib (built from
  * system/): they become images whose paths exist on no disk, as macOS's own do not, and
- * every stack is rooted in them.
+ * every stack is rooted in them. With a file `cache` there is a shared cache, too, and
+ * cached-pthread.dylib in it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -28,6 +29,7 @@
 char own_loader[4096];
 struct process_record *own_record;
 const struct image *image_dyld, *image_pthread;
+bool has_cache;
 
 void not_implemented(const char *what, ...)
 {
@@ -199,6 +201,10 @@ static void publish_images(void)
     infos->dyld_version = (uint64_t)"darwin-run";
     infos->self = (uint64_t)infos;
     infos->platform = 1; /* PLATFORM_MACOS */
+    if (has_cache) {
+        memcpy(infos->cache_uuid, CACHE_UUID, sizeof infos->cache_uuid);
+        infos->cache_base = CACHE_BASE;
+    }
     infos->changed = now_ticks();
     infos->array = (uint64_t)entries;
 }
@@ -256,14 +262,26 @@ __asm__(".text\n.globl call_rooted\ncall_rooted:\n"
 /* ---- main */
 
 /* An image of the system: its path is one that no disk has. */
-static const struct image *map_system(const char *file, const char *path)
+static const struct image *map_system(const char *file, const char *path, uint64_t wanted)
 {
     const char *directory = getenv("DARWIN_RUN_SYSTEM");
     char whole[PATH_MAX];
     if (!directory)
         return NULL;
     snprintf(whole, sizeof whole, "%s/%s", directory, file);
-    return image_map(whole, path);
+    return image_map(whole, path, wanted);
+}
+
+static void map_cache(void)
+{
+    const char *directory = getenv("DARWIN_RUN_SYSTEM");
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/cache", directory ? directory : "");
+    int fd = directory ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    has_cache = fd >= 0;
+    if (has_cache && mmap((void *)CACHE_BASE, 4096, PROT_READ, MAP_PRIVATE, fd, 0) != (void *)CACHE_BASE)
+        not_implemented("a shared cache at another address");
+    close(fd);
 }
 
 int main(int argc, char **argv, char **envp)
@@ -287,13 +305,15 @@ int main(int argc, char **argv, char **envp)
     argc -= first;
     make_record(path, argc, argv);
     make_infos();
-    struct image *program = image_map(path, path);
-    image_dyld = map_system("dyld.dylib", "/usr/lib/dyld");
+    struct image *program = image_map(path, path, 0);
+    image_dyld = map_system("dyld.dylib", "/usr/lib/dyld", 0);
+    map_cache();
     if (getenv(START_SUSPENDED)) {
         unsetenv(START_SUSPENDED);
         raise(SIGSTOP);
     }
-    image_pthread = map_system("pthread.dylib", "/usr/lib/system/libsystem_pthread.dylib");
+    image_pthread = map_system(has_cache ? "cached-pthread.dylib" : "pthread.dylib",
+                               "/usr/lib/system/libsystem_pthread.dylib", has_cache ? CACHE_BASE + 0x10000 : 0);
     for (int i = 0; i < image_count; i++) {
         image_bind(&images[i]);
         image_register_unwinding(&images[i]);

@@ -1,6 +1,7 @@
 /*
  * Memory of tasks: reads that are all or nothing, and regions as /proc/PID/maps tells
- * them. osfmk/vm/vm_user.c, osfmk/mach/vm_region.h. DARWIN_RUN_REFUSE may name region.
+ * them. osfmk/vm/vm_user.c, osfmk/mach/vm_region.h. DARWIN_RUN_REFUSE may name region,
+ * and cache_tables: what other tasks' shared cache holds beside code.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -32,6 +33,10 @@ static int d_mach_vm_read_overwrite(uint32_t name, uint64_t address, uint64_t si
     const struct task *task = live_task(name, &result);
     if (result == KERN_SUCCESS && address + size < address)
         result = KERN_INVALID_ARGUMENT;
+    /* Behind the first pages of the image in the cache: its tables of names. */
+    if (result == KERN_SUCCESS && task->pid != getpid() && address >= CACHE_BASE + 0x11000 &&
+        address < CACHE_BASE + CACHE_SIZE && refused("cache_tables"))
+        result = KERN_PROTECTION_FAILURE;
     if (result == KERN_SUCCESS && size > 0) {
         struct iovec to = {(void *)into, size}, from = {(void *)address, size};
         if (process_vm_readv(task->pid, &to, 1, &from, 1, 0) != (ssize_t)size)

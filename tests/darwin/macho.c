@@ -89,7 +89,7 @@ static int protection(int32_t prot)
 }
 
 /* Reserves room for all segments and maps each. */
-static void map_segments(struct image *image, int fd, const uint8_t *commands)
+static void map_segments(struct image *image, int fd, const uint8_t *commands, uint64_t wanted)
 {
     uint64_t low = UINT64_MAX, high = 0;
     image->header = commands;
@@ -100,8 +100,8 @@ static void map_segments(struct image *image, int fd, const uint8_t *commands)
         low = segment->vmaddr < low ? segment->vmaddr : low;
         high = segment->vmaddr + segment->vmsize > high ? segment->vmaddr + segment->vmsize : high;
     }
-    uint8_t *base = mmap(NULL, high - low, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED)
+    uint8_t *base = mmap((void *)wanted, high - low, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED || (wanted && (uint64_t)base != wanted))
         broken(image, "no room for its segments");
     image->slide = (int64_t)((uint64_t)base - low);
     const uint8_t *header = NULL;
@@ -151,7 +151,7 @@ static void note_sections(struct image *image, const struct segment *segment)
     }
 }
 
-struct image *image_map(const char *file, const char *path)
+struct image *image_map(const char *file, const char *path, uint64_t wanted)
 {
     if (image_count == IMAGES_MAX)
         not_implemented("more than %d images", IMAGES_MAX);
@@ -164,7 +164,7 @@ struct image *image_map(const char *file, const char *path)
     const struct mach_header *header = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (header == MAP_FAILED || header->magic != 0xfeedfacf || header->cputype != 0x01000007)
         broken(image, "is no thin x86_64 Mach-O file");
-    map_segments(image, fd, (const uint8_t *)header);
+    map_segments(image, fd, (const uint8_t *)header, wanted);
     munmap((void *)header, (size_t)about.st_size);
     close(fd);
     image->filetype = ((const struct mach_header *)image->header)->filetype;

@@ -249,17 +249,17 @@ static int64_t d_dyld_get_image_vmaddr_slide(uint32_t index)
     return index < (uint32_t)image_count ? images[index].slide : 0;
 }
 
-/* No shared cache. */
 static bool d_dyld_get_shared_cache_uuid(uint8_t uuid[16])
 {
-    (void)uuid;
-    return false;
+    if (has_cache)
+        memcpy(uuid, CACHE_UUID, 16);
+    return has_cache;
 }
 
 static const void *d_dyld_get_shared_cache_range(size_t *size)
 {
-    (void)size;
-    return NULL;
+    *size = has_cache ? CACHE_SIZE : 0;
+    return has_cache ? (const void *)CACHE_BASE : NULL;
 }
 
 /* What Rust asks for this way it can do without. */
