@@ -1,0 +1,410 @@
+#!/usr/bin/env bash
+# Runs the x86_64 macOS build of stackprof on this Linux machine: tests/darwin is a loader
+# for Mach-O programs with a libSystem and a Mach kernel of its own, written apart from
+# src/target/mach. So xnu.rs and all of the macOS backend run, on real processes.
+#
+#   scripts/run-macos-build.sh       after scripts/check-macos.sh, whose programs it runs
+#
+# Prints a line for each check and, at the end, `N passed, N failed`.
+# shellcheck disable=SC2317 # checks are functions that `check` calls by their names
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ $(uname -sm) != "Linux x86_64" ]]; then
+    echo "SKIP: macOS programs for x86_64 are run on x86_64 Linux only; this is $(uname -sm)"
+    exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive CARGO_TERM_COLOR=never PATH="$PATH:$HOME/.cargo/bin"
+
+fail() {
+    echo "run-macos-build.sh: $*" >&2
+    exit 1
+}
+
+packages=()
+command -v clang-19 >/dev/null || packages+=(clang-19)
+command -v ld64.lld-19 >/dev/null || packages+=(lld-19)
+printf '#include <stdlib.h>\n' | cc -E - >/dev/null 2>&1 || packages+=(gcc libc6-dev)
+if ((${#packages[@]} > 0)); then
+    as_root=()
+    if ((EUID != 0)); then
+        as_root=(sudo -n)
+    fi
+    "${as_root[@]}" apt-get update -qq </dev/null
+    "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null
+fi
+
+# ---- the programs of check-macos.sh; made anew if the source is newer
+
+built="$PWD/target/macos/x86_64-apple-darwin"
+if [[ ! -d $built && -d $PWD/target/macos/distro ]]; then
+    built="$PWD/target/macos/distro/x86_64-apple-darwin"
+fi
+newest_of() {
+    local newest='' file
+    for file in "$built/debug/deps/$1"-*; do
+        if [[ -x $file && $file != *.d && (-z $newest || $file -nt $newest) ]]; then
+            newest="$file"
+        fi
+    done
+    printf '%s' "$newest"
+}
+is_fresh() {
+    [[ -x $1 && -z $(find src Cargo.toml Cargo.lock "${@:2}" \( -name '*.rs' -o -name 'Cargo.*' \) -newer "$1" -print -quit) ]]
+}
+stackprof="$built/release/stackprof"
+if ! is_fresh "$stackprof" || ! is_fresh "$(newest_of xnu_links)" tests/xnu_links.rs; then
+    scripts/check-macos.sh
+    built="$PWD/target/macos/x86_64-apple-darwin"
+    [[ -x $built/release/stackprof ]] || built="$PWD/target/macos/distro/x86_64-apple-darwin"
+    stackprof="$built/release/stackprof"
+fi
+links="$(newest_of xnu_links)"
+[[ -x $stackprof && -x $links ]] || fail "scripts/check-macos.sh made no programs for x86_64"
+cargo build --locked --quiet
+native="$PWD/${CARGO_TARGET_DIR:-target}/debug/stackprof"
+[[ -x $native ]] || native="${CARGO_TARGET_DIR:-}/debug/stackprof"
+
+# ---- the loader, and Mach-O programs to be sampled
+
+work="$PWD/target/macos/run"
+stubs="$PWD/target/macos/stubs"
+rm -rf "$work"
+mkdir -p "$work"
+run="$work/darwin-run"
+cc -O1 -g -fno-omit-frame-pointer -fexceptions -pthread -shared-libgcc -Wall -Wextra -Werror \
+    -o "$run" tests/darwin/*.c -lm
+
+mach_o() {
+    local from="$1" to="$2"
+    shift 2
+    clang-19 -target x86_64-apple-macos11 -ffreestanding -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror \
+        -Wno-incompatible-library-redeclaration -c -o "$to.o" "$from"
+    ld64.lld-19 -arch x86_64 -platform_version macos 11.0 11.0 "-L$stubs" -lSystem "$@" -o "$to" "$to.o"
+    rm "$to.o"
+}
+for from in tests/darwin/targets/*.c; do
+    mach_o "$from" "$work/$(basename "$from" .c)"
+done
+for name in dyld pthread; do
+    mach_o "tests/darwin/system/$name.c" "$work/$name.dylib" -dylib -undefined dynamic_lookup
+done
+# The file type of dyld, MH_DYLINKER, which the linker does not make.
+printf '\7' | dd "of=$work/dyld.dylib" bs=1 seek=12 conv=notrunc status=none
+# The same for a system with a shared cache: the image in it bears the flag
+# MH_DYLIB_IN_CACHE, the highest bit of the flags in its header.
+mkdir "$work/with-cache"
+cp "$work/dyld.dylib" "$work/with-cache/"
+cp "$work/pthread.dylib" "$work/with-cache/cached-pthread.dylib"
+printf '\200' | dd "of=$work/with-cache/cached-pthread.dylib" bs=1 seek=27 conv=notrunc status=none
+printf 'dyld_v1 x86_64h' >"$work/with-cache/cache"
+export DARWIN_RUN_SYSTEM="$work" DARWIN_RUN_REPORT="$work/report"
+
+# ---- checks
+
+passed=0
+failed=0
+log="$work/log"
+target=
+end_target() {
+    if [[ -n $target ]]; then
+        kill -9 "$target" 2>/dev/null || true
+    fi
+}
+
+# check NAME COMMAND...: one line, and what it printed if it fails.
+check() {
+    local name="$1"
+    shift
+    rm -f "$work/report" "$work/out.folded" "$work/stats.json"
+    # Not in a condition: there, set -e would not hold in the checks.
+    set +e
+    (
+        set -e
+        trap end_target EXIT
+        "$@"
+    ) >"$log" 2>&1 </dev/null
+    local result=$?
+    set -e
+    if ((result == 0)); then
+        passed=$((passed + 1))
+        printf 'ok    %s\n' "$name"
+    else
+        failed=$((failed + 1))
+        printf 'FAIL  %s\n' "$name"
+        sed 's/^/      /' "$log"
+        if [[ -s $work/out.folded ]]; then
+            sed 's/^/      folded: /' "$work/out.folded" | head -n 30
+        fi
+        if [[ -s $work/report ]]; then
+            sed 's/^/      left: /' "$work/report"
+        fi
+    fi
+}
+
+darwin() {
+    timeout -k 5 60 "$run" "$@"
+}
+
+# Starts a program to be sampled; its number is then in $target.
+start() {
+    DARWIN_RUN_REPORT='' "$run" "$@" >/dev/null 2>&1 </dev/null &
+    target=$!
+    sleep 0.3
+}
+
+# sample SECONDS ARGUMENT...: records $target.
+sample() {
+    darwin "$stackprof" --pid "$target" --duration "$1" -o "$work/out.folded" --stats "$work/stats.json" "${@:2}"
+}
+
+# 60, 30 and 10 % under run and work, each within nine points: some hundred samples of a
+# machine that does other things, too.
+shares_are_right() {
+    awk '/;run;work;/ { count[leaf($0)] += $NF; all += $NF }
+         function leaf(line) { sub(/ [0-9]+$/, "", line); sub(/.*;/, "", line); return line }
+         function off(name, share) { return (count[name] / all - share) ^ 2 > 0.09 ^ 2 }
+         END {
+             if (all < 100) { print "only " all + 0 " samples of work"; exit 1 }
+             printf "heavy %.3f medium %.3f light %.3f of %d\n", count["heavy"] / all, count["medium"] / all, count["light"] / all, all
+             exit off("heavy", 0.6) || off("medium", 0.3) || off("light", 0.1)
+         }' "$work/out.folded"
+}
+# All stacks that are in the program begin where those of macOS begin, whole.
+stacks_are_rooted() {
+    awk '!/(start;main;run|thread_start;_pthread_start;(worker;run|sleeper))/ { wrong += $NF } { all += $NF }
+         END { if (wrong * 50 > all) { print wrong " of " all " not rooted"; exit 1 } }' "$work/out.folded"
+}
+nothing_is_left() {
+    grep -q "^names=0 references=0 suspensions=0 arrays=0 wrong=0 attaches=[1-9]" "$work/report" || {
+        echo "not all was given back"
+        return 1
+    }
+}
+# $target is not traced, not stopped, and uses CPU time.
+target_runs() {
+    local before after
+    sleep 0.1
+    if grep -hE '^(State:.[tT]|TracerPid:.[1-9])' "/proc/$target"/task/*/status; then
+        return 1
+    fi
+    before="$(cat "/proc/$target/schedstat")"
+    sleep 0.3
+    after="$(cat "/proc/$target/schedstat")"
+    ((${after%% *} > ${before%% *}))
+}
+sampled_well() {
+    shares_are_right
+    stacks_are_rooted
+    nothing_is_left
+    target_runs
+}
+
+links_pass() {
+    darwin "$links"
+}
+check 'tests/xnu_links.rs' links_pass
+check 'tests/xnu_links.rs, ticks of 125/3 ns' env DARWIN_RUN_TIMEBASE=125/3 timeout -k 5 60 "$run" "$links"
+
+# tests_pass PROGRAM: all tests of the test programs of that name (stackprof: the unit tests).
+tests_pass() {
+    local file ran=0
+    for file in "$built/debug/deps/$1"-*; do
+        if [[ $file != *.d ]] && is_fresh "$file" tests; then
+            darwin "$file"
+            ran=$((ran + 1))
+        fi
+    done
+    ((ran > 0))
+}
+# Not tests/cli: its shells start Mach-O programs, which Linux by itself cannot.
+for tests in stackprof engine golden macho_symbols macho_frames mach_sim_kernel mach_kernel; do
+    if compgen -G "tests/$tests*" >/dev/null || [[ $tests == stackprof ]]; then
+        check "tests of the macOS build: $tests" tests_pass "$tests"
+    fi
+done
+
+same_text() {
+    diff <(darwin "$stackprof" "$@") <("$native" "$@")
+}
+check '--version as on Linux' same_text --version
+check '--help as on Linux' same_text --help
+check 'dump of a simulated process as on Linux' same_text dump stacks --target sim:3
+
+same_profile() {
+    local seed
+    for seed in 1 2 3 4 5 6 7 8; do
+        darwin "$stackprof" --target "sim:$seed" -q --threads -o "$work/d.folded" -o "$work/d.svg"
+        "$native" --target "sim:$seed" -q --threads -o "$work/n.folded" -o "$work/n.svg"
+        cmp "$work/d.folded" "$work/n.folded"
+        cmp "$work/d.svg" "$work/n.svg"
+    done
+}
+check 'profiles of eight simulated processes are those of Linux, byte for byte' same_profile
+
+attached() {
+    start "$work/shares" 1
+    sample 2
+    sampled_well
+}
+check 'attach: shares, roots, nothing left, target unharmed' attached
+
+with_threads() {
+    start "$work/shares" 3
+    sample 2 --threads
+    sampled_well
+    grep -q '^shares;main thread (' "$work/out.folded"
+    [[ $(grep -c '^shares;worker (.*;work;heavy ' "$work/out.folded") == 2 ]]
+}
+check 'attach: three busy threads by name' with_threads
+
+without() {
+    export DARWIN_RUN_REFUSE="$1"
+    start "$work/shares" 1
+    sample 1.5
+    sampled_well
+}
+check 'without task_suspend2 (older systems)' without task_suspend2
+check 'without CPU times' without cpu_times
+check 'without regions, process information, signing flags, names' \
+    without 'region proc_pidinfo csops thread_names'
+
+ticks() {
+    export DARWIN_RUN_TIMEBASE=125/3
+    start "$work/shares" 1
+    sample 2
+    sampled_well
+    # Ticks taken for nanoseconds would make it 42 times as long or short.
+    awk -F'[:,]' '/"duration_s"/ { exit !($2 > 1.9 && $2 < 3) }' "$work/stats.json"
+}
+check 'ticks of 125/3 ns' ticks
+
+idle() {
+    start "$work/shares" 1
+    sample 1 --idle
+    nothing_is_left
+    target_runs
+    grep -q '^shares;thread_start;_pthread_start;sleeper;' "$work/out.folded"
+}
+check '--idle: the thread that waits, too' idle
+
+launched() {
+    darwin "$stackprof" -o "$work/out.folded" --stats "$work/stats.json" -- "$work/shares" 1 2
+    shares_are_right
+    stacks_are_rooted
+    nothing_is_left
+    grep -q '"exit_status": 7' "$work/stats.json"
+}
+check 'launch: from its start to its exit status' launched
+
+demo() {
+    darwin "$stackprof" demo --threads -o "$work/out.folded"
+    nothing_is_left
+    grep -q ';stackprof::cli::demo::recurse;stackprof::cli::demo::burn_50_percent ' "$work/out.folded"
+    grep -q '^stackprof;main thread (' "$work/out.folded"
+}
+check 'demo: Rust names, of this program itself' demo
+
+replaced() {
+    darwin "$stackprof" -o "$work/out.folded" --stats "$work/stats.json" -- "$work/replace" "$work/shares" 1 1
+    nothing_is_left
+    grep -q 'start;main;before_exec ' "$work/out.folded"
+    grep -q 'start;main;run;work;heavy ' "$work/out.folded"
+    grep -q '"exit_status": 7' "$work/stats.json"
+}
+check 'exec: both programs by their own names' replaced
+
+churn() {
+    start "$work/churn"
+    sample 2
+    nothing_is_left
+    target_runs
+    grep -q ';_pthread_start;worker;brief ' "$work/out.folded"
+}
+check 'threads that come and go leave no right behind' churn
+
+killed_target() {
+    start "$work/shares" 2
+    (
+        sleep 0.8
+        kill -9 "$target"
+    ) &
+    sample 10
+    nothing_is_left
+    shares_are_right
+}
+check 'a target that is killed ends the recording' killed_target
+
+killed_profiler() {
+    local round profiler
+    start "$work/shares" 2
+    for round in 1 2 3 4 5; do
+        "$run" "$stackprof" --pid "$target" --duration 30 -q -o "$work/out.folded" &
+        profiler=$!
+        sleep "0.4$round"
+        kill -9 "$profiler"
+        wait "$profiler" || true
+        target_runs
+    done
+}
+check 'a profiler that is killed leaves the target running' killed_profiler
+
+interrupted() {
+    start "$work/shares" 1
+    "$run" "$stackprof" --pid "$target" --duration 30 -o "$work/out.folded" &
+    local profiler=$!
+    sleep 1.5
+    kill -INT "$profiler"
+    wait "$profiler"
+    sampled_well
+}
+check 'Ctrl-C ends the recording and writes it' interrupted
+
+# refused_with TEXT ARGUMENT...: exit code 1, and these words.
+refused_with() {
+    local said code=0
+    said="$(darwin "$stackprof" -o "$work/out.folded" "${@:2}" 2>&1)" || code=$?
+    echo "exit code $code: $said"
+    ((code == 1))
+    [[ $said == *"$1"* && ! -e $work/out.folded ]]
+}
+check 'no such process' refused_with 'no such process' --pid 4194304
+check 'no such command' refused_with 'no such file or directory' -- "$work/no-such-program"
+policy() {
+    export DARWIN_RUN_REFUSE=task_for_pid
+    start "$work/shares" 1
+    refused_with 'kern_return 5' --pid "$target"
+    target_runs
+}
+check 'a policy that refuses the port' policy
+
+dumped() {
+    start "$work/shares" 1
+    darwin "$stackprof" dump images --pid "$target" | tee "$work/images"
+    grep -q '/usr/lib/system/libsystem_pthread.dylib$' "$work/images"
+    grep -q '/usr/lib/dyld$' "$work/images"
+    darwin "$stackprof" dump symbols --pid "$target" | tee "$work/symbols"
+    grep -q ' heavy$' "$work/symbols"
+    # Of an image that is on no disk: read from memory.
+    grep -q ' _pthread_start$' "$work/symbols"
+    darwin "$stackprof" dump threads --pid "$target" | grep -q 'waiting .* sleeper$'
+    darwin "$stackprof" dump stacks --pid "$target" | grep -q ' main$'
+    nothing_is_left
+    target_runs
+}
+check 'dump: threads, images, symbols, stacks' dumped
+
+# What is in the target's cache is in our own: names come from there, and from nowhere else
+# where the target's cannot be read.
+cached() {
+    export DARWIN_RUN_SYSTEM="$work/with-cache" DARWIN_RUN_REFUSE=cache_tables
+    darwin "$links" memory_regions
+    start "$work/shares" 2
+    sample 2
+    sampled_well
+    grep -q ';thread_start;_pthread_start;worker;run;work;heavy ' "$work/out.folded"
+}
+check 'names of the shared cache from our own' cached
+
+printf '%s passed, %s failed\n' "$passed" "$failed"
+exit $((failed > 0))
