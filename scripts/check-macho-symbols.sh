@@ -4,17 +4,10 @@
 #
 #   scripts/check-macho-symbols.sh [DIR]       default: target/macho-symbols
 #
-<<<<<<< HEAD
 # Fetches public Python packages built for macOS (Apple silicon and Intel) into DIR, unless
-# they are there already, and runs tests/macho_symbols.rs over every Mach-O file in them.
-# They are never committed. Needs cargo; installs LLVM's tools and pip through apt-get.
-=======
-# Fetches public Python packages built for macOS (Apple silicon and Intel) into DIR, by
-# default target/macho-symbols, unless they are there already, and runs
-# tests/macho_symbols.rs and tests/macho_frames.rs over every Mach-O file in them. They are
-# never committed. Needs cargo, python3 with pip, and llvm-19 (installed through apt-get if
-# missing).
->>>>>>> emu
+# they are there already, and runs tests/macho_symbols.rs and tests/macho_frames.rs over
+# every Mach-O file in them. They are never committed. Needs cargo; installs LLVM's tools
+# and pip through apt-get.
 # STACKPROF_SEED=N looks at other random addresses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -69,10 +62,5 @@ for package in "${x86_64[@]}"; do
     fetch x86_64 "$package" macosx_10_12_x86_64 macosx_10_9_x86_64 macosx_10_15_x86_64 macosx_14_0_x86_64
 done
 
-<<<<<<< HEAD
 STACKPROF_NO_SKIP=1 STACKPROF_MACHO_DIR="$(cd "$dir" && pwd)" \
-    cargo test --locked --test macho_symbols -- --nocapture </dev/null
-=======
-STACKPROF_NO_SKIP=1 STACKPROF_MACHO_DIR=$(cd "$dir" && pwd) \
-    cargo test --test macho_symbols --test macho_frames -- --nocapture
->>>>>>> emu
+    cargo test --locked --test macho_symbols --test macho_frames -- --nocapture </dev/null
