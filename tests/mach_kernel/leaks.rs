@@ -12,6 +12,8 @@ fn threads_come_and_go_for_ten_thousand_ticks_and_nothing_leaks() {
         let report = kernel.report();
         let threads = kernel.thread_ids().len();
         assert!(recorded.profile.stats.ticks > 9_000 && threads > 500, "{threads}");
+        let ticks = recorded.profile.stats.ticks;
+        eprintln!("{ticks} ticks, {threads} threads, at most {} port names at one time", report.names_peak);
         // As many as there were threads at one time, and the task and a token.
         assert!(report.names_peak < 40, "{} names at one time", report.names_peak);
         assert_eq!(report.arrays_peak, 1);
