@@ -107,6 +107,19 @@ impl Drop for Waiting<'_> {
 }
 
 fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<MachTarget<'k>> {
+    let mut taken = take_once(kernel, pid, launched);
+    for _ in 1..TRIES {
+        // The port may be that of the program before an exec that came in between.
+        match taken {
+            Ok(Err(_)) => taken = take_once(kernel, pid, launched),
+            taken => return taken?,
+        }
+    }
+    taken?
+}
+
+/// Attaches, unless the task goes while that is done: then what is to be said of it.
+fn take_once<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Result<MachTarget<'k>>> {
     let facts = refusal::check(kernel, pid)?;
     let mut taken = acquire_once(kernel, pid);
     for _ in 1..TRIES {
@@ -123,9 +136,11 @@ fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Mach
     // From here on, whatever fails, dropping the target gives the port back.
     let mut target = MachTarget::new(kernel, acquired, describe(kernel, &facts), launched);
     refusal::check_task(kernel, acquired.task, &facts)?;
-    target.begin().map_err(|failed| refusal::cannot_list(kernel, &facts, failed))?;
+    if let Err(failed) = target.begin() {
+        return Ok(Err(refusal::cannot_list(kernel, &facts, failed)));
+    }
     refusal::check_program(kernel, &facts, target.program_cpu_type())?;
-    Ok(target)
+    Ok(Ok(target))
 }
 
 fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {

@@ -53,6 +53,9 @@ impl<'k> Memory<'k> {
         while done < into.len() {
             let Some(from) = at.checked_add(done as u64) else { break };
             let length = usize::try_from(self.page_end(from) - from).unwrap_or(usize::MAX);
+            if length == 0 {
+                break;
+            }
             let end = into.len().min(done.saturating_add(length));
             match self.exact(from, &mut into[done..end]) {
                 Ok(()) => done = end,
@@ -80,6 +83,10 @@ impl<'k> Memory<'k> {
             let Some(from) = at.checked_add(bytes.len() as u64) else { break };
             let length = usize::try_from(self.page_end(from) - from).unwrap_or(usize::MAX);
             let begun = bytes.len();
+            if length == 0 {
+                // The last address of all has no page end after it.
+                break;
+            }
             bytes.resize(begun + length.min(max - begun), 0);
             if let Err(failed) = self.exact(from, &mut bytes[begun..]) {
                 if begun == 0 {
