@@ -252,6 +252,9 @@ static int d_task_info(uint32_t name, uint32_t flavor, void *into, uint32_t *cou
         not_implemented("task_info flavor %u", flavor);
     if (result == KERN_SUCCESS && *count < 5)
         result = KERN_INVALID_ARGUMENT;
+    /* macOS knows the place at exec; here the loader makes it a moment later. */
+    if (result == KERN_SUCCESS && !task->record)
+        task->record = find_record(task->pid);
     if (result == KERN_SUCCESS && task->record &&
         !read_task(task, task->record + offsetof(struct process_record, infos), told, sizeof told))
         result = task_alive(task) ? KERN_FAILURE : MACH_SEND_INVALID_DEST;
