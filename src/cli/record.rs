@@ -175,6 +175,10 @@ fn nothing_sampled(profile: &Profile, recording: &Recording) -> Error {
                 "it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
             )
         }
+        None if recording.idle && profile.stats.samples_lost.contains_key("stopped by job control") => {
+            let pid = profile.process.pid;
+            format!("in {seconds:.1} s it was stopped by job control; let it run: kill -CONT {pid}")
+        }
         None if recording.idle => format!("in {seconds:.1} s no thread could be stopped"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };

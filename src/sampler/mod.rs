@@ -402,6 +402,7 @@ impl<'a> Recording<'a> {
         if counts == 0 && !self.options.idle {
             return;
         }
+        self.ask_name(id);
         let Some(account) = self.accounts.get_mut(&id) else { return };
         let root = Root { thread: account.index, complete: ended == Ended::Root };
         match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
@@ -433,6 +434,21 @@ impl<'a> Recording<'a> {
         self.stats.threads_seen += 1;
         let index = self.thread_index(id);
         self.accounts.insert(id, Account::new(index, id.0, stack_top, look, self.clock.now_ns(), found));
+    }
+
+    /// Asks for the name of a thread that had none when it was first seen: threads name
+    /// themselves after they start, and may have ended before the recording does.
+    fn ask_name(&mut self, id: ThreadId) {
+        let Some(account) = self.accounts.get_mut(&id).filter(|account| account.name_tries_left > 0) else {
+            return;
+        };
+        account.name_tries_left -= 1;
+        let unnamed = self.threads.get_mut(account.index as usize);
+        if let Some(thread) = unnamed.filter(|thread| thread.id == id.0 && thread.name.is_empty())
+            && let Some(name) = self.target.thread_name(id)
+        {
+            thread.name = name;
+        }
     }
 
     /// The entry that a thread's stacks are kept under.

@@ -43,6 +43,8 @@ pub(super) struct Account {
     /// Index into the profile's threads.
     pub(super) index: u32,
     pub(super) stack_top: Option<Avma>,
+    /// Times that the name of a thread without one may still be asked for.
+    pub(super) name_tries_left: u8,
     /// Searches for where the thread was born that may still be made.
     pub(super) birth_searches_left: u8,
     /// Whether a stop was asked for and has not come.
@@ -87,6 +89,7 @@ impl Account {
         Account {
             index,
             stack_top,
+            name_tries_left: 8,
             birth_searches_left: 8,
             asked: false,
             asked_waiting: false,

@@ -22,7 +22,9 @@ fn the_demo_shows_its_four_functions() {
         stacks.iter().filter(|(stack, _)| inside(stack)).map(|(_, count)| count).sum()
     };
     let all = total(&text);
-    assert!(all > 300, "two threads for three seconds: {run}");
+    // Two threads for three seconds; on a busy machine they get little of that.
+    assert!(all > 100, "{run}");
+    let tolerance = if all > 300 { 5.0 } else { 10.0 };
     for (function, percent) in [
         ("burn_50_percent", 50.0),
         ("burn_30_percent", 30.0),
@@ -30,7 +32,7 @@ fn the_demo_shows_its_four_functions() {
         ("burn_5_percent", 5.0),
     ] {
         let share = 100.0 * samples_in(function) as f64 / all as f64;
-        assert!((share - percent).abs() <= 5.0, "{function}: {share:.1}% of {all} samples: {run}");
+        assert!((share - percent).abs() <= tolerance, "{function}: {share:.1}% of {all} samples: {run}");
         assert!(place.read("a.svg").contains(function), "{function}");
     }
     let recursion = |stack: &str| stack.split(';').filter(|frame| frame.ends_with("::recurse")).count();
@@ -39,7 +41,8 @@ fn the_demo_shows_its_four_functions() {
     assert_eq!(stats["samples"], all);
     assert_eq!((&stats["threads_seen"], &stats["exit_status"]), (&2.into(), &0.into()), "{stats}");
     assert_eq!(stats["addresses_looked_up"], stats["addresses_unique"]);
-    assert_eq!(stats["backend"], "ptrace");
+    let backend = if cfg!(target_vendor = "apple") { "mach" } else { "ptrace" };
+    assert_eq!(stats["backend"], backend);
 }
 
 #[test]

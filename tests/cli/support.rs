@@ -139,22 +139,27 @@ impl Run {
 /// Why processes cannot be traced here, if so. Every kernel and container may forbid it.
 fn tracing_refused() -> Option<String> {
     let run = Place::new().run("-q -o - --hz 100 -- true");
-    let refused = ["CAP_SYS_PTRACE", "ptrace_scope", "the kernel refused"];
+    let refused =
+        ["CAP_SYS_PTRACE", "ptrace_scope", "the kernel refused", "macOS lets only root", "macOS refused it"];
     refused.iter().any(|text| run.stderr.contains(text)).then_some(run.stderr)
 }
 
-/// True on the one system whose processes this version can look at.
+/// True where what a process says of itself is in /proc, and refusals are those of ptrace.
 pub(crate) fn is_linux() -> bool {
     let linux = cfg!(target_os = "linux");
     if !linux {
-        skip("this version attaches on Linux only");
+        skip("this test looks at processes and refusals as they are on Linux");
     }
     linux
 }
 
 /// True where a test that traces can run; otherwise says why not.
 pub(crate) fn can_trace() -> bool {
-    is_linux() && tracing_refused().map(|why| skip(&why)).is_none()
+    let known = cfg!(any(target_os = "linux", target_vendor = "apple"));
+    if !known {
+        skip("there is no backend for this system");
+    }
+    known && tracing_refused().map(|why| skip(&why)).is_none()
 }
 
 /// Says that something is not tested here; a failure where nothing may be skipped.
