@@ -146,6 +146,11 @@ darwin() {
     timeout -k 5 60 "$run" "$@"
 }
 
+# Test programs are built without optimisation, and machines may be busy.
+darwin_slowly() {
+    timeout -k 5 600 "$run" "$@"
+}
+
 # Starts a program to be sampled; its number is then in $target.
 start() {
     DARWIN_RUN_REPORT='' "$run" "$@" >/dev/null 2>&1 </dev/null &
@@ -212,7 +217,7 @@ tests_pass() {
     for file in "$built/debug/deps/$1"-*; do
         # The program itself is there, too, and lists no tests.
         if [[ $file != *.d ]] && is_fresh "$file" tests && darwin "$file" --list >/dev/null 2>&1; then
-            darwin "$file"
+            darwin_slowly "$file"
             ran=$((ran + 1))
         fi
     done
