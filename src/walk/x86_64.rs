@@ -104,7 +104,7 @@ fn is_return_address(address: Avma, code: &dyn Code) -> bool {
 /// jmp function          [rsp]      tail call, where bounds are known
 /// pop %rbp; jmp *any    [rsp]      tail call
 /// ```
-fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
+pub(super) fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     const PUSH_RBP: u8 = 0x55;
     const POP_RBP: u8 = 0x5d;

@@ -28,6 +28,7 @@ const KEYS: [&str; 32] = [
     "threads_seen",
     "stacks_complete",
     "stacks_incomplete",
+    "frames_by_method",
     "samples_lost",
     "distinct_stacks",
     "trie_nodes",

@@ -136,6 +136,9 @@ impl Cache {
             CodeAddress::Return(at) => (at, true),
         };
         let follows_call = is_return && call::returns_x86_64(at, code);
+        if let Some(into) = start_of_context(at, code) {
+            return (Rule::Root, follows_call || (is_return && into == 0));
+        }
         if let Some(row) = code.row(address.lookup()) {
             // A handler returns to `__restore_rt`, which begins one byte before itself for
             // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
@@ -146,14 +149,14 @@ impl Cache {
         if call::is_sigreturn(here) {
             return (self.keep(signal_frame(), Method::Code), true);
         }
-        // `makecontext` makes a function return to `__start_context`, which no call precedes.
         if is_return && !follows_call {
-            let returns_to_start =
-                code.row(at).is_some_and(|row| row.columns[RETURN_ADDRESS] == Column::Undefined);
-            return (if returns_to_start { Rule::Root } else { Rule::Unknown }, returns_to_start);
+            return (Rule::Unknown, false);
         }
         if code.entry(at).is_some_and(|entry| at >= entry && at - entry < START_BYTES) {
             return (Rule::Root, follows_call);
+        }
+        if is_return && begins_function(here) {
+            return (Rule::Unknown, follows_call);
         }
         let rule = match code::follow(at, code) {
             Some(Leads::Back(row)) => self.keep(*row, Method::Code),
@@ -176,6 +179,29 @@ impl Cache {
         self.unusual.push(row);
         Rule::Unusual((self.unusual.len() - 1) as u16)
     }
+}
+
+/// How far into `__start_context` an address is. The first function of a `makecontext`
+/// stack returns there; nothing called it, although its rows say so.
+/// Source: glibc sysdeps/unix/sysv/linux/x86_64/__start_context.S.
+fn start_of_context(at: Avma, code: &dyn Code) -> Option<u64> {
+    // mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi; je; call setcontext
+    const START: [u8; 13] = [0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74, 0x08, 0xe8];
+    const BYTES: u64 = 26;
+    let before = at.0.checked_sub(BYTES - 1)?;
+    let (start, bytes) =
+        [before, at.0].into_iter().find_map(|start| Some((start, code.code(Avma(start))?)))?;
+    let window = bytes.get(..bytes.len().min(BYTES as usize - 1 + START.len()))?;
+    let found = window.windows(START.len()).position(|bytes| bytes == START)?;
+    at.0.checked_sub(start + found as u64).filter(|into| *into < BYTES)
+}
+
+/// Whether code after a call is none that the call returns to, but the next function or
+/// the padding before it: the callee does not return.
+fn begins_function(code: &[u8]) -> bool {
+    const STARTS: [&[u8]; 6] =
+        [&[0xf3, 0x0f, 0x1e, 0xfa], &[0x55], &[0x66, 0x2e, 0x0f, 0x1f], &[0x0f, 0x1f], &[0x90], &[0xcc]];
+    STARTS.iter().any(|start| code.starts_with(start))
 }
 
 /// The row of a trampoline that calls `rt_sigreturn` with the context at the stack pointer.

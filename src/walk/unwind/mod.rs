@@ -21,6 +21,7 @@ mod scan;
 
 use super::fp::MAX_STACK_BYTES;
 use super::frames::{Frames, How, Method};
+use super::x86_64::unframed_return_slot;
 use super::{Ended, Input, Walked, root};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -164,7 +165,11 @@ impl Frame {
         let address = self.word(at(row.return_words), input)?;
         let mut next = *self;
         for &(register, words) in row.saved() {
-            next.registers[usize::from(register)] = self.word(at(words), input)?;
+            // Below the stack pointer: an epilogue has popped it already, which rows of
+            // compilers do not say.
+            if at(words) >= self.sp() {
+                next.registers[usize::from(register)] = self.word(at(words), input)?;
+            }
         }
         next.registers[RSP] = cfa;
         next.registers[RETURN_ADDRESS] = address;
@@ -186,6 +191,11 @@ impl Frame {
         for (register, column) in row.columns.iter().enumerate() {
             next.registers[register] = match column {
                 Column::Same | Column::Undefined => continue,
+                Column::At(offset)
+                    if register < RETURN_ADDRESS && cfa.wrapping_add_signed(*offset) < self.sp().0 =>
+                {
+                    continue;
+                }
                 Column::At(offset) => self.word(Avma(cfa.wrapping_add_signed(*offset)), input)?,
                 Column::Is(offset) => cfa.wrapping_add_signed(*offset),
                 Column::In(other) => *self.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
@@ -201,8 +211,19 @@ impl Frame {
         Ok(next)
     }
 
-    /// The caller by the frame record that rbp points to.
+    /// The caller by the frame record that rbp points to, or of a leaf that is at an
+    /// instruction where it has none.
     fn by_record(&self, input: &Input<'_>) -> Result<Frame, Failure> {
+        if let CodeAddress::Pc(pc) = self.address
+            && let Some(slot) = unframed_return_slot(pc, self.sp(), input.code)
+        {
+            let address = self.word(slot, input)?;
+            let mut next = *self;
+            next.registers[RSP] = slot.0.wrapping_add(8);
+            next.registers[RETURN_ADDRESS] = address;
+            next.address = CodeAddress::Return(Avma(address));
+            return Ok(next);
+        }
         let record = self.registers[RBP] & input.code_mask;
         if record < self.sp().0 || !record.is_multiple_of(8) {
             return Err(Failure::Refused);
