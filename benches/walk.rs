@@ -109,7 +109,13 @@ mod linux {
             }
         }
         println!("ns per frame, best of 7 alternating rounds, {STACKS} stacks of {DEPTH} frames");
-        println!("framehop {:.1}, auto {:.1} (ratio {:.2}), fp {:.1}", best[0], best[1], best[1] / best[0], best[2]);
+        println!(
+            "framehop {:.1}, auto {:.1} (ratio {:.2}), fp {:.1}",
+            best[0],
+            best[1],
+            best[1] / best[0],
+            best[2]
+        );
         assert!(quick || best[1] <= ALLOWED * best[0], "auto is slower than {ALLOWED} times framehop");
     }
 
@@ -141,7 +147,11 @@ mod linux {
             code,
         };
         let walked = walk::unwind(how, &Registers::X86_64(stack.registers), &input, unwinder, out);
-        assert!(how == How::FramePointer || walked.ended == Ended::Root, "{walked:?} after {}", out.addresses.len());
+        assert!(
+            how == How::FramePointer || walked.ended == Ended::Root,
+            "{walked:?} after {}",
+            out.addresses.len()
+        );
         black_box(&out.addresses);
         out.addresses.len()
     }
@@ -174,25 +184,27 @@ mod linux {
         let start = start.expect("_start calls through memory");
         let mut random = 88_172_645_463_325_252u64;
         println!("{} return addresses with ordinary rows, seed {random}", returns.len());
-        (0..STACKS).map(|_| {
-            let mut bytes = Vec::new();
-            let mut chosen = Vec::new();
-            for _ in 0..DEPTH {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                chosen.push(returns[random as usize % returns.len()].clone());
-            }
-            // Interrupted right at the first call; each frame's return address is below its CFA.
-            for (index, (_, size, _)) in chosen.iter().enumerate() {
-                bytes.resize(bytes.len() + *size as usize - 8, 0);
-                let caller = chosen.get(index + 1).map_or(start, |next| next.0);
-                bytes.extend_from_slice(&caller.to_le_bytes());
-            }
-            bytes.resize(bytes.len() + 64, 0);
-            let mut registers = X86_64 { rip: chosen[0].0 - 1, ..X86_64::default() };
-            registers.gpr[7] = STACK;
-            Stack { bytes, registers }
-        }).collect()
+        (0..STACKS)
+            .map(|_| {
+                let mut bytes = Vec::new();
+                let mut chosen = Vec::new();
+                for _ in 0..DEPTH {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    chosen.push(returns[random as usize % returns.len()].clone());
+                }
+                // Interrupted right at the first call; each frame's return address is below its CFA.
+                for (index, (_, size, _)) in chosen.iter().enumerate() {
+                    bytes.resize(bytes.len() + *size as usize - 8, 0);
+                    let caller = chosen.get(index + 1).map_or(start, |next| next.0);
+                    bytes.extend_from_slice(&caller.to_le_bytes());
+                }
+                bytes.resize(bytes.len() + 64, 0);
+                let mut registers = X86_64 { rip: chosen[0].0 - 1, ..X86_64::default() };
+                registers.gpr[7] = STACK;
+                Stack { bytes, registers }
+            })
+            .collect()
     }
 }

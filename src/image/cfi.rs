@@ -292,4 +292,44 @@ mod tests {
             assert!(compared > 50, "{compared}");
         }
     }
+
+    #[test]
+    fn damaged_tables_give_rows_or_none_and_end() {
+        let bytes = std::fs::read("/proc/self/exe").unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        let range = |name: &str| file.section_by_name(name).unwrap().file_range().unwrap();
+        let (header, frames) = (range(".eh_frame_hdr"), range(".eh_frame"));
+        let text = file.section_by_name(".text").unwrap();
+        let cfi = Cfi::find(&bytes).unwrap();
+        let mut state = 88_172_645_463_325_252u64;
+        let mut random = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        let mut mutated = bytes.clone();
+        for round in 0..300 {
+            // Damage adds up; every tenth round begins with a whole file again.
+            if round % 10 == 0 {
+                mutated.copy_from_slice(&bytes);
+            }
+            for _ in 0..200 {
+                let (offset, size) = if random(4) == 0 { header } else { frames };
+                let reach = if random(2) == 0 { size } else { size.min(4096) };
+                let at = (offset + random(reach)) as usize;
+                let byte = random(256) as u8;
+                mutated[at] = [0, 0xff, 0x7f, 0x80, byte][random(5) as usize];
+            }
+            for _ in 0..200 {
+                let pc = Svma(text.address() + random(text.size()));
+                let _ = cfi.row(&mutated, pc);
+            }
+            if round % 50 == 0
+                && let Some(cfi) = Cfi::find(&mutated)
+            {
+                let _ = cfi.row(&mutated, Svma(text.address()));
+            }
+        }
+    }
 }

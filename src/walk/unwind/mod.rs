@@ -91,8 +91,11 @@ impl Unwinder {
                 Ok(found) => found,
                 Err(Failure::OutsideWindow) => return Walked { ended: Ended::WindowRanOut, reached },
                 Err(Failure::Refused) => {
-                    let ended =
-                        if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
+                    let ended = if may_use_record {
+                        frame.end_of_records(reached, input, out.methods.last())
+                    } else {
+                        Ended::BadFrame
+                    };
                     return Walked { ended, reached };
                 }
             };
@@ -239,15 +242,18 @@ impl Frame {
     }
 
     /// What it means that a chain of frame records ends here.
-    fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> Ended {
+    fn end_of_records(&self, reached: Avma, input: &Input<'_>, found_by: Option<&Method>) -> Ended {
         let outermost = match self.address {
             CodeAddress::Return(address) => Some(address),
             CodeAddress::Pc(_) => None,
         };
         let next = self.registers[RBP] & input.code_mask;
         let chain = root::Chain { next, above: input.stack.base, reached, outermost };
-        // Without a place to compare with, that a walk ends is no proof of anything.
-        if input.stack_top.is_some() || input.fp_always { chain.end(input) } else { Ended::BadFrame }
+        // That a walk ends is no proof of anything, but where the place tells, or a chain of
+        // records ends with the mark of the deepest frame (System V AMD64 ABI, 3.4.1).
+        let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));
+        let told = input.stack_top.is_some() || input.fp_always || in_records;
+        if told { chain.end(input) } else { Ended::BadFrame }
     }
 
     /// The word at an address of the stack.
@@ -266,5 +272,7 @@ impl Frame {
     }
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

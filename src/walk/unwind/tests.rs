@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use super::super::{Code, StackBytes};
 use super::*;
 
-const TEXT: u64 = 0x40_1000;
-const STACK: u64 = 0x7fff_0000_1000;
+pub(super) const TEXT: u64 = 0x40_1000;
+pub(super) const STACK: u64 = 0x7fff_0000_1000;
 /// After `call *%rax`, wherever a return address is wanted: TEXT+2, +4, +6, ...
 const CALLS: [u8; 512] = {
     let mut code = [0xff; 512];
@@ -17,7 +17,7 @@ const CALLS: [u8; 512] = {
 };
 
 /// Code that is nothing but calls, with a row for each address that has one.
-struct Rows(BTreeMap<u64, Row>);
+pub(super) struct Rows(pub(super) BTreeMap<u64, Row>);
 
 impl Code for Rows {
     fn is_code(&self, at: Avma) -> bool {
@@ -31,7 +31,7 @@ impl Code for Rows {
     }
 }
 
-fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
+pub(super) fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
     let mut row = Row { cfa, columns: Default::default(), signal: false };
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     for (register, column) in columns {
