@@ -27,6 +27,7 @@ mod linux {
     use stackprof::live::Live;
     use stackprof::sampler::{self, Options};
     use stackprof::target::linux;
+    use stackprof::walk::How;
 
     const HZ: u32 = 997;
     /// A gap shorter than this is the loop itself.
@@ -126,6 +127,7 @@ mod linux {
             idle: false,
             threads: false,
             max_depth: 1024,
+            unwind: How::Auto,
             seed: 1,
         };
         let clock = RealClock::new();

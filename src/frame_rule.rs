@@ -1,4 +1,82 @@
 //! How a frame finds its caller at one instruction: a leaf that image and walk share.
+//! [`Row`] is all that unwind information says there, [`FrameRule`] its ordinary form.
+
+/// Columns of a [`Row`]: the 16 general registers of x86_64 by DWARF number, then the
+/// return address (System V AMD64 ABI, figure 3.36).
+pub const COLUMNS: usize = 17;
+
+/// The column of the return address.
+pub const RETURN_ADDRESS: usize = 16;
+
+/// A row of x86_64 unwind information in full.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Where the canonical frame address (CFA) is: the stack pointer before the call.
+    pub cfa: Cfa,
+    /// Where each register of the caller is.
+    pub columns: [Column; COLUMNS],
+    /// The "caller" was interrupted by a signal: its registers are all exact, and its
+    /// program counter is one, not a return address.
+    pub signal: bool,
+}
+
+/// How the CFA is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cfa {
+    /// A register by DWARF number plus bytes.
+    Register(u8, i64),
+    /// The value of a DWARF expression.
+    Expression(Box<[u8]>),
+}
+
+/// Where a register of the caller is (DWARF 5, 6.4.1).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Column {
+    /// In its register still.
+    #[default]
+    Same,
+    /// Nowhere. For the return address: there is no caller.
+    Undefined,
+    /// In memory, bytes from the CFA.
+    At(i64),
+    /// It is the CFA plus bytes.
+    Is(i64),
+    /// In another register.
+    In(u8),
+    /// In memory, at the value of a DWARF expression that begins with the CFA.
+    AtExpression(Box<[u8]>),
+    /// It is the value of such an expression.
+    IsExpression(Box<[u8]>),
+}
+
+impl Row {
+    /// The row in its ordinary form, if it has that.
+    #[must_use]
+    pub fn ordinary(&self) -> Option<FrameRule> {
+        const RBP: u8 = 6;
+        const RSP: u8 = 7;
+        // The interrupted caller of a signal frame is in its saved context, not below the CFA.
+        if self.signal {
+            return None;
+        }
+        let (base, cfa_offset) = match self.cfa {
+            Cfa::Register(RSP, offset) => (CfaBase::StackPointer, offset),
+            Cfa::Register(RBP, offset) => (CfaBase::FramePointer, offset),
+            _ => return None,
+        };
+        let frame_pointer_at = match self.columns[usize::from(RBP)] {
+            Column::At(at) => Some(at),
+            Column::Same | Column::Undefined => None,
+            _ => return None,
+        };
+        let return_at = match self.columns[RETURN_ADDRESS] {
+            Column::At(at) => Some(at),
+            Column::Undefined => None,
+            _ => return None,
+        };
+        Some(FrameRule { base, cfa_offset, frame_pointer_at, return_at })
+    }
+}
 
 /// A row of unwind information in the only form that compilers use for ordinary code:
 /// the canonical frame address (CFA, the stack pointer before the call) is a register

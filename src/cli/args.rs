@@ -12,6 +12,7 @@ use super::clap_text::usage_error;
 use super::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, RecordingFlags, SourceFlags};
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Format;
+use crate::walk::How;
 
 /// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
 /// step with work that happens 100 or 1000 times a second.
@@ -55,15 +56,6 @@ pub enum Source {
         /// Replays the same run.
         seed: u64,
     },
-}
-
-/// How stacks are walked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unwind {
-    /// The best this version has for each image.
-    Auto,
-    /// Frame pointers only.
-    Fp,
 }
 
 /// How much is told on standard error.
@@ -130,7 +122,7 @@ pub struct Recording {
     /// One subtree per thread.
     pub threads: bool,
     /// How stacks are walked.
-    pub unwind: Unwind,
+    pub unwind: How,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
     /// Heading of the flame graph instead of the default one.
@@ -190,6 +182,8 @@ pub struct Dump {
     pub what: What,
     /// Of which process; [`Source::Pid`] or [`Source::Sim`].
     pub source: Source,
+    /// How stacks are walked.
+    pub unwind: How,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -278,6 +272,7 @@ fn dump(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
     Ok(Command::Dump(Dump {
         what,
         source: source(&flags.source, None)?,
+        unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         verbosity: verbosity(&flags.common)?,
     }))
 }
@@ -368,7 +363,7 @@ fn recording(source: Source, flags: RecordingFlags) -> Result<Recording> {
         default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
         threads: flags.threads,
-        unwind: flags.unwind.as_deref().map_or(Ok(Unwind::Auto), unwind)?,
+        unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         max_depth,
         title: flags.title,
         reverse: flags.reverse,
@@ -436,12 +431,12 @@ fn duration(text: &OsStr) -> Result<Duration> {
     if duration.is_zero() { Err(bad("--duration", text, expected)) } else { Ok(duration) }
 }
 
-fn unwind(text: &OsStr) -> Result<Unwind> {
+fn unwind(text: &OsStr) -> Result<How> {
     match text.to_string_lossy().as_ref() {
-        "auto" => Ok(Unwind::Auto),
-        "fp" => Ok(Unwind::Fp),
-        "cfi" => Err(usage("--unwind `cfi` is not in this version; one of auto, fp")),
-        _ => Err(bad("--unwind", text, "auto or fp")),
+        "auto" => Ok(How::Auto),
+        "fp" => Ok(How::FramePointer),
+        "cfi" => Ok(How::Cfi),
+        _ => Err(bad("--unwind", text, "auto, fp or cfi")),
     }
 }
 

@@ -30,7 +30,7 @@ pub fn run(dump: &Dump) -> Result<()> {
             What::Threads => threads(target),
             What::Images => images(target),
             What::Symbols => symbols(target),
-            What::Stacks => Ok(stacks(&sampler::snapshot(target, clock, MAX_DEPTH)?)),
+            What::Stacks => Ok(stacks(&sampler::snapshot(target, clock, MAX_DEPTH, dump.unwind)?)),
         }
     };
     let text = match &dump.source {
@@ -148,10 +148,11 @@ fn stacks(snapshot: &Snapshot) -> String {
         };
         let state = activity_name(stack.activity);
         let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, visible(&stack.name));
-        for (depth, address) in stack.addresses.iter().enumerate() {
+        for (depth, (address, method)) in stack.addresses.iter().zip(&stack.methods).enumerate() {
+            let method = method.name();
             // Inlined functions, if any, stand outermost first; the leaf is shown first here.
             for name in name_of(address).iter().rev() {
-                let _ = writeln!(out, "  #{depth:<3} {address:#014x}  {}", visible(name));
+                let _ = writeln!(out, "  #{depth:<3} {address:#014x}  {method:<13}  {}", visible(name));
             }
         }
         out.push('\n');

@@ -101,6 +101,10 @@ pub(super) struct DemoFlags {
 pub(super) struct DumpFlags {
     #[command(flatten)]
     pub(super) source: SourceFlags,
+    /// How stacks are walked: auto, cfi (unwind information) or fp (frame
+    /// pointers) [default: auto]
+    #[arg(long, value_name = "HOW")]
+    pub(super) unwind: Option<OsString>,
     #[command(flatten)]
     pub(super) common: CommonFlags,
     #[arg(hide = true)]
@@ -135,7 +139,8 @@ pub(super) struct RecordingFlags {
     /// One subtree per thread instead of one for all
     #[arg(long, help_heading = RECORDING)]
     pub(super) threads: bool,
-    /// How stacks are walked: auto or fp (frame pointers) [default: auto]
+    /// How stacks are walked: auto, cfi (unwind information) or fp (frame
+    /// pointers) [default: auto]
     #[arg(long, value_name = "HOW", help_heading = RECORDING)]
     pub(super) unwind: Option<OsString>,
     /// Frames kept per stack, 1 to 65536 [default: 1024]

@@ -20,6 +20,7 @@ use crate::sampler::{self, Options};
 use crate::symbol::{self, Names};
 use crate::target::sim::{SimConfig, SimTarget};
 use crate::target::{ExitStatus, Target};
+use crate::walk::How;
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
 /// waited for this long so that the summary can tell how it ended.
@@ -101,6 +102,7 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         idle: recording.idle,
         threads: recording.threads,
         max_depth: recording.max_depth,
+        unwind: recording.unwind,
         seed: recording.seed.unwrap_or(match recording.source {
             // A simulated run replays from its one number.
             Source::Sim { seed } => seed,
@@ -261,11 +263,18 @@ fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String>
     let stats = &profile.stats;
     let incomplete: u64 = stats.stacks_incomplete.values().sum();
     if incomplete * 10 > stats.samples && stats.stacks_incomplete.contains_key("bad frame") {
-        hints.push(
-            "many stacks end early: the program or its libraries are built without frame pointers; \
-             rebuild with -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
-                .to_owned(),
-        );
+        let hint = match recording.unwind {
+            How::FramePointer => {
+                "many stacks end early: the program or its libraries are built without frame pointers; \
+                 leave --unwind fp out, or rebuild with -fno-omit-frame-pointer \
+                 (Rust: -C force-frame-pointers=yes)"
+            }
+            How::Auto | How::Cfi => {
+                "many stacks end early: code has neither unwind information nor frame pointers; \
+                 rebuild it with -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
+            }
+        };
+        hints.push(hint.to_owned());
     }
     if stats.ticks_late * 20 > stats.ticks {
         hints.push(format!(

@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::profile::Stats;
 use crate::target::{ExitStatus, Process};
+use crate::walk::Method;
 
 /// Numbers of a run that are not in the profile's own counters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,6 +45,12 @@ pub fn hz_achieved(stats: &Stats) -> f64 {
     if stats.duration_ns == 0 { 0.0 } else { stats.ticks as f64 * 1e9 / stats.duration_ns as f64 }
 }
 
+/// Frames by how they were found; ways that found none are left out.
+pub fn frames_by_method(stats: &Stats) -> impl Iterator<Item = (&'static str, u64)> {
+    let counts = Method::ALL.iter().zip(stats.frames_by_method);
+    counts.filter(|(_, count)| *count > 0).map(|(method, count)| (method.name(), count))
+}
+
 /// The JSON text, with a line end.
 #[must_use]
 pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> String {
@@ -66,6 +73,7 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         threads_seen: stats.threads_seen,
         stacks_complete: stats.stacks_complete,
         stacks_incomplete: &stats.stacks_incomplete,
+        frames_by_method: frames_by_method(stats).collect(),
         samples_lost: &stats.samples_lost,
         distinct_stacks: figures.distinct_stacks,
         trie_nodes: figures.trie_nodes,
@@ -125,6 +133,7 @@ struct Report<'a> {
     threads_seen: u64,
     stacks_complete: u64,
     stacks_incomplete: &'a BTreeMap<&'static str, u64>,
+    frames_by_method: BTreeMap<&'static str, u64>,
     samples_lost: &'a BTreeMap<&'static str, u64>,
     distinct_stacks: u64,
     trie_nodes: u64,
@@ -191,6 +200,7 @@ mod tests {
             threads_seen: 4,
             stacks_complete: 9951,
             stacks_incomplete: BTreeMap::from([("window ran out", 14), ("bad frame", 5)]),
+            frames_by_method: [10, 40, 0, 0, 0, 0],
             samples_lost: BTreeMap::from([("thread ended", 2)]),
             target_cpu_ns: 9_990_000_000,
             exit_status: Some(ExitStatus::Code(3)),
@@ -239,6 +249,10 @@ mod tests {
   "stacks_incomplete": {{
     "bad frame": 5,
     "window ran out": 14
+  }},
+  "frames_by_method": {{
+    "cfi": 40,
+    "context": 10
   }},
   "samples_lost": {{
     "thread ended": 2

@@ -2,7 +2,7 @@
 //! Input: the profile's counters and the run's figures; output: text for standard error.
 //! Pure. Lines and categories that would say "none" are left out.
 
-use super::stats::{RunFigures, hz_achieved};
+use super::stats::{RunFigures, frames_by_method, hz_achieved};
 use super::text::{causes, duration, percent, plural, visible};
 use crate::profile::Stats;
 use crate::target::{ExitStatus, Process};
@@ -14,6 +14,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
     let lines = [
         ("stacks", stacks(stats)),
+        ("frames", frames(stats)),
         ("lost", lost(stats)),
         ("symbols", symbols(figures)),
         ("pause", pause(stats)),
@@ -58,6 +59,15 @@ fn stacks(stats: &Stats) -> Option<String> {
         line += &format!("; {}", causes(stats.stacks_incomplete.iter().map(|(why, n)| (*why, *n))));
     }
     Some(line)
+}
+
+fn frames(stats: &Stats) -> Option<String> {
+    let all: u64 = frames_by_method(stats).map(|(_, count)| count).sum();
+    (all > 0).then(|| {
+        let by_method =
+            frames_by_method(stats).map(|(name, count)| format!("{} {name}", percent(count, all)));
+        format!("found by {}", by_method.collect::<Vec<_>>().join(", "))
+    })
 }
 
 fn lost(stats: &Stats) -> Option<String> {

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::addr::{Avma, Svma};
-use crate::frame_rule::FrameRule;
+use crate::frame_rule::{FrameRule, Row};
 use crate::target::{ImageBytes, Mapping, MappingKind};
 use cfi::Cfi;
 use macho::functions::Functions;
@@ -52,7 +52,8 @@ pub struct Image {
     pub base_svma: Svma,
     identity: (u64, u64),
     object: Result<Object, String>,
-    cfi: Option<Cfi>,
+    /// Read when a stack first leads here.
+    cfi: OnceLock<Option<Cfi>>,
     /// Read when first asked for: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
 }
@@ -71,7 +72,7 @@ impl Image {
             build_id: object.as_ref().ok().and_then(Object::build_id).map(<[u8]>::to_vec),
             base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
             identity: mapping.identity,
-            cfi: bytes.as_ref().ok().and_then(|bytes| Cfi::find(bytes.bytes())),
+            cfi: OnceLock::new(),
             functions: OnceLock::new(),
             bytes,
             object,
@@ -208,14 +209,34 @@ impl Images {
         bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
     }
 
-    /// How the caller is found at a code address of the current space; `None` where that
-    /// is not known.
+    /// How the caller is found at a code address of the current space, if that is of the
+    /// ordinary form; `None` where it is not known.
     #[must_use]
     pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        self.row(pc)?.ordinary()
+    }
+
+    /// What the unwind information says at a code address of the current space; `None`
+    /// where there is none.
+    #[must_use]
+    pub fn row(&self, pc: Avma) -> Option<Row> {
         let region = self.current().find(pc.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
-        image.cfi.as_ref()?.rule(image.bytes.as_ref().ok()?.bytes(), image.object()?.svma_of(offset)?)
+        let bytes = image.bytes.as_ref().ok()?.bytes();
+        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
+        cfi.as_ref()?.row(bytes, image.object()?.svma_of(offset)?)
+    }
+
+    /// Where the program or library that a code address of the current space belongs to
+    /// begins to run (ELF `e_entry`); `None` if it says nothing.
+    #[must_use]
+    pub fn entry(&self, pc: Avma) -> Option<Avma> {
+        let region = self.current().find(pc.0)?;
+        let object = self.images.get(region.image as usize)?.object()?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        let bias = pc - Avma(object.svma_of(offset)?.0);
+        Some(Avma(object.entry()?.0.wrapping_add(bias)))
     }
 
     /// The bounds of the function at a code address of the current space, as far as they

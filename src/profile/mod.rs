@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::image::Images;
 use crate::target::{ExitStatus, Process};
 use crate::trie::Trie;
+use crate::walk::Method;
 
 /// A root of the trie, packed into its number: which thread, and whether the stacks
 /// below reached the thread's root.
@@ -81,6 +82,8 @@ pub struct Stats {
     pub stacks_complete: u64,
     /// Stacks that ended early, by reason.
     pub stacks_incomplete: BTreeMap<&'static str, u64>,
+    /// Frames of the walked stacks by how they were found, in the order of [`Method::ALL`].
+    pub frames_by_method: [u64; Method::ALL.len()],
     /// Counts (periods of 1/hz) that are not in the profile, by reason.
     pub samples_lost: BTreeMap<&'static str, u64>,
     /// Each stop's duration.

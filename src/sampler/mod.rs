@@ -21,7 +21,7 @@ use crate::live::Live;
 use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::Trie;
-use crate::walk::Ended;
+use crate::walk::{Ended, Frames, How, Unwinder};
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
@@ -56,6 +56,8 @@ pub struct Options {
     pub threads: bool,
     /// Frames kept per stack.
     pub max_depth: usize,
+    /// How stacks are walked.
+    pub unwind: How,
     /// Seed of the ticks' jitter.
     pub seed: u64,
 }
@@ -88,7 +90,8 @@ struct Recording<'a> {
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
     captured: Vec<(ThreadId, Capture)>,
     spare: Vec<Capture>,
-    addresses: Vec<u64>,
+    unwinder: Unwinder,
+    frames: Frames,
     order: Vec<ThreadId>,
     mappings: Vec<Mapping>,
     images_read_ns: u64,
@@ -118,7 +121,8 @@ impl<'a> Recording<'a> {
             stats: Stats::default(),
             captured: Vec::new(),
             spare: Vec::new(),
-            addresses: Vec::new(),
+            unwinder: Unwinder::default(),
+            frames: Frames::default(),
             order: Vec::new(),
             mappings: Vec::new(),
             images_read_ns: 0,
@@ -338,6 +342,7 @@ impl<'a> Recording<'a> {
                     self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
                 }
                 self.images.begin_space();
+                self.unwinder.images_changed();
                 self.add_thread(thread, stack_top, look, false);
                 self.read_images();
             }
@@ -405,7 +410,7 @@ impl<'a> Recording<'a> {
         self.ask_name(id);
         let Some(account) = self.accounts.get_mut(&id) else { return };
         let root = Root { thread: account.index, complete: ended == Ended::Root };
-        match self.trie.insert(root.number(), self.images.space(), &self.addresses, counts) {
+        match self.trie.insert(root.number(), self.images.space(), &self.frames.addresses, counts) {
             Ok(node) => {
                 // With a larger window the same stack may be complete: not one to keep.
                 let grew = account.window_bytes > window_bytes;
@@ -416,6 +421,9 @@ impl<'a> Recording<'a> {
                     Waits::Unknown
                 };
                 self.weighed(ended, counts);
+                for method in &self.frames.methods {
+                    self.stats.frames_by_method[*method as usize] += 1;
+                }
             }
             Err(full) => self.lose(full.reason(), counts),
         }

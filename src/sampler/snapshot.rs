@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::image::Images;
 use crate::live::Live;
 use crate::target::{Activity, Target, ThreadId};
-use crate::walk::Ended;
+use crate::walk::{Ended, How, Method};
 
 /// Tries of a snapshot to copy a whole stack, and the time each waits for threads to stop.
 const SNAPSHOT_ROUNDS: u32 = 5;
@@ -33,6 +33,8 @@ pub struct ThreadStack {
     pub activity: Activity,
     /// Look-up addresses (Avma), leaf first; empty if it could not be stopped.
     pub addresses: Vec<u64>,
+    /// How each was found.
+    pub methods: Vec<Method>,
     /// Why the walk ended; `None` if it could not be stopped.
     pub ended: Option<Ended>,
 }
@@ -41,9 +43,22 @@ pub struct ThreadStack {
 ///
 /// # Errors
 /// [`ErrorKind::Attach`] when the process has gone.
-pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) -> Result<Snapshot> {
-    let options =
-        Options { hz: 1, duration_ns: None, idle: true, threads: true, max_depth, seed: 0, linger_ns: 0 };
+pub fn snapshot(
+    target: &mut dyn Target,
+    clock: &dyn Clock,
+    max_depth: usize,
+    unwind: How,
+) -> Result<Snapshot> {
+    let options = Options {
+        hz: 1,
+        duration_ns: None,
+        idle: true,
+        threads: true,
+        max_depth,
+        unwind,
+        seed: 0,
+        linger_ns: 0,
+    };
     let live = Live::default();
     let mut recording = Recording::new(target, clock, &options, &live);
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
@@ -59,6 +74,7 @@ pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) ->
             name: name.unwrap_or_default(),
             activity,
             addresses: Vec::new(),
+            methods: Vec::new(),
             ended: None,
         });
     }
@@ -79,7 +95,8 @@ pub fn snapshot(target: &mut dyn Target, clock: &dyn Clock, max_depth: usize) ->
         for (id, capture) in std::mem::take(&mut recording.captured) {
             let ended = recording.walk(id, &capture);
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
-                stack.addresses.clone_from(&recording.addresses);
+                stack.addresses.clone_from(&recording.frames.addresses);
+                stack.methods.clone_from(&recording.frames.methods);
                 stack.ended = Some(ended);
             }
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::Recording;
 use crate::addr::Avma;
-use crate::frame_rule::FrameRule;
+use crate::frame_rule::{FrameRule, Row};
 use crate::image::Images;
 use crate::target::{Capture, Fault, ThreadId};
 use crate::walk::{self, Code, Ended, StackBytes, root};
@@ -38,13 +38,21 @@ impl Code for ImageCode<'_> {
         self.0.frame_rule(pc)
     }
 
+    fn row(&self, lookup: Avma) -> Option<Row> {
+        self.0.row(lookup)
+    }
+
+    fn entry(&self, pc: Avma) -> Option<Avma> {
+        self.0.entry(pc)
+    }
+
     fn function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.0.function(pc)
     }
 }
 
 impl Recording<'_> {
-    /// Walks a capture into `self.addresses`, with the images it needs.
+    /// Walks a capture into `self.frames`, with the images it needs.
     pub(super) fn walk(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         if !self.images.contains(capture.registers.pc()) {
             self.retry_images();
@@ -72,7 +80,8 @@ impl Recording<'_> {
                 code_mask: self.target.process().code_mask,
                 code: &code,
             };
-            let walked = walk::walk(&capture.registers, &input, &mut self.addresses);
+            let (how, frames) = (self.options.unwind, &mut self.frames);
+            let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
             account.fit_window(&walked, sp);
             // A thread that already ran when we came: where was it born?
             if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
@@ -122,6 +131,9 @@ impl Recording<'_> {
         if listed.is_ok() {
             let target = &mut self.target;
             changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
+            if changed {
+                self.unwinder.images_changed();
+            }
         }
         self.images_changed = false;
         self.mappings = mappings;

@@ -3,18 +3,25 @@
 //! Pure: no OS calls, no clock, no allocation except growth of the caller's buffer.
 //! `fp.rs` follows the frame records; `x86_64.rs` and `aarch64.rs` mirror each other
 //! and know where the leaf frame's caller is before, during and after its prologue;
-//! `root.rs` recognises the outermost frame of a thread. Unwinding by CFI plugs in
-//! beside `fp.rs`: the same [`Input`], the same [`Walked`].
+//! `root.rs` recognises the outermost frame of a thread. `unwind/` walks by unwind
+//! information: the same [`Input`], the same [`Walked`]. `call.rs` checks return addresses,
+//! `frames.rs` is the result.
 
 pub mod aarch64;
+pub mod call;
 pub mod fp;
+mod frames;
 pub mod root;
+pub mod unwind;
 pub mod x86_64;
+
+pub use frames::{Frames, How, Method};
+pub use unwind::Unwinder;
 
 use std::ops::Range;
 
 use crate::addr::Avma;
-use crate::frame_rule::FrameRule;
+use crate::frame_rule::{FrameRule, Row};
 use crate::registers::Registers;
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -59,6 +66,16 @@ pub trait Code {
         None
     }
 
+    /// What the unwind information says at a look-up address; `None` where there is none.
+    fn row(&self, _lookup: Avma) -> Option<Row> {
+        None
+    }
+
+    /// Where the image that `pc` is in begins to run, if it says so.
+    fn entry(&self, _pc: Avma) -> Option<Avma> {
+        None
+    }
+
     /// The bounds of the function at `pc`; `None` where they are not known.
     fn function(&self, _pc: Avma) -> Option<Range<Avma>> {
         None
@@ -93,6 +110,9 @@ pub struct Input<'a> {
 pub enum Ended {
     /// At the thread's outermost frame: the stack is complete.
     Root,
+    /// At the thread's outermost frame, but by a search of the stack on the way: the frames
+    /// around the found one may be missing or wrong.
+    Scanned,
     /// The next frame lies above the copied window.
     WindowRanOut,
     /// A frame record that cannot be one (misaligned, not above the last, null return
@@ -108,6 +128,7 @@ impl Ended {
     pub fn reason(self) -> &'static str {
         match self {
             Ended::Root => "complete",
+            Ended::Scanned => "bridged by a stack scan",
             Ended::WindowRanOut => "window ran out",
             Ended::BadFrame => "bad frame",
             Ended::DepthLimit => "depth limit",
@@ -132,5 +153,27 @@ pub fn walk(registers: &Registers, input: &Input<'_>, out: &mut Vec<u64>) -> Wal
     match registers {
         Registers::X86_64(registers) => x86_64::walk(registers, input, out),
         Registers::Aarch64(registers) => aarch64::walk(registers, input, out),
+    }
+}
+
+/// Walks as `how` says. Clears `out`, then pushes each frame, leaf first.
+pub fn unwind(
+    how: How,
+    registers: &Registers,
+    input: &Input<'_>,
+    unwinder: &mut Unwinder,
+    out: &mut Frames,
+) -> Walked {
+    out.clear();
+    match (how, registers) {
+        (How::Auto | How::Cfi, Registers::X86_64(registers)) => unwinder.walk(how, registers, input, out),
+        _ => {
+            let walked = walk(registers, input, &mut out.addresses);
+            out.methods.resize(out.addresses.len(), Method::FramePointer);
+            if let Some(leaf) = out.methods.first_mut() {
+                *leaf = Method::Context;
+            }
+            walked
+        }
     }
 }

@@ -110,7 +110,7 @@ pub fn find_birth(stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<
 }
 
 /// Whether code passes a function's result to the system call `exit`.
-fn ends_thread(code: &[u8]) -> bool {
+pub(super) fn ends_thread(code: &[u8]) -> bool {
     const FORMS: [&[u8]; 6] = [
         // glibc x86_64: mov %rax,%rdi; mov $60,%eax; syscall
         &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],

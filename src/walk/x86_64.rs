@@ -6,7 +6,7 @@
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function tells; without it the code (see `record.rs`).
 
-mod record;
+pub(super) mod record;
 
 use super::{Code, Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};

@@ -32,7 +32,7 @@ fn values_that_cannot_be() {
         ("--duration 0", "--duration `0`: expected seconds, more than 0 (10 or 0.5)"),
         ("--max-depth -1e3", "--max-depth `-1e3`: expected a whole number from 1 to 65536"),
         ("--min-width -1e-3", "--min-width `-1e-3`: expected a percentage from 0 to below 100"),
-        ("--unwind magic", "--unwind `magic`: expected auto or fp"),
+        ("--unwind magic", "--unwind `magic`: expected auto, fp or cfi"),
         ("--format png", "no format is called `png`; one of svg, folded"),
         ("-o a.png", "--output `a.png`: the extension tells no format; use .svg, .folded or .txt"),
         ("-o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 32] = [
+const KEYS: [&str; 33] = [
     "version",
     "command",
     "pid",
@@ -28,6 +28,7 @@ const KEYS: [&str; 32] = [
     "threads_seen",
     "stacks_complete",
     "stacks_incomplete",
+    "frames_by_method",
     "samples_lost",
     "distinct_stacks",
     "trie_nodes",

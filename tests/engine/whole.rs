@@ -1,6 +1,7 @@
 //! The recording as a whole: its end, its length, its memory, the same twice.
 
 use super::*;
+use stackprof::walk::How;
 
 #[test]
 fn the_wish_to_stop_ends_the_recording() {
@@ -131,7 +132,7 @@ fn a_snapshot_has_every_thread_where_it_is() {
         ];
         let clock = stackprof::clock::FakeClock::default();
         let mut target = stackprof::target::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
-        let snapshot = sampler::snapshot(&mut target, &clock, 8192).unwrap();
+        let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
         let depths: Vec<usize> = snapshot.stacks.iter().map(|stack| stack.addresses.len()).collect();
         // A thread under job control is left alone.
         assert_eq!(depths, [3, 3, 0, 5_000, 2_000]);

@@ -18,6 +18,7 @@ use stackprof::symbol::{self, Names};
 use stackprof::target::sim::{SimConfig, SimLedger, SimTarget, Truth};
 use stackprof::target::{Capture, Event, Fault, ImageBytes, Look, Mapping, Process, Target, ThreadId};
 use stackprof::trie::{Frame, FrameId};
+use stackprof::walk::How;
 
 /// Prints how to replay when the test fails while this is alive.
 pub struct Replay(String);
@@ -58,7 +59,16 @@ pub fn seeds(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
 }
 
 pub fn options(hz: u32, seed: u64) -> Options {
-    Options { linger_ns: 0, hz, duration_ns: None, idle: false, threads: true, max_depth: 8192, seed }
+    Options {
+        linger_ns: 0,
+        hz,
+        duration_ns: None,
+        idle: false,
+        threads: true,
+        max_depth: 8192,
+        unwind: How::Auto,
+        seed,
+    }
 }
 
 /// A profile's stacks: thread number, whether complete, function names from the root.

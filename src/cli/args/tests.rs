@@ -40,7 +40,7 @@ fn the_defaults_are_those_of_the_contract() {
         default_format: Format::Svg,
         idle: false,
         threads: false,
-        unwind: Unwind::Auto,
+        unwind: How::Auto,
         max_depth: 1024,
         title: None,
         reverse: false,
@@ -66,7 +66,7 @@ fn every_option_is_understood() {
         default_format: Format::Folded,
         idle: true,
         threads: true,
-        unwind: Unwind::Fp,
+        unwind: How::FramePointer,
         max_depth: 65_536,
         title: Some("T".into()),
         reverse: true,
@@ -151,7 +151,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
             format!("--min-width `{value}`: expected a percentage from 0 to below 100")
         );
     }
-    assert_eq!(refused("--pid 1 --unwind magic"), "--unwind `magic`: expected auto or fp");
+    assert_eq!(refused("--pid 1 --unwind magic"), "--unwind `magic`: expected auto, fp or cfi");
     assert_eq!(refused("--pid 1 --seed x"), "--seed `x`: expected a whole number");
     assert_eq!(refused("--target sim:x"), "--target `sim:x`: expected sim:SEED");
     assert_eq!(refused("--target gdb"), "--target `gdb`: expected sim:SEED");
@@ -193,7 +193,6 @@ fn mistakes_are_told_with_the_next_step() {
         ),
         ("--pid 1 --lines", "option `--lines` is not in this version (try 'stackprof --help')"),
         ("--pid 1 --no-inline", "option `--no-inline` is not in this version (try 'stackprof --help')"),
-        ("--pid 1 --unwind cfi", "--unwind `cfi` is not in this version; one of auto, fp"),
         ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
         ("--pid 1 --format pprof", "format `pprof` is not in this version; one of svg, folded"),
         ("--pid 1 -o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),

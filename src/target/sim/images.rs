@@ -87,7 +87,8 @@ impl Code {
 
     /// The return address that a call from `caller` to `callee` leaves: the same for
     /// each such call, behind the prologue and the call, and sometimes the first byte
-    /// after the caller, as behind a call that does not return.
+    /// after the caller, as behind a call that does not return. On x86_64 all of it is
+    /// calls, since a walk by unwind information asks for one.
     pub(super) fn return_address(&self, caller: FunctionId, callee: FunctionId) -> Avma {
         let range = self.range(caller);
         let ids = [caller.image, caller.function, callee.image, callee.function].map(|n| n as u64);
@@ -97,8 +98,8 @@ impl Code {
             return range.end;
         }
         match self.arch {
-            // push rbp; mov rbp,rsp (4 bytes), call rel32 (5 bytes)
-            Arch::X86_64 => range.start + 9 + (random >> 8) % (bytes - 9),
+            // push rbp; mov rbp,rsp (4 bytes), calls of 2 bytes; leave; ret; call
+            Arch::X86_64 => range.start + 6 + (random >> 8) % ((bytes - 10) / 2) * 2,
             // stp; mov; bl
             Arch::Aarch64 => range.start + 12 + (random >> 8) % ((bytes - 12) / 4) * 4,
         }
@@ -111,14 +112,14 @@ impl Code {
         let Function { range, bare } = &self.modules[id.image].functions[id.function];
         let bytes = range.end - range.start;
         let (step, ret) = match self.arch {
-            Arch::X86_64 => (1, 1),
+            Arch::X86_64 => (1, 3), // ret; call
             Arch::Aarch64 => (4, 4),
         };
         let at = match (frameless, self.arch) {
             (true, _) if *bare => random % (bytes / step) * step,
             (true, _) => random % 2 * (bytes - ret),
-            // push rbp; mov rbp,rsp … ret
-            (false, Arch::X86_64) => 4 + random % (bytes - 4 - ret),
+            // push rbp; mov rbp,rsp; call … leave; ret; call
+            (false, Arch::X86_64) => 4 + random % ((bytes - 4 - ret) / 2) * 2,
             // stp; mov … ret
             (false, Arch::Aarch64) => 8 + random % ((bytes - 8 - ret) / 4) * 4,
         };
@@ -216,12 +217,12 @@ impl Strings {
 
 /// The code: functions that make a frame record first and remove it last, or only return.
 fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) -> Vec<u8> {
-    let (nop, prologue, epilogue, ret): (&[u8], &[u8], &[u8], &[u8]) = match arch {
+    let (filler, prologue, epilogue, ret): (&[u8], &[u8], &[u8], &[u8]) = match arch {
         Arch::X86_64 => (
-            &[0x90],
+            &[0xff, 0xd0],             // call *%rax
             &[0x55, 0x48, 0x89, 0xe5], // push %rbp; mov %rsp,%rbp
-            &[0x5d],                   // pop %rbp
-            &[0xc3],
+            &[0xc9],                   // leave
+            &[0xc3, 0xff, 0xd0],       // ret; a call that does not return
         ),
         Arch::Aarch64 => (
             &[0x1f, 0x20, 0x03, 0xd5],
@@ -231,7 +232,7 @@ fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) ->
         ),
     };
     let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
-    let mut code: Vec<u8> = nop.iter().copied().cycle().take(at(text_bytes)).collect();
+    let mut code: Vec<u8> = filler.iter().copied().cycle().take(at(text_bytes)).collect();
     for (range, bare) in functions.iter().zip(bare) {
         let (start, end) = (at(range.start), at(range.end) - ret.len());
         code[end..end + ret.len()].copy_from_slice(ret);

@@ -29,7 +29,7 @@ const FUNCTION_BYTES_MAX: usize = 4096;
 /// pop %rbp; jmp *any    [rsp]      tail call
 /// btr $60,%rbp          [rsp]      Swift's async epilogue, after pop %rbp
 /// ```
-pub(super) fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
+pub(in crate::walk) fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     const PUSH_RBP: u8 = 0x55;
     const POP_RBP: u8 = 0x5d;

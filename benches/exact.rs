@@ -1,0 +1,43 @@
+//! The long form of the exactness harness (tests/support/exact): every program, every way
+//! of walking, and the worst addresses.
+//!
+//! `cargo bench --bench exact [-- FILTER...]`: a filter is a part of a program's name.
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[path = "../tests/support/exact/mod.rs"]
+mod exact;
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn main() {
+    println!("SKIP the exactness harness steps programs of Linux on x86_64");
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn main() {
+    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let short = std::env::args().any(|arg| arg == "--test" || arg == "--quick");
+    if !exact::permitted() {
+        println!("SKIP ptrace is not permitted here");
+        return;
+    }
+    let (programs, left_out) = exact::programs::build(short);
+    left_out.iter().for_each(|why| println!("LEFT OUT {why}"));
+    let mut outcomes = Vec::new();
+    for program in &programs {
+        if filters.is_empty() || filters.iter().any(|filter| program.name.contains(filter.as_str())) {
+            let begun = std::time::Instant::now();
+            let outcome = exact::run(program);
+            println!(
+                "{}: {} boundaries in {:.1} s",
+                program.name,
+                outcome.boundaries,
+                begun.elapsed().as_secs_f64()
+            );
+            outcomes.push((program.name.clone(), outcome));
+        }
+    }
+    println!("\n{}", exact::report::table(&outcomes));
+    println!("{}", exact::report::failures(&outcomes, 1));
+    println!("{}", exact::report::failures(&outcomes, 2));
+}

@@ -1,0 +1,82 @@
+//! The frames that a walk found, each with how it was found, and the ways of walking.
+
+use crate::addr::CodeAddress;
+
+/// How stacks are walked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum How {
+    /// Unwind information where it exists, code and frame pointers where it does not, and a
+    /// search of the stack as the last resort; every step checked.
+    #[default]
+    Auto,
+    /// Frame pointers only (but for the caller of the leaf).
+    FramePointer,
+    /// Unwind information and the code of functions without it.
+    Cfi,
+}
+
+/// How a frame was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Method {
+    /// The registers of the stopped thread.
+    Context,
+    /// DWARF unwind information of its callee.
+    Cfi,
+    /// Compact unwind information (Mach-O).
+    Compact,
+    /// The instructions of its callee, which has no unwind information.
+    Code,
+    /// The frame record of its callee.
+    FramePointer,
+    /// A word on the stack that looks like a return address.
+    Scan,
+}
+
+impl Method {
+    /// Every method, in the order of their numbers.
+    pub const ALL: [Method; 6] =
+        [Method::Context, Method::Cfi, Method::Compact, Method::Code, Method::FramePointer, Method::Scan];
+
+    /// The name in `dump stacks` and the statistics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Context => "context",
+            Method::Cfi => "cfi",
+            Method::Compact => "compact",
+            Method::Code => "code",
+            Method::FramePointer => "frame pointer",
+            Method::Scan => "scan",
+        }
+    }
+}
+
+/// A walked stack, leaf first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frames {
+    /// Look-up addresses (Avma; a return address minus one).
+    pub addresses: Vec<u64>,
+    /// How each was found.
+    pub methods: Vec<Method>,
+}
+
+impl Frames {
+    pub(super) fn clear(&mut self) {
+        self.addresses.clear();
+        self.methods.clear();
+    }
+
+    pub(super) fn push(&mut self, address: CodeAddress, method: Method) {
+        self.addresses.push(address.lookup().0);
+        self.methods.push(method);
+    }
+
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.addresses.truncate(len);
+        self.methods.truncate(len);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.addresses.len()
+    }
+}

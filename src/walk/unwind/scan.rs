@@ -1,0 +1,58 @@
+//! The last resort: where neither unwind information nor code nor a frame record leads to
+//! a caller, a word on the stack that is a return address may be it. Input: the frame that
+//! the walk is stuck at; output: more frames, or none.
+//!
+//! A stale word looks the same as a live one. So what is found counts only if the walk
+//! goes on from it, without a second search, to the thread's first function, and the
+//! stack is then still told apart from complete ones ([`Ended::Scanned`]).
+
+use super::{Frame, RETURN_ADDRESS, RSP, Unwinder, cache};
+use crate::addr::{Avma, CodeAddress};
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::{Ended, Input, Walked};
+
+/// How far above the stack pointer a return address is searched for.
+const BYTES_MAX: u64 = 4096;
+/// Most return addresses that are tried.
+const TRIES_MAX: u32 = 16;
+
+/// Searches from the stack pointer of `stuck` up, which is the last frame of `out`.
+pub(super) fn reconnect(
+    unwinder: &mut Unwinder,
+    stuck: &Frame,
+    walked: Walked,
+    input: &Input<'_>,
+    out: &mut Frames,
+) -> Walked {
+    let found = out.len();
+    let mut slot = Avma(stuck.sp().0.next_multiple_of(8));
+    let Some(end) = slot.checked_add(BYTES_MAX) else { return walked };
+    let mut tries = 0;
+    let mut window_ran_out = false;
+    while slot < end && tries < TRIES_MAX && found < input.max_depth {
+        let Some(word) = input.stack.word(slot) else { break };
+        let below = slot;
+        slot = slot + 8;
+        let address = Avma(word);
+        if !input.code.is_code(CodeAddress::Return(address).lookup())
+            || !cache::is_return(address, &mut unwinder.cache, input.code)
+        {
+            continue;
+        }
+        tries += 1;
+        let mut frame = *stuck;
+        frame.address = CodeAddress::Return(address);
+        frame.registers[RSP] = below.0 + 8;
+        frame.registers[RETURN_ADDRESS] = word;
+        out.push(frame.address, Method::Scan);
+        let further = unwinder.follow(How::Auto, &mut frame, input, out);
+        match further.ended {
+            Ended::Root => return Walked { ended: Ended::Scanned, ..further },
+            Ended::WindowRanOut => window_ran_out = true,
+            _ => {}
+        }
+        out.truncate(found);
+    }
+    // With a larger window the search may succeed.
+    if window_ran_out { Walked { ended: Ended::WindowRanOut, ..walked } } else { walked }
+}

@@ -1,0 +1,215 @@
+use std::collections::BTreeMap;
+
+use super::super::{Code, StackBytes};
+use super::*;
+
+pub(super) const TEXT: u64 = 0x40_1000;
+pub(super) const STACK: u64 = 0x7fff_0000_1000;
+/// After `call *%rax`, wherever a return address is wanted: TEXT+2, +4, +6, ...
+const CALLS: [u8; 512] = {
+    let mut code = [0xff; 512];
+    let mut at = 1;
+    while at < 512 {
+        code[at] = 0xd0;
+        at += 2;
+    }
+    code
+};
+
+/// Code that is nothing but calls, with a row for each address that has one.
+pub(super) struct Rows(pub(super) BTreeMap<u64, Row>);
+
+impl Code for Rows {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        CALLS.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        self.0.get(&at.0.checked_sub(TEXT)?).cloned()
+    }
+}
+
+pub(super) fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
+    let mut row = Row { cfa, columns: Default::default(), signal: false };
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    for (register, column) in columns {
+        row.columns[*register] = column.clone();
+    }
+    row
+}
+
+fn sp_plus(bytes: i64) -> Row {
+    row(Cfa::Register(RSP as u8, bytes), &[])
+}
+
+fn first_function() -> Row {
+    row(Cfa::Register(RSP as u8, 8), &[(RETURN_ADDRESS, Column::Undefined)])
+}
+
+struct Case {
+    rows: Vec<(u64, Row)>,
+    words: Vec<u64>,
+    registers: Vec<(usize, u64)>,
+}
+
+impl Case {
+    /// Walks from TEXT+0; addresses come back relative to TEXT.
+    fn walk(&self, how: How) -> (Vec<u64>, Vec<Method>, Ended) {
+        let rows = Rows(self.rows.iter().cloned().collect());
+        let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
+        registers.gpr[RSP] = STACK;
+        for &(register, value) in &self.registers {
+            registers.gpr[register] = value;
+        }
+        let input = Input {
+            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 16,
+            code_mask: u64::MAX,
+            code: &rows,
+        };
+        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+        let ended = unwinder.walk(how, &registers, &input, &mut out).ended;
+        (out.addresses.iter().map(|address| address.wrapping_sub(TEXT)).collect(), out.methods, ended)
+    }
+
+    #[track_caller]
+    fn check(&self, addresses: &[u64], ended: Ended) {
+        let (found, _, why) = self.walk(How::Auto);
+        assert_eq!((found.as_slice(), why), (addresses, ended));
+    }
+}
+
+#[test]
+fn registers_other_than_the_frame_pointer_carry_the_cfa() {
+    // As in _dl_runtime_resolve: CFA = rbx+32, rbx saved in the frame; its caller has
+    // its own CFA on the rbx that is restored.
+    let case = Case {
+        rows: vec![
+            (0, row(Cfa::Register(3, 32), &[(3, Column::At(-16))])),
+            (9, row(Cfa::Register(3, 16), &[])),
+            (19, first_function()),
+        ],
+        words: vec![1, 2, 3, STACK + 0x20, TEXT + 10, TEXT + 20, 6, 7],
+        registers: vec![(3, STACK + 8)],
+    };
+    // CFA of the leaf: rbx+32 = STACK+0x28; rbx from STACK+0x18 = STACK+0x20, and so on.
+    case.check(&[0, 9, 19], Ended::Root);
+}
+
+#[test]
+fn a_realigned_stack_is_left_by_reading_memory() {
+    // lea 8(%rsp),%r10; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp; push %r10:
+    // CFA = *(rbp-8), rbp = *rbp.
+    let deref = |offset: u8| Cfa::Expression([0x76, offset, 0x06].into());
+    let rbp = Column::AtExpression([0x76, 0].into());
+    let case = Case {
+        rows: vec![
+            (0, row(deref(0x78), &[(RBP, rbp)])),
+            (9, row(Cfa::Register(6, 16), &[])),
+            (19, first_function()),
+        ],
+        words: vec![
+            STACK + 0x28, // the CFA
+            STACK + 0x28, // <- rbp: the caller's
+            TEXT + 10,    // a copy of the return address
+            0,
+            TEXT + 10, // the return address itself
+            0x1234,    // <- CFA
+            TEXT + 20,
+        ],
+        registers: vec![(RBP, STACK + 8)],
+    };
+    case.check(&[0, 9, 19], Ended::Root);
+    assert_eq!(case.walk(How::Auto).1, [Method::Context, Method::Cfi, Method::Cfi]);
+}
+
+#[test]
+fn what_a_signal_interrupted_is_no_call_and_has_all_its_registers() {
+    let mut frame = row(Cfa::Register(RSP as u8, 0), &[]);
+    frame.signal = true;
+    frame.columns[RSP] = Column::At(0x10);
+    frame.columns[3] = Column::At(0x18);
+    frame.columns[RETURN_ADDRESS] = Column::At(0x20);
+    let case = Case {
+        rows: vec![
+            (0, sp_plus(8)),
+            (9, frame),
+            // Interrupted at +31, which no call precedes; its row is that of +31, not +30.
+            (31, row(Cfa::Register(3, 8), &[])),
+            (39, first_function()),
+        ],
+        words: vec![TEXT + 10, 0, 0, STACK + 0x28, STACK + 0x30, TEXT + 31, TEXT + 40, 0, 0],
+        registers: vec![],
+    };
+    case.check(&[0, 9, 31, 39], Ended::Root);
+}
+
+#[test]
+fn a_return_address_that_no_call_precedes_is_refused() {
+    let case = |word| Case {
+        rows: vec![(0, sp_plus(8)), (9, first_function()), (10, first_function())],
+        words: vec![word, 0, 0, 0],
+        registers: vec![],
+    };
+    case(TEXT + 10).check(&[0, 9], Ended::Root);
+    case(TEXT + 11).check(&[0], Ended::BadFrame);
+    case(0x1234).check(&[0], Ended::BadFrame);
+    case(0).check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn the_stack_pointer_must_rise() {
+    for bytes in [0, -8, 4] {
+        let case = Case {
+            rows: vec![(0, sp_plus(bytes)), (9, first_function())],
+            words: vec![TEXT + 10; 4],
+            registers: vec![],
+        };
+        let (_, methods, ended) = case.walk(How::Cfi);
+        assert_eq!((methods.len(), ended), (1, Ended::BadFrame), "{bytes}");
+    }
+}
+
+#[test]
+fn a_scan_counts_only_if_it_leads_to_the_root() {
+    let mut case = Case {
+        rows: vec![(0, sp_plus(8)), (9, sp_plus(16)), (19, first_function())],
+        // The return address is damaged; above it a stale one, then a live one.
+        words: vec![7, TEXT + 30, TEXT + 10, 0, TEXT + 20],
+        registers: vec![],
+    };
+    let (addresses, methods, ended) = case.walk(How::Auto);
+    assert_eq!((addresses, ended), (vec![0, 9, 19], Ended::Scanned));
+    assert_eq!(methods, [Method::Context, Method::Scan, Method::Cfi]);
+    assert_eq!(case.walk(How::Cfi).0, [0], "not asked for");
+    case.words[4] = 3;
+    case.check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn the_window_is_told_from_garbage() {
+    let case = |bytes| Case { rows: vec![(0, sp_plus(bytes))], words: vec![0; 4], registers: vec![] };
+    case(0x1000).check(&[0], Ended::WindowRanOut);
+    case(1 << 40).check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn a_walk_that_only_ends_is_not_complete() {
+    // Neither row nor frame record, and rbp is 0: with frame pointers that would do.
+    let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
+    case.check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn depth_is_limited() {
+    let case =
+        Case { rows: vec![(0, sp_plus(8)), (9, sp_plus(8))], words: vec![TEXT + 10; 40], registers: vec![] };
+    let (addresses, _, ended) = case.walk(How::Auto);
+    assert_eq!((addresses.len(), ended), (16, Ended::DepthLimit));
+}

@@ -1,0 +1,348 @@
+//! Exactness: a program is stepped through instruction by instruction from its first to
+//! its last, and at each boundary the walk is compared with the shadow stack. Input: a
+//! [`Program`]; output: a [`Score`] per way of walking, and the addresses where it failed.
+//!
+//! An instruction of ours that reaches the root with other frames than the truth is
+//! `wrong`, one that ends early `incomplete` (as is a stack bridged by a scan).
+
+pub(crate) mod programs;
+mod ptrace;
+pub(crate) mod report;
+mod shadow;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::PathBuf;
+
+use stackprof::addr::Avma;
+use stackprof::frame_rule::{Cfa, Column};
+use stackprof::image::Images;
+use stackprof::registers::{Registers, X86_64};
+use stackprof::sampler::ImageCode;
+use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
+
+use ptrace::{Stop, read, registers};
+pub(crate) use ptrace::{has, permitted};
+use shadow::{Kind, Shadow, kind};
+
+/// The ways of walking, in the order of the report.
+pub(crate) const WAYS: [(&str, How); 3] = [("fp", How::FramePointer), ("cfi", How::Cfi), ("auto", How::Auto)];
+
+/// A program to step through.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    /// Bind all symbols at the start.
+    pub(crate) bind_now: bool,
+    /// After the program's own first SIGUSR1, one more after each of so many instructions.
+    pub(crate) signal_every: Option<u64>,
+    /// Compare at each of so many boundaries after the first 150,000.
+    pub(crate) compare_every: u64,
+}
+
+/// Boundaries by outcome.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Score {
+    pub(crate) exact: u64,
+    pub(crate) wrong: u64,
+    pub(crate) incomplete: u64,
+}
+
+impl Score {
+    pub(crate) fn all(&self) -> u64 {
+        self.exact + self.wrong + self.incomplete
+    }
+}
+
+/// A place where a way of walking failed: the frame whose caller it did not find.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Failure {
+    pub(crate) class: &'static str,
+    pub(crate) wrong: u64,
+    pub(crate) incomplete: u64,
+    /// One case: why the walk ended, what it found, what is true.
+    pub(crate) example: String,
+}
+
+/// What came of a program.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) boundaries: u64,
+    pub(crate) scores: [Score; WAYS.len()],
+    /// Failures of each way by image path and stated address.
+    pub(crate) failures: [BTreeMap<(String, u64), Failure>; WAYS.len()],
+}
+
+struct Thread {
+    shadow: Shadow,
+    stack_top: u64,
+    /// Registers before the instruction that is being executed.
+    before: Option<X86_64>,
+    signal: i32,
+}
+
+impl Thread {
+    fn new(stack_top: u64) -> Thread {
+        Thread { shadow: Shadow::default(), stack_top, before: None, signal: 0 }
+    }
+
+    fn own(&self, sp: u64) -> bool {
+        sp <= self.stack_top && self.stack_top - sp < 8 << 20
+    }
+}
+
+struct Session<'a> {
+    program: &'a Program,
+    pid: i32,
+    images: Images,
+    images_changed: bool,
+    /// Kind of each instruction met.
+    kinds: HashMap<u64, Kind>,
+    unwinders: [Unwinder; WAYS.len()],
+    stack: Vec<u8>,
+    truth: Vec<u64>,
+    frames: Frames,
+    outcome: Outcome,
+}
+
+/// Steps through a program from its first instruction to its end.
+pub(crate) fn run(program: &Program) -> Outcome {
+    let mut environment = vec![("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
+    if program.bind_now {
+        environment.push(("LD_BIND_NOW", "1"));
+    }
+    let pid = ptrace::start(&program.path, &program.arguments, &environment);
+    let mut session = Session {
+        program,
+        pid,
+        images: Images::default(),
+        images_changed: true,
+        kinds: HashMap::new(),
+        unwinders: Default::default(),
+        stack: Vec::new(),
+        truth: Vec::new(),
+        frames: Frames::default(),
+        outcome: Outcome::default(),
+    };
+    session.follow();
+    session.outcome
+}
+
+impl Session<'_> {
+    fn follow(&mut self) {
+        let first = registers(self.pid).unwrap();
+        let mut threads = HashMap::from([(self.pid, Thread::new(first.gpr[X86_64::RSP]))]);
+        let (mut steps, mut signals_seen) = (0u64, false);
+        let mut stopped = Some((self.pid, Stop::Step));
+        while let Some((tid, stop)) = stopped.take().or_else(ptrace::wait) {
+            let Some(now) = (stop != Stop::Gone).then(|| registers(tid)).flatten() else {
+                threads.remove(&tid);
+                if threads.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            let thread = threads.entry(tid).or_insert_with(|| Thread::new(now.gpr[X86_64::RSP]));
+            match stop {
+                Stop::Signal(signal) => {
+                    signals_seen |= signal == libc::SIGUSR1;
+                    assert!(
+                        [libc::SIGUSR1, libc::SIGUSR2].contains(&signal),
+                        "{}: ended by signal {signal} at {:#x}",
+                        self.program.name,
+                        now.rip
+                    );
+                    thread.signal = signal;
+                }
+                // The instruction that makes a thread is not over yet.
+                Stop::Clone => {}
+                Stop::Step | Stop::Gone => {
+                    steps += 1;
+                    self.stepped(thread, &now);
+                    let due = self.program.signal_every.is_some_and(|every| steps.is_multiple_of(every));
+                    if due && signals_seen && thread.signal == 0 {
+                        thread.signal = libc::SIGUSR1;
+                    }
+                    let warm = self.outcome.boundaries > 150_000;
+                    if !warm || steps.is_multiple_of(self.program.compare_every) {
+                        self.compare(thread, &now);
+                    }
+                    self.outcome.boundaries += 1;
+                    thread.before = Some(now);
+                }
+            }
+            let signal = thread.signal;
+            if signal != 0 && stop == Stop::Step || matches!(stop, Stop::Signal(_)) {
+                // Stepping with a signal stops at the handler's first instruction.
+                thread.before = Some(now);
+            }
+            ptrace::step(tid, signal);
+        }
+        ptrace::kill(self.pid);
+    }
+
+    /// Brings the thread's shadow stack up to the registers `now`.
+    fn stepped(&mut self, thread: &mut Thread, now: &X86_64) {
+        let Some(before) = thread.before else { return };
+        let pid = self.pid;
+        let word = |at: u64| {
+            let mut bytes = [0; 8];
+            read(pid, at, &mut bytes);
+            u64::from_le_bytes(bytes)
+        };
+        let top = thread.stack_top;
+        let own = |sp: u64| sp <= top && top - sp < 8 << 20;
+        if std::mem::take(&mut thread.signal) != 0 {
+            thread.shadow.interrupted(&before, now, own, word);
+            return;
+        }
+        let kind = *self.kinds.entry(before.rip).or_insert_with(|| {
+            let mut code = [0; 15];
+            let len = read(pid, before.rip, &mut code);
+            kind(&code[..len])
+        });
+        // mmap, mprotect, munmap
+        if kind == Kind::Syscall && matches!(before.gpr[0], 9..=11) {
+            self.images_changed = true;
+            self.kinds.clear();
+        }
+        thread.shadow.step(kind, &before, now, own, word);
+    }
+
+    fn compare(&mut self, thread: &Thread, now: &X86_64) {
+        if std::mem::take(&mut self.images_changed) {
+            let (pid, mappings) = (self.pid, mappings(self.pid));
+            if self.images.update(&mappings, &mut |mapping| bytes(pid, mapping)) {
+                self.unwinders.iter_mut().for_each(Unwinder::images_changed);
+            }
+        }
+        let sp = now.gpr[X86_64::RSP];
+        let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
+        self.stack.resize((end - sp).min(512 << 10) as usize, 0);
+        let len = read(self.pid, sp, &mut self.stack);
+        thread.shadow.truth(now.rip, &mut self.truth);
+        let code = ImageCode(&self.images);
+        let input = Input {
+            stack: StackBytes { base: Avma(sp), bytes: &self.stack[..len] },
+            stack_top: Some(Avma(thread.stack_top)),
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 4096,
+            code_mask: u64::MAX,
+            code: &code,
+        };
+        for (index, (_, how)) in WAYS.into_iter().enumerate() {
+            let unwinder = &mut self.unwinders[index];
+            let walked = walk::unwind(how, &Registers::X86_64(*now), &input, unwinder, &mut self.frames);
+            let score = &mut self.outcome.scores[index];
+            let same = self.frames.addresses == self.truth;
+            match (walked.ended, same) {
+                (Ended::Root, true) => score.exact += 1,
+                (Ended::Root, false) => score.wrong += 1,
+                _ => score.incomplete += 1,
+            }
+            if walked.ended != Ended::Root || !same {
+                let complete = walked.ended == Ended::Root;
+                note(
+                    &mut self.outcome.failures[index],
+                    &self.images,
+                    &self.truth,
+                    &self.frames,
+                    walked.ended,
+                    complete,
+                );
+            }
+        }
+    }
+}
+
+/// Files a failure under the last frame that was found.
+fn note(
+    failures: &mut BTreeMap<(String, u64), Failure>,
+    images: &Images,
+    truth: &[u64],
+    frames: &Frames,
+    ended: Ended,
+    complete: bool,
+) {
+    let found = &frames.addresses;
+    let agree = truth.iter().zip(found).take_while(|(a, b)| a == b).count();
+    let culprit = Avma(truth[agree.saturating_sub(1)]);
+    let place = images.locate(images.space(), culprit);
+    let key =
+        place.map_or(("[no image]".to_owned(), culprit.0), |place| (place.image.path.clone(), place.svma.0));
+    let failure = failures.entry(key).or_default();
+    if failure.class.is_empty() {
+        failure.class = match images.row(culprit) {
+            _ if place.is_none() => "outside images",
+            None => "no unwind information",
+            Some(row) if row.signal => "signal frame",
+            Some(row)
+                if matches!(row.cfa, Cfa::Expression(_))
+                    || row.columns.iter().any(|column| matches!(column, Column::AtExpression(_))) =>
+            {
+                "expression"
+            }
+            Some(_) => "row of numbers",
+        };
+        let tail = |list: &[u64]| {
+            list.iter()
+                .skip(agree.saturating_sub(1))
+                .take(4)
+                .map(|a| format!("{a:x}"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        failure.example = format!(
+            "{}; frame {agree} of {}: found {}, true {}",
+            ended.reason(),
+            truth.len(),
+            tail(found),
+            tail(truth)
+        );
+    }
+    if complete {
+        failure.wrong += 1;
+    } else {
+        failure.incomplete += 1;
+    }
+}
+
+fn mappings(pid: i32) -> Vec<Mapping> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut found = Vec::new();
+    for line in maps.lines() {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let hex = |text: &str| u64::from_str_radix(text, 16).unwrap();
+        let (start, end) = fields[0].split_once('-').unwrap();
+        let path = fields.get(5).copied().unwrap_or_default();
+        if !fields[1].contains('x') {
+            continue;
+        }
+        found.push(Mapping {
+            avma: Avma(hex(start))..Avma(hex(end)),
+            file_offset: hex(fields[2]),
+            path: path.to_owned(),
+            kind: match path {
+                "[vdso]" => MappingKind::Vdso,
+                path if path.starts_with('/') => MappingKind::File,
+                _ => MappingKind::Anonymous,
+            },
+            identity: (0, fields[4].parse().unwrap()),
+        });
+    }
+    found
+}
+
+fn bytes(pid: i32, mapping: &Mapping) -> Result<ImageBytes, String> {
+    if mapping.kind == MappingKind::File {
+        return fs::read(&mapping.path).map(ImageBytes::new).map_err(|error| error.to_string());
+    }
+    let mut bytes = vec![0; (mapping.avma.end - mapping.avma.start) as usize];
+    let len = read(pid, mapping.avma.start.0, &mut bytes);
+    bytes.truncate(len);
+    Ok(ImageBytes::new(bytes))
+}

@@ -1,0 +1,142 @@
+//! A program under PTRACE_SINGLESTEP: starts it, steps its threads one instruction at a
+//! time, reads registers and memory. Linux x86_64 only. Not for: what the steps mean.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use libc::{c_int, c_void, pid_t};
+use stackprof::registers::X86_64;
+
+/// What a stop is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// An instruction was executed.
+    Step,
+    /// A signal is about to be delivered.
+    Signal(c_int),
+    /// The thread made another one.
+    Clone,
+    /// The thread has ended.
+    Gone,
+}
+
+/// Starts a program, stopped before its first instruction. Its output is thrown away.
+#[expect(clippy::zombie_processes, reason = "`wait` takes its end by waitpid")]
+pub(crate) fn start(program: &Path, arguments: &[String], environment: &[(&str, &str)]) -> pid_t {
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear().envs(environment.iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: only system calls that may be made between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            Ok(())
+        });
+    }
+    let child = command.spawn().unwrap_or_else(|error| panic!("cannot run {program:?}: {error}"));
+    let pid = child.id() as pid_t;
+    let mut status = 0;
+    // SAFETY: waits for our child and sets an option of it; the pointer is to a local.
+    unsafe {
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+        let options = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_EXITKILL;
+        assert_eq!(libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0, options), 0);
+    }
+    pid
+}
+
+/// Lets a thread execute one instruction, with a signal to deliver or 0.
+pub(crate) fn step(tid: pid_t, signal: c_int) {
+    // SAFETY: an integer call; a thread that has gone gives an error, and its end is waited for.
+    unsafe {
+        libc::ptrace(libc::PTRACE_SINGLESTEP, tid, 0, signal);
+    }
+}
+
+/// The next stop of any thread of the program; `None` when none is left.
+pub(crate) fn wait() -> Option<(pid_t, Stop)> {
+    let mut status = 0;
+    // SAFETY: the pointer is to a local.
+    let tid = unsafe { libc::waitpid(-1, &mut status, libc::__WALL) };
+    if tid <= 0 {
+        return None;
+    }
+    if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
+        return Some((tid, Stop::Gone));
+    }
+    let signal = libc::WSTOPSIG(status);
+    Some((
+        tid,
+        match (signal, status >> 16) {
+            (libc::SIGTRAP, libc::PTRACE_EVENT_CLONE) => Stop::Clone,
+            (libc::SIGTRAP, _) => Stop::Step,
+            // A new thread begins with this one.
+            (libc::SIGSTOP, _) => Stop::Step,
+            _ => Stop::Signal(signal),
+        },
+    ))
+}
+
+/// The registers of a stopped thread.
+pub(crate) fn registers(tid: pid_t) -> Option<X86_64> {
+    // SAFETY: the kernel fills the struct, whose all-zero state is valid.
+    let raw = unsafe {
+        let mut raw: libc::user_regs_struct = std::mem::zeroed();
+        if libc::ptrace(libc::PTRACE_GETREGS, tid, 0, &raw mut raw) != 0 {
+            return None;
+        }
+        raw
+    };
+    Some(X86_64 {
+        gpr: [
+            raw.rax, raw.rdx, raw.rcx, raw.rbx, raw.rsi, raw.rdi, raw.rbp, raw.rsp, raw.r8, raw.r9, raw.r10,
+            raw.r11, raw.r12, raw.r13, raw.r14, raw.r15,
+        ],
+        rip: raw.rip,
+        fs_base: raw.fs_base,
+    })
+}
+
+/// Reads memory into `into`; how much of it was there.
+pub(crate) fn read(pid: pid_t, from: u64, into: &mut [u8]) -> usize {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: from as *mut c_void, iov_len: into.len() };
+    // SAFETY: `local` is a live buffer of that length; the remote address is only read.
+    let count = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+    usize::try_from(count).unwrap_or(0)
+}
+
+/// Whether this process may trace its children.
+pub(crate) fn permitted() -> bool {
+    // SAFETY: a child that asks to be traced and ends; only async-signal-safe calls in it.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            let refused = libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0;
+            libc::_exit(c_int::from(refused));
+        }
+        let mut status = 0;
+        libc::waitpid(pid, &mut status, 0);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+}
+
+/// Ends a program.
+pub(crate) fn kill(pid: pid_t) {
+    // SAFETY: an integer call on our own child.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+    }
+}
+
+/// Whether a program is on the search path.
+pub(crate) fn has(program: &str) -> bool {
+    let Ok(name) = CString::new(program) else { return false };
+    std::env::var_os("PATH").is_some_and(|path| {
+        std::env::split_paths(&path).any(|directory| directory.join(name.to_string_lossy().as_ref()).exists())
+    })
+}
