@@ -23,6 +23,7 @@ pub fn options(for_ms: u64) -> Options {
         idle: false,
         threads: true,
         max_depth: 8192,
+        unwind: Default::default(),
         seed: 1,
     }
 }
