@@ -41,6 +41,7 @@ fn the_defaults_are_those_of_the_contract() {
         idle: false,
         threads: false,
         unwind: Unwind::Auto,
+        naming: Naming { inlines: true, lines: false, style: Style::Readable },
         max_depth: 1024,
         title: None,
         reverse: false,
@@ -57,7 +58,8 @@ fn the_defaults_are_those_of_the_contract() {
 #[test]
 fn every_option_is_understood() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 \
-                --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7";
+                --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
+                --no-inline --lines --short-names";
     let expected = Recording {
         source: Source::Pid(1),
         hz: 99,
@@ -67,6 +69,7 @@ fn every_option_is_understood() {
         idle: true,
         threads: true,
         unwind: Unwind::Fp,
+        naming: Naming { inlines: false, lines: true, style: Style::Short },
         max_depth: 65_536,
         title: Some("T".into()),
         reverse: true,
