@@ -235,7 +235,8 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
     let unnamed: u64 = names.addresses_unnamed.values().sum();
     assert_eq!(names.addresses_unique, names.addresses_named + unnamed);
     for (id, frame) in frames {
-        assert_eq!(names.get(id).len(), usize::from(matches!(frame, Frame::Code { .. })));
+        // Where functions are inlined there are several.
+        assert_eq!(!names.get(id).is_empty(), matches!(frame, Frame::Code { .. }));
     }
 }
 

@@ -156,7 +156,8 @@ mod tests {
 
     fn section(name: &'static str, svma: u64, bytes: &'static [u8]) -> Section<'static> {
         let mut section = Section::named(name);
-        (section.is_code, section.svma, section.size, section.bytes) = (true, svma, bytes.len() as u64, bytes);
+        (section.is_code, section.svma, section.size, section.bytes) =
+            (true, svma, bytes.len() as u64, bytes);
         section
     }
 

@@ -12,8 +12,9 @@ pub const MAX_RATIO: u64 = 100;
 /// Most bytes that are made of one section.
 pub const MAX_BYTES: u64 = 4 << 30;
 
-/// Largest dictionary of an xz stream: what `xz -9` uses. Fedora's have 1 MiB.
-const MAX_XZ_DICTIONARY: usize = 64 << 20;
+/// Largest dictionary of an xz stream: what `xz -9` uses. It is taken as the stream states it,
+/// however short the stream is: `xz` states 8 MiB for anything.
+pub const MAX_XZ_DICTIONARY: usize = 64 << 20;
 
 /// How bytes are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +67,7 @@ pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, Strin
 pub fn xz(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).min(MAX_BYTES);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    // The dictionary grows to what the stream uses, so it need not be larger than the result.
-    let dictionary = MAX_XZ_DICTIONARY.min(most.next_power_of_two());
-    let decoder = xz4rust::XzDecoder::in_heap_with_alloc_dict_size(xz4rust::DICT_SIZE_MIN, dictionary);
+    let decoder = xz4rust::XzDecoder::in_heap_with_alloc_dict_size(xz4rust::DICT_SIZE_MIN, MAX_XZ_DICTIONARY);
     let buffer = std::num::NonZeroUsize::MIN.saturating_add(16 * 1024);
     let packed = std::io::Cursor::new(bytes.to_vec());
     let reader = xz4rust::XzReader::new_with_buffer_size_and_decoder(packed, buffer, decoder);

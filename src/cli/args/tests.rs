@@ -194,8 +194,6 @@ fn mistakes_are_told_with_the_next_step() {
             "--pid 1 --idle=yes",
             "option `--idle` takes no value, but `yes` was given (try 'stackprof --help')",
         ),
-        ("--pid 1 --lines", "option `--lines` is not in this version (try 'stackprof --help')"),
-        ("--pid 1 --no-inline", "option `--no-inline` is not in this version (try 'stackprof --help')"),
         ("--pid 1 --unwind cfi", "--unwind `cfi` is not in this version; one of auto, fp"),
         ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
         ("--pid 1 --format pprof", "format `pprof` is not in this version; one of svg, folded"),

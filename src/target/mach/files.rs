@@ -44,8 +44,7 @@ impl Files for MacFiles {
     fn known_by_uuid(&self, uuid: &[u8]) -> Vec<String> {
         let Ok(uuid) = <[u8; 16]>::try_from(uuid) else { return Vec::new() };
         let query = format!("com_apple_xcode_dsym_uuids == {}", dashed(&uuid));
-        let found =
-            Command::new("/usr/bin/mdfind").arg(query).stdin(Stdio::null()).stderr(Stdio::null()).output();
+        let found = Command::new("/usr/bin/mdfind").arg(query).stdin(Stdio::null()).output();
         let Ok(found) = found else { return Vec::new() };
         String::from_utf8_lossy(&found.stdout).lines().take(MAX_KNOWN).map(str::to_owned).collect()
     }
