@@ -80,7 +80,7 @@ fn a_debug_file_is_found_by_build_id() {
     let files = InMemory(HashMap::from([(build_id_path(&stripped), debug)]));
     let answer = name("/usr/bin/a", &stripped, &files);
     assert!(knows_the_inlined(&answer), "{answer:?}");
-    assert_eq!(answer.problems, [String::new(); 0]);
+    assert!(answer.problems.is_empty(), "{:?}", answer.problems);
     assert!(!knows_the_inlined(&name("/usr/bin/a", &stripped, &InMemory::default())));
 }
 

@@ -112,11 +112,11 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
             kind: section.sh_type(endian).0,
             link: section.sh_link(endian),
             info: section.sh_info(endian),
-            flags: u64::from(section.sh_flags(endian).0),
+            flags: section.sh_flags(endian).0,
             is_code: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
             packing: None,
         };
-        if found.flags & u64::from(elf::SHF_COMPRESSED.0) != 0 {
+        if found.flags & elf::SHF_COMPRESSED.0 != 0 {
             packed(&mut found);
         } else if let Some(rest) = found.name.strip_prefix(".zdebug_") {
             // What GNU tools wrote before the gABI had SHF_COMPRESSED: "ZLIB", the size.

@@ -36,6 +36,9 @@ enum File {
     Shared,
 }
 
+/// An entry: its unit, unless it is the one at hand, and its place in it.
+type At = (Option<(File, usize)>, UnitOffset);
+
 /// Finds the names of one unit's functions.
 pub(super) struct Names<'n, 'a, 'b> {
     dwarf: &'n Dwarf<'a>,
@@ -85,12 +88,7 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
     }
 
     /// Reads the names of one entry, and where it refers to.
-    #[expect(clippy::type_complexity, reason = "an entry is a unit and a place in it")]
-    fn hop(
-        &mut self,
-        (unit_at, entry): (Option<(File, usize)>, UnitOffset),
-        name: &mut Name<'a>,
-    ) -> gimli::Result<Option<(Option<(File, usize)>, UnitOffset)>> {
+    fn hop(&mut self, (unit_at, entry): At, name: &mut Name<'a>) -> gimli::Result<Option<At>> {
         let shared = self.dwarf.sup();
         let (dwarf, unit) = match unit_at {
             None => (self.dwarf, self.unit),
@@ -127,8 +125,7 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
     }
 
     /// Opens the unit that an entry of a file is in.
-    #[expect(clippy::type_complexity, reason = "as above")]
-    fn open(&mut self, file: File, at: usize) -> Option<(Option<(File, usize)>, UnitOffset)> {
+    fn open(&mut self, file: File, at: usize) -> Option<At> {
         let (dwarf, units) = match file {
             File::Own => (self.dwarf, &self.own),
             File::Shared => (self.dwarf.sup()?, &self.shared),
