@@ -47,6 +47,8 @@ pub(super) struct Names<'n, 'a, 'b> {
     /// Units by their offset, opened when they are referred to.
     others: HashMap<(File, usize), Option<Unit<'a>>>,
     abbrevs: Abbrevs,
+    /// Where the units of the own file begin, where that is known already.
+    units: Option<&'n [usize]>,
     own: OnceCell<Vec<usize>>,
     shared: OnceCell<Vec<usize>>,
 }
@@ -56,20 +58,17 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
     pub(super) fn new(
         dwarf: &'n Dwarf<'a>,
         unit: &'n Unit<'a>,
-        units: Option<&[usize]>,
+        units: Option<&'n [usize]>,
         budget: &'n Budget<'b>,
     ) -> Names<'n, 'a, 'b> {
-        let own = OnceCell::new();
-        if let Some(units) = units {
-            let _ = own.set(units.to_vec());
-        }
         Names {
             dwarf,
             unit,
             budget,
             others: HashMap::new(),
             abbrevs: Abbrevs::default(),
-            own,
+            units,
+            own: OnceCell::new(),
             shared: OnceCell::new(),
         }
     }
@@ -130,7 +129,10 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
             File::Own => (self.dwarf, &self.own),
             File::Shared => (self.dwarf.sup()?, &self.shared),
         };
-        let units = units.get_or_init(|| offsets(dwarf));
+        let units = match self.units.filter(|_| file == File::Own) {
+            Some(known) => known,
+            None => units.get_or_init(|| offsets(dwarf)),
+        };
         let start = *units.get(units.partition_point(|unit| *unit <= at).checked_sub(1)?)?;
         let key = (file, start);
         if !self.others.contains_key(&key) {

@@ -36,8 +36,8 @@ pub(super) struct Found {
 
 /// Walks the entries of a unit. `wanted` are addresses, sorted.
 ///
-/// Of several functions that claim an address the last one is taken, and of functions
-/// inlined in each other the inner one, which comes later: so does llvm-symbolizer.
+/// Of functions inlined in each other the inner one is taken, which comes later, and of
+/// several that claim an address (the linker folded them) one of them.
 pub(super) fn walk<'a>(
     dwarf: &Dwarf<'a>,
     unit: &Unit<'a>,
@@ -54,6 +54,7 @@ pub(super) fn walk<'a>(
         found: Found { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] },
         around: Vec::new(),
         covered: Vec::new(),
+        left: wanted.len(),
         jumped: false,
     };
     // What is damaged ends the walk; what was found before it stands.
@@ -62,6 +63,7 @@ pub(super) fn walk<'a>(
     if walk.jumped && walk.found.leaf.contains(&NONE) {
         walk.found = Found { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] };
         walk.around.clear();
+        walk.left = wanted.len();
         let _ = walk.pass(false);
     }
     walk.found
@@ -78,6 +80,8 @@ struct Walk<'w, 'a, 'b> {
     around: Vec<(isize, u32)>,
     /// Addresses of the function at hand, as ranges of indices.
     covered: Vec<(usize, usize)>,
+    /// Addresses without a function so far.
+    left: usize,
     jumped: bool,
 }
 
@@ -101,6 +105,11 @@ impl<'a> Walk<'_, 'a, '_> {
             // At every entry: a block beside a function may hold others.
             while self.around.last().is_some_and(|(around, _)| *around >= depth) {
                 self.around.pop();
+            }
+            // All addresses are found and no function with addresses is open: most units have
+            // types behind their last function.
+            if self.around.is_empty() && self.left == 0 {
+                return Ok(());
             }
             let specs = abbrev.attributes();
             let sibling = match abbrev.tag() {
@@ -173,7 +182,9 @@ impl<'a> Walk<'_, 'a, '_> {
         self.found.nodes.push(Node { parent, depth: around, entry, call_file, call_line });
         for (first, end) in &self.covered {
             self.budget.spend((end - first) as u64)?;
-            self.found.leaf[*first..*end].fill(node);
+            let leaf = &mut self.found.leaf[*first..*end];
+            self.left -= leaf.iter().filter(|leaf| **leaf == NONE).count();
+            leaf.fill(node);
         }
         self.around.push((depth, node));
         Ok(true)
