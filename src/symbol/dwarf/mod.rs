@@ -108,6 +108,14 @@ const FOR_NAMES: [SectionId; 12] = [
     SectionId::DebugTypes,
 ];
 const FOR_LINES: [SectionId; 1] = [SectionId::DebugLine];
+/// What a package's index may name besides: its ranges must exist even if nobody reads them.
+const FOR_PACKAGES: [SectionId; 5] = [
+    SectionId::DebugLine,
+    SectionId::DebugLoc,
+    SectionId::DebugLocLists,
+    SectionId::DebugMacinfo,
+    SectionId::DebugMacro,
+];
 
 impl Sections {
     /// Finds the sections of a file, unpacking those that are packed. `split` takes those
@@ -121,8 +129,8 @@ impl Sections {
         let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();
         let mut left = (data.len() as u64).saturating_mul(super::unpack::MAX_RATIO);
         let mut parts = Vec::new();
-        let lines = FOR_LINES.iter().filter(|_| ask.lines);
-        for &id in FOR_NAMES.iter().chain(lines) {
+        let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
+        for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {
             let Some(name) = (if split { id.dwo_name() } else { Some(id.name()) }) else { continue };
             // Mach-O has room for 16 letters, of which `__` stands for the dot.
             let cut = name.get(..15).unwrap_or(name);
