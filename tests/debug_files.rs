@@ -196,3 +196,53 @@ fn code_of_a_jit_compiler_is_named() {
     assert!(said.contains(&note), "{said}");
     let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
 }
+
+/// Makes a dylib and its dSYM with LLVM's tools; the reason if one of them is missing.
+fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
+    std::fs::write(dir.join("a.c"), SOURCE.replace("int main", "int entry")).unwrap();
+    let steps: [(&str, &[&str]); 3] = [
+        ("clang-19", &["-target", "arm64-apple-macos11", "-O2", "-g", "-c", "a.c", "-o", "a.o"]),
+        (
+            "ld64.lld-19",
+            &["-arch", "arm64", "-platform_version", "macos", "11", "11", "-dylib", "-o", "a.dylib", "a.o"],
+        ),
+        ("dsymutil-19", &["a.dylib"]),
+    ];
+    for (program, args) in steps {
+        run(dir, program, args).ok_or_else(|| format!("no {program}"))?;
+    }
+    let read = |path: &str| std::fs::read(dir.join(path)).unwrap();
+    Ok((read("a.dylib"), read("a.dylib.dSYM/Contents/Resources/DWARF/a.dylib")))
+}
+
+#[test]
+fn a_dsym_beside_the_binary_is_used_if_it_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, dsym) = match dylib_with_dsym(dir.path()) {
+        Ok(made) => made,
+        Err(why) => {
+            eprintln!("SKIP a_dsym_beside_the_binary_is_used_if_it_fits: {why}");
+            assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+            return;
+        }
+    };
+    let path = "/Users/x/a.dylib.dSYM/Contents/Resources/DWARF/a.dylib".to_owned();
+    let all = sections::all(&image).unwrap();
+    let text = all.iter().find(|section| section.name == "__text").unwrap();
+    let addresses: Vec<u64> = (text.svma..text.svma + text.size).step_by(4).collect();
+    let name = |dsym: Vec<u8>| {
+        let files = InMemory(HashMap::from([(path.clone(), dsym)]));
+        let options = Options { lines: true, files: &files, ..Options::default() };
+        name_addresses("/Users/x/a.dylib", ImageBytes::new(image.clone()), &addresses, &options)
+    };
+    let answer = name(dsym.clone());
+    assert!(knows_the_inlined(&answer), "{answer:?}");
+    // LC_UUID: command 0x1b, size 24.
+    let at = dsym.windows(8).position(|window| window == [0x1b, 0, 0, 0, 24, 0, 0, 0]).unwrap();
+    let mut other = dsym;
+    other[at + 8] ^= 1;
+    let answer = name(other);
+    assert!(!knows_the_inlined(&answer));
+    let [problem] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
+    assert!(problem.starts_with(&format!("{path}: it is of another build (UUID ")), "{problem}");
+}
