@@ -18,9 +18,9 @@ use stackprof::image::macho::{MAX_SEGMENTS, fat, function_starts};
 use stackprof::image::object::Object;
 use stackprof::image::{Images, MAX_SPACES};
 use stackprof::symbol::demangle::{MAX_DEMANGLED_BYTES, demangle};
-use stackprof::symbol::symbolicate;
 use stackprof::symbol::table::macho::TRIE_MEMORY_FACTOR;
 use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, SymbolTable};
+use stackprof::symbol::{Options, symbolicate};
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::trie::{Frame, FrameId};
 
@@ -230,12 +230,13 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
     }
     let _ = (images.entry_of(0, "/a"), images.entry_of(9, "/a"));
     let frames = frames.iter().enumerate().map(|(index, frame)| (FrameId(index as u32), *frame));
-    let names = symbolicate(frames.clone(), &images);
+    let names = symbolicate(frames.clone(), &images, &Options::default());
     assert_eq!(names.addresses_unique, names.addresses_looked_up);
     let unnamed: u64 = names.addresses_unnamed.values().sum();
     assert_eq!(names.addresses_unique, names.addresses_named + unnamed);
     for (id, frame) in frames {
-        assert_eq!(names.get(id).len(), usize::from(matches!(frame, Frame::Code { .. })));
+        // Where functions are inlined there are several.
+        assert_eq!(!names.get(id).is_empty(), matches!(frame, Frame::Code { .. }));
     }
 }
 

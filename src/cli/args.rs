@@ -9,9 +9,12 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::clap_text::usage_error;
-use super::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, RecordingFlags, SourceFlags};
+use super::flags::{
+    CommonFlags, DemoFlags, DumpFlags, NamingFlags, RecordFlags, RecordingFlags, SourceFlags,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Format;
+use crate::symbol::Style;
 use crate::walk::How;
 
 /// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
@@ -38,6 +41,8 @@ pub enum Command {
     Record(Recording),
     /// Show what the profiler sees.
     Dump(Dump),
+    /// Name addresses of a file.
+    Addresses(Addresses),
     /// Print this text (help, version) on standard output.
     Print(String),
 }
@@ -104,6 +109,41 @@ pub struct Output {
     pub format: Format,
 }
 
+/// How code is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Naming {
+    /// A frame for each inlined function.
+    pub inlines: bool,
+    /// `function (file:line)`.
+    pub lines: bool,
+    /// How names are written.
+    pub style: Style,
+}
+
+impl From<&NamingFlags> for Naming {
+    fn from(flags: &NamingFlags) -> Naming {
+        let style = match (flags.mangled, flags.short_names) {
+            (true, _) => Style::Mangled,
+            (false, true) => Style::Short,
+            (false, false) => Style::Readable,
+        };
+        Naming { inlines: !flags.no_inline, lines: flags.lines, style }
+    }
+}
+
+/// Addresses of a file to be named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// The executable or library.
+    pub file: PathBuf,
+    /// Where the addresses are listed.
+    pub list: PathBuf,
+    /// How they are named.
+    pub naming: Naming,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
 /// A recording as asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
@@ -123,6 +163,8 @@ pub struct Recording {
     pub threads: bool,
     /// How stacks are walked.
     pub unwind: How,
+    /// How code is named.
+    pub naming: Naming,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
     /// Heading of the flame graph instead of the default one.
@@ -184,6 +226,8 @@ pub struct Dump {
     pub source: Source,
     /// How stacks are walked.
     pub unwind: How,
+    /// How code is named.
+    pub naming: Naming,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -263,6 +307,14 @@ fn dump(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
         Some(other) => return Err(usage(format!("dump does not know `{other}`: {FORM}"))),
         None => return Err(usage(format!("say what to dump: {FORM}"))),
     };
+    if let (What::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
+        return Ok(Command::Addresses(Addresses {
+            file: file.into(),
+            list: list.clone(),
+            naming: Naming::from(&flags.naming),
+            verbosity: verbosity(&flags.common)?,
+        }));
+    }
     if let Some(word) = flags.what.get(1).or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!("dump shows a running process; `{}` is too much: {FORM}", word.display())));
     }
@@ -273,6 +325,7 @@ fn dump(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
         what,
         source: source(&flags.source, None)?,
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
+        naming: Naming::from(&flags.naming),
         verbosity: verbosity(&flags.common)?,
     }))
 }
@@ -364,6 +417,7 @@ fn recording(source: Source, flags: RecordingFlags) -> Result<Recording> {
         idle: flags.idle,
         threads: flags.threads,
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
+        naming: Naming::from(&flags.naming),
         max_depth,
         title: flags.title,
         reverse: flags.reverse,

@@ -6,9 +6,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
 
 use crate::error::{Error, ErrorKind};
 
-/// Options of the contract that this version does not have.
-const NOT_YET: [&str; 2] = ["--no-inline", "--lines"];
-
 /// The one line for a clap error; `command` is what `--help` belongs to.
 pub(super) fn usage_error(error: &clap::Error, command: &str) -> Error {
     let context = |kind| match error.get(kind) {
@@ -21,9 +18,6 @@ pub(super) fn usage_error(error: &clap::Error, command: &str) -> Error {
         .map(|text| text.split([' ', '=']).next().unwrap_or_default().to_string())
         .unwrap_or_default();
     let text = match error.kind() {
-        Clap::UnknownArgument if NOT_YET.contains(&option.as_str()) => {
-            format!("option `{option}` is not in this version")
-        }
         Clap::UnknownArgument => match context(ContextKind::SuggestedArg) {
             // clap's measure finds `--idle` near `--pid`; a slip seldom changes the first letter.
             Some(near) if near.chars().nth(2) == option.chars().nth(2) => {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::args::{Dump, Source, What};
+use super::record::naming;
 use super::text::visible;
 use super::{messages, system};
 use crate::clock::{Clock, FakeClock};
@@ -30,7 +31,11 @@ pub fn run(dump: &Dump) -> Result<()> {
             What::Threads => threads(target),
             What::Images => images(target),
             What::Symbols => symbols(target),
-            What::Stacks => Ok(stacks(&sampler::snapshot(target, clock, MAX_DEPTH, dump.unwind)?)),
+            What::Stacks => {
+                let files = target.files();
+                let options = naming(dump.naming, &*files);
+                Ok(stacks(&sampler::snapshot(target, clock, MAX_DEPTH, dump.unwind)?, &options))
+            }
         }
     };
     let text = match &dump.source {
@@ -124,7 +129,7 @@ fn symbols(target: &mut dyn Target) -> Result<String> {
     Ok(out)
 }
 
-fn stacks(snapshot: &Snapshot) -> String {
+fn stacks(snapshot: &Snapshot, options: &symbol::Options<'_>) -> String {
     // One frame id per distinct address, as in a recording.
     let mut addresses: Vec<u64> =
         snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
@@ -134,7 +139,7 @@ fn stacks(snapshot: &Snapshot) -> String {
     let frames = addresses.iter().enumerate();
     let frames =
         frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
-    let names = symbol::symbolicate(frames, &snapshot.images);
+    let names = symbol::symbolicate(frames, &snapshot.images, options);
     let name_of = |address: &u64| -> Vec<Arc<str>> {
         let index = addresses.binary_search(address).unwrap_or_default();
         names.get(FrameId(index as u32)).to_vec()

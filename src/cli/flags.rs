@@ -105,6 +105,12 @@ pub(super) struct DumpFlags {
     /// pointers) [default: auto]
     #[arg(long, value_name = "HOW")]
     pub(super) unwind: Option<OsString>,
+    /// With `dump symbols FILE`: names the addresses that a file lists, one in hex on each
+    /// line (`-` is standard input). For comparisons with other tools.
+    #[arg(long, hide = true, value_name = "LIST")]
+    pub(super) addresses: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) naming: NamingFlags,
     #[command(flatten)]
     pub(super) common: CommonFlags,
     #[arg(hide = true)]
@@ -167,6 +173,8 @@ pub(super) struct RecordingFlags {
     /// Flame graph from the leaf functions to their callers
     #[arg(long, help_heading = OUTPUT)]
     pub(super) reverse: bool,
+    #[command(flatten)]
+    pub(super) naming: NamingFlags,
     /// Leave out frames narrower than this part of the graph [default: 0.01]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
     pub(super) min_width: Option<OsString>,
@@ -175,6 +183,24 @@ pub(super) struct RecordingFlags {
     pub(super) common: CommonFlags,
 }
 
+/// How code is named.
+#[derive(Debug, Args)]
+pub(super) struct NamingFlags {
+    /// No frames for inlined functions
+    #[arg(long, help_heading = NAMES)]
+    pub(super) no_inline: bool,
+    /// Frames with their source line: function (file:line)
+    #[arg(long, help_heading = NAMES)]
+    pub(super) lines: bool,
+    /// Leave out the arguments of templates: std::vector<..>::push_back(..)
+    #[arg(long, help_heading = NAMES)]
+    pub(super) short_names: bool,
+    /// Names as files have them: for comparisons with other tools.
+    #[arg(long, hide = true)]
+    pub(super) mangled: bool,
+}
+
+const NAMES: &str = "Names";
 const RECORDING: &str = "Recording";
 const OUTPUT: &str = "Output";
 

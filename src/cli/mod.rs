@@ -2,9 +2,10 @@
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs` and `stats.rs` tell how a recording went,
-//! `progress.rs` tells it while it goes. `record.rs`, `dump.rs` and `demo.rs` are the
-//! commands.
+//! `progress.rs` tells it while it goes. `record.rs`, `dump.rs`, `addresses.rs` and `demo.rs`
+//! are the commands.
 
+pub mod addresses;
 pub mod args;
 pub mod clap_text;
 pub mod demo;
@@ -44,6 +45,7 @@ fn execute(command: args::Command) -> Result<()> {
     match command {
         args::Command::Record(recording) => record::run(&recording),
         args::Command::Dump(what) => dump::run(&what),
+        args::Command::Addresses(asked) => addresses::run(&asked),
         args::Command::Print(text) => {
             messages::result(&text);
             Ok(())

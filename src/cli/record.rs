@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use super::args::{Destination, Output, Recording, Source, Verbosity};
+use super::args::{Destination, Naming, Output, Recording, Source, Verbosity};
 use super::progress::Progress;
 use super::stats::{self, RunFigures};
 use super::{demo, messages, summary, system, text};
@@ -19,7 +19,7 @@ use crate::profile::{Profile, Root};
 use crate::sampler::{self, Options};
 use crate::symbol::{self, Names};
 use crate::target::sim::{SimConfig, SimTarget};
-use crate::target::{ExitStatus, Target};
+use crate::target::{ExitStatus, Files, Target};
 use crate::walk::How;
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
@@ -41,14 +41,14 @@ pub fn run(recording: &Recording) -> Result<()> {
     // a command must not run only to hear that its profile cannot be kept.
     check_default_output(recording, "NAME", "PID")?;
     let live = Arc::new(Live::default());
-    let profile = acquire(recording, &live)?;
+    let (profile, files) = acquire(recording, &live)?;
     if profile.stats.samples == 0 {
         return Err(nothing_sampled(&profile, recording));
     }
     let begun = Instant::now();
     let frames = profile.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (crate::trie::FrameId(index as u32), frame));
-    let names = symbol::symbolicate(frames, &profile.images);
+    let names = symbol::symbolicate(frames, &profile.images, &naming(recording.naming, &*files));
     let symbolicated = Instant::now();
     let outputs = recording.outputs_for(&profile.process.name, profile.process.pid);
     let lines = fold(&profile, &names);
@@ -70,6 +70,12 @@ pub fn run(recording: &Recording) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// How the symbols are to be read.
+pub(super) fn naming(naming: Naming, files: &dyn Files) -> symbol::Options<'_> {
+    let Naming { inlines, lines, style } = naming;
+    symbol::Options { inlines, lines, style, files, ..symbol::Options::default() }
 }
 
 /// Files that will be written, as far as they are known before the process is.
@@ -94,7 +100,7 @@ fn check_default_output(recording: &Recording, process: &str, pid: impl std::fmt
 }
 
 /// Runs the recording on whatever it is of.
-fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
+fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<(Profile, Arc<dyn Files>)> {
     let launched = matches!(recording.source, Source::Launch(_) | Source::Demo);
     let options = Options {
         hz: recording.hz,
@@ -110,7 +116,9 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         }),
         linger_ns: if launched { LINGER_NS } else { 0 },
     };
-    let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Profile> {
+    let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<(Profile, Arc<dyn Files>)> {
+        // Now: when the profile is there, the target may be gone.
+        let files = target.files();
         let process = target.process();
         check_default_output(recording, &process.name, process.pid)?;
         let title = format!("{} (pid {})", process.name, process.pid);
@@ -118,7 +126,7 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
         let progress = Progress::start(Arc::clone(live), title, recording.duration, quiet);
         let profile = sampler::record(target, clock, &options, live);
         progress.finish();
-        profile
+        Ok((profile?, files))
     };
     match &recording.source {
         Source::Sim { seed } => {
@@ -139,11 +147,11 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<Profile> {
 }
 
 /// Records a process of this system.
-fn on_this_system(
+fn on_this_system<R: Send>(
     process: &system::Process,
     live: &Arc<Live>,
-    record: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<Profile> + Send,
-) -> Result<Profile> {
+    record: impl FnOnce(&mut dyn Target, &dyn Clock) -> Result<R> + Send,
+) -> Result<R> {
     system::prepare();
     end_on_interrupt(live)?;
     system::with_target(process, record)?
@@ -307,6 +315,10 @@ fn details(profile: &Profile, names: &Names) -> String {
         let image = profile.images.images().get(unnamed.image as usize);
         let path = image.map_or("", |image| image.path.as_str());
         out += &text::visible(&format!("  unnamed  {} of {path}: {}", unnamed.addresses, unnamed.why));
+        out.push('\n');
+    }
+    for note in &names.notes {
+        out += &text::visible(&format!("  symbols  {note}"));
         out.push('\n');
     }
     out

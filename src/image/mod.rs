@@ -59,7 +59,9 @@ pub struct Image {
 }
 
 impl Image {
-    fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
+    /// Reads the headers of the file behind a mapping.
+    #[must_use]
+    pub fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
         let object = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Object::parse(bytes.bytes()));
         let name = match mapping.kind {
             MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),

@@ -5,17 +5,27 @@
 //! runs while a target is sampled. Not for: opening files, or deciding what an output
 //! shows.
 
+mod batch;
 pub mod demangle;
+pub mod dwarf;
+pub mod jit;
+pub mod locate;
+pub mod plt;
+pub mod sections;
+pub mod short;
 pub mod table;
+pub mod unpack;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::addr::{Avma, Svma};
+use crate::addr::Avma;
 use crate::image::{Image, Images};
+use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
-use table::SymbolTable;
+pub use batch::Answer;
+use dwarf::{Function, TextsShared};
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
 /// a file can be made whose names overlap, each 64 KiB long.
@@ -73,6 +83,8 @@ pub struct Names {
     pub addresses_looked_up: u64,
     /// Addresses that got the name of a symbol.
     pub addresses_named: u64,
+    /// Debug files that were refused, JIT maps with bad lines: each a line for people.
+    pub notes: Vec<String>,
     /// Addresses without a symbol's name, by reason.
     pub addresses_unnamed: BTreeMap<Why, u64>,
     /// The same by image, sorted by image and reason, without [`Why::NoImage`].
@@ -80,8 +92,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// The names of a frame, outermost first: one today, more when inlined functions are
-    /// known. Empty for [`Frame::Root`] and for frames that were not given.
+    /// The names of a frame, outermost first: more than one where functions are inlined. Empty for [`Frame::Root`] and for frames that were not given.
     #[must_use]
     pub fn get(&self, frame: FrameId) -> &[Arc<str>] {
         let Some(&(start, length)) = self.spans.get(frame.0 as usize) else { return &[] };
@@ -100,12 +111,54 @@ struct Address {
     relative: u64,
 }
 
+/// How names are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Style {
+    /// As people know them.
+    #[default]
+    Readable,
+    /// The same without the arguments of templates and generics.
+    Short,
+    /// As files have them.
+    Mangled,
+}
+
+/// What names are made of.
+#[derive(Clone, Copy)]
+pub struct Options<'f> {
+    /// A frame for each function that is inlined at an address.
+    pub inlines: bool,
+    /// `function (file:line)`.
+    pub lines: bool,
+    /// How names are written.
+    pub style: Style,
+    /// Where debug files are.
+    pub files: &'f dyn Files,
+    /// How many threads.
+    pub threads: usize,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Options { inlines: true, lines: false, style: Style::Readable, files: &NoFiles, threads }
+    }
+}
+
+/// Most bytes of image files whose names are made at a time, if they are more than one:
+/// what is read of a file stays in memory as long as it is open.
+const MAX_BATCH_BYTES: u64 = 512 << 20;
+
 /// Names the frames of a trie. Frame numbers are taken to be dense, as a trie gives them.
 ///
-/// Addresses are grouped by image and looked up in rising order. A symbol table is read
-/// only for an image that has addresses, and one at a time is in memory.
+/// Addresses are grouped by image and looked up in rising order. Files are read only for
+/// images that have addresses.
 #[must_use]
-pub fn symbolicate(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Images) -> Names {
+pub fn symbolicate(
+    frames: impl Iterator<Item = (FrameId, Frame)>,
+    images: &Images,
+    options: &Options<'_>,
+) -> Names {
     let mut addresses: Vec<Address> = frames
         .filter_map(|(frame, what)| match what {
             Frame::Root(_) => None,
@@ -120,48 +173,88 @@ pub fn symbolicate(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Imag
     let mut names = Names::default();
     let spans = addresses.iter().map(|address| address.frame.0 as usize + 1).max().unwrap_or(0);
     names.spans = vec![(0, 0); spans];
+    let shared = TextsShared::new(options.style);
     let mut texts = Texts::default();
-    for group in addresses.chunk_by(|a, b| a.image == b.image) {
-        let image = images.images().get(group[0].image as usize);
-        name_image(group, image, &mut names, &mut texts);
+    let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
+    let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
+    let size_of = |group: &[Address]| {
+        image_of(group).and_then(|image| image.bytes.as_ref().ok()).map_or(0, |bytes| bytes.bytes().len())
+    };
+    let mut rest = groups.as_slice();
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fits = rest.iter().take_while(|group| {
+            bytes += size_of(group) as u64;
+            bytes <= MAX_BATCH_BYTES
+        });
+        let (batch, after) = rest.split_at(fits.count().max(1));
+        rest = after;
+        let asked = batch.iter().filter_map(|group| {
+            let unique = group.chunk_by(|a, b| a.svma == b.svma);
+            Some((image_of(group)?, unique.map(|same| same[0].svma).collect()))
+        });
+        let mut answers = batch::name(asked.collect(), options, &shared).into_iter();
+        for group in batch {
+            let image = image_of(group);
+            let answer = match image {
+                Some(_) => answers.next().unwrap_or_default(),
+                None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
+            };
+            names.notes.extend(answer.problems.iter().cloned());
+            take(group, image, answer, &mut names, &mut texts);
+        }
     }
     names
 }
 
-/// Names the addresses of one image (or of none), sorted by stated address.
-fn name_image(addresses: &[Address], image: Option<&Image>, names: &mut Names, texts: &mut Texts) {
-    let table = match image.map(|image| &image.bytes) {
-        None => Err(Why::NoImage),
-        Some(Err(reason)) => Err(Why::NoFile(reason.clone())),
-        Some(Ok(bytes)) => SymbolTable::parse(bytes),
+/// Names stated addresses of one file, in any order, each with its functions outermost first.
+#[must_use]
+pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options: &Options<'_>) -> Answer {
+    let mapping = Mapping {
+        avma: Avma(0)..Avma(u64::MAX),
+        file_offset: 0,
+        path: path.to_owned(),
+        kind: MappingKind::File,
+        identity: (0, 0),
     };
-    // Neighbouring addresses are mostly in one function: its name is demangled once.
-    let mut last: Option<(Svma, Arc<str>)> = None;
+    let image = Image::open(&mapping, Ok(bytes));
+    let mut wanted = addresses.to_vec();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut answer =
+        batch::name(vec![(&image, wanted.clone())], options, &TextsShared::new(options.style)).remove(0);
+    let found = addresses.iter().map(|address| {
+        let index = wanted.binary_search(address).unwrap_or_default();
+        answer.names.get(index).cloned().unwrap_or(Err(Why::NotCovered))
+    });
+    answer.names = found.collect();
+    answer
+}
+
+/// Notes what was found for the addresses of one image (or of none), sorted by stated address.
+fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mut Names, texts: &mut Texts) {
+    let mut found = answer.names.into_iter();
     for same in addresses.chunk_by(|a, b| a.svma == b.svma) {
         let address = same[0];
         names.addresses_unique += 1;
         names.addresses_looked_up += 1;
-        let symbol = table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(address.svma)));
-        let name = symbol.and_then(|symbol| match &last {
-            Some((start, name)) if *start == symbol.start => Ok(Arc::clone(name)),
-            _ => {
-                let name = texts.symbol(&demangle::demangle(&symbol.name))?;
-                last = Some((symbol.start, Arc::clone(&name)));
-                Ok(name)
-            }
-        });
-        names.addresses_named += u64::from(name.is_ok());
-        let name = name.unwrap_or_else(|why| {
-            count_unnamed(names, image.map(|_| address.image), why);
-            match image {
-                Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
-                None => texts.shared("[unknown]"),
-            }
-        });
         let start = names.names.len() as u32;
-        names.names.push(name);
+        match found.next().unwrap_or(Err(if image.is_some() { Why::NotCovered } else { Why::NoImage })) {
+            Ok(functions) => {
+                names.addresses_named += 1;
+                names.names.extend(functions.iter().map(|function| texts.function(function)));
+            }
+            Err(why) => {
+                count_unnamed(names, image.map(|_| address.image), why);
+                names.names.push(match image {
+                    Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
+                    None => texts.shared("[unknown]"),
+                });
+            }
+        }
+        let length = names.names.len() as u32 - start;
         for address in same {
-            names.spans[address.frame.0 as usize] = (start, 1);
+            names.spans[address.frame.0 as usize] = (start, length);
         }
     }
 }
@@ -178,27 +271,29 @@ fn count_unnamed(names: &mut Names, image: Option<u32>, why: Why) {
     *names.addresses_unnamed.entry(why).or_insert(0) += 1;
 }
 
-/// One shared string for each distinct name.
+/// One shared string for each distinct text of a frame.
 #[derive(Default)]
 struct Texts {
     known: HashSet<Arc<str>>,
-    bytes: usize,
 }
 
 impl Texts {
-    /// The shared form of a symbol's name, within [`MAX_TEXT_BYTES`].
-    fn symbol(&mut self, text: &str) -> Result<Arc<str>, Why> {
-        if self.bytes + text.len() > MAX_TEXT_BYTES && !self.known.contains(text) {
-            return Err(Why::TooMuchText);
+    /// The text of a function, with its line if there is one.
+    fn function(&mut self, function: &Function) -> Arc<str> {
+        let name = function.name.as_deref().unwrap_or("[unknown]");
+        let Some(file) = &function.file else { return self.shared(name) };
+        // The function says which of several files of one name it is.
+        let file = file.rsplit(['/', '\\']).next().unwrap_or_default();
+        match function.line {
+            0 => self.shared(&format!("{name} ({file})")),
+            line => self.shared(&format!("{name} ({file}:{line})")),
         }
-        Ok(self.shared(text))
     }
 
     fn shared(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.known.get(text) {
             return Arc::clone(known);
         }
-        self.bytes += text.len();
         let text: Arc<str> = Arc::from(text);
         self.known.insert(Arc::clone(&text));
         text

@@ -1,6 +1,7 @@
 //! Naming frames: counts, sharing, reasons, and the test's own functions as they run.
 #![allow(clippy::unwrap_used)]
 
+use super::table::SymbolTable;
 use super::table::tests::zoo;
 use super::*;
 use crate::target::{ImageBytes, Mapping, MappingKind};
@@ -28,7 +29,7 @@ fn code(space: u32, address: u64) -> Frame {
 
 fn named(frames: &[Frame], images: &Images) -> (Names, Vec<Vec<String>>) {
     let frames = frames.iter().enumerate().map(|(index, frame)| (FrameId(index as u32), *frame));
-    let names = symbolicate(frames.clone(), images);
+    let names = symbolicate(frames.clone(), images, &Options::default());
     let texts = frames.map(|(id, _)| names.get(id).iter().map(|name| name.to_string()).collect());
     let texts = texts.collect();
     (names, texts)
@@ -133,11 +134,13 @@ fn the_order_of_frames_does_not_matter() {
 
 #[test]
 fn the_memory_for_names_is_bounded() {
-    let mut texts = Texts::default();
-    let name = texts.symbol("main").unwrap();
-    texts.bytes = MAX_TEXT_BYTES;
-    assert_eq!(texts.symbol("other").unwrap_err(), Why::TooMuchText);
-    assert!(Arc::ptr_eq(&texts.symbol("main").unwrap(), &name), "costs nothing");
+    let shared = TextsShared::new(Style::Readable);
+    let mut texts = dwarf::Texts::new(&shared);
+    let name = texts.plain("main").unwrap();
+    let half = "x".repeat(MAX_TEXT_BYTES / 2);
+    assert!(texts.plain(&half).is_some());
+    assert_eq!(dwarf::Texts::new(&shared).plain(&half), None, "all threads together");
+    assert!(Arc::ptr_eq(&texts.plain("main").unwrap(), &name), "costs nothing");
 }
 
 #[inline(never)]

@@ -8,17 +8,20 @@
 //! aggregates anything.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::addr::Avma;
 use crate::registers::Registers;
 
 mod file;
+mod files;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
 mod mapping;
 pub mod sim;
 
+pub use files::{Files, LocalFiles, NoFiles};
 pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind};
 
 /// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
@@ -276,6 +279,12 @@ pub trait Target {
     /// # Errors
     /// The reason, for people: `deleted from disk`, `replaced on disk since it was loaded`.
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String>;
+
+    /// The files that debug information may be in, as the target sees them. What is
+    /// returned outlives the target.
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(NoFiles)
+    }
 
     /// Reads the target's memory without stopping it; returns how many bytes from
     /// the start of `into` were read (a page that is not mapped ends the read).

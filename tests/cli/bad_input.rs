@@ -75,8 +75,6 @@ fn words_that_do_not_exist() {
         ("--durration 5", "there is no option `--durration`; did you mean `--duration`?"),
         ("--grobnicate", "there is no option `--grobnicate` (try 'stackprof --help')"),
         ("-z", "there is no option `-z` (try 'stackprof --help')"),
-        ("--no-inline", "option `--no-inline` is not in this version"),
-        ("--lines", "option `--lines` is not in this version"),
         ("-q -v", "--quiet and --verbose exclude each other; leave one out"),
         ("frobnicate", "to run a command, put it after --: stackprof -- frobnicate"),
         ("help frobnicate", "there is no command `frobnicate`; one of record, demo, dump, help"),

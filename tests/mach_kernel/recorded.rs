@@ -85,7 +85,7 @@ pub fn with(kernel: &SimKernel, target: Result<MachTarget<'_>>, options: &Option
     drop(target);
     let profile = profile?;
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
-    let names = symbol::symbolicate(frames, &profile.images);
+    let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
     let mut stacks = BTreeMap::new();
     profile.trie.for_each_stack(|frames, count| {
         let Frame::Root(number) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };

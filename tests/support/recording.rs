@@ -107,7 +107,7 @@ pub fn record_with(
     assert_eq!((ledger.standing(), ledger.stops()), (0, ledger.resumes()), "nobody is left standing");
     let profile = result?;
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
-    let names = symbol::symbolicate(frames, &profile.images);
+    let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
     let stacks = stacks(&profile, &names);
     let now_ns = clock.now_ns();
     let recorded = Recorded { profile, names, stacks, truth, ledger, now_ns, idle: options.idle };

@@ -41,6 +41,7 @@ fn the_defaults_are_those_of_the_contract() {
         idle: false,
         threads: false,
         unwind: How::Auto,
+        naming: Naming { inlines: true, lines: false, style: Style::Readable },
         max_depth: 1024,
         title: None,
         reverse: false,
@@ -57,7 +58,8 @@ fn the_defaults_are_those_of_the_contract() {
 #[test]
 fn every_option_is_understood() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 \
-                --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7";
+                --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
+                --no-inline --lines --short-names";
     let expected = Recording {
         source: Source::Pid(1),
         hz: 99,
@@ -67,6 +69,7 @@ fn every_option_is_understood() {
         idle: true,
         threads: true,
         unwind: How::FramePointer,
+        naming: Naming { inlines: false, lines: true, style: Style::Short },
         max_depth: 65_536,
         title: Some("T".into()),
         reverse: true,
@@ -191,8 +194,6 @@ fn mistakes_are_told_with_the_next_step() {
             "--pid 1 --idle=yes",
             "option `--idle` takes no value, but `yes` was given (try 'stackprof --help')",
         ),
-        ("--pid 1 --lines", "option `--lines` is not in this version (try 'stackprof --help')"),
-        ("--pid 1 --no-inline", "option `--no-inline` is not in this version (try 'stackprof --help')"),
         ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
         ("--pid 1 --format pprof", "format `pprof` is not in this version; one of svg, folded"),
         ("--pid 1 -o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),

@@ -10,6 +10,7 @@
 //! in a thread of its own ([`with_target`]), which ends with it — also by panic.
 
 mod attach;
+mod files;
 mod images;
 mod launch;
 mod proc;

@@ -6,11 +6,13 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
+use super::files::TargetFiles;
 use super::images::Maps;
 use super::sys::{self, RawRegisters, Waited};
 use super::threads::{Pending, Thread};
@@ -18,7 +20,7 @@ use super::{proc, registers};
 use crate::addr::Avma;
 use crate::clock::{Clock, RealClock};
 use crate::target::{
-    Capture, Event, ExitStatus, Fault, ImageBytes, Look, Mapping, Outcome, Process, Target, ThreadId,
+    Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, Outcome, Process, Target, ThreadId,
 };
 
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
@@ -304,6 +306,10 @@ impl LinuxTarget {
 impl Target for LinuxTarget {
     fn process(&self) -> &Process {
         &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(TargetFiles::of(self.pid))
     }
 
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {

@@ -11,6 +11,7 @@
 mod attach;
 mod clock;
 mod dyld;
+mod files;
 mod hold;
 mod images;
 mod jit;

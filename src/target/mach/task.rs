@@ -6,10 +6,12 @@
 //! can be known before is asked before, and everything else after.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::attach::{self, Acquired};
 use super::clock::MachClock;
 use super::dyld::Dyld;
+use super::files::MacFiles;
 use super::hold::Hold;
 use super::images::{self, Copied};
 use super::jit::Jit;
@@ -22,8 +24,8 @@ use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::image::macho::{MachO, export};
 use crate::target::{
-    Capture, Event, ExitStatus, Fault, ImageBytes, Look, Mapping, MappingKind, Outcome, Process, Target,
-    ThreadId,
+    Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, MappingKind, Outcome, Process,
+    Target, ThreadId,
 };
 
 /// The threads are listed this often at most, however short the ticks, nanoseconds …
@@ -374,6 +376,10 @@ fn exit_status(status: i32) -> ExitStatus {
 impl Target for MachTarget<'_> {
     fn process(&self) -> &Process {
         &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(MacFiles::new(self.process.pid))
     }
 
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {

@@ -1,0 +1,64 @@
+//! `stackprof dump symbols FILE --addresses LIST`: names for stated addresses of a file, for
+//! comparing with other tools. Not in the help: a profile needs none of it.
+//!
+//! Output as `llvm-symbolizer` has it: the functions of an address, innermost first, each with
+//! its `file:line` below it if lines are asked for, and an empty line.
+
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::path::Path;
+
+use super::args::{Addresses, Verbosity};
+use super::{messages, record, text};
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::symbol;
+use crate::target::{Files as _, LocalFiles};
+
+/// Prints the names.
+///
+/// # Errors
+/// One line: a file that cannot be read, a line that is no address.
+pub fn run(asked: &Addresses) -> Result<()> {
+    let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
+    let mut listed = String::new();
+    if asked.list == Path::new("-") {
+        std::io::stdin().read_to_string(&mut listed).map_err(|error| input(&asked.list, &io_text(&error)))?;
+    } else {
+        listed =
+            std::fs::read_to_string(&asked.list).map_err(|error| input(&asked.list, &io_text(&error)))?;
+    }
+    let address = |line: &str| u64::from_str_radix(line.trim().trim_start_matches("0x"), 16);
+    let listed: Vec<u64> = listed
+        .lines()
+        .map(|line| {
+            address(line).map_err(|_| input(&asked.list, &format!("`{line}`: expected an address in hex")))
+        })
+        .collect::<Result<_>>()?;
+    let path = std::fs::canonicalize(&asked.file).map_err(|error| input(&asked.file, &io_text(&error)))?;
+    let path = path.to_string_lossy().into_owned();
+    let bytes = LocalFiles.open(&path).map_err(|why| input(&asked.file, &why))?;
+    let named = symbol::name_addresses(&path, bytes, &listed, &record::naming(asked.naming, &LocalFiles));
+    let mut out = String::with_capacity(listed.len() * 64);
+    for functions in &named.names {
+        match functions {
+            Ok(functions) => {
+                for function in functions.iter().rev() {
+                    let _ = writeln!(out, "{}", text::visible(function.name.as_deref().unwrap_or("??")));
+                    if asked.naming.lines {
+                        let file = function.file.as_deref().unwrap_or("??");
+                        let _ = writeln!(out, "{}:{}", text::visible(file), function.line);
+                    }
+                }
+            }
+            Err(_) => out.push_str(if asked.naming.lines { "??\n??:0\n" } else { "??\n" }),
+        }
+        out.push('\n');
+    }
+    messages::result(&out);
+    if asked.verbosity == Verbosity::Verbose {
+        for problem in &named.problems {
+            messages::note(problem);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,286 @@
+//! The names of several images' addresses at once, on several threads.
+//!
+//! Input: images, each with its addresses, sorted. Output: for each address its functions
+//! or the reason why there are none, in the order of the input whatever thread did what.
+//!
+//! Work is cut where it is independent: the symbols of an image, finding its DWARF units,
+//! and each unit. So one large image keeps all processors busy, and so do many small ones.
+//! Plain threads and one counter do for that: the pieces are many and of milliseconds, so
+//! nothing would be gained by a scheduler that steals.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::dwarf::{Ask, Chain, Debug, Function, Sections, Splits, Texts, TextsShared};
+use super::locate::{Located, locate};
+use super::table::SymbolTable;
+use super::{Options, Why, demangle, jit, plt};
+use crate::addr::Svma;
+use crate::image::Image;
+use crate::target::ImageBytes;
+
+/// What was found for the addresses of an image.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// For each address its functions, outermost first and never none.
+    pub names: Vec<Result<Vec<Function>, Why>>,
+    /// Lines for people.
+    pub problems: Vec<String>,
+}
+
+/// An image on its way.
+struct Asked<'a> {
+    image: &'a Image,
+    wanted: Vec<u64>,
+    located: OnceLock<Located>,
+}
+
+impl Asked<'_> {
+    fn located(&self, options: &Options<'_>) -> &Located {
+        self.located.get_or_init(|| match &self.image.bytes {
+            Ok(bytes) => locate(self.image, bytes, options.files, options.inlines || options.lines),
+            Err(_) => Located::default(),
+        })
+    }
+}
+
+type Symbols = Vec<Result<Arc<str>, Why>>;
+type Opened<'f> = Option<(Debug, Splits<'f>)>;
+
+enum Begun<'f> {
+    Symbols(Symbols),
+    Dwarf(Box<Opened<'f>>, Vec<String>),
+}
+
+/// Names the addresses of images; each image's are sorted and without duplicates.
+pub(super) fn name(
+    asked: Vec<(&Image, Vec<u64>)>,
+    options: &Options<'_>,
+    shared: &TextsShared,
+) -> Vec<Answer> {
+    let asked: Vec<Asked<'_>> =
+        asked.into_iter().map(|(image, wanted)| Asked { image, wanted, located: OnceLock::new() }).collect();
+    let ask = Ask { inlines: options.inlines, lines: options.lines };
+
+    // The symbols and the DWARF of each image, the DWARF first: its units are next.
+    let begun = in_parallel(options.threads, asked.len() * 2, shared, |texts, task| {
+        let asked = &asked[task / 2];
+        match task % 2 {
+            0 => {
+                let (opened, problems) = open(asked, options, ask);
+                Begun::Dwarf(Box::new(opened), problems)
+            }
+            _ => Begun::Symbols(symbols(asked, options, texts)),
+        }
+    });
+    let mut answers: Vec<Answer> = Vec::with_capacity(asked.len());
+    let mut opened = Vec::with_capacity(asked.len());
+    for piece in begun {
+        match piece {
+            Begun::Dwarf(found, problems) => {
+                opened.push(found);
+                answers.push(Answer { names: Vec::new(), problems });
+            }
+            Begun::Symbols(found) => {
+                if let Some(answer) = answers.last_mut() {
+                    let only = |name| vec![Function { name: Some(name), ..Function::default() }];
+                    answer.names = found.into_iter().map(|name| name.map(only)).collect();
+                }
+            }
+        }
+    }
+
+    // The units of all images, the longest first: the last one to end should be short.
+    let mut jobs: Vec<_> = opened
+        .iter()
+        .enumerate()
+        .filter_map(|(index, opened)| Some((index, opened.as_ref().as_ref()?)))
+        .flat_map(|(index, opened)| opened.0.jobs().iter().map(move |job| (index, opened, job)))
+        .collect();
+    jobs.sort_by_key(|(_, _, job)| std::cmp::Reverse(job.weight));
+    let chains = in_parallel(options.threads, jobs.len(), shared, |texts, task| {
+        let (index, (debug, splits), job) = jobs[task];
+        debug.run(job, &asked[index].wanted, ask, splits, texts)
+    });
+    for ((index, ..), chains) in jobs.iter().zip(chains) {
+        for chain in chains {
+            merge(&mut answers[*index].names, chain, options.inlines);
+        }
+    }
+    for (answer, opened) in answers.iter_mut().zip(&opened) {
+        if let Some((_, splits)) = opened.as_ref()
+            && let Ok(mut problems) = splits.problems.lock()
+        {
+            problems.sort_unstable();
+            answer.problems.append(&mut problems);
+        }
+    }
+    answers
+}
+
+/// Puts what DWARF says of an address to what the symbols say.
+///
+/// The outermost function keeps the name of its symbol: it is the same with and without
+/// DWARF, it is the mangled one where DWARF has no other than `f`, and it tells apart what
+/// compilers split off (`f [clone .cold]`).
+fn merge(names: &mut [Result<Vec<Function>, Why>], chain: Chain, inlines: bool) {
+    let Some(known) = names.get_mut(chain.wanted as usize) else { return };
+    let mut functions = chain.functions;
+    if !inlines {
+        functions.truncate(1);
+    }
+    let symbol = known.as_ref().ok().and_then(|known| known.first()?.name.clone());
+    if let Some(outermost) = functions.first_mut() {
+        outermost.name = symbol.or(outermost.name.take());
+        if outermost.name.is_some() {
+            *known = Ok(functions);
+        }
+    }
+}
+
+/// The symbol of each address.
+fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
+    if let Err(reason) = &asked.image.bytes {
+        return vec![Err(Why::NoFile(reason.clone())); asked.wanted.len()];
+    }
+    let mut found: Symbols = vec![Err(Why::NoSymbols); asked.wanted.len()];
+    for bytes in &asked.located(options).symbols {
+        look_up(bytes, &asked.wanted, &mut found, texts);
+        if found.iter().all(Result::is_ok) {
+            break;
+        }
+    }
+    // Stubs have no symbols, and need no debug file.
+    if let Ok(bytes) = &asked.image.bytes {
+        let unnamed = |(svma, found): (&u64, &Result<_, _>)| found.is_err().then_some(*svma);
+        let stubs = plt::Stubs::read(bytes.bytes(), asked.wanted.iter().zip(&found).filter_map(unnamed));
+        for (svma, found) in asked.wanted.iter().zip(&mut found).filter(|(_, found)| found.is_err()) {
+            if let Some(name) = stubs.as_ref().and_then(|stubs| stubs.name(*svma)) {
+                let name = format!("{}@plt", demangle::demangle(name));
+                *found = texts.plain(&name).ok_or(Why::TooMuchText);
+            }
+        }
+    }
+    found
+}
+
+/// Looks up in one file what has no name yet.
+fn look_up(bytes: &ImageBytes, wanted: &[u64], found: &mut Symbols, texts: &mut Texts<'_>) {
+    let table = SymbolTable::parse(bytes);
+    // Neighbouring addresses are mostly in one function.
+    let mut last: Option<(Svma, Option<Arc<str>>)> = None;
+    for (svma, found) in wanted.iter().zip(found) {
+        if found.is_ok() {
+            continue;
+        }
+        match table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(*svma))) {
+            Ok(symbol) => {
+                let name = match &last {
+                    Some((start, name)) if *start == symbol.start => name.clone(),
+                    _ => match &symbol.name {
+                        std::borrow::Cow::Borrowed(name) => texts.mangled(name),
+                        std::borrow::Cow::Owned(name) => texts.mangled_anywhere(name),
+                    },
+                };
+                last = Some((symbol.start, name.clone()));
+                *found = name.ok_or(Why::TooMuchText);
+            }
+            // That a file lacks symbols is told only if none has any.
+            Err(Why::NoSymbols) => {}
+            Err(why) => *found = Err(why),
+        }
+    }
+}
+
+fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Opened<'f>, Vec<String>) {
+    let located = asked.located(options);
+    let mut problems = located.problems.clone();
+    if !ask.inlines && !ask.lines {
+        return (None, problems);
+    }
+    let mut read = |bytes: &Option<ImageBytes>, split| {
+        let sections = Sections::read(bytes.as_ref()?, split, ask);
+        sections.unwrap_or_else(|why| {
+            problems.push(format!("{}: {why}", asked.image.path));
+            None
+        })
+    };
+    let main = read(&located.debug, false);
+    let (shared, package) = (read(&located.shared, false), read(&located.package, true));
+    let opened = main.map(|main| {
+        let debug = Debug::new(main, shared, &asked.wanted);
+        (debug, Splits { package, files: options.files, problems: Mutex::default() })
+    });
+    (opened, problems)
+}
+
+/// Names for addresses that are in no image: those of JIT compilers. Sorted, with duplicates.
+pub(super) fn name_anonymous(
+    addresses: impl Iterator<Item = u64>,
+    options: &Options<'_>,
+    shared: &TextsShared,
+) -> Answer {
+    let mut wanted: Vec<u64> = addresses.collect();
+    wanted.dedup();
+    let mut answer = Answer { names: vec![Err(Why::NoImage); wanted.len()], problems: Vec::new() };
+    match options.files.jit_map() {
+        None => {}
+        Some((path, Err(why))) => answer.problems.push(format!("{path}: {why}")),
+        Some((path, Ok(text))) => {
+            let mut texts = Texts::new(shared);
+            let found = jit::names(&text, &wanted);
+            for (into, name) in answer.names.iter_mut().zip(found.names) {
+                let Some(name) = name else { continue };
+                let name = texts.plain(&String::from_utf8_lossy(name)).ok_or(Why::TooMuchText);
+                *into = name.map(|name| vec![Function { name: Some(name), ..Function::default() }]);
+            }
+            if found.bad_lines > 0 {
+                let lines = found.bad_lines;
+                answer
+                    .problems
+                    .push(format!("{path}: {lines} lines are not `START SIZE name`, and were skipped"));
+            }
+        }
+    }
+    answer
+}
+
+/// Runs `count` pieces of work on up to `threads` threads, each with its own names; the
+/// results are in the order of the pieces.
+fn in_parallel<R: Send>(
+    threads: usize,
+    count: usize,
+    shared: &TextsShared,
+    work: impl Fn(&mut Texts<'_>, usize) -> R + Sync,
+) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut texts = Texts::new(shared);
+        let mut done = Vec::new();
+        loop {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            if task >= count {
+                return done;
+            }
+            done.push((task, work(&mut texts, task)));
+        }
+    };
+    let mut done = std::thread::scope(|scope| {
+        // This thread works too; without others it does all.
+        let others: Vec<_> = (1..threads.min(count))
+            .filter_map(|_| {
+                std::thread::Builder::new().name("symbols".to_owned()).spawn_scoped(scope, worker).ok()
+            })
+            .collect();
+        let mut done = worker();
+        for other in others {
+            match other.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(task, _)| *task);
+    done.into_iter().map(|(_, result)| result).collect()
+}

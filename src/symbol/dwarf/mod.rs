@@ -1,0 +1,249 @@
+//! DWARF: addresses of one file → the functions inlined at each, and lines.
+//!
+//! Input: the sections of a file, hostile, and sorted addresses. Output: for each address
+//! the chain of functions, outermost first. Not for: finding files (see `locate`), types,
+//! variables, unwinding.
+//!
+//! The addresses are known before anything is read, so nothing is kept that could answer
+//! other questions: each unit that has addresses is walked once, its functions are compared
+//! with the addresses on the way, and the unit is forgotten. A reader that must answer any
+//! address at any time (addr2line, blazesym) builds tables of all functions and all lines of
+//! a unit, which is most of the time and nearly all of the memory that such readers take.
+//!
+//! Format: DWARF 2 to 5 (<https://dwarfstd.org>), through `gimli`.
+
+mod index;
+mod lines;
+mod names;
+mod split;
+mod unit;
+mod walk;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gimli::{EndianSlice, LittleEndian, SectionId};
+
+use super::sections;
+use crate::target::ImageBytes;
+
+pub use index::{Index, Job};
+pub use names::{Texts, TextsShared};
+pub use split::Splits;
+
+/// Bytes of a section.
+pub(super) type Slice<'a> = EndianSlice<'a, LittleEndian>;
+/// The sections of a file, as gimli takes them.
+pub(super) type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
+
+/// Most functions at one address; the deepest seen in real programs are some fifty.
+pub const MAX_INLINED: usize = 256;
+
+/// Steps of work for each byte of a file: entries of range lists, rows of line programs,
+/// bytes of abbreviations. Real files need less than one; files can be made whose parts
+/// all refer to one long list.
+const STEPS_PER_BYTE: u64 = 64;
+/// Steps for any file.
+const STEPS_LEAST: u64 = 10_000_000;
+
+/// One function at an address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Function {
+    /// The readable name; `None` where DWARF has none.
+    pub name: Option<Arc<str>>,
+    /// Path of the source file; `None` if lines were not asked for or are not known.
+    pub file: Option<Arc<str>>,
+    /// Line in it: of the call, or of the address itself in the innermost function.
+    pub line: u32,
+}
+
+/// The functions at one address, outermost first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Index of the address in the list that was asked for.
+    pub wanted: u32,
+    /// The functions; empty where only the line is known.
+    pub functions: Vec<Function>,
+}
+
+/// What of DWARF is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// The functions that are inlined.
+    pub inlines: bool,
+    /// Source files and lines.
+    pub lines: bool,
+}
+
+/// The DWARF sections of one file.
+#[derive(Debug)]
+pub struct Sections {
+    bytes: ImageBytes,
+    parts: Vec<(SectionId, Part)>,
+    /// Where the code begins: entries of functions that the linker left out have addresses
+    /// below it.
+    pub code_start: u64,
+}
+
+#[derive(Debug)]
+enum Part {
+    InFile(Range<usize>),
+    Unpacked(Vec<u8>),
+}
+
+/// The sections that names need, and those that lines need too.
+const FOR_NAMES: [SectionId; 12] = [
+    SectionId::DebugAbbrev,
+    SectionId::DebugAddr,
+    SectionId::DebugAranges,
+    SectionId::DebugInfo,
+    SectionId::DebugRanges,
+    SectionId::DebugRngLists,
+    SectionId::DebugStr,
+    SectionId::DebugStrOffsets,
+    SectionId::DebugLineStr,
+    SectionId::DebugCuIndex,
+    SectionId::DebugTuIndex,
+    SectionId::DebugTypes,
+];
+const FOR_LINES: [SectionId; 1] = [SectionId::DebugLine];
+/// What a package's index may name besides: its ranges must exist even if nobody reads them.
+const FOR_PACKAGES: [SectionId; 5] = [
+    SectionId::DebugLine,
+    SectionId::DebugLoc,
+    SectionId::DebugLocLists,
+    SectionId::DebugMacinfo,
+    SectionId::DebugMacro,
+];
+
+impl Sections {
+    /// Finds the sections of a file, unpacking those that are packed. `split` takes those
+    /// of a split file (`.debug_info.dwo`).
+    ///
+    /// # Errors
+    /// The reason, for people. `Ok(None)`: the file has no DWARF.
+    pub fn read(bytes: &ImageBytes, split: bool, ask: Ask) -> Result<Option<Sections>, String> {
+        let data = bytes.bytes();
+        let found = sections::all(data)?;
+        let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();
+        let mut left = (data.len() as u64).saturating_mul(super::unpack::MAX_RATIO);
+        let mut parts = Vec::new();
+        let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
+        for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {
+            let Some(name) = (if split { id.dwo_name() } else { Some(id.name()) }) else { continue };
+            // Mach-O has room for 16 letters, of which `__` stands for the dot.
+            let cut = name.get(..15).unwrap_or(name);
+            let is_it = |section: &&sections::Section<'_>| {
+                (section.name == name || (section.name.starts_with(".debug") && section.name == cut))
+                    && !section.bytes.is_empty()
+            };
+            let Some(section) = found.iter().find(is_it) else { continue };
+            let part = match section.content(&mut left)? {
+                std::borrow::Cow::Owned(unpacked) => Part::Unpacked(unpacked),
+                std::borrow::Cow::Borrowed(content) => {
+                    let start = content.as_ptr().addr() - data.as_ptr().addr();
+                    Part::InFile(start..start + content.len())
+                }
+            };
+            parts.push((id, part));
+        }
+        let has_info = parts.iter().any(|(id, _)| *id == SectionId::DebugInfo);
+        Ok(has_info.then(|| Sections { bytes: bytes.clone(), parts, code_start: code_start.unwrap_or(0) }))
+    }
+
+    /// The sections as gimli takes them; made for each thread, costs nothing.
+    pub(super) fn dwarf(&self) -> Dwarf<'_> {
+        let load = |id| Ok::<_, std::convert::Infallible>(self.get(id));
+        match Dwarf::load(load) {
+            Ok(dwarf) => dwarf,
+            Err(never) => match never {},
+        }
+    }
+
+    pub(super) fn get(&self, id: SectionId) -> Slice<'_> {
+        let part = self.parts.iter().find(|(known, _)| *known == id);
+        let bytes = match part {
+            None => &[],
+            Some((_, Part::Unpacked(bytes))) => bytes.as_slice(),
+            Some((_, Part::InFile(range))) => self.bytes.bytes().get(range.clone()).unwrap_or_default(),
+        };
+        EndianSlice::new(bytes, LittleEndian)
+    }
+
+    /// Bytes of all sections.
+    fn len(&self) -> u64 {
+        let of = |part: &Part| match part {
+            Part::Unpacked(bytes) => bytes.len(),
+            Part::InFile(range) => range.len(),
+        };
+        self.parts.iter().map(|(_, part)| of(part) as u64).sum()
+    }
+}
+
+/// The DWARF of an image: its sections, those of the file that it shares with others
+/// (`.gnu_debugaltlink`), and which unit has which address.
+#[derive(Debug)]
+pub struct Debug {
+    main: Sections,
+    shared: Option<Sections>,
+    index: Index,
+    steps: AtomicU64,
+}
+
+impl Debug {
+    /// Finds the unit of each address. `wanted` is sorted and without duplicates.
+    #[must_use]
+    pub fn new(main: Sections, shared: Option<Sections>, wanted: &[u64]) -> Debug {
+        let bytes = main.len() + shared.as_ref().map_or(0, Sections::len);
+        let mut debug = Debug {
+            main,
+            shared,
+            index: Index::default(),
+            steps: AtomicU64::new(bytes.saturating_mul(STEPS_PER_BYTE).saturating_add(STEPS_LEAST)),
+        };
+        debug.index = Index::build(&debug.main.dwarf(), wanted, debug.main.code_start, &debug.budget());
+        debug
+    }
+
+    /// The units with addresses; each is a piece of work of its own.
+    #[must_use]
+    pub fn jobs(&self) -> &[Job] {
+        &self.index.jobs
+    }
+
+    fn budget(&self) -> Budget<'_> {
+        Budget(&self.steps)
+    }
+
+    /// Does one job: the chains of its addresses, in their order. What is damaged is left
+    /// out: those addresses have the name of their symbol.
+    pub fn run(
+        &self,
+        job: &Job,
+        wanted: &[u64],
+        ask: Ask,
+        splits: &Splits<'_>,
+        texts: &mut Texts<'_>,
+    ) -> Vec<Chain> {
+        let mut dwarf = self.main.dwarf();
+        if let Some(shared) = &self.shared {
+            dwarf.set_sup(shared.dwarf());
+        }
+        split::run(self, &dwarf, job, wanted, ask, splits, texts).unwrap_or_default()
+    }
+}
+
+/// What is left of the work that a file may cause; see [`STEPS_PER_BYTE`].
+#[derive(Clone, Copy)]
+pub(super) struct Budget<'a>(&'a AtomicU64);
+
+impl Budget<'_> {
+    /// Takes steps; an error when they are used up.
+    fn spend(&self, steps: u64) -> gimli::Result<()> {
+        let left = self.0.load(Ordering::Relaxed);
+        // Threads may take the same steps: the limit is not exact, and need not be.
+        self.0.store(left.saturating_sub(steps), Ordering::Relaxed);
+        if left > steps { Ok(()) } else { Err(gimli::Error::TooManyRegisterRules) }
+    }
+}

@@ -1,0 +1,245 @@
+//! An entry → the name of its function, through the entries that it refers to.
+//!
+//! Input: entries, hostile. Output: mangled names as they are in the file, or plain ones;
+//! and readable names, each made once by a thread.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gimli::{AttributeValue, DebugInfoOffset, UnitOffset, constants as c};
+use hashbrown::{HashMap, HashSet};
+
+use super::unit::{self, Abbrevs, Unit};
+use super::{Budget, Dwarf, Slice};
+use crate::symbol::{MAX_TEXT_BYTES, Style, demangle, short};
+
+/// Most entries between a function and its name: an inlined one refers to its definition,
+/// that to a declaration, and each may be in another unit.
+const MAX_HOPS: usize = 8;
+/// Units of others that are kept open. Link-time optimisation makes units refer to many.
+const MAX_OTHERS: usize = 64;
+
+/// A function's names as the file has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Name<'a> {
+    /// The mangled name.
+    pub linkage: Option<&'a [u8]>,
+    /// The name in the source, without what it is in.
+    pub plain: Option<&'a [u8]>,
+}
+
+/// Which file's units an entry is among.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum File {
+    Own,
+    Shared,
+}
+
+/// An entry: its unit, unless it is the one at hand, and its place in it.
+type At = (Option<(File, usize)>, UnitOffset);
+
+/// Finds the names of one unit's functions.
+pub(super) struct Names<'n, 'a, 'b> {
+    dwarf: &'n Dwarf<'a>,
+    unit: &'n Unit<'a>,
+    budget: &'n Budget<'b>,
+    /// Units by their offset, opened when they are referred to.
+    others: HashMap<(File, usize), Option<Unit<'a>>>,
+    abbrevs: Abbrevs,
+    /// Where the units of the own file begin, where that is known already.
+    units: Option<&'n [usize]>,
+    own: OnceCell<Vec<usize>>,
+    shared: OnceCell<Vec<usize>>,
+}
+
+impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
+    /// For the entries of a unit; `units` are the offsets of all units, where they are known.
+    pub(super) fn new(
+        dwarf: &'n Dwarf<'a>,
+        unit: &'n Unit<'a>,
+        units: Option<&'n [usize]>,
+        budget: &'n Budget<'b>,
+    ) -> Names<'n, 'a, 'b> {
+        Names {
+            dwarf,
+            unit,
+            budget,
+            others: HashMap::new(),
+            abbrevs: Abbrevs::default(),
+            units,
+            own: OnceCell::new(),
+            shared: OnceCell::new(),
+        }
+    }
+
+    /// The names of an entry of the unit; what cannot be followed is left out.
+    pub(super) fn get(&mut self, entry: UnitOffset) -> Name<'a> {
+        let mut name = Name::default();
+        let mut at = (None, entry);
+        for _ in 0..MAX_HOPS {
+            match self.hop(at, &mut name) {
+                Ok(Some(next)) if name.linkage.is_none() => at = next,
+                _ => break,
+            }
+        }
+        name
+    }
+
+    /// Reads the names of one entry, and where it refers to.
+    fn hop(&mut self, (unit_at, entry): At, name: &mut Name<'a>) -> gimli::Result<Option<At>> {
+        let shared = self.dwarf.sup();
+        let (dwarf, unit) = match unit_at {
+            None => (self.dwarf, self.unit),
+            Some(key) => {
+                let dwarf = if key.0 == File::Shared { shared } else { Some(self.dwarf) };
+                let (Some(dwarf), Some(Some(unit))) = (dwarf, self.others.get(&key)) else { return Ok(None) };
+                (dwarf, unit)
+            }
+        };
+        let mut next = None;
+        let mut entries = unit.entries_raw(Some(entry))?;
+        let Some(abbrev) = entries.read_abbreviation()? else { return Ok(None) };
+        for spec in abbrev.attributes() {
+            match spec.name() {
+                c::DW_AT_linkage_name | c::DW_AT_MIPS_linkage_name | c::DW_AT_name => {
+                    let value = entries.read_attribute(*spec)?.value();
+                    let Ok(text) = dwarf.attr_string(unit, value) else { continue };
+                    let into = if spec.name() == c::DW_AT_name { &mut name.plain } else { &mut name.linkage };
+                    *into = into.or((!text.is_empty()).then(|| text.slice()));
+                }
+                c::DW_AT_abstract_origin | c::DW_AT_specification => {
+                    next = Some(entries.read_attribute(*spec)?.value());
+                }
+                _ => entries.skip_attributes(std::slice::from_ref(spec))?,
+            }
+        }
+        let own = unit_at.map_or(File::Own, |(file, _)| file);
+        Ok(match next {
+            Some(AttributeValue::UnitRef(entry)) => Some((unit_at, entry)),
+            Some(AttributeValue::DebugInfoRef(DebugInfoOffset(at))) => self.open(own, at),
+            Some(AttributeValue::DebugInfoRefSup(DebugInfoOffset(at))) => self.open(File::Shared, at),
+            _ => None,
+        })
+    }
+
+    /// Opens the unit that an entry of a file is in.
+    fn open(&mut self, file: File, at: usize) -> Option<At> {
+        let (dwarf, units) = match file {
+            File::Own => (self.dwarf, &self.own),
+            File::Shared => (self.dwarf.sup()?, &self.shared),
+        };
+        let units = match self.units.filter(|_| file == File::Own) {
+            Some(known) => known,
+            None => units.get_or_init(|| offsets(dwarf)),
+        };
+        let start = *units.get(units.partition_point(|unit| *unit <= at).checked_sub(1)?)?;
+        let key = (file, start);
+        if !self.others.contains_key(&key) {
+            if self.others.len() >= MAX_OTHERS {
+                self.others.clear();
+            }
+            let header = dwarf.debug_info.header_from_offset(DebugInfoOffset(start)).ok()?;
+            let opened = unit::open(dwarf, header, &mut self.abbrevs, self.budget);
+            self.others.insert(key, opened.ok().map(|opened| opened.unit));
+        }
+        Some((Some(key), UnitOffset(at - start)))
+    }
+}
+
+/// Where each unit of a file begins.
+fn offsets(dwarf: &Dwarf<'_>) -> Vec<usize> {
+    let mut units = Vec::new();
+    let mut headers = dwarf.units();
+    while let Ok(Some(header)) = headers.next() {
+        units.extend(header.debug_info_offset().map(|offset| offset.0));
+    }
+    units
+}
+
+/// What the threads that make names have in common.
+#[derive(Debug, Default)]
+pub struct TextsShared {
+    bytes: AtomicUsize,
+    style: Style,
+}
+
+impl TextsShared {
+    /// For names of one style.
+    #[must_use]
+    pub fn new(style: Style) -> TextsShared {
+        TextsShared { bytes: AtomicUsize::new(0), style }
+    }
+}
+
+/// Readable names, each made once by a thread.
+///
+/// Names are known by where they are, so a `Texts` must not outlive the files it is used with.
+#[derive(Debug)]
+pub struct Texts<'s> {
+    shared: &'s TextsShared,
+    mangled: HashMap<(usize, usize), Option<Arc<str>>>,
+    known: HashSet<Arc<str>>,
+}
+
+impl<'s> Texts<'s> {
+    /// For one thread.
+    #[must_use]
+    pub fn new(shared: &'s TextsShared) -> Texts<'s> {
+        Texts { shared, mangled: HashMap::new(), known: HashSet::new() }
+    }
+
+    /// The readable form of a mangled name; `None` if names take too much memory.
+    pub fn mangled(&mut self, name: &[u8]) -> Option<Arc<str>> {
+        let key = (name.as_ptr().addr(), name.len());
+        if let Some(known) = self.mangled.get(&key) {
+            return known.clone();
+        }
+        let text = self.mangled_anywhere(name);
+        self.mangled.insert(key, text.clone());
+        text
+    }
+
+    /// The same for a name that is not in a file.
+    pub fn mangled_anywhere(&mut self, name: &[u8]) -> Option<Arc<str>> {
+        match self.shared.style {
+            Style::Readable => self.plain(&demangle::demangle(name)),
+            Style::Short => self.plain(&short::shorten(&demangle::demangle(name))),
+            Style::Mangled => self.plain(&String::from_utf8_lossy(name)),
+        }
+    }
+
+    /// A file that names were taken from is about to be closed.
+    pub fn forget_places(&mut self) {
+        self.mangled.clear();
+    }
+
+    /// A text as it is; `None` if names take too much memory.
+    pub fn plain(&mut self, text: &str) -> Option<Arc<str>> {
+        if let Some(known) = self.known.get(text) {
+            return Some(Arc::clone(known));
+        }
+        let before = self.shared.bytes.fetch_add(text.len(), Ordering::Relaxed);
+        if before + text.len() > MAX_TEXT_BYTES {
+            self.shared.bytes.fetch_sub(text.len(), Ordering::Relaxed);
+            return None;
+        }
+        let text: Arc<str> = Arc::from(text);
+        self.known.insert(Arc::clone(&text));
+        Some(text)
+    }
+
+    /// The readable name of a function.
+    pub(super) fn function(&mut self, name: Name<'_>) -> Option<Arc<str>> {
+        match (name.linkage, name.plain) {
+            (Some(linkage), _) => self.mangled(linkage),
+            (None, Some(plain)) => self.plain(&String::from_utf8_lossy(plain)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// The bytes of a section's string, for as long as the section.
+pub(super) fn text<'a>(slice: Slice<'a>) -> std::borrow::Cow<'a, str> {
+    String::from_utf8_lossy(slice.slice())
+}

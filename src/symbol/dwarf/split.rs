@@ -1,0 +1,190 @@
+//! One unit with its addresses → their chains, the unit's entries being in another file
+//! (split DWARF, `.dwo` and `.dwp`) or not.
+//!
+//! Input: a job. Output: chains. Files are opened through a closure, with their identity checked.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Mutex;
+
+use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian, UnitOffset};
+use hashbrown::HashMap;
+
+use super::lines::{Lines, Row};
+use super::names::{Name, Names, text};
+use super::unit::{self, Abbrevs, Opened};
+use super::walk::{NONE, walk};
+use super::{Ask, Chain, Debug, Dwarf, Function, Job, MAX_INLINED, Sections, Texts};
+use crate::target::Files;
+
+/// The split files of an image.
+pub struct Splits<'f> {
+    /// All of them in one file beside the image, if there is one.
+    pub package: Option<Sections>,
+    /// Opens one of them, by the path that DWARF gives.
+    pub files: &'f dyn Files,
+    /// What could not be had, and why; each once.
+    pub problems: Mutex<Vec<String>>,
+}
+
+impl fmt::Debug for Splits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Splits").field("package", &self.package.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Splits<'_> {
+    fn problem(&self, text: String) {
+        let Ok(mut problems) = self.problems.lock() else { return };
+        if problems.len() < 1000 && !problems.contains(&text) {
+            problems.push(text);
+        }
+    }
+}
+
+/// Does a job.
+pub(super) fn run<'a>(
+    debug: &'a Debug,
+    dwarf: &Dwarf<'a>,
+    job: &Job,
+    wanted: &[u64],
+    ask: Ask,
+    splits: &Splits<'_>,
+    texts: &mut Texts<'_>,
+) -> gimli::Result<Vec<Chain>> {
+    let budget = debug.budget();
+    let header = dwarf.debug_info.header_from_offset(DebugInfoOffset(job.unit))?;
+    let opened = unit::open(dwarf, header, &mut Abbrevs::default(), &budget)?;
+    let mut work = Work { debug, dwarf, opened: &opened, job, ask };
+    let wanted: Vec<u64> =
+        job.wanted.iter().filter_map(|index| wanted.get(*index as usize).copied()).collect();
+    let Some(dwo_name) = opened.dwo_name.filter(|_| opened.unit.dwo_id.is_some()) else {
+        return Ok(work.chains(dwarf, &opened.unit, Some(&debug.index.units), &wanted, texts));
+    };
+    let string = |value| dwarf.attr_string(&opened.unit, value).ok().map(text);
+    let path = string(dwo_name).unwrap_or_default();
+    let directory = opened.comp_dir.and_then(string).unwrap_or_default();
+    let path = match path.starts_with('/') || directory.is_empty() {
+        true => path,
+        false => Cow::Owned(format!("{}/{path}", directory.trim_end_matches('/'))),
+    };
+    let chains = match in_package(splits, dwarf, &opened) {
+        Some(dwo) => work.split(&dwo, &wanted, texts),
+        None => {
+            let file = splits.files.open(&path).and_then(|bytes| Sections::read(&bytes, true, ask));
+            match file {
+                Ok(Some(file)) => {
+                    let mut dwo = file.dwarf();
+                    dwo.make_dwo(dwarf);
+                    let chains = work.split(&dwo, &wanted, texts);
+                    texts.forget_places();
+                    chains
+                }
+                Ok(None) => Err("has no split DWARF".to_owned()),
+                Err(why) => Err(why),
+            }
+        }
+    };
+    Ok(chains.unwrap_or_else(|why| {
+        splits.problem(format!("{path}: {why}"));
+        // The lines are in the main file.
+        work.ask.inlines = false;
+        work.chains(dwarf, &opened.unit, Some(&debug.index.units), &wanted, texts)
+    }))
+}
+
+/// The unit's entries in the package.
+fn in_package<'a>(splits: &'a Splits<'_>, dwarf: &Dwarf<'a>, opened: &Opened<'a>) -> Option<Dwarf<'a>> {
+    let package = splits.package.as_ref()?;
+    let load = |id| Ok::<_, gimli::Error>(package.get(id));
+    let package = DwarfPackage::load(load, EndianSlice::new(&[], LittleEndian)).ok()?;
+    package.find_cu(opened.unit.dwo_id?, dwarf).ok()?
+}
+
+struct Work<'w, 'a> {
+    debug: &'a Debug,
+    dwarf: &'w Dwarf<'a>,
+    opened: &'w Opened<'a>,
+    job: &'w Job,
+    ask: Ask,
+}
+
+impl<'a> Work<'_, 'a> {
+    /// The chains from the unit of a split file that belongs to the job's.
+    fn split<'s>(&self, dwo: &Dwarf<'s>, wanted: &[u64], texts: &mut Texts<'_>) -> Result<Vec<Chain>, String>
+    where
+        'a: 's,
+    {
+        let budget = self.debug.budget();
+        let mut headers = dwo.units();
+        let id = self.opened.unit.dwo_id;
+        while let Ok(Some(header)) = headers.next() {
+            let Ok(mut found) = unit::open(dwo, header, &mut Abbrevs::default(), &budget) else { continue };
+            if found.unit.dwo_id == id {
+                let main = &self.opened.unit;
+                found.unit.low_pc = main.low_pc;
+                found.unit.addr_base = main.addr_base;
+                if found.unit.header.version() < 5 {
+                    found.unit.rnglists_base = main.rnglists_base;
+                }
+                return Ok(self.chains(dwo, &found.unit, None, wanted, texts));
+            }
+        }
+        Err("is of another build (its id differs): rebuild, or remove it".to_owned())
+    }
+
+    fn chains<'s>(
+        &self,
+        dwarf: &Dwarf<'s>,
+        unit: &unit::Unit<'s>,
+        units: Option<&[usize]>,
+        wanted: &[u64],
+        texts: &mut Texts<'_>,
+    ) -> Vec<Chain> {
+        let budget = self.debug.budget();
+        let code_start = self.debug.main.code_start;
+        let found = walk(dwarf, unit, wanted, code_start, &budget);
+        let mut lines = self.ask.lines.then(|| Lines::open(self.dwarf, self.opened, &budget));
+        let rows = match &lines {
+            Some(lines) => lines.rows(wanted, code_start, &budget),
+            None => Vec::new(),
+        };
+        let mut names = Names::new(dwarf, unit, units, &budget);
+        let mut known: HashMap<u32, Function> = HashMap::new();
+        let mut chains = Vec::with_capacity(wanted.len());
+        for (position, index) in self.job.wanted.iter().enumerate() {
+            let mut functions = Vec::new();
+            let mut at = found.leaf.get(position).copied().unwrap_or(NONE);
+            let mut row: Row = rows.get(position).copied().unwrap_or((0, 0));
+            // From the inside out: the line of a function is that of the call in it.
+            while let Some(node) = found.nodes.get(at as usize).filter(|_| functions.len() < MAX_INLINED) {
+                let name =
+                    known.entry(at).or_insert_with(|| function(&mut names, node.entry, texts)).name.clone();
+                functions.push(place(name, row, &mut lines, texts));
+                row = (node.call_file, node.call_line);
+                at = node.parent;
+            }
+            if functions.is_empty() && row != (0, 0) {
+                functions.push(place(None, row, &mut lines, texts));
+            }
+            functions.reverse();
+            chains.push(Chain { wanted: *index, functions });
+        }
+        chains
+    }
+}
+
+fn function(names: &mut Names<'_, '_, '_>, entry: UnitOffset, texts: &mut Texts<'_>) -> Function {
+    let name: Name<'_> = names.get(entry);
+    Function { name: texts.function(name), ..Function::default() }
+}
+
+fn place(
+    name: Option<std::sync::Arc<str>>,
+    (file, line): Row,
+    lines: &mut Option<Lines<'_, '_>>,
+    texts: &mut Texts<'_>,
+) -> Function {
+    let file = lines.as_mut().filter(|_| (file, line) != (0, 0)).and_then(|lines| lines.path(file, texts));
+    Function { name, file, line }
+}

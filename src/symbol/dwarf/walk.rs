@@ -1,0 +1,224 @@
+//! One pass over the entries of a unit: which functions, inlined in which, are at each address.
+//!
+//! Input: a unit, hostile, and the addresses in it, sorted. Output: for each address the
+//! innermost function, and for each function the one around it. Names come later, for the
+//! functions that are left.
+
+use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
+
+use super::unit::{Place, Unit};
+use super::{Budget, Dwarf, MAX_INLINED};
+
+/// No function.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A function at some of the addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node {
+    /// The function it is inlined in, or [`NONE`]; always an earlier one.
+    pub parent: u32,
+    /// Functions around it.
+    pub depth: u32,
+    /// Its entry.
+    pub entry: UnitOffset,
+    /// Where it is called from in the one around it.
+    pub call_file: u64,
+    pub call_line: u32,
+}
+
+/// The functions at the addresses of a unit.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub nodes: Vec<Node>,
+    /// For each address the innermost function, or [`NONE`].
+    pub leaf: Vec<u32>,
+}
+
+/// Walks the entries of a unit. `wanted` are addresses, sorted.
+///
+/// Of functions inlined in each other the inner one is taken, which comes later, and of
+/// several that claim an address (the linker folded them) one of them.
+pub(super) fn walk<'a>(
+    dwarf: &Dwarf<'a>,
+    unit: &Unit<'a>,
+    wanted: &[u64],
+    code_start: u64,
+    budget: &Budget<'_>,
+) -> Found {
+    let mut walk = Walk {
+        dwarf,
+        unit,
+        wanted,
+        code_start,
+        budget,
+        found: Found { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] },
+        around: Vec::new(),
+        covered: Vec::new(),
+        left: wanted.len(),
+        jumped: false,
+    };
+    // What is damaged ends the walk; what was found before it stands.
+    let _ = walk.pass(true);
+    // Functions that are nested in others (Fortran, Ada) were jumped over with them.
+    if walk.jumped && walk.found.leaf.contains(&NONE) {
+        walk.found = Found { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] };
+        walk.around.clear();
+        walk.left = wanted.len();
+        let _ = walk.pass(false);
+    }
+    walk.found
+}
+
+struct Walk<'w, 'a, 'b> {
+    dwarf: &'w Dwarf<'a>,
+    unit: &'w Unit<'a>,
+    wanted: &'w [u64],
+    code_start: u64,
+    budget: &'w Budget<'b>,
+    found: Found,
+    /// The functions with addresses around the entry at hand: depth in the tree, node.
+    around: Vec<(isize, u32)>,
+    /// Addresses of the function at hand, as ranges of indices.
+    covered: Vec<(usize, usize)>,
+    /// Addresses without a function so far.
+    left: usize,
+    jumped: bool,
+}
+
+/// What is read of a function's entry.
+#[derive(Default)]
+struct Function<'a> {
+    place: Place<'a>,
+    call_file: u64,
+    call_line: u32,
+    sibling: Option<UnitOffset>,
+}
+
+impl<'a> Walk<'_, 'a, '_> {
+    fn pass(&mut self, jump: bool) -> gimli::Result<()> {
+        let mut entries = self.unit.entries_raw(None)?;
+        // Depth that a jump starts anew at.
+        let mut base = 0;
+        while !entries.is_empty() {
+            let (offset, depth) = (entries.next_offset(), base + entries.next_depth());
+            let Some(abbrev) = entries.read_abbreviation()? else { continue };
+            // At every entry: a block beside a function may hold others.
+            while self.around.last().is_some_and(|(around, _)| *around >= depth) {
+                self.around.pop();
+            }
+            // All addresses are found and no function with addresses is open: most units have
+            // types behind their last function.
+            if self.around.is_empty() && self.left == 0 {
+                return Ok(());
+            }
+            let specs = abbrev.attributes();
+            let sibling = match abbrev.tag() {
+                c::DW_TAG_subprogram | c::DW_TAG_inlined_subroutine => {
+                    let inlined = abbrev.tag() == c::DW_TAG_inlined_subroutine;
+                    // Of functions without addresses, the inlined ones are of no interest.
+                    let parent = self.around.last().map_or(NONE, |(_, node)| *node);
+                    if inlined && parent == NONE {
+                        entries.skip_attributes(specs)?;
+                        continue;
+                    }
+                    let function = read(&mut entries, specs)?;
+                    let parent = if inlined { parent } else { NONE };
+                    if self.function(&function, offset, depth, parent)? { None } else { function.sibling }
+                }
+                // Types and the like, where they say how long they are (GCC does, LLVM does not).
+                tag if jump
+                    && abbrev.has_children()
+                    && !matches!(
+                        tag,
+                        c::DW_TAG_compile_unit
+                            | c::DW_TAG_namespace
+                            | c::DW_TAG_module
+                            | c::DW_TAG_lexical_block
+                    )
+                    && specs.iter().any(|spec| spec.name() == c::DW_AT_sibling) =>
+                {
+                    read(&mut entries, specs)?.sibling
+                }
+                _ => {
+                    entries.skip_attributes(specs)?;
+                    None
+                }
+            };
+            if let Some(sibling) = sibling.filter(|sibling| jump && *sibling > entries.next_offset()) {
+                entries = self.unit.entries_raw(Some(sibling))?;
+                base = depth;
+                self.jumped = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a function for the addresses that it covers; false if there are none.
+    fn function(
+        &mut self,
+        function: &Function<'a>,
+        entry: UnitOffset,
+        depth: isize,
+        parent: u32,
+    ) -> gimli::Result<bool> {
+        let Walk { wanted, covered, code_start, .. } = self;
+        covered.clear();
+        function.place.each(self.dwarf, self.unit, self.budget, |begin, end| {
+            let first = wanted.partition_point(|address| *address < begin);
+            if wanted.get(first).is_some_and(|address| *address < end) && begin >= *code_start {
+                let end = first + wanted[first..].partition_point(|address| *address < end);
+                covered.push((first, end));
+            }
+        })?;
+        if self.covered.is_empty() {
+            return Ok(false);
+        }
+        let around = self.found.nodes.get(parent as usize).map_or(0, |node| node.depth + 1);
+        if around as usize >= MAX_INLINED {
+            return Ok(true);
+        }
+        let node = self.found.nodes.len() as u32;
+        let (call_file, call_line) = (function.call_file, function.call_line);
+        self.found.nodes.push(Node { parent, depth: around, entry, call_file, call_line });
+        for (first, end) in &self.covered {
+            self.budget.spend((end - first) as u64)?;
+            let leaf = &mut self.found.leaf[*first..*end];
+            self.left -= leaf.iter().filter(|leaf| **leaf == NONE).count();
+            leaf.fill(node);
+        }
+        self.around.push((depth, node));
+        Ok(true)
+    }
+}
+
+fn read<'a>(
+    entries: &mut gimli::EntriesRaw<'_, super::Slice<'a>>,
+    specs: &[AttributeSpecification],
+) -> gimli::Result<Function<'a>> {
+    let mut found = Function::default();
+    for spec in specs {
+        let attribute = entries.read_attribute(*spec)?;
+        match attribute.name() {
+            c::DW_AT_low_pc => found.place.low = Some(attribute.value()),
+            c::DW_AT_high_pc => found.place.high = Some(attribute.value()),
+            c::DW_AT_ranges => found.place.ranges = Some(attribute.value()),
+            c::DW_AT_call_file => {
+                found.call_file = match attribute.value() {
+                    AttributeValue::FileIndex(file) => file,
+                    value => value.udata_value().unwrap_or(0),
+                }
+            }
+            c::DW_AT_call_line => {
+                found.call_line =
+                    attribute.udata_value().and_then(|line| u32::try_from(line).ok()).unwrap_or(0);
+            }
+            c::DW_AT_sibling => {
+                if let AttributeValue::UnitRef(sibling) = attribute.value() {
+                    found.sibling = Some(sibling);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}

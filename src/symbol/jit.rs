@@ -1,0 +1,118 @@
+//! Names of code that a JIT compiler made: the lines of `/tmp/perf-PID.map`.
+//!
+//! Input: the text, hostile, and sorted addresses. Output: a name for each address, and how
+//! many lines were not understood. Node (`--perf-basic-prof`), Java agents and .NET
+//! (`DOTNET_PerfMapEnabled=1`) write it as they compile, so it is read after the recording;
+//! of several lines for an address the last one counts, since code is moved and replaced.
+//!
+//! Format: `START SIZE name`, numbers in hex without prefix (Linux
+//! `tools/perf/Documentation/jit-interface.txt`).
+
+/// What a map says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct JitNames<'t> {
+    /// The name of each address.
+    pub names: Vec<Option<&'t [u8]>>,
+    /// Lines that are not of the form.
+    pub bad_lines: u64,
+}
+
+/// Finds the names of addresses, sorted and without duplicates. Each line costs one search,
+/// and each address one change; no table is made.
+#[must_use]
+pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
+    let mut found = JitNames { names: vec![None; wanted.len()], bad_lines: 0 };
+    // For each address the next one without a name, from the last line to the first.
+    let mut next: Vec<u32> = (0..=wanted.len() as u32).collect();
+    let lines = text.split(|byte| *byte == b'\n').rev().enumerate();
+    for (from_end, line) in lines {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if line.is_empty() {
+            continue;
+        }
+        let Some((start, end, name)) = read(line) else {
+            // A line may be on its way: the program still runs.
+            found.bad_lines += u64::from(from_end > 0);
+            continue;
+        };
+        let mut at = wanted.partition_point(|address| *address < start) as u32;
+        loop {
+            while next[at as usize] != at {
+                next[at as usize] = next[next[at as usize] as usize];
+                at = next[at as usize];
+            }
+            if wanted.get(at as usize).is_none_or(|address| *address >= end) {
+                break;
+            }
+            found.names[at as usize] = Some(name);
+            next[at as usize] = at + 1;
+        }
+    }
+    found
+}
+
+fn read(line: &[u8]) -> Option<(u64, u64, &[u8])> {
+    let mut fields = line.splitn(3, |byte| *byte == b' ');
+    let (start, size) = (hex(fields.next()?)?, hex(fields.next()?)?);
+    let name = fields.next()?.trim_ascii();
+    (!name.is_empty() && size > 0).then_some((start, start.checked_add(size)?, name))
+}
+
+fn hex(digits: &[u8]) -> Option<u64> {
+    let digits = digits.strip_prefix(b"0x").unwrap_or(digits);
+    let plain = !digits.is_empty() && digits.iter().all(u8::is_ascii_hexdigit);
+    u64::from_str_radix(std::str::from_utf8(digits).ok().filter(|_| plain)?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, wanted: &[u64], expected: &[Option<&str>], bad_lines: u64) {
+        let found = names(text.as_bytes(), wanted);
+        let expected: Vec<_> = expected.iter().map(|name| name.map(str::as_bytes)).collect();
+        assert_eq!(found, JitNames { names: expected, bad_lines }, "{text}");
+    }
+
+    #[test]
+    fn the_last_line_for_an_address_counts() {
+        check(
+            "1000 10 old\n2000 20 LazyCompile:~f /a b.js:1\n1008 8 new\r\n",
+            &[0xfff, 0x1000, 0x1007, 0x1008, 0x100f, 0x1010, 0x2000, 0x201f, 0x2020],
+            &[
+                None,
+                Some("old"),
+                Some("old"),
+                Some("new"),
+                Some("new"),
+                None,
+                Some("LazyCompile:~f /a b.js:1"),
+                Some("LazyCompile:~f /a b.js:1"),
+                None,
+            ],
+            0,
+        );
+    }
+
+    #[test]
+    fn other_lines_are_skipped_and_counted() {
+        check(
+            "x 10 f\n1000\n1000 g\n-1 5 h\n1000 10 \nffffffffffffffff 2 i\n\n1000 0 j\n1000 10000000000000000 k\n0x10 0x4 ok\n",
+            &[0x11, 0x1000],
+            &[Some("ok"), None],
+            8,
+        );
+        // The last line may be half written.
+        check("10 4 f\n20 4", &[0x10, 0x20], &[Some("f"), None], 0);
+        check("", &[1], &[None], 0);
+    }
+
+    #[test]
+    fn overlapping_lines_cost_no_more_than_others() {
+        let line = "0 ffffffffffffff0 everything\n";
+        let wanted: Vec<u64> = (0..50_000).collect();
+        let started = std::time::Instant::now();
+        assert!(names(line.repeat(100_000).as_bytes(), &wanted).names.iter().all(Option::is_some));
+        assert!(started.elapsed().as_secs() < 10);
+    }
+}

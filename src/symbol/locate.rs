@@ -1,0 +1,280 @@
+//! Where the symbols and the DWARF of an image are: in its file, or in one beside it.
+//!
+//! Input: an image, and [`Files`] that opens paths. Output: files that are certain to belong
+//! to the image, and why others were refused. Not for: reading what is in them.
+//!
+//! Linux: "Separate Debug Files" of the gdb manual, and "MiniDebugInfo". Fetching from
+//! `DEBUGINFOD_URLS` would be one more [`Files`] behind the build id's path in [`of_elf`]:
+//! it needs an HTTP client and somebody's consent to go out, so this version has none.
+
+mod macho;
+
+use crate::image::Image;
+use crate::image::elf::Elf;
+use crate::target::{Files, ImageBytes, MappingKind};
+
+use super::{sections, unpack};
+
+/// Where Linux distributions keep debug files.
+const DEBUG_ROOT: &str = "/usr/lib/debug";
+
+/// The files of an image.
+#[derive(Debug, Default)]
+pub struct Located {
+    /// Files to look symbols up in, the best first.
+    pub symbols: Vec<ImageBytes>,
+    /// The file with the DWARF.
+    pub debug: Option<ImageBytes>,
+    /// The file that the DWARF shares with others (dwz).
+    pub shared: Option<ImageBytes>,
+    /// All split files in one (`.dwp`).
+    pub package: Option<ImageBytes>,
+    /// What was found and refused, and why.
+    pub problems: Vec<String>,
+}
+
+/// Finds the files of an image; `dwarf` tells whether more than symbols is wanted.
+#[must_use]
+pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool) -> Located {
+    let mut found = Located::default();
+    if image.object().is_some_and(|object| object.macho().is_some()) {
+        macho::locate(image, bytes, files, dwarf, &mut found);
+    } else {
+        of_elf(image, bytes, files, dwarf, &mut found);
+    }
+    found
+}
+
+/// What of a file names functions.
+struct Content {
+    symtab: bool,
+    dwarf: bool,
+}
+
+fn content(bytes: &[u8]) -> Content {
+    let sections = sections::all(bytes).unwrap_or_default();
+    let any = |is: &dyn Fn(&sections::Section<'_>) -> bool| {
+        sections.iter().any(|section| !section.bytes.is_empty() && is(section))
+    };
+    Content {
+        symtab: any(&|section| section.kind == object::elf::SHT_SYMTAB.0),
+        dwarf: any(&|section| section.name == ".debug_info"),
+    }
+}
+
+fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, found: &mut Located) {
+    let own = content(bytes.bytes());
+    let is_file = image.kind == MappingKind::File;
+    let mut dwarf_at = image.path.clone();
+    if own.dwarf {
+        found.debug = Some(bytes.clone());
+    }
+    if is_file
+        && (!own.symtab || (dwarf && !own.dwarf))
+        && let Some((path, separate)) = separate(image, bytes, files, found)
+    {
+        let has = content(separate.bytes());
+        if has.symtab {
+            found.symbols.push(separate.clone());
+        }
+        if has.dwarf && !own.dwarf {
+            found.debug = Some(separate);
+            dwarf_at = path;
+        }
+    }
+    if own.symtab {
+        found.symbols = vec![bytes.clone()];
+    } else {
+        if found.symbols.is_empty()
+            && let Some(packed) = section(bytes.bytes(), ".gnu_debugdata")
+        {
+            match unpack::xz(packed) {
+                Ok(unpacked) => found.symbols.push(ImageBytes::new(unpacked)),
+                Err(why) => found.problems.push(format!("{}: .gnu_debugdata: {why}", image.path)),
+            }
+        }
+        // What is exported is not repeated in `.gnu_debugdata`.
+        found.symbols.push(bytes.clone());
+    }
+    if let Some(debug) = found.debug.clone().filter(|_| dwarf && is_file) {
+        found.package = files.open(&format!("{dwarf_at}.dwp")).ok();
+        if let Some(link) = section(debug.bytes(), ".gnu_debugaltlink") {
+            found.shared = shared(link, &dwarf_at, files, &mut found.problems);
+        }
+    }
+}
+
+fn section<'a>(bytes: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let found = sections::all(bytes).unwrap_or_default();
+    found.into_iter().find(|section| section.name == name).map(|section| section.bytes)
+}
+
+/// The path of the debug file with a build id.
+fn build_id_path(id: &[u8]) -> Option<String> {
+    let (first, rest) = id.split_first().filter(|(_, rest)| !rest.is_empty())?;
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(format!("{DEBUG_ROOT}/.build-id/{first:02x}/{rest}.debug"))
+}
+
+/// Debug files are for one build only: why a file is not, if it is not.
+fn mismatch(bytes: &[u8], id: &[u8]) -> Result<(), String> {
+    let hex = |id: &[u8]| id.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
+    match Elf::parse(bytes)?.build_id {
+        Some(other) if other == id => Ok(()),
+        Some(other) => Err(format!(
+            "it is of another build (build id {}.., wanted {}..); install the one that fits",
+            hex(&other),
+            hex(id)
+        )),
+        None => Err("it has no build id to tell that it fits".to_owned()),
+    }
+}
+
+/// The debug file of an image, and its path.
+fn separate(
+    image: &Image,
+    bytes: &ImageBytes,
+    files: &dyn Files,
+    found: &mut Located,
+) -> Option<(String, ImageBytes)> {
+    let id = image.build_id.as_deref();
+    if let Some((path, id)) = id.and_then(|id| Some((build_id_path(id)?, id)))
+        && let Ok(debug) = files.open(&path)
+    {
+        match mismatch(debug.bytes(), id) {
+            Ok(()) => return Some((path, debug)),
+            Err(why) => found.problems.push(format!("{path}: {why}")),
+        }
+    }
+    let (name, crc) = debug_link(section(bytes.bytes(), ".gnu_debuglink")?)?;
+    let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let places = [
+        format!("{directory}/{name}"),
+        format!("{directory}/.debug/{name}"),
+        format!("{DEBUG_ROOT}{directory}/{name}"),
+    ];
+    for path in places.into_iter().filter(|path| *path != image.path) {
+        let Ok(debug) = files.open(&path) else { continue };
+        let other = Elf::parse(debug.bytes()).ok().and_then(|elf| elf.build_id);
+        let fits = match (id, other) {
+            // Both tell: that is more than a checksum can.
+            (Some(id), Some(_)) => mismatch(debug.bytes(), id),
+            _ => Ok(()),
+        };
+        let fits = fits.and_then(|()| match crc32(debug.bytes()) {
+            sum if sum == crc => Ok(()),
+            sum => Err(format!(
+                "its checksum {sum:08x} is not the {crc:08x} of .gnu_debuglink; install the one that fits"
+            )),
+        });
+        match fits {
+            Ok(()) => return Some((path, debug)),
+            Err(why) => found.problems.push(format!("{path}: {why}")),
+        }
+    }
+    None
+}
+
+/// Content of `.gnu_debuglink`: a file name, padding, and the checksum of that file.
+fn debug_link(section: &[u8]) -> Option<(String, u32)> {
+    let end = section.iter().position(|byte| *byte == 0)?;
+    let name = std::str::from_utf8(&section[..end]).ok()?;
+    let crc = section.get((end + 1).next_multiple_of(4)..)?.first_chunk::<4>()?;
+    // A name, not a way out of the directories it is looked for in.
+    (!name.is_empty() && !name.contains('/')).then(|| (name.to_owned(), u32::from_le_bytes(*crc)))
+}
+
+/// The file that `.gnu_debugaltlink` names: a path, and the build id it must have.
+fn shared(
+    link: &[u8],
+    debug_path: &str,
+    files: &dyn Files,
+    problems: &mut Vec<String>,
+) -> Option<ImageBytes> {
+    let end = link.iter().position(|byte| *byte == 0)?;
+    let path = String::from_utf8_lossy(&link[..end]).into_owned();
+    let id = &link[end + 1..];
+    let directory = debug_path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let stated = if path.starts_with('/') { path } else { format!("{directory}/{path}") };
+    let mut why = String::new();
+    for path in std::iter::once(stated).chain(build_id_path(id)) {
+        match files.open(&path).and_then(|file| mismatch(file.bytes(), id).map(|()| file)) {
+            Ok(file) => return Some(file),
+            Err(reason) => {
+                why.push_str(&format!("{}{path}: {reason}", if why.is_empty() { "" } else { ", " }));
+            }
+        }
+    }
+    problems.push(why);
+    None
+}
+
+/// The checksum of `.gnu_debuglink`: CRC-32 of IEEE 802.3, as zlib has it.
+#[must_use]
+pub fn crc32(bytes: &[u8]) -> u32 {
+    const TABLES: [[u32; 256]; 8] = crc_tables();
+    let (chunks, rest) = bytes.as_chunks::<8>();
+    let mut crc = !0u32;
+    // Eight bytes at a time ("slicing by 8", Kounavis and Berry 2008): debug files are large.
+    for chunk in chunks {
+        let [a, b, c, d, e, f, g, h] = *chunk;
+        let low = crc ^ u32::from_le_bytes([a, b, c, d]);
+        let [a, b, c, d] = low.to_le_bytes();
+        let of = |table: usize, byte: u8| TABLES[table][usize::from(byte)];
+        crc = of(7, a) ^ of(6, b) ^ of(5, c) ^ of(4, d) ^ of(3, e) ^ of(2, f) ^ of(1, g) ^ of(0, h);
+    }
+    for byte in rest {
+        crc = TABLES[0][usize::from(crc as u8 ^ byte)] ^ (crc >> 8);
+    }
+    !crc
+}
+
+const fn crc_tables() -> [[u32; 256]; 8] {
+    let mut tables = [[0; 256]; 8];
+    let mut index = 0;
+    while index < 256 {
+        let mut crc = index as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 };
+            bit += 1;
+        }
+        tables[0][index] = crc;
+        index += 1;
+    }
+    let mut table = 1;
+    while table < 8 {
+        let mut index = 0;
+        while index < 256 {
+            let before: u32 = tables[table - 1][index];
+            tables[table][index] = tables[0][(before & 0xff) as usize] ^ (before >> 8);
+            index += 1;
+        }
+        table += 1;
+    }
+    tables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{build_id_path, crc32, debug_link};
+
+    #[test]
+    fn the_checksum_is_that_of_zlib() {
+        // The check value of CRC-32, and a length that is no multiple of eight.
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        assert_eq!(crc32(b""), 0);
+        assert_eq!(crc32(b"The quick brown fox jumps over the lazy dog"), 0x414f_a339);
+    }
+
+    #[test]
+    fn links_are_names_in_a_directory() {
+        assert_eq!(debug_link(b"a.debug\0\x26\x39\xf4\xcb"), Some(("a.debug".to_owned(), 0xcbf4_3926)));
+        assert_eq!(debug_link(b"ab\0\0\x01\0\0\0"), Some(("ab".to_owned(), 1)));
+        for bad in [&b"a/../b\0\0\0\0\0\0"[..], b"\0\0\0\0\x01\0\0\0", b"abc\0\x01", b"abc", b""] {
+            assert_eq!(debug_link(bad), None, "{bad:?}");
+        }
+        assert_eq!(build_id_path(&[0xab, 0x0c]).as_deref(), Some("/usr/lib/debug/.build-id/ab/0c.debug"));
+        assert_eq!(build_id_path(&[0xab]), None);
+    }
+}

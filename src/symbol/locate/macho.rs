@@ -1,0 +1,103 @@
+//! Where the debug information of a Mach-O image is: in its dSYM.
+//!
+//! Input: an image and [`Files`]. Output: files whose UUID is the image's. dSYMs are looked
+//! for beside the binary, in cargo's `deps`, and in what Spotlight knows.
+
+use super::Located;
+use crate::image::Image;
+use crate::image::macho::{MachO, fat};
+use crate::target::{Files, ImageBytes};
+
+/// Most dSYMs of one directory that are looked into.
+const MAX_CANDIDATES: usize = 256;
+
+pub(super) fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, found: &mut Located) {
+    found.symbols.push(bytes.clone());
+    let Some(macho) = image.object().and_then(|object| object.macho()) else { return };
+    let Some(uuid) = macho.uuid.filter(|_| dwarf) else { return };
+    for path in beside(&image.path) {
+        if try_dsym(&path, &uuid, macho, files, found, true) {
+            return;
+        }
+    }
+    // `target/debug/deps/work-0123456789abcdef.dSYM`, of any build of the same name.
+    for path in in_deps(&image.path, files) {
+        if try_dsym(&path, &uuid, macho, files, found, false) {
+            return;
+        }
+    }
+    for path in files.known_by_uuid(&uuid).into_iter().take(MAX_CANDIDATES) {
+        // Spotlight gives the bundle; what is in it is named like the binary.
+        for path in inside(&path, &image.name, files) {
+            if try_dsym(&path, &uuid, macho, files, found, true) {
+                return;
+            }
+        }
+    }
+}
+
+const INSIDE: &str = "Contents/Resources/DWARF";
+
+fn beside(path: &str) -> Vec<String> {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    vec![format!("{path}.dSYM/{INSIDE}/{name}")]
+}
+
+fn inside(bundle: &str, name: &str, files: &dyn Files) -> Vec<String> {
+    if !bundle.ends_with(".dSYM") {
+        return vec![bundle.to_owned()];
+    }
+    let mut paths = vec![format!("{bundle}/{INSIDE}/{name}")];
+    let others = files.list(&format!("{bundle}/{INSIDE}"));
+    paths.extend(others.into_iter().map(|other| format!("{bundle}/{INSIDE}/{other}")));
+    paths
+}
+
+fn in_deps(path: &str, files: &dyn Files) -> Vec<String> {
+    let Some((directory, name)) = path.rsplit_once('/') else { return Vec::new() };
+    let deps = if directory.ends_with("/deps") { directory.to_owned() } else { format!("{directory}/deps") };
+    // Cargo names what it builds after the crate, in which `-` is `_`.
+    let stem = format!("{}-", name.replace('-', "_"));
+    let is_it = |entry: &String| entry.ends_with(".dSYM") && entry.starts_with(&stem);
+    let bundles = files.list(&deps).into_iter().filter(is_it).take(MAX_CANDIDATES);
+    bundles.map(|bundle| format!("{deps}/{bundle}/{INSIDE}/{}", bundle.trim_end_matches(".dSYM"))).collect()
+}
+
+/// Takes a dSYM if it belongs to the image. `named` tells that it should: if it does not,
+/// somebody wants to know.
+fn try_dsym(
+    path: &str,
+    uuid: &[u8; 16],
+    image: &MachO,
+    files: &dyn Files,
+    found: &mut Located,
+    named: bool,
+) -> bool {
+    let Ok(bytes) = files.open(path) else { return false };
+    let wanted = fat::Wanted { uuid: None, cpu_type: image.cpu_type, cpu_subtype: image.cpu_subtype };
+    let fits = fat::choose(&bytes, &wanted).and_then(|bytes| {
+        let other = MachO::parse(bytes.bytes())?.uuid;
+        let hex = |uuid: &[u8; 16]| uuid.iter().map(|byte| format!("{byte:02X}")).collect::<String>();
+        match other {
+            Some(other) if other == *uuid => Ok(bytes),
+            Some(other) => Err(format!(
+                "it is of another build (UUID {}, wanted {}); run dsymutil again",
+                hex(&other),
+                hex(uuid)
+            )),
+            None => Err("it has no UUID to tell that it fits".to_owned()),
+        }
+    });
+    match fits {
+        Ok(bytes) => {
+            found.debug = Some(bytes);
+            true
+        }
+        Err(why) => {
+            if named {
+                found.problems.push(format!("{path}: {why}"));
+            }
+            false
+        }
+    }
+}

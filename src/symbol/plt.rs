@@ -1,0 +1,210 @@
+//! Names of PLT stubs: the code through which a file calls the functions of others.
+//!
+//! Input: an ELF file, hostile, and addresses. Output: the name of the function that the stub
+//! at an address jumps to. No symbol names them; each jumps through a slot of the GOT, and the
+//! relocation of that slot has the name. Reading the jump and not counting stubs serves all
+//! layouts that linkers write (`.plt`, `.plt.sec`, `.plt.got`; with IBT or BTI or without).
+//!
+//! Format: "System V ABI, AMD64 Architecture Processor Supplement", figures 5.2 and 12.2;
+//! "ELF for the Arm 64-bit Architecture", `R_AARCH64_JUMP_SLOT`.
+
+use hashbrown::HashMap;
+
+use super::sections::{self, Section};
+use crate::image::elf::Elf;
+
+/// The stubs of a file.
+#[derive(Debug)]
+pub struct Stubs<'a> {
+    sections: Vec<Section<'a>>,
+    machine: u16,
+    /// Name by the address of the slot, and by the number of the relocation in `.rela.plt`.
+    slots: HashMap<u64, &'a [u8]>,
+    lazy: Vec<&'a [u8]>,
+}
+
+const X86_64: u16 = 62;
+const AARCH64: u16 = 183;
+/// A relocation (`Elf64_Rela`) and a symbol (`Elf64_Sym`).
+const ENTRY_BYTES: usize = 24;
+/// Longest stub: on aarch64 with BTI and pointer authentication.
+const STUB_BYTES: usize = 24;
+
+impl<'a> Stubs<'a> {
+    /// Reads the relocations, if any address lies in a PLT.
+    #[must_use]
+    pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
+        let sections = sections::all(data).ok()?;
+        let is_plt = |section: &Section<'_>| section.is_code && section.name.starts_with(".plt");
+        let inside = |address| move |section: &Section<'_>| holds(section, address);
+        if !addresses.any(|address| sections.iter().filter(|section| is_plt(section)).any(inside(address))) {
+            return None;
+        }
+        let elf = Elf::parse(data).ok().filter(|elf| elf.is_64)?;
+        let mut stubs =
+            Stubs { sections: Vec::new(), machine: elf.machine, slots: HashMap::new(), lazy: Vec::new() };
+        for relocations in
+            sections.iter().filter(|section| matches!(&*section.name, ".rela.plt" | ".rela.dyn"))
+        {
+            let Some(symbols) = sections.get(relocations.link as usize) else { continue };
+            let Some(strings) = sections.get(symbols.link as usize) else { continue };
+            for entry in relocations.bytes.as_chunks::<ENTRY_BYTES>().0 {
+                let (slot, index) = (word(entry, 0), word(entry, 8) >> 32);
+                let name = name(symbols.bytes, strings.bytes, index).unwrap_or_default();
+                if !name.is_empty() {
+                    stubs.slots.insert(slot, name);
+                }
+                if relocations.name == ".rela.plt" {
+                    stubs.lazy.push(name);
+                }
+            }
+        }
+        stubs.sections = sections.into_iter().filter(is_plt).collect();
+        Some(stubs)
+    }
+
+    /// The function that the stub at an address jumps to.
+    #[must_use]
+    pub fn name(&self, address: u64) -> Option<&'a [u8]> {
+        let section = self.sections.iter().find(|section| holds(section, address))?;
+        let into = usize::try_from(address - section.svma).ok()?;
+        match self.machine {
+            X86_64 => self.x86_64(section, into),
+            AARCH64 => self.aarch64(section, into),
+            _ => None,
+        }
+    }
+
+    fn x86_64(&self, section: &Section<'a>, into: usize) -> Option<&'a [u8]> {
+        // Stubs have 16 bytes; those of `.plt.got` 8 without IBT.
+        let size = if section.name == ".plt.got" && !section.bytes.starts_with(&[0xf3, 0x0f, 0x1e]) {
+            8
+        } else {
+            16
+        };
+        let start = into - into % size;
+        let stub = section.bytes.get(start..(start + size).min(section.bytes.len()))?;
+        let operand = |at: usize| Some(i32::from_le_bytes(*stub.get(at..)?.first_chunk()?));
+        for at in 0..stub.len() {
+            match stub.get(at..)? {
+                // jmp *slot(%rip)
+                [0xff, 0x25, ..] => {
+                    let next = section.svma.wrapping_add((start + at + 6) as u64);
+                    let slot = next.wrapping_add_signed(operand(at + 2)?.into());
+                    return self.slots.get(&slot).copied();
+                }
+                // push $number, with IBT all that the lazy half of a stub has.
+                [0x68, ..] => {
+                    let number = usize::try_from(operand(at + 1)?).ok()?;
+                    return self.lazy.get(number).copied().filter(|name| !name.is_empty());
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    fn aarch64(&self, section: &Section<'a>, into: usize) -> Option<&'a [u8]> {
+        // The jump of this stub is the first at or after the address, its `adrp` at most a stub before.
+        let instruction = |at: usize| Some(u32::from_le_bytes(*section.bytes.get(at..)?.first_chunk()?));
+        let at = into - into % 4;
+        let end = (at..at + STUB_BYTES).step_by(4).find(|at| is_jump(instruction(*at).unwrap_or(0)))?;
+        // A jump before this one ends the stub before.
+        for at in (end.saturating_sub(STUB_BYTES)..end).rev().filter(|at| at % 4 == 0) {
+            let adrp = instruction(at)?;
+            if is_jump(adrp) {
+                return None;
+            }
+            // adrp x16, page; ldr x17, [x16, #offset]
+            if adrp & 0x9f00_001f == 0x9000_0010 {
+                let ldr = instruction(at + 4).filter(|ldr| ldr & 0xffc0_03ff == 0xf940_0211)?;
+                let pages = (adrp >> 5 & 0x7_ffff) << 2 | (adrp >> 29 & 3);
+                let pages = i64::from((pages << 11) as i32 >> 11);
+                let page = (section.svma.wrapping_add(at as u64) & !0xfff).wrapping_add_signed(pages << 12);
+                let slot = page.wrapping_add(u64::from(ldr >> 10 & 0xfff) * 8);
+                return self.slots.get(&slot).copied();
+            }
+        }
+        None
+    }
+}
+
+/// `br x17`, and the same with pointer authentication (`braa x17, x16`).
+fn is_jump(instruction: u32) -> bool {
+    matches!(instruction, 0xd61f_0220 | 0xd71f_0a30)
+}
+
+fn holds(section: &Section<'_>, address: u64) -> bool {
+    address.checked_sub(section.svma).is_some_and(|into| into < section.size)
+}
+
+fn word(entry: &[u8; ENTRY_BYTES], at: usize) -> u64 {
+    entry[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn name<'a>(symbols: &[u8], strings: &'a [u8], index: u64) -> Option<&'a [u8]> {
+    let symbol = symbols.as_chunks::<ENTRY_BYTES>().0.get(usize::try_from(index).ok()?)?;
+    let rest = strings.get(word(symbol, 0) as u32 as usize..)?;
+    let rest = &rest[..rest.len().min(super::table::MAX_NAME_BYTES)];
+    rest.iter().position(|byte| *byte == 0).map(|end| &rest[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn section(name: &'static str, svma: u64, bytes: &'static [u8]) -> Section<'static> {
+        let mut section = Section::named(name);
+        (section.is_code, section.svma, section.size, section.bytes) =
+            (true, svma, bytes.len() as u64, bytes);
+        section
+    }
+
+    fn stubs(machine: u16, section: Section<'static>, slots: &[(u64, &'static str)]) -> Stubs<'static> {
+        let slots = slots.iter().map(|(slot, name)| (*slot, name.as_bytes())).collect();
+        Stubs { sections: vec![section], machine, slots, lazy: vec![b"first", b"second"] }
+    }
+
+    fn check(stubs: &Stubs<'_>, address: u64, expected: Option<&str>) {
+        assert_eq!(
+            stubs.name(address).map(|name| std::str::from_utf8(name).unwrap()),
+            expected,
+            "{address:#x}"
+        );
+    }
+
+    #[test]
+    fn stubs_of_x86_64() {
+        // push 0x2fe2(%rip); jmp *0x2fe4(%rip); nop  |  jmp *0x2fe2(%rip); push $0; jmp
+        let plt = b"\xff\x35\xe2\x2f\0\0\xff\x25\xe4\x2f\0\0\x0f\x1f\x40\0\
+                    \xff\x25\xe2\x2f\0\0\x68\0\0\0\0\xe9\xe0\xff\xff\xff";
+        let plain = stubs(X86_64, section(".plt", 0x1020, plt), &[(0x4018, "puts")]);
+        check(&plain, 0x1030, Some("puts"));
+        check(&plain, 0x103f, Some("puts"));
+        check(&plain, 0x1020, None);
+        check(&plain, 0x1040, None);
+        // endbr64; jmp *0x2fb6(%rip); nop
+        let sec = b"\xf3\x0f\x1e\xfa\xff\x25\xb6\x2f\0\0\x66\x0f\x1f\x44\0\0";
+        check(&stubs(X86_64, section(".plt.sec", 0x1050, sec), &[(0x4010, "exit")]), 0x1058, Some("exit"));
+        // endbr64; push $1; jmp
+        let lazy = b"\xf3\x0f\x1e\xfa\x68\x01\0\0\0\xe9\xe1\xff\xff\xff\x66\x90";
+        check(&stubs(X86_64, section(".plt", 0x1030, lazy), &[]), 0x1034, Some("second"));
+        // jmp *0x2fe2(%rip); xchg %ax,%ax
+        let got = b"\xff\x25\xe2\x2f\0\0\x66\x90\xff\x25\xe2\x2f\0\0\x66\x90";
+        let got = stubs(X86_64, section(".plt.got", 0x1000, got), &[(0x3fe8, "a"), (0x3ff0, "b")]);
+        check(&got, 0x1007, Some("a"));
+        check(&got, 0x1008, Some("b"));
+    }
+
+    #[test]
+    fn stubs_of_aarch64() {
+        // adrp x16, 0x1f000; ldr x17, [x16, #0xf98]; add x16, x16, #0xf98; br x17; twice
+        let plt = b"\xf0\0\0\xf0\x11\xce\x47\xf9\x10\x62\x3e\x91\x20\x02\x1f\xd6\
+                    \xf0\0\0\xf0\x11\xd2\x47\xf9\x10\x82\x3e\x91\x20\x02\x1f\xd6";
+        let found = stubs(AARCH64, section(".plt", 0x5d0, plt), &[(0x1ff98, "puts"), (0x1ffa0, "exit")]);
+        for (address, name) in [(0x5d0, "puts"), (0x5df, "puts"), (0x5e0, "exit"), (0x5ec, "exit")] {
+            check(&found, address, Some(name));
+        }
+    }
+}

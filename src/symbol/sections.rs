@@ -1,0 +1,177 @@
+//! The sections of a file by name, whatever its format, unpacked where they are packed.
+//!
+//! Input: the bytes of an ELF or Mach-O file, hostile. Output: names, places and contents.
+//! Sections that are not packed are not copied. Not for: symbols (see `table`), DWARF.
+
+use std::borrow::Cow;
+
+use object::LittleEndian;
+use object::elf::{self, CompressionHeader32, CompressionHeader64, FileHeader32, FileHeader64};
+use object::macho::{MachHeader64, SECTION_TYPE};
+use object::read::elf::{CompressionHeader, FileHeader, SectionHeader, SectionTable};
+use object::read::macho::{MachHeader, Section as _, Segment as _};
+
+use super::unpack::{self, Packing};
+use crate::image::elf::{Class, class};
+use crate::image::object::Format;
+
+/// Most sections of a file; object files of `-ffunction-sections` have the most.
+pub const MAX_SECTIONS: usize = 1 << 18;
+
+/// A section as the file has it.
+#[derive(Clone, Debug)]
+pub struct Section<'a> {
+    /// `.debug_info`; the Mach-O name `__debug_info` reads the same.
+    pub name: Cow<'a, str>,
+    /// Its bytes in the file, perhaps packed; empty where it has none there.
+    pub bytes: &'a [u8],
+    /// Stated address; 0 for sections that are not loaded.
+    pub svma: u64,
+    /// Size in memory.
+    pub size: u64,
+    /// ELF `sh_type`, Mach-O section type.
+    pub kind: u32,
+    /// ELF `sh_link`, Mach-O `reserved1`.
+    pub link: u32,
+    /// ELF `sh_info`, Mach-O `reserved2`.
+    pub info: u32,
+    /// ELF `sh_flags`, Mach-O `flags`.
+    pub flags: u64,
+    /// Whether it holds code; not told of Mach-O, where nothing asks.
+    pub is_code: bool,
+    packing: Option<(Packing, u64)>,
+}
+
+impl<'a> Section<'a> {
+    /// A section with nothing in it.
+    #[cfg(test)]
+    pub(super) fn named(name: &'a str) -> Section<'a> {
+        Section {
+            name: Cow::Borrowed(name),
+            bytes: &[],
+            svma: 0,
+            size: 0,
+            kind: 0,
+            link: 0,
+            info: 0,
+            flags: 0,
+            is_code: false,
+            packing: None,
+        }
+    }
+
+    /// The content, unpacked. `left` is how many bytes may still be made for this file.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    pub fn content(&self, left: &mut u64) -> Result<Cow<'a, [u8]>, String> {
+        let Some((packing, size)) = self.packing else { return Ok(Cow::Borrowed(self.bytes)) };
+        if size > *left {
+            return Err(format!("{} would unpack to {size} bytes, which is out of proportion", self.name));
+        }
+        let out = unpack::exact(packing, self.bytes, size).map_err(|why| format!("{}: {why}", self.name))?;
+        *left -= size;
+        Ok(Cow::Owned(out))
+    }
+}
+
+/// The sections of a file, in its order.
+///
+/// # Errors
+/// The reason, for people.
+pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, String> {
+    let found = match Format::of(data)? {
+        Format::MachO => of_macho(data),
+        Format::Elf => match class(data)? {
+            Class::Elf32 => of_elf::<FileHeader32<LittleEndian>>(data, |section| {
+                packed::<CompressionHeader32<LittleEndian>>(section)
+            }),
+            Class::Elf64 => of_elf::<FileHeader64<LittleEndian>>(data, |section| {
+                packed::<CompressionHeader64<LittleEndian>>(section)
+            }),
+        },
+    };
+    found.map_err(|error| error.to_string())
+}
+
+fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
+    data: &'a [u8],
+    packed: impl Fn(&mut Section<'a>),
+) -> object::read::Result<Vec<Section<'a>>> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table: SectionTable<'_, H> = header.sections(endian, data)?;
+    let mut out = Vec::with_capacity(table.len().min(MAX_SECTIONS));
+    for section in table.iter().take(MAX_SECTIONS) {
+        let name = table.section_name(endian, section).unwrap_or_default();
+        let mut found = Section {
+            name: String::from_utf8_lossy(name),
+            bytes: section.data(endian, data).unwrap_or_default(),
+            svma: section.sh_addr(endian).into(),
+            size: section.sh_size(endian).into(),
+            kind: section.sh_type(endian).0,
+            link: section.sh_link(endian),
+            info: section.sh_info(endian),
+            flags: section.sh_flags(endian).0,
+            is_code: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
+            packing: None,
+        };
+        if found.flags & elf::SHF_COMPRESSED.0 != 0 {
+            packed(&mut found);
+        } else if let Some(rest) = found.name.strip_prefix(".zdebug_") {
+            // What GNU tools wrote before the gABI had SHF_COMPRESSED: "ZLIB", the size.
+            if let Some((head, body)) = found.bytes.split_first_chunk::<12>()
+                && let [b'Z', b'L', b'I', b'B', size @ ..] = *head
+            {
+                found.name = Cow::Owned(format!(".debug_{rest}"));
+                found.packing = Some((Packing::Zlib, u64::from_be_bytes(size)));
+                found.bytes = body;
+            }
+        }
+        out.push(found);
+    }
+    Ok(out)
+}
+
+/// Notes how a section with `SHF_COMPRESSED` is packed (gABI, "Section Compression").
+fn packed<C: CompressionHeader<Endian = LittleEndian>>(section: &mut Section<'_>) {
+    let Ok((header, body)) = object::pod::from_bytes::<C>(section.bytes) else { return };
+    let packing = match header.ch_type(LittleEndian) {
+        elf::ELFCOMPRESS_ZLIB => Packing::Zlib,
+        elf::ELFCOMPRESS_ZSTD => Packing::Zstd,
+        _ => Packing::Unknown,
+    };
+    section.packing = Some((packing, header.ch_size(LittleEndian).into()));
+    section.bytes = body;
+}
+
+fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
+    let header = MachHeader64::<LittleEndian>::parse(data, 0)?;
+    let endian = header.endian()?;
+    let mut commands = header.load_commands(endian, data, 0)?;
+    let mut out = Vec::new();
+    while let Some(command) = commands.next()? {
+        let Some((segment, body)) = command.segment_64()? else { continue };
+        for section in segment.sections(endian, body)?.iter().take(MAX_SECTIONS - out.len()) {
+            let name = String::from_utf8_lossy(section.name());
+            let name = match name.strip_prefix("__debug_") {
+                Some(rest) => Cow::Owned(format!(".debug_{rest}")),
+                None => name,
+            };
+            let flags = section.flags(endian).0;
+            out.push(Section {
+                name,
+                bytes: section.data(endian, data, section.offset.get(endian).into()).unwrap_or_default(),
+                svma: section.addr.get(endian),
+                size: section.size.get(endian),
+                kind: flags & SECTION_TYPE,
+                link: section.reserved1.get(endian),
+                info: section.reserved2.get(endian),
+                flags: flags.into(),
+                is_code: false,
+                packing: None,
+            });
+        }
+    }
+    Ok(out)
+}

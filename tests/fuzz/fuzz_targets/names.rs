@@ -1,0 +1,10 @@
+//! Mangled names, and readable ones made short.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use stackprof::symbol::{demangle, short};
+
+fuzz_target!(|data: &[u8]| {
+    short::shorten(&demangle::demangle(data));
+    short::shorten(&String::from_utf8_lossy(data));
+});

@@ -1,0 +1,330 @@
+//! Damaged debug information: no panic, no hang, no memory out of proportion.
+//!
+//! Real DWARF, debug links, packed sections and JIT maps are mutated from a seed. A failure
+//! prints the command that replays it; `STACKPROF_SEED` runs one seed only, `STACKPROF_ROUNDS`
+//! more of them. Needs `cc`, `objcopy` and `xz`.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::print_stderr)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use stackprof::symbol::sections::{self, Section};
+use stackprof::symbol::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
+use stackprof::symbol::{Options, Style, jit, name_addresses};
+use stackprof::target::{Files, ImageBytes};
+
+/// Longest time for one mutated file, generous for a debug build on a busy machine.
+const TIME_MAX: Duration = Duration::from_secs(20);
+/// Memory for each byte of a file and of what it unpacks to, and for any file.
+const MEMORY_FACTOR: usize = 32;
+const MEMORY_LEAST: usize = 8 << 20;
+
+/// The system's allocator, counting what is in use.
+struct Counting;
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// The count is of the process, so one test runs at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let used = IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(used, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+}
+
+struct Replay(&'static str, u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile_debug {}", self.1, self.0);
+        }
+    }
+}
+
+/// Runs `check` for each seed; fails if one takes too long, or more memory than `allowed` and
+/// what is usual.
+fn for_each_seed(test: &'static str, rounds: u64, allowed: usize, mut check: impl FnMut(&mut Random)) {
+    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
+    let seeds = match number("STACKPROF_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
+    };
+    for seed in seeds {
+        let replay = Replay(test, seed);
+        let before = IN_USE.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let started = Instant::now();
+        check(&mut Random(replay.1.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
+        assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
+        let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
+        assert!(used <= allowed + MEMORY_LEAST, "took {used} bytes, {allowed} are allowed");
+    }
+}
+
+const SOURCE: &str = r#"
+struct node { struct node *next; int value; };
+static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }
+static inline __attribute__((always_inline)) int twice(int a) { int r = add(a, a); return r + add(r, 1); }
+__attribute__((noinline)) int sum(struct node *node) {
+    int total = 0;
+    for (; node; node = node->next) { if (node->value & 1) { total += twice(node->value); } else total -= add(total, 2); }
+    return total;
+}
+__attribute__((noinline)) static int other(int x) { return twice(x) ^ twice(x + 1); }
+int main(int argc, char **argv) { (void)argv; struct node n = {0, argc}; return sum(&n) + other(argc); }
+"#;
+
+/// Compiles the program; returns its bytes, with the directory that other files are left in.
+fn build(flags: &[&str]) -> (tempfile::TempDir, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.c"), SOURCE).unwrap();
+    run(dir.path(), "cc", &[&["-O2", "-g", "-o", "a.out", "a.c"], flags].concat());
+    let bytes = std::fs::read(dir.path().join("a.out")).unwrap();
+    (dir, bytes)
+}
+
+fn run(dir: &Path, program: &str, args: &[&str]) {
+    let output = Command::new(program).current_dir(dir).args(args).output();
+    let output = output.unwrap_or_else(|_| panic!("{program} is needed by this test"));
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Files by path, from memory.
+#[derive(Default)]
+struct InMemory(HashMap<String, Vec<u8>>);
+
+impl Files for InMemory {
+    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        self.0.get(name).map(|bytes| ImageBytes::new(bytes.clone())).ok_or_else(|| "no such file".to_owned())
+    }
+}
+
+fn exercise(bytes: &[u8], files: &InMemory, addresses: &[u64]) -> Vec<Vec<String>> {
+    let options = Options { inlines: true, lines: true, style: Style::Short, files, threads: 2 };
+    let named = name_addresses("/nowhere/a.out", ImageBytes::new(bytes.to_vec()), addresses, &options);
+    let texts = named.names.into_iter().map(|name| {
+        let functions = name.unwrap_or_default().into_iter();
+        functions.map(|function| function.name.unwrap_or_default().to_string()).collect()
+    });
+    texts.collect()
+}
+
+fn text_addresses(bytes: &[u8]) -> Vec<u64> {
+    let all = sections::all(bytes).unwrap();
+    let text = all.iter().find(|section| section.name == ".text").unwrap();
+    (text.svma..text.svma + text.size).collect()
+}
+
+/// Damages bytes, mostly in sections whose name has `part` in it.
+fn damage(bytes: &mut [u8], places: &[std::ops::Range<usize>], random: &mut Random) {
+    for _ in 0..1 + random.below(12) {
+        let place = match places {
+            [] => 0..bytes.len(),
+            places => places[random.below(places.len())].clone(),
+        };
+        if place.is_empty() {
+            continue;
+        }
+        let at = place.start + random.below(place.len());
+        let interesting = [0u8, 1, 0x7f, 0x80, 0xff, 0xfe];
+        match random.below(4) {
+            0 => bytes[at] = random.next() as u8,
+            1 => bytes[at] ^= 1 << random.below(8),
+            2 => bytes[at] = interesting[random.below(interesting.len())],
+            _ => {
+                let end = (at + 1 + random.below(8)).min(bytes.len());
+                bytes[at..end].fill(interesting[random.below(interesting.len())]);
+            }
+        }
+    }
+}
+
+fn places(bytes: &[u8], is_it: impl Fn(&Section<'_>) -> bool) -> Vec<std::ops::Range<usize>> {
+    let all = sections::all(bytes).unwrap();
+    let of = |section: &Section<'_>| {
+        let start = section.bytes.as_ptr().addr() - bytes.as_ptr().addr();
+        start..start + section.bytes.len()
+    };
+    let found: Vec<_> =
+        all.iter().filter(|section| !section.bytes.is_empty() && is_it(section)).map(of).collect();
+    assert!(!found.is_empty(), "nothing to damage");
+    found
+}
+
+fn mutations(test: &'static str, rounds: u64, flags: &[&str]) {
+    let (dir, bytes) = build(flags);
+    mutate(test, rounds, &dir, bytes, flags.iter().any(|flag| flag.starts_with("-gz")));
+}
+
+fn mutate(test: &'static str, rounds: u64, dir: &tempfile::TempDir, bytes: Vec<u8>, packed: bool) {
+    let _alone = ONE_AT_A_TIME.lock();
+    let mut files = InMemory::default();
+    for entry in std::fs::read_dir(dir.path()).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if name.ends_with(".dwo") {
+            files.0.insert(name, std::fs::read(entry.path()).unwrap());
+        }
+    }
+    let addresses = text_addresses(&bytes);
+    // Undamaged, it says what was inlined: otherwise nothing below would be tried.
+    let found = exercise(&bytes, &files, &addresses);
+    assert!(found.iter().any(|chain| chain.ends_with(&["twice".to_owned(), "add".to_owned()])), "{found:?}");
+    let places = places(&bytes, |section| section.name.starts_with(".debug"));
+    let factor = MEMORY_FACTOR + if packed { MAX_RATIO as usize } else { 0 };
+    for_each_seed(test, rounds, bytes.len() * factor, |random| {
+        let mut damaged = bytes.clone();
+        damage(&mut damaged, &places, random);
+        exercise(&damaged, &files, &addresses);
+        if let Some((name, dwo)) = files.0.iter().next() {
+            let mut dwo = dwo.clone();
+            damage(&mut dwo, &[], random);
+            exercise(&bytes, &InMemory(HashMap::from([(name.clone(), dwo)])), &addresses);
+        }
+    });
+}
+
+#[test]
+fn damaged_dwarf_4() {
+    mutations("damaged_dwarf_4", 300, &["-gdwarf-4"]);
+}
+
+#[test]
+fn damaged_dwarf_5() {
+    mutations("damaged_dwarf_5", 300, &["-gdwarf-5"]);
+}
+
+#[test]
+fn damaged_split_dwarf() {
+    mutations("damaged_split_dwarf", 200, &["-gdwarf-5", "-gsplit-dwarf"]);
+}
+
+#[test]
+fn damaged_packed_dwarf() {
+    mutations("damaged_packed_dwarf", 150, &["-gdwarf-5", "-gz=zlib"]);
+    // Older compilers know no zstd.
+    let (dir, _) = build(&["-gdwarf-5"]);
+    let with_zstd = ["objcopy", "llvm-objcopy-19", "llvm-objcopy"].iter().any(|objcopy| {
+        let mut command = Command::new(objcopy);
+        command.current_dir(dir.path()).args(["--compress-debug-sections=zstd", "a.out", "packed"]);
+        command.output().is_ok_and(|output| output.status.success())
+    });
+    if with_zstd {
+        let bytes = std::fs::read(dir.path().join("packed")).unwrap();
+        mutate("damaged_packed_dwarf", 150, &dir, bytes, true);
+    } else {
+        eprintln!("SKIP damaged_packed_dwarf: no objcopy here knows zstd");
+        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+    }
+}
+
+#[test]
+fn damaged_symbols_in_xz() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let (dir, bytes) = build(&[]);
+    run(dir.path(), "objcopy", &["--only-keep-debug", "--strip-debug", "a.out", "mini"]);
+    run(dir.path(), "xz", &["-k", "mini"]);
+    run(dir.path(), "objcopy", &["-S", "--add-section", ".gnu_debugdata=mini.xz", "a.out", "stripped"]);
+    let stripped = std::fs::read(dir.path().join("stripped")).unwrap();
+    let addresses = text_addresses(&bytes);
+    let found = exercise(&stripped, &InMemory::default(), &addresses);
+    assert!(found.contains(&vec!["sum".to_owned()]), "{found:?}");
+    let places = places(&stripped, |section| section.name == ".gnu_debugdata");
+    let allowed = stripped.len() * MAX_RATIO as usize + MAX_XZ_DICTIONARY;
+    for_each_seed("damaged_symbols_in_xz", 300, allowed, |random| {
+        let mut damaged = stripped.clone();
+        damage(&mut damaged, &places, random);
+        exercise(&damaged, &InMemory::default(), &addresses);
+    });
+    // A bomb: 256 MiB of zeros in some 40 KiB.
+    std::fs::write(dir.path().join("zeros"), vec![0; 256 << 20]).unwrap();
+    run(dir.path(), "xz", &["-0", "zeros"]);
+    let bomb = std::fs::read(dir.path().join("zeros.xz")).unwrap();
+    let before = IN_USE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    assert!(unpack::xz(&bomb).is_err());
+    let used = PEAK.load(Ordering::Relaxed) - before;
+    assert!(
+        used < bomb.len() * MAX_RATIO as usize * 3 + MEMORY_LEAST + MAX_XZ_DICTIONARY,
+        "{used} of {}",
+        bomb.len()
+    );
+}
+
+#[test]
+fn damaged_debug_links() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let (dir, bytes) = build(&["-Wl,--build-id=none"]);
+    run(dir.path(), "objcopy", &["--only-keep-debug", "a.out", "a.debug"]);
+    run(dir.path(), "objcopy", &["-S", "--add-gnu-debuglink=a.debug", "a.out", "stripped"]);
+    let stripped = std::fs::read(dir.path().join("stripped")).unwrap();
+    let debug = std::fs::read(dir.path().join("a.debug")).unwrap();
+    let files = InMemory(HashMap::from([("a.debug".to_owned(), debug.clone())]));
+    let addresses = text_addresses(&bytes);
+    let found = exercise(&stripped, &files, &addresses);
+    assert!(found.iter().any(|chain| chain.ends_with(&["twice".to_owned(), "add".to_owned()])), "{found:?}");
+    // A debug file that was changed has another checksum.
+    let mut other = debug.clone();
+    let last = other.len() - 1;
+    other[last] ^= 1;
+    let found = exercise(&stripped, &InMemory(HashMap::from([("a.debug".to_owned(), other)])), &addresses);
+    assert!(found.iter().all(|chain| !chain.contains(&"add".to_owned())), "{found:?}");
+    let places = places(&stripped, |section| section.name == ".gnu_debuglink");
+    for_each_seed("damaged_debug_links", 200, (stripped.len() + debug.len()) * MEMORY_FACTOR, |random| {
+        let mut damaged = stripped.clone();
+        damage(&mut damaged, &places, random);
+        exercise(&damaged, &files, &addresses);
+    });
+}
+
+#[test]
+fn maps_of_any_bytes() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let wanted: Vec<u64> = (0..4096).map(|index| index * 16).collect();
+    for_each_seed("maps_of_any_bytes", 200, 1 << 20, |random| {
+        let mut text = Vec::new();
+        for _ in 0..random.below(300) {
+            let line = format!("{:x} {:x} f{}\n", random.below(1 << 17), random.below(300), random.below(9));
+            text.extend(line.into_bytes());
+        }
+        if !text.is_empty() {
+            damage(&mut text, &[], random);
+        }
+        let found = jit::names(&text, &wanted);
+        assert_eq!(found.names.len(), wanted.len());
+    });
+}
