@@ -17,5 +17,5 @@ fuzz_target!(|data: &[u8]| {
     let (image, debug) = data.split_at(data.len() / 2);
     let files = One(debug.to_vec());
     let options = Options { lines: true, threads: 1, files: &files, ..Options::default() };
-    name_addresses("/bin/a", ImageBytes::new(image.to_vec()), &[0x1000, 0x1010, 0x2000], &options);
+    let _ = name_addresses("/bin/a", ImageBytes::new(image.to_vec()), &[0x1000, 0x1010, 0x2000], &options);
 });

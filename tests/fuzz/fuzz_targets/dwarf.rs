@@ -8,5 +8,5 @@ use stackprof::target::ImageBytes;
 fuzz_target!(|data: &[u8]| {
     let addresses: Vec<u64> = (0..4096).map(|index| index * 16).collect();
     let options = Options { lines: true, threads: 1, ..Options::default() };
-    name_addresses("/a", ImageBytes::new(data.to_vec()), &addresses, &options);
+    let _ = name_addresses("/a", ImageBytes::new(data.to_vec()), &addresses, &options);
 });

@@ -6,5 +6,5 @@ use stackprof::symbol::jit;
 
 fuzz_target!(|data: &[u8]| {
     let wanted: Vec<u64> = (0..256).map(|index| index * 256).collect();
-    jit::names(data, &wanted);
+    let _ = jit::names(data, &wanted);
 });
