@@ -26,12 +26,15 @@ failed=0
 run() {
     local name=$1 how
     shift
+    "$@" >/dev/null 2>&1 < /dev/null &
+    local pid=$!
+    sleep 0.3
     for how in auto fp; do
         timeout 60 "$stackprof" -q -d "$seconds" --unwind "$how" -o "$work/out.folded" \
-            --stats "$work/$how.json" -- "$@" >/dev/null 2>&1 < /dev/null || true
+            --stats "$work/$how.json" --pid "$pid" || true
     done
-    # The program outlives a recording that ends before it.
-    pkill -KILL -P $$ 2>/dev/null || true
+    kill -KILL "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
     /usr/bin/python3 - "$name" "$work/auto.json" "$work/fp.json" <<'P' || failed=1
 import json, sys
 def rate(path):
@@ -44,8 +47,8 @@ print(f"{sys.argv[1]:<8} {samples:>6} samples  auto {auto:6.2f} %  fp {fp:6.2f} 
 sys.exit(auto < 99)
 P
 }
-run python3 timeout -s KILL $((seconds + 2)) /usr/bin/python3 -c "$python"
-run sqlite3 timeout -s KILL $((seconds + 2)) /usr/bin/sqlite3 :memory: "$sql"
-run xz timeout -s KILL $((seconds + 2)) /usr/bin/xz -9 -k -c "$work/data"
-run perl timeout -s KILL $((seconds + 2)) /usr/bin/perl -e "$perl"
+run python3 /usr/bin/python3 -c "$python"
+run sqlite3 /usr/bin/sqlite3 :memory: "$sql"
+run xz /usr/bin/xz -9 -k -c "$work/data"
+run perl /usr/bin/perl -e "$perl"
 exit $failed

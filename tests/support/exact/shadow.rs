@@ -14,6 +14,7 @@ pub(crate) enum Kind {
     Call,
     Return,
     Syscall,
+    Push,
     Other,
 }
 
@@ -28,6 +29,7 @@ pub(crate) fn kind(code: &[u8]) -> Kind {
         Some([0xff, modrm, ..]) if modrm >> 3 & 7 == 2 => Kind::Call,
         Some([0xc2 | 0xc3, ..]) => Kind::Return,
         Some([0x0f, 0x05, ..]) => Kind::Syscall,
+        Some([0x50..=0x57, ..]) => Kind::Push,
         _ => Kind::Other,
     }
 }
@@ -93,7 +95,7 @@ impl Shadow {
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, interrupted_on: None });
             self.fresh = false;
-        } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Other)
+        } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Push)
             && before.gpr[X86_64::RSP] == sp + 8
             && last.address == CodeAddress::Return(Avma(word(sp)))
         {
