@@ -59,7 +59,7 @@ impl Recording<'_> {
         }
         let ended = self.walk_with_known_images(id, capture);
         // A torn chain, or a library that was loaded since?
-        if ended == Ended::BadFrame && self.retry_images() {
+        if matches!(ended, Ended::BadFrame | Ended::Scanned) && self.retry_images() {
             return self.walk_with_known_images(id, capture);
         }
         ended

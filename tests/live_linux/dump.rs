@@ -44,7 +44,7 @@ fn dumps_show_a_live_program_that_goes_on() {
     assert_eq!(of_threads.len(), 4, "{stacks}");
     for text in of_threads {
         let names: Vec<&str> =
-            text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(2)).collect();
+            text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect();
         let first = text.lines().next().unwrap_or_default();
         if first.contains("(worker") {
             let recursions = names.iter().filter(|name| **name == "recurse").count();
