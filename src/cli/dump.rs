@@ -157,7 +157,7 @@ fn stacks(snapshot: &Snapshot, options: &symbol::Options<'_>) -> String {
             let method = method.name();
             // Inlined functions, if any, stand outermost first; the leaf is shown first here.
             for name in name_of(address).iter().rev() {
-                let _ = writeln!(out, "  #{depth:<3} {address:#014x}  {method:<13}  {}", visible(name));
+                let _ = writeln!(out, "  #{depth:<3} {address:#014x}  {method:<7}  {}", visible(name));
             }
         }
         out.push('\n');

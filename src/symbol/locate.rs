@@ -4,7 +4,7 @@
 //! to the image, and why others were refused. Not for: reading what is in them.
 //!
 //! Linux: "Separate Debug Files" of the gdb manual, and "MiniDebugInfo". Fetching from
-//! `DEBUGINFOD_URLS` would be one more [`Files`] behind the build id's path in [`of_elf`]:
+//! `DEBUGINFOD_URLS` would be one more [`Files`] behind the build id's path in `of_elf`:
 //! it needs an HTTP client and somebody's consent to go out, so this version has none.
 
 mod macho;

@@ -45,7 +45,7 @@ impl Method {
             Method::Cfi => "cfi",
             Method::Compact => "compact",
             Method::Code => "code",
-            Method::FramePointer => "frame pointer",
+            Method::FramePointer => "fp",
             Method::Scan => "scan",
         }
     }

@@ -1,6 +1,6 @@
 //! Unwinding on x86_64 with all registers: from each frame to its caller by the row of
 //! unwind information at its address, or else by its code, its frame record, or a search
-//! of the stack. Input: registers, copied stack, [`Code`]; output: [`Frames`] and why the
+//! of the stack. Input: registers, copied stack, `Code`; output: [`Frames`] and why the
 //! walk ended.
 //!
 //! Every step is checked: a return address follows a call in executable memory, and the
