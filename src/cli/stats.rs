@@ -184,6 +184,7 @@ mod tests {
             cpus: 2,
             code_mask: u64::MAX,
             fp_always: false,
+            cfi: true,
             stops_waits_unseen: false,
         }
     }

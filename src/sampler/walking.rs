@@ -8,7 +8,7 @@ use crate::addr::Avma;
 use crate::frame_rule::{FrameRule, Row};
 use crate::image::Images;
 use crate::target::{Capture, Fault, ThreadId};
-use crate::walk::{self, Code, Ended, StackBytes, root};
+use crate::walk::{self, Code, Ended, How, StackBytes, root};
 
 /// Mappings are read again this often to notice images that were unloaded.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
@@ -80,7 +80,8 @@ impl Recording<'_> {
                 code_mask: self.target.process().code_mask,
                 code: &code,
             };
-            let (how, frames) = (self.options.unwind, &mut self.frames);
+            let how = if self.target.process().cfi { self.options.unwind } else { How::FramePointer };
+            let frames = &mut self.frames;
             let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
             account.fit_window(&walked, sp);
             // A thread that already ran when we came: where was it born?

@@ -68,6 +68,9 @@ pub struct Process {
     pub code_mask: u64,
     /// Whether the platform keeps the frame pointer valid at all times (Apple's arm64).
     pub fp_always: bool,
+    /// Whether the unwind information of its images is understood; otherwise stacks are
+    /// walked by frame pointers (Mach-O: macOS keeps them).
+    pub cfi: bool,
     /// Whether a stop leaves a system call that waits alone. Where it does not (Linux:
     /// EINTR), waiting threads are not stopped for a profile of CPU time.
     pub stops_waits_unseen: bool,

@@ -117,6 +117,7 @@ fn describe(pid: pid_t) -> Process {
         cpus: sys::cpus_of(pid),
         code_mask: CODE_MASK,
         fp_always: false,
+        cfi: true,
         stops_waits_unseen: false,
     }
 }

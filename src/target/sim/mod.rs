@@ -111,6 +111,7 @@ impl SimTarget {
             cpus: config.cpus,
             code_mask: if signed { CODE_MASK } else { u64::MAX },
             fp_always: false,
+            cfi: true,
             stops_waits_unseen: false,
         };
         let machine = Machine::new(Setup {
