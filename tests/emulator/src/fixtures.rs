@@ -72,7 +72,7 @@ pub struct Variant {
 }
 
 pub struct Built {
-    pub library: PathBuf,
+    pub dylib: PathBuf,
     /// In the order of [`PROGRAMS`].
     pub programs: Vec<PathBuf>,
 }
@@ -96,18 +96,18 @@ pub fn build(variant: Variant, into: &Path) -> Built {
         linker.arg("-fixup_chains");
         linker
     };
-    let library = into.join("libplugin.dylib");
+    let dylib = into.join("libplugin.dylib");
     let name = ["-dylib", "-install_name", "@rpath/libplugin.dylib"];
-    run(linker().args(name).arg(object("plugin.c")).arg("-o").arg(&library));
+    run(linker().args(name).arg(object("plugin.c")).arg("-o").arg(&dylib));
     let root = object("root.S");
     let program = |name: &&str| {
         let program = into.join(name);
         let mut linker = linker();
         linker.args(["-e", "_thread_start"]).arg(object(&format!("{name}.c")));
-        run(linker.arg(&root).arg(&library).arg("-o").arg(&program));
+        run(linker.arg(&root).arg(&dylib).arg("-o").arg(&program));
         program
     };
-    Built { programs: PROGRAMS.iter().map(program).collect(), library }
+    Built { programs: PROGRAMS.iter().map(program).collect(), dylib }
 }
 
 /// What a tool prints.

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
                 let variant = Variant { arch, optimisation, frames };
                 let name = format!("{}-{optimisation}-{}", arch.name(), frames.name());
                 let built = fixtures::build(variant, &directory.join(name));
-                let library = Image::load(&built.library, LIBRARY_SLIDE, arch, &[]);
+                let library = Image::load(&built.dylib, LIBRARY_SLIDE, arch, &[]);
                 for (program, path) in PROGRAMS.iter().zip(&built.programs) {
                     let image = Image::load(path, PROGRAM_SLIDE, arch, &[&library]);
                     let images = [&image, &library];
