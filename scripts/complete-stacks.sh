@@ -17,6 +17,7 @@ while True:
     rows = [{"n": i, "text": "word %d" % (i * 37 % 1000)} for i in range(3000)]
     text = json.dumps(sorted(rows, key=lambda row: row["text"]))
     sum(len(match) for match in re.findall(r"w\w+ (\d+)", text)); json.loads(text)'
+# shellcheck disable=SC2016 # for perl to expand
 perl='while (1) { my %n; for my $i (1..20000) { my $w = sprintf("%05d", $i * 37 % 9973); $n{$w} .= reverse $w; }
   my $t = join ",", sort { $n{$a} cmp $n{$b} } keys %n; $t =~ s/(\d)(\d)/$2$1/g; }'
 sql="with recursive n(i) as (select 1 union all select i + 1 from n where i < 200000000)
