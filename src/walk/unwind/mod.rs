@@ -21,6 +21,7 @@ mod length;
 mod rule;
 mod scan;
 
+use super::facts::Facts;
 use super::frames::{Frames, How, Method};
 use super::words::Words;
 use super::{Ended, Input, Walked};
@@ -38,6 +39,7 @@ const RSP: usize = X86_64::RSP;
 #[derive(Clone, Debug, Default)]
 pub struct Unwinder {
     cache: Cache,
+    facts: Facts,
 }
 
 /// A row of ordinary steps.
@@ -54,6 +56,12 @@ impl Unwinder {
     /// Forgets what was learned: addresses may have another meaning now.
     pub fn images_changed(&mut self) {
         self.cache.clear();
+        self.facts.clear();
+    }
+
+    /// What walks by frame pointers keep.
+    pub(super) fn facts(&mut self) -> &mut Facts {
+        &mut self.facts
     }
 
     /// Walks from the registers of a stopped thread; see [`super::unwind`].
