@@ -6,9 +6,17 @@
 pub mod about;
 pub mod builder;
 pub mod by_name;
+mod children;
+pub mod firefox;
+pub mod folded;
 pub mod from_recording;
+pub mod perf_script;
+pub mod pprof;
+pub mod read;
 pub mod saved;
+pub mod speedscope;
 pub mod texts;
+pub mod threads;
 
 pub use about::{About, SAMPLES};
 pub use builder::{Refused, SavedBuilder, Taken};
