@@ -14,6 +14,7 @@ use super::flags::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Format;
+use crate::output::svg::Colors;
 use crate::symbol::Style;
 use crate::walk::How;
 
@@ -173,6 +174,10 @@ pub struct Recording {
     pub reverse: bool,
     /// Frames narrower than this percentage are left out of the flame graph.
     pub min_width_percent: f64,
+    /// Colours of the flame graph.
+    pub colors: Colors,
+    /// Flame graph on a dark page.
+    pub dark: bool,
     /// Where the statistics go.
     pub stats: Option<Destination>,
     /// How much is told.
@@ -422,6 +427,8 @@ fn recording(source: Source, flags: RecordingFlags) -> Result<Recording> {
         title: flags.title,
         reverse: flags.reverse,
         min_width_percent,
+        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
+        dark: flags.look.dark,
         stats,
         verbosity: verbosity(&flags.common)?,
         seed: flags
@@ -492,6 +499,12 @@ fn unwind(text: &OsStr) -> Result<How> {
         "cfi" => Ok(How::Cfi),
         _ => Err(bad("--unwind", text, "auto, fp or cfi")),
     }
+}
+
+fn colors(text: &OsStr) -> Result<Colors> {
+    text.to_str()
+        .and_then(Colors::from_name)
+        .ok_or_else(|| bad("--colors", text, &format!("one of {}", Colors::NAMES.join(", "))))
 }
 
 fn verbosity(flags: &CommonFlags) -> Result<Verbosity> {

@@ -178,9 +178,23 @@ pub(super) struct RecordingFlags {
     /// Leave out frames narrower than this part of the graph [default: 0.01]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
     pub(super) min_width: Option<OsString>,
+    #[command(flatten)]
+    pub(super) look: LookFlags,
 
     #[command(flatten)]
     pub(super) common: CommonFlags,
+}
+
+/// How a flame graph looks.
+#[derive(Debug, Args)]
+pub(super) struct LookFlags {
+    /// Colours of the flame graph: hot or blue-orange, which everybody can
+    /// tell apart [default: hot]
+    #[arg(long, value_name = "SET", help_heading = OUTPUT)]
+    pub(super) colors: Option<OsString>,
+    /// Flame graph on a dark page
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) dark: bool,
 }
 
 /// How code is named.

@@ -234,6 +234,8 @@ fn write(output: &Output, recording: &Recording, profile: &Profile, lines: &[(St
                 subtitle,
                 reverse: recording.reverse,
                 min_width_percent: recording.min_width_percent,
+                colors: recording.colors,
+                dark: recording.dark,
             };
             write_to(&output.to, &mut |out| svg::write(&graph, lines, out))
         }
