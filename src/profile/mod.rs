@@ -6,6 +6,8 @@
 pub mod about;
 pub mod builder;
 pub mod by_name;
+pub mod call_tree;
+pub mod folded_read;
 pub mod from_recording;
 pub mod saved;
 pub mod texts;
@@ -13,6 +15,7 @@ pub mod texts;
 pub use about::{About, SAMPLES};
 pub use builder::{Refused, SavedBuilder, Taken};
 pub use by_name::{ByName, INCOMPLETE, Visited, shown};
+pub use call_tree::{CallTree, Direction};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use texts::{TextId, Texts};

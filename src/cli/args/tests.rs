@@ -152,6 +152,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
             format!("--max-depth `{value}`: expected a whole number from 1 to 65536")
         );
     }
+    assert_eq!(refused("--pid 1 --colors red"), "--colors `red`: expected one of hot, blue-orange");
     for value in ["-1", "100", "nan", "thin"] {
         assert_eq!(
             refused(&format!("--pid 1 --min-width {value}")),
