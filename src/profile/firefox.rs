@@ -38,7 +38,7 @@ const SPLIT_MAX: u64 = 1024;
 /// What an unnamed thread of merged threads is called by its number.
 const MERGED_TID: u32 = 0;
 
-/// Writes `saved`; `title` stands for the product where it is given.
+/// Writes `saved`.
 ///
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for a stack with more than
