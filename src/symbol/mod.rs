@@ -6,13 +6,17 @@
 //! shows.
 
 mod batch;
+mod debug_map;
 pub mod demangle;
 pub mod dwarf;
 pub mod jit;
 pub mod locate;
+mod nlist;
 pub mod plt;
+mod relocate;
 pub mod sections;
 pub mod short;
+pub mod stubs;
 pub mod table;
 pub mod unpack;
 
