@@ -18,16 +18,17 @@ seconds=${1:-180}
 shift || true
 fuzz=tests/fuzz
 mapfile -t all < <(sed -n 's|^path = "fuzz_targets/\(.*\)\.rs"|\1|p' $fuzz/Cargo.toml)
+only=()
 if (($# > 0)); then all=("$@"); fi
+# Without a name, cargo-fuzz builds all.
+if (($# == 1)); then only=("$1"); fi
 
 if ! cargo fuzz --version >/dev/null 2>&1; then
     cargo install --locked cargo-fuzz
 fi
 host=$(rustc -vV | sed -n 's/^host: //p')
 export RUSTC_BOOTSTRAP=1
-for target in "${all[@]}"; do
-    nice -n 15 cargo fuzz build --fuzz-dir $fuzz --target "$host" "$target"
-done
+cargo fuzz build --fuzz-dir $fuzz --target "$host" "${only[@]}"
 corpus=$fuzz/target/corpus artifacts=$fuzz/target/artifacts
 mkdir -p "$artifacts"
 for target in "${all[@]}"; do mkdir -p "$corpus/$target"; done
