@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::dwarf::{Ask, Chain, Debug, Function, Job, Sections, Splits, Texts, TextsShared};
 use super::locate::{Located, locate};
 use super::table::SymbolTable;
-use super::{Options, Why, debug_map, demangle, jit, plt, stubs};
+use super::{Options, Why, debug_map, jit, plt, stubs};
 use crate::addr::Svma;
 use crate::image::Image;
 use crate::target::{Files, ImageBytes};
@@ -188,11 +188,12 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
         let unnamed = |(svma, found): (&u64, &Result<_, _>)| found.is_err().then_some(*svma);
         let addresses = || asked.wanted.iter().zip(&found).filter_map(unnamed);
         let elf = plt::Stubs::read(bytes.bytes(), addresses());
-        let macho = stubs::Stubs::read(bytes.bytes(), addresses());
+        let in_file = bytes.linkedit().is_none();
+        let macho = if in_file { stubs::Stubs::read(bytes.bytes(), addresses()) } else { None };
         for (svma, found) in asked.wanted.iter().zip(&mut found).filter(|(_, found)| found.is_err()) {
             let name = elf.as_ref().and_then(|stubs| stubs.name(*svma));
             if let Some(name) = name.or_else(|| macho.as_ref()?.name(*svma)) {
-                let name = format!("{}@plt", demangle::demangle(name));
+                let name = format!("{}@plt", texts.readable(name));
                 *found = texts.plain(&name).ok_or(Why::TooMuchText);
             }
         }

@@ -53,7 +53,9 @@ pub(super) fn objects(
     files: &dyn Files,
 ) -> (Vec<ObjectFile>, Vec<String>) {
     let Some(macho) = image.object().and_then(|object| object.macho()) else { return Default::default() };
-    let Some(nlists) = Nlists::read(bytes.bytes()) else { return Default::default() };
+    // What was read from memory has no file to be relative to.
+    let nlists = if bytes.linkedit().is_some() { None } else { Nlists::read(bytes.bytes()) };
+    let Some(nlists) = nlists else { return Default::default() };
     let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);
     let wanted_in = |range: Range<u64>| {
         let first = wanted.get(wanted.partition_point(|address| *address < range.start));

@@ -50,7 +50,7 @@ pub fn elf_with(sections: &[(&str, &[u8])]) -> Vec<u8> {
     let counts = [0, 0, 64, SEGMENT_BYTES as u16, 1, 64, headers.len() as u16, headers.len() as u16 - 1];
     head.extend(counts.into_iter().flat_map(u16::to_le_bytes));
     // PT_LOAD, readable and executable: the whole file at its own addresses.
-    head.extend_from_slice(&(1 | 5 << 32u64).to_le_bytes());
+    head.extend_from_slice(&(1u64 | 5 << 32).to_le_bytes());
     for word in [0, 0, 0, size, size, 0x1000] {
         head.extend_from_slice(&word.to_le_bytes());
     }

@@ -84,8 +84,8 @@ fuzz_target!(|data: &[u8]| {
         code: &code,
     };
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
-    for how in [How::Auto, How::Cfi, How::Fp] {
+    for how in [How::Auto, How::Cfi, How::FramePointer] {
         unwind(how, &registers, &input, &mut unwinder, &mut frames);
-        assert!((1..=MAX_DEPTH).contains(&frames.len()) && frames.methods.len() == frames.len());
+        assert!((1..=MAX_DEPTH).contains(&frames.addresses.len()) && frames.methods.len() == frames.addresses.len());
     }
 });
