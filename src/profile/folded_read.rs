@@ -126,8 +126,7 @@ impl<'a> Reader<'a> {
             None => self.refuse("the count does not fit in 64 bits"),
             Some(_) => self.refuse("the counts together do not fit in 64 bits"),
         })?;
-        self.builder.count(node, count);
-        Ok(())
+        self.builder.count(node, count).map_err(|full| self.refuse(full))
     }
 
     /// A blank line is fine; for any other the reason is said.

@@ -4,7 +4,9 @@
 //! box. Memory is that of the lines; large inputs come as nodes from a trie instead.
 
 use super::Node;
-use crate::output::folded::UNKNOWN;
+
+/// What a blank name is shown as.
+const UNKNOWN: &str = "[unknown]";
 
 /// The nodes of `lines` (`stack`, samples); siblings in the order of their names.
 pub(super) fn nodes(lines: &[(String, u64)], reverse: bool) -> Vec<Node<'_>> {
