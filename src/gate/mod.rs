@@ -1,0 +1,6 @@
+//! gate
+pub mod bootstrap;
+pub mod family;
+pub mod orders;
+pub mod quantile;
+pub mod statistic;
