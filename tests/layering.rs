@@ -61,8 +61,8 @@ const ALLOWED: [(&str, &[&str]); 17] = [
         &["addr", "clock", "error", "frame_rule", "image", "live", "profile", "target", "trie", "walk"],
     ),
     ("output", &["error"]),
-    ("diff", &["error", "profile", "trie"]),
-    ("gate", &["diff", "error", "profile", "rng"]),
+    ("diff", &["profile", "trie"]),
+    ("gate", &["diff", "profile", "rng", "trie"]),
 ];
 
 const MAX_LINES: usize = 600;

@@ -1,1 +1,13 @@
-//! diff
+//! What changed between profiles.
+//!
+//! ```text
+//! normalize   names that survive a rebuild
+//! stacks      saved profiles → one tree of names, counts by run
+//! functions   → self and total of each function, by run
+//! ```
+//!
+//! Not for a verdict with error rates: that needs several runs a side, see [`gate`](crate::gate).
+
+pub mod functions;
+pub mod normalize;
+pub mod stacks;

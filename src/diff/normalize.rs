@@ -27,7 +27,10 @@ const CLONES: [&str; 9] =
 #[must_use]
 pub fn normalize(name: &str) -> Cow<'_, str> {
     // Most names have none of these and are given back as they are.
-    if !name.contains(['[', '{', '.', '#', '$', '\'']) && !name.contains("::h") && !name.contains("_GLOBAL__N_") && !name.ends_with(')')
+    if !name.contains(['[', '{', '.', '#', '$', '\''])
+        && !name.contains("::h")
+        && !name.contains("_GLOBAL__N_")
+        && !name.ends_with(')')
     {
         return Cow::Borrowed(name);
     }
@@ -130,7 +133,8 @@ fn replaced(from: &str, before: Option<char>) -> (&str, usize) {
     if let Some(hash) = from.strip_prefix('[') {
         let len = hash.bytes().take_while(u8::is_ascii_hexdigit).count();
         let behind_name = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
-        if behind_name && (8..=16).contains(&len) && hash.get(len..).is_some_and(|rest| rest.starts_with(']')) {
+        if behind_name && (8..=16).contains(&len) && hash.get(len..).is_some_and(|rest| rest.starts_with(']'))
+        {
             return ("", len + 2);
         }
     }
@@ -173,12 +177,18 @@ mod tests {
     fn what_compilers_number_anew_is_taken_out() {
         check("core::fmt::write::h0123456789abcdef", "core::fmt::write");
         check("core[846817f741e54dfd]::slice::sort", "core::slice::sort");
-        check("<alloc[1a2b3c4d5e6f7a8b]::vec::Vec<u8> as a[0123456789abcdef]::T>::f", "<alloc::vec::Vec<u8> as a::T>::f");
+        check(
+            "<alloc[1a2b3c4d5e6f7a8b]::vec::Vec<u8> as a[0123456789abcdef]::T>::f",
+            "<alloc::vec::Vec<u8> as a::T>::f",
+        );
         check("work::run::{closure#3}", "work::run::{closure}");
         check("work::run::{{closure}}::h00000000deadbeef", "work::run::{closure}");
         check("work::{impl#12}::go::{closure#0}::{closure#1}", "work::{impl}::go::{closure}::{closure}");
         check("core::ops::FnOnce::call_once::{shim:vtable#0}", "core::ops::FnOnce::call_once::{shim:vtable}");
-        check("main::{lambda(int, char)#2}::operator()(int, char) const", "main::{lambda(int, char)}::operator()(int, char) const");
+        check(
+            "main::{lambda(int, char)#2}::operator()(int, char) const",
+            "main::{lambda(int, char)}::operator()(int, char) const",
+        );
         check("run()::$_4::operator()() const", "run()::$_::operator()() const");
         check("run()::'lambda3'(int)", "run()::'lambda'(int)");
         check("{unnamed type#1}::f", "{unnamed type}::f");
@@ -189,8 +199,17 @@ mod tests {
     #[test]
     fn clones_are_their_function() {
         for clone in [
-            "f.cold", "f.cold.3", "f.part.0", "f.constprop.0", "f.isra.0", "f.llvm.1234567890123",
-            "f.lto_priv.0", "f.part.0.isra.0", "f.isra.0.cold", "f [clone .cold]", "f [clone .isra.0] [clone .part.1]",
+            "f.cold",
+            "f.cold.3",
+            "f.part.0",
+            "f.constprop.0",
+            "f.isra.0",
+            "f.llvm.1234567890123",
+            "f.lto_priv.0",
+            "f.part.0.isra.0",
+            "f.isra.0.cold",
+            "f [clone .cold]",
+            "f [clone .isra.0] [clone .part.1]",
         ] {
             check(clone, "f");
         }
@@ -209,10 +228,29 @@ mod tests {
     #[test]
     fn other_names_stay_as_they_are() {
         for name in [
-            "main", "memcpy@plt", "[unknown]", "[incomplete]", "operator new[](unsigned long)", "f(int [4])",
-            "f(char const (&) [12345678])", "<[u8; 4] as T>::f", "std::__cxx11::f[abi:cxx11](int)", "::h", "a::hash",
-            "a::h0123", ".cold", "x.1", "f#1", "{#}", "'", "$_", "std::vector<int>::push_back(int&&)", "f (a::b)",
-            "_start", "é[", "a.b.c",
+            "main",
+            "memcpy@plt",
+            "[unknown]",
+            "[incomplete]",
+            "operator new[](unsigned long)",
+            "f(int [4])",
+            "f(char const (&) [12345678])",
+            "<[u8; 4] as T>::f",
+            "std::__cxx11::f[abi:cxx11](int)",
+            "::h",
+            "a::hash",
+            "a::h0123",
+            ".cold",
+            "x.1",
+            "f#1",
+            "{#}",
+            "'",
+            "$_",
+            "std::vector<int>::push_back(int&&)",
+            "f (a::b)",
+            "_start",
+            "é[",
+            "a.b.c",
         ] {
             check(name, name);
         }
@@ -220,7 +258,25 @@ mod tests {
 
     #[test]
     fn no_text_breaks_it() {
-        let pieces = ["[", "]", "{", "}", "#", "1", "::h", "é", "$_", "'lambda", ".cold", ".", " (", ":", ")", "_GLOBAL__N_", "0123456789abcdef"];
+        let pieces = [
+            "[",
+            "]",
+            "{",
+            "}",
+            "#",
+            "1",
+            "::h",
+            "é",
+            "$_",
+            "'lambda",
+            ".cold",
+            ".",
+            " (",
+            ":",
+            ")",
+            "_GLOBAL__N_",
+            "0123456789abcdef",
+        ];
         let mut rng = 1u64;
         for _ in 0..20_000 {
             let mut name = String::new();
