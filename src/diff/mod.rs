@@ -4,10 +4,14 @@
 //! normalize   names that survive a rebuild
 //! stacks      saved profiles → one tree of names, counts by run
 //! functions   → self and total of each function, by run
+//! compare     two runs → rows, by seconds or by shares
+//! report      rows → text, Markdown, JSON, folded stacks with two counts
 //! ```
 //!
 //! Not for a verdict with error rates: that needs several runs a side, see [`gate`](crate::gate).
 
+pub mod compare;
 pub mod functions;
 pub mod normalize;
+pub mod report;
 pub mod stacks;
