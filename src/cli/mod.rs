@@ -2,8 +2,8 @@
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs` and `stats.rs` tell how a recording went,
-//! `progress.rs` tells it while it goes. `record.rs`, `dump.rs`, `addresses.rs` and `demo.rs`
-//! are the commands.
+//! `progress.rs` tells it while it goes, `outputs.rs` writes profiles. `record.rs`, `dump.rs`,
+//! `addresses.rs`, `render.rs` and `demo.rs` are the commands.
 
 pub mod addresses;
 pub mod args;
@@ -12,8 +12,10 @@ pub mod demo;
 pub mod dump;
 pub mod flags;
 pub mod messages;
+mod outputs;
 pub mod progress;
 pub mod record;
+pub mod render;
 pub mod stats;
 pub mod summary;
 mod system;
@@ -46,6 +48,7 @@ fn execute(command: args::Command) -> Result<()> {
         args::Command::Record(recording) => record::run(&recording),
         args::Command::Dump(what) => dump::run(&what),
         args::Command::Addresses(asked) => addresses::run(&asked),
+        args::Command::Render(what) => render::run(&what),
         args::Command::Print(text) => {
             messages::result(&text);
             Ok(())

@@ -46,6 +46,8 @@ fn the_defaults_are_those_of_the_contract() {
         title: None,
         reverse: false,
         min_width_percent: 0.01,
+        colors: Colors::Hot,
+        dark: false,
         stats: None,
         verbosity: Verbosity::Normal,
         seed: None,
@@ -59,7 +61,7 @@ fn the_defaults_are_those_of_the_contract() {
 fn every_option_is_understood() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 \
                 --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
-                --no-inline --lines --short-names";
+                --no-inline --lines --short-names --colors blue-orange --dark";
     let expected = Recording {
         source: Source::Pid(1),
         hz: 99,
@@ -74,6 +76,8 @@ fn every_option_is_understood() {
         title: Some("T".into()),
         reverse: true,
         min_width_percent: 1.5,
+        colors: Colors::BlueOrange,
+        dark: true,
         stats: Some(Destination::File("s.json".into())),
         verbosity: Verbosity::Verbose,
         seed: Some(7),
@@ -148,6 +152,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
             format!("--max-depth `{value}`: expected a whole number from 1 to 65536")
         );
     }
+    assert_eq!(refused("--pid 1 --colors red"), "--colors `red`: expected one of hot, blue-orange");
     for value in ["-1", "100", "nan", "thin"] {
         assert_eq!(
             refused(&format!("--pid 1 --min-width {value}")),
