@@ -134,13 +134,20 @@ impl Comparison {
         };
         for run in [base, new] {
             if run.total == 0 {
-                let waiting = if run.waiting_left_out > 0 { " of running threads; --idle compares waiting ones, too" } else { "" };
+                let waiting = if run.waiting_left_out > 0 {
+                    " of running threads; --idle compares waiting ones, too"
+                } else {
+                    ""
+                };
                 return Err(format!("{} holds no samples{waiting}", run.source));
             }
         }
         if base.about.unit != new.about.unit {
             let units = [&base.about.unit, &new.about.unit];
-            return Err(format!("{} counts {} and {} counts {}", base.source, units[0], new.source, units[1]));
+            return Err(format!(
+                "{} counts {} and {} counts {}",
+                base.source, units[0], new.source, units[1]
+            ));
         }
         let (base, new) = (Side::of(base), Side::of(new));
         let launched = stacks.runs().iter().all(|run| run.about.launched == Some(true));
@@ -159,7 +166,10 @@ impl Comparison {
         let mut rows = std::mem::take(&mut comparison.rows);
         let size = |pair: Pair| comparison.change(pair).abs();
         rows.sort_by(|a, b| {
-            size(b.own).total_cmp(&size(a.own)).then(size(b.total).total_cmp(&size(a.total))).then(a.name.cmp(&b.name))
+            size(b.own)
+                .total_cmp(&size(a.own))
+                .then(size(b.total).total_cmp(&size(a.total)))
+                .then(a.name.cmp(&b.name))
         });
         comparison.rows = rows;
         Ok(comparison)

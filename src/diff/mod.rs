@@ -5,6 +5,7 @@
 //! stacks      saved profiles → one tree of names, counts by run
 //! functions   → self and total of each function, by run
 //! compare     two runs → rows, by seconds or by shares
+//! tree        two runs → nodes in pre-order, for a flame graph
 //! report      rows → text, Markdown, JSON, folded stacks with two counts
 //! ```
 //!
@@ -15,3 +16,4 @@ pub mod functions;
 pub mod normalize;
 pub mod report;
 pub mod stacks;
+pub mod tree;

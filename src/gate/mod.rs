@@ -23,6 +23,7 @@ pub mod measured;
 pub mod orders;
 pub mod place;
 pub mod quantile;
+pub mod report;
 pub mod statistic;
 pub mod verdict;
 pub mod weak;

@@ -94,5 +94,9 @@ fn profile(side: &Side) -> Profile<'_> {
 }
 
 fn figure(side: &Side, count: u64) -> Figure {
-    Figure { samples: count, cpu_s: side.period_s.map(|period| count as f64 * period), share: side.share(count) }
+    Figure {
+        samples: count,
+        cpu_s: side.period_s.map(|period| count as f64 * period),
+        share: side.share(count),
+    }
 }

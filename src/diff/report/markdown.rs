@@ -10,7 +10,8 @@ use crate::diff::compare::Comparison;
 pub fn markdown(comparison: &Comparison, top: usize) -> String {
     let Comparison { measure, base, new, .. } = comparison;
     let mut out = String::new();
-    let _ = writeln!(out, "**{}** → **{}**: {}\n", cell(&base.source), cell(&new.source), headline(comparison));
+    let _ =
+        writeln!(out, "**{}** → **{}**: {}\n", cell(&base.source), cell(&new.source), headline(comparison));
     let _ = writeln!(out, "Compared by {}: {}.\n", measure_words(*measure), comparison.why);
     for note in notes(comparison) {
         let _ = writeln!(out, "Note: {}.\n", cell(&note));

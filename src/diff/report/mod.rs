@@ -119,7 +119,10 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
     }
     for side in [base, new] {
         if side.waiting_left_out > 0 {
-            notes.push(format!("{}: {} samples of waiting threads left out (--idle takes them in)", side.source, side.waiting_left_out));
+            notes.push(format!(
+                "{}: {} samples of waiting threads left out (--idle takes them in)",
+                side.source, side.waiting_left_out
+            ));
         }
     }
     notes
