@@ -61,7 +61,7 @@ impl<V: Copy + Default> Table<V> {
         }
         let wanted = (self.len + 1) * SLOTS_PER_ENTRY;
         if wanted > self.slots.len() && self.slots.len() < SLOTS_MAX {
-            self.grow(wanted.next_power_of_two().clamp(SLOTS_MIN, SLOTS_MAX));
+            self.grow((2 * wanted).next_power_of_two().clamp(SLOTS_MIN, SLOTS_MAX));
         }
         self.place(key, value);
     }

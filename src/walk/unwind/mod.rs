@@ -21,6 +21,7 @@ mod length;
 mod rule;
 mod scan;
 
+use super::facts::Facts;
 use super::frames::{Frames, How, Method};
 use super::words::Words;
 use super::{Ended, Input, Walked};
@@ -38,6 +39,7 @@ const RSP: usize = X86_64::RSP;
 #[derive(Clone, Debug, Default)]
 pub struct Unwinder {
     cache: Cache,
+    facts: Facts,
 }
 
 /// A row of ordinary steps.
@@ -54,6 +56,12 @@ impl Unwinder {
     /// Forgets what was learned: addresses may have another meaning now.
     pub fn images_changed(&mut self) {
         self.cache.clear();
+        self.facts.clear();
+    }
+
+    /// What walks by frame pointers keep.
+    pub(super) fn facts(&mut self) -> &mut Facts {
+        &mut self.facts
     }
 
     /// Walks from the registers of a stopped thread; see [`super::unwind`].
@@ -64,9 +72,15 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
+        let start = CodeAddress::Pc(Avma(registers.rip));
+        let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
+        out.push(start, Method::Context);
+        let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out);
+        if run.rule.kind == Kind::Root {
+            return Walked { ended: Ended::Root, reached: run.sp };
+        }
         let mut frame = Frame::new(registers);
-        out.push(frame.address, Method::Context);
-        let walked = self.follow(how, &mut frame, input, out);
+        let walked = self.follow(how, &mut frame, run, input, out);
         if how == How::Auto && walked.ended == Ended::BadFrame {
             return scan::reconnect(self, &frame, walked, input, out);
         }
@@ -75,11 +89,27 @@ impl Unwinder {
 
     /// Goes on from a frame that is in `out`, without a search. Where it ends with
     /// [`Ended::BadFrame`] it leaves `frame` at the last one.
-    fn follow(&mut self, how: How, frame: &mut Frame, input: &Input<'_>, out: &mut Frames) -> Walked {
-        let words = Words::new(input.stack);
+    fn go_on(&mut self, how: How, frame: &mut Frame, input: &Input<'_>, out: &mut Frames) -> Walked {
+        let run = self.run_from(frame, input, out);
+        self.follow(how, frame, run, input, out)
+    }
+
+    fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
+        let (sp, frame_pointer) = (frame.registers[RSP], frame.registers[RBP]);
+        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out)
+    }
+
+    /// The same behind a run that began at `frame`.
+    fn follow(
+        &mut self,
+        how: How,
+        frame: &mut Frame,
+        mut run: Run,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
         let mut reached = frame.sp();
         loop {
-            let run = self.run(frame, words, input, out);
             // After a signal frame the stack may be another one.
             reached = reached.max(run.sp);
             if run.rule.kind == Kind::Root {
@@ -117,15 +147,24 @@ impl Unwinder {
             }
             *frame = next;
             out.push(frame.address, method);
+            run = self.run_from(frame, input, out);
         }
     }
 
-    /// Pushes the callers of `frame` as far as ordinary rules lead to ones that stand every
+    /// Pushes the callers of a frame as far as ordinary rules lead to ones that stand every
     /// check. Why it stops is for the caller to find out. Each look-up tells of an address
     /// both that a call returns there and where its own caller is.
-    fn run(&mut self, frame: &Frame, words: Words<'_>, input: &Input<'_>, out: &mut Frames) -> Run {
-        let mut rule = self.cache.rule(frame.address, input.code);
-        let (mut sp, mut frame_pointer) = (frame.sp().0, frame.registers[RBP]);
+    #[inline(always)]
+    fn run(
+        &mut self,
+        from: CodeAddress,
+        mut sp: u64,
+        mut frame_pointer: u64,
+        words: Words<'_>,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Run {
+        let mut rule = self.cache.rule(from, input.code);
         let before = out.len();
         while rule.is_ordinary() && out.len() < input.max_depth {
             let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer };
