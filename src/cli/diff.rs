@@ -79,7 +79,7 @@ fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destinati
     let graph = Graph {
         title: diff.title.clone().unwrap_or(default),
         subtitle: format!("{}, by {}", headline(comparison), measure_words(comparison.measure)),
-        reverse: false,
+        unit: String::new(),
         min_width_percent: diff.min_width_percent,
         colors: diff.colors,
         dark: diff.dark,
