@@ -19,7 +19,7 @@ use crate::profile::{Circumstances, Profile, Saved};
 use crate::sampler::{self, Options};
 use crate::symbol::{self, Names};
 use crate::target::sim::{SimConfig, SimTarget};
-use crate::target::{ExitStatus, Files, Target};
+use crate::target::{ExitStatus, Files, Target, swift_demangle};
 use crate::walk::How;
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
@@ -80,7 +80,8 @@ pub fn run(recording: &Recording) -> Result<()> {
 /// How the symbols are to be read.
 pub(super) fn naming(naming: Naming, files: &dyn Files) -> symbol::Options<'_> {
     let Naming { inlines, lines, style } = naming;
-    symbol::Options { inlines, lines, style, files, ..symbol::Options::default() }
+    let swift = swift_demangle;
+    symbol::Options { inlines, lines, style, swift, files, ..symbol::Options::default() }
 }
 
 /// Files that will be written, as far as they are known before the process is.
@@ -217,12 +218,12 @@ fn shown(recording: &Recording, profile: &Profile) -> Shown {
     let graph = Graph {
         title,
         subtitle,
-        reverse: recording.reverse,
+        unit: String::new(),
         min_width_percent: recording.min_width_percent,
         colors: recording.colors,
         dark: recording.dark,
     };
-    Shown { graph, title: recording.title.clone(), lines: recording.naming.lines }
+    Shown { graph, title: recording.title.clone(), lines: recording.naming.lines, reverse: recording.reverse }
 }
 
 /// What is known of the recording beside its profile.

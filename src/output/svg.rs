@@ -8,7 +8,6 @@
 mod caption;
 mod labels;
 mod layout;
-mod lines;
 mod palette;
 
 use std::io::{self, Write};
@@ -29,8 +28,8 @@ pub struct Graph {
     pub title: String,
     /// The line under it.
     pub subtitle: String,
-    /// Merge stacks from the leaf: what is under a function are its callers.
-    pub reverse: bool,
+    /// What is counted, in the plural (`bytes`); empty for samples.
+    pub unit: String,
     /// Frames narrower than this percentage of the whole are left out.
     pub min_width_percent: f64,
     /// The colours of the frames.
@@ -63,20 +62,11 @@ pub enum Compared {
     Shares,
 }
 
-/// Writes the flame graph of `lines` (as `folded` makes them).
+/// Writes the flame graph of `nodes`, in pre-order.
 ///
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
-pub fn write(graph: &Graph, lines: &[(String, u64)], out: impl Write) -> io::Result<()> {
-    write_nodes(graph, &lines::nodes(lines, graph.reverse), out)
-}
-
-/// Writes the flame graph of `nodes`, in pre-order, which already stand as they are to be
-/// drawn: `graph.reverse` changes nothing.
-///
-/// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
-pub fn write_nodes(graph: &Graph, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
+pub fn write(graph: &Graph, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
     draw(graph, nodes, None, out)
 }
 
@@ -110,7 +100,8 @@ fn draw(graph: &Graph, nodes: &[Node<'_>], compared: Option<Compared>, out: impl
     // last line to the first.
     options.flame_chart = true;
     let text = paths(&picture);
-    let mut labels = Labels::new(out, &picture, compared, page.style);
+    let unit = if graph.unit.is_empty() { "samples" } else { &graph.unit };
+    let mut labels = Labels::new(out, &picture, compared, unit, page.style);
     flamegraph::from_lines(&mut options, text.iter().rev().map(String::as_str), &mut labels)?;
     labels.finish()
 }
@@ -120,10 +111,10 @@ fn subtitle(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>) ->
     let mut parts = vec![graph.subtitle.clone()];
     if let Some(compared) = compared {
         let what = match compared {
-            Compared::Counts => "samples",
-            Compared::Shares => "shares",
+            Compared::Counts => "",
+            Compared::Shares => " shares",
         };
-        parts.push(format!("{} · width: mean of both {what}", graph.colors.legend(true)));
+        parts.push(format!("{} · width: mean of both{what}", graph.colors.legend(true)));
     } else {
         parts.push(graph.colors.legend(false).to_owned());
     }
@@ -182,92 +173,4 @@ fn paths(picture: &Picture<'_>) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn graph() -> Graph {
-        Graph { title: "work (pid 4242)".into(), subtitle: "10 samples".into(), ..Graph::default() }
-    }
-
-    fn draw(graph: &Graph, lines: &[(&str, u64)]) -> String {
-        let lines: Vec<(String, u64)> =
-            lines.iter().map(|(stack, count)| (stack.to_string(), *count)).collect();
-        let mut out = Vec::new();
-        write(graph, &lines, &mut out).expect("drawn");
-        String::from_utf8(out).expect("UTF-8")
-    }
-
-    /// The tooltips, sorted: `name (count samples, share)`.
-    fn frames(svg: &str) -> Vec<String> {
-        let mut frames: Vec<String> = svg
-            .split("<title>")
-            .skip(1)
-            .map(|rest| rest.split("</title>").next().unwrap_or_default().to_string())
-            .collect();
-        frames.sort();
-        frames
-    }
-
-    #[test]
-    fn a_frame_is_one_box_even_between_siblings_that_sort_into_it() {
-        let svg = draw(&graph(), &[("p;a", 1), ("p;a::b", 2), ("p;a;c", 3), ("p;a b;c", 4)]);
-        assert_eq!(
-            frames(&svg),
-            [
-                "a (4 samples, 40.00%)",
-                "a b (4 samples, 40.00%)",
-                "a::b (2 samples, 20.00%)",
-                "all (10 samples, 100%)",
-                "c (3 samples, 30.00%)",
-                "c (4 samples, 40.00%)",
-                "p (10 samples, 100.00%)",
-            ]
-        );
-    }
-
-    #[test]
-    fn names_that_look_like_counts_or_remarks_are_drawn() {
-        let svg =
-            draw(&graph(), &[("worker 12", 1), ("# x;a", 2), ("#  7", 3), (" ; b ", 4), ("v 1.5;v 1.5", 5)]);
-        let frames = frames(&svg).join("\n");
-        for frame in
-            ["worker 12 (1 sample,", "# x (2 ", "#  7 (3 ", "[unknown] (4 ", "b (4 ", "v 1.5 (5 ", "all (15 "]
-        {
-            assert!(frames.contains(frame), "{frame} in {frames}");
-        }
-    }
-
-    #[test]
-    fn names_are_escaped_and_never_break_the_file() {
-        let mut graph = graph();
-        graph.title = "<b>\u{0}&\u{ffff}".into();
-        let svg = draw(&graph, &[("p;Vec<T>::push(&str)", 1), ("p;\u{1}x\u{fffe}y", 1)]);
-        assert!(svg.contains("&lt;b&gt; &amp; </text>"), "{svg}");
-        assert!(svg.contains("Vec&lt;T&gt;::push(&amp;str) (1 sample,"), "{svg}");
-        assert!(svg.contains(" x y (1 sample,"), "{svg}");
-    }
-
-    #[test]
-    fn same_input_same_bytes() {
-        let lines = [("p;main;f", 3), ("p;main;g", 4), ("p;[incomplete];f", 1)];
-        assert_eq!(draw(&graph(), &lines), draw(&graph(), &lines));
-    }
-
-    #[test]
-    fn reversed_stacks_grow_from_the_leaf() {
-        let mut graph = graph();
-        graph.reverse = true;
-        let svg = draw(&graph, &[("p;main;f;hot", 3), ("p;main;g;hot", 4)]);
-        let frames = frames(&svg);
-        assert!(frames.contains(&"hot (7 samples, 100.00%)".to_string()), "{frames:?}");
-        assert_eq!(frames.iter().filter(|frame| frame.starts_with("main")).count(), 2, "{frames:?}");
-    }
-
-    #[test]
-    fn narrow_frames_are_left_out() {
-        let mut graph = graph();
-        graph.min_width_percent = 10.0;
-        let svg = draw(&graph, &[("p;wide", 95), ("p;thin", 5)]);
-        assert!(svg.contains("wide (") && !svg.contains("thin ("), "{svg}");
-    }
-}
+mod tests;

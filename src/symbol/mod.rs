@@ -6,13 +6,17 @@
 //! shows.
 
 mod batch;
+mod debug_map;
 pub mod demangle;
 pub mod dwarf;
 pub mod jit;
 pub mod locate;
+mod nlist;
 pub mod plt;
+mod relocate;
 pub mod sections;
 pub mod short;
+pub mod stubs;
 pub mod table;
 pub mod unpack;
 
@@ -26,6 +30,7 @@ use crate::image::{Image, Images};
 use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
 pub use batch::Answer;
+use demangle::Demangler;
 pub use dwarf::Function;
 use dwarf::TextsShared;
 
@@ -145,6 +150,8 @@ pub struct Options<'f> {
     pub lines: bool,
     /// How names are written.
     pub style: Style,
+    /// Makes Swift's names readable.
+    pub swift: Demangler,
     /// Where debug files are.
     pub files: &'f dyn Files,
     /// How many threads.
@@ -154,7 +161,8 @@ pub struct Options<'f> {
 impl Default for Options<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Options { inlines: true, lines: false, style: Style::Readable, files: &NoFiles, threads }
+        let (style, swift): (_, Demangler) = (Style::Readable, |_| None);
+        Options { inlines: true, lines: false, style, swift, files: &NoFiles, threads }
     }
 }
 
@@ -186,7 +194,7 @@ pub fn symbolicate(
     let mut names = Names::default();
     let spans = addresses.iter().map(|address| address.frame.0 as usize + 1).max().unwrap_or(0);
     names.spans = vec![(0, 0); spans];
-    let shared = TextsShared::new(options.style);
+    let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
     let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
@@ -235,7 +243,8 @@ pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options:
     wanted.sort_unstable();
     wanted.dedup();
     let mut answer =
-        batch::name(vec![(&image, wanted.clone())], options, &TextsShared::new(options.style)).remove(0);
+        batch::name(vec![(&image, wanted.clone())], options, &TextsShared::new(options.style, options.swift))
+            .remove(0);
     let found = addresses.iter().map(|address| {
         let index = wanted.binary_search(address).unwrap_or_default();
         answer.names.get(index).cloned().unwrap_or(Err(Why::NotCovered))

@@ -6,9 +6,10 @@
 
 use super::{Compared, Node};
 
-/// Most frames that are drawn. A browser takes about a second to open so many; a graph that
-/// has more is drawn from a larger width on, which the subtitle says.
-pub const FRAMES_DRAWN_MAX: usize = 50_000;
+/// Most frames that are drawn. With inferno's script a browser takes about a second to open
+/// so many and seven to open 50,000; a graph that has more is drawn from a larger width on,
+/// which the subtitle says.
+pub const FRAMES_DRAWN_MAX: usize = 10_000;
 
 /// Most levels that are drawn: pictures higher than 32,768 pixels are cut off by browsers
 /// when they are saved. Deeper frames are counted in their callers.

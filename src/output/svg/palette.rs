@@ -17,7 +17,7 @@ pub enum Colors {
 }
 
 /// Where one colour passes into another: what frames without a change have.
-const NEUTRAL: Color = Color { r: 236, g: 236, b: 232 };
+const NEUTRAL: Color = Color { r: 224, g: 224, b: 220 };
 const RED: Color = Color { r: 248, g: 84, b: 66 };
 const LIGHT_BLUE: Color = Color { r: 104, g: 146, b: 250 };
 // Blue and orange keep apart for people who see no red or no green; in between they
@@ -56,7 +56,7 @@ impl Colors {
                 // Neighbours with the same share differ a little in brightness.
                 let full = if own_share < 0.5 { PALE_BLUE } else { NEUTRAL };
                 let (from, to) = (mix(BLUE, full, f64::from(pick(56, 0, 60)) / 100.0), ORANGE);
-                mix(from, mix(to, NEUTRAL, f64::from(pick(48, 0, 35)) / 100.0), own_share)
+                mix(from, mix(to, NEUTRAL, f64::from(pick(48, 0, 60)) / 100.0), own_share)
             }
         }
     }
@@ -76,9 +76,9 @@ impl Colors {
     pub(super) fn legend(self, compared: bool) -> &'static str {
         match (self, compared) {
             (Colors::Hot, false) => "",
-            (Colors::Hot, true) => "red grew, blue shrank",
-            (Colors::BlueOrange, false) => "orange works itself, blue calls",
-            (Colors::BlueOrange, true) => "orange grew, blue shrank",
+            (Colors::Hot, true) => "red: grew, blue: shrank",
+            (Colors::BlueOrange, false) => "orange: own work, blue: calls others",
+            (Colors::BlueOrange, true) => "orange: grew, blue: shrank",
         }
     }
 }
@@ -102,14 +102,14 @@ pub(super) fn page(dark: bool) -> Page {
         Page {
             background: Color { r: 27, g: 29, b: 33 },
             text: Color { r: 232, g: 232, b: 228 },
-            style: "#subtitle { fill:rgb(170,172,176); }\n#search { opacity:0.7; }\n\
+            style: ":root { background:rgb(27,29,33); }\n#subtitle { fill:rgb(170,172,176); }\n#search { opacity:0.7; }\n\
                     #frames > *:hover { stroke:white; stroke-width:1; }\n",
         }
     } else {
         Page {
             background: Color { r: 250, g: 250, b: 248 },
             text: Color { r: 0, g: 0, b: 0 },
-            style: "#subtitle { fill:rgb(95,95,95); }\n#search { opacity:0.7; }\n",
+            style: ":root { background:rgb(250,250,248); }\n#subtitle { fill:rgb(95,95,95); }\n#search { opacity:0.7; }\n",
         }
     }
 }
