@@ -22,6 +22,7 @@ pub mod unpack;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::addr::Avma;
@@ -30,7 +31,8 @@ use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
 pub use batch::Answer;
 use demangle::Demangler;
-use dwarf::{Function, TextsShared};
+pub use dwarf::Function;
+use dwarf::TextsShared;
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
 /// a file can be made whose names overlap, each 64 KiB long.
@@ -79,9 +81,10 @@ pub struct Unnamed {
 /// The names of the frames of a profile.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    /// By frame number: start and length in `names`.
+    /// By frame number: start and length in `names` and `functions`.
     spans: Vec<(u32, u32)>,
     names: Vec<Arc<str>>,
+    functions: Vec<Function>,
     /// Distinct code addresses: pairs of image and stated address, and addresses in no image.
     pub addresses_unique: u64,
     /// Look-ups that were made; the same as `addresses_unique`, counted where they happen.
@@ -100,8 +103,18 @@ impl Names {
     /// The names of a frame, outermost first: more than one where functions are inlined. Empty for [`Frame::Root`] and for frames that were not given.
     #[must_use]
     pub fn get(&self, frame: FrameId) -> &[Arc<str>] {
-        let Some(&(start, length)) = self.spans.get(frame.0 as usize) else { return &[] };
-        self.names.get(start as usize..start as usize + length as usize).unwrap_or_default()
+        self.names.get(self.span(frame)).unwrap_or_default()
+    }
+
+    /// The same with the source file and the line of each apart from its name.
+    #[must_use]
+    pub fn functions(&self, frame: FrameId) -> &[Function] {
+        self.functions.get(self.span(frame)).unwrap_or_default()
+    }
+
+    fn span(&self, frame: FrameId) -> Range<usize> {
+        let (start, length) = self.spans.get(frame.0 as usize).copied().unwrap_or_default();
+        start as usize..start as usize + length as usize
     }
 }
 
@@ -252,13 +265,16 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
             Ok(functions) => {
                 names.addresses_named += 1;
                 names.names.extend(functions.iter().map(|function| texts.function(function)));
+                names.functions.extend(functions);
             }
             Err(why) => {
                 count_unnamed(names, image.map(|_| address.image), why);
-                names.names.push(match image {
+                let place = match image {
                     Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
                     None => texts.shared("[unknown]"),
-                });
+                };
+                names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
+                names.names.push(place);
             }
         }
         let length = names.names.len() as u32 - start;
