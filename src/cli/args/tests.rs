@@ -209,10 +209,7 @@ fn mistakes_are_told_with_the_next_step() {
             "--pid 1 -o a.json",
             "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox",
         ),
-        (
-            "--pid 1 --format png",
-            "no format is called `png`; one of svg, folded, pprof, speedscope, firefox",
-        ),
+        ("--pid 1 --format png", "no format is called `png`; one of svg, folded, pprof, speedscope, firefox"),
         (
             "--pid 1 -o flame.png",
             "--output `flame.png`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",
