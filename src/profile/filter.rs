@@ -93,14 +93,14 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
         stack.extend(kept.iter().map(|frame| taken.frames.get(*frame as usize).copied().unwrap_or(u32::MAX)));
         let mut root = *root;
         root.complete |= begin.is_some();
-        let mut add = || {
-            if let (Some(_), Some(first), Some(slot)) = (begin, kept.first(), stack.first_mut()) {
-                *slot = cut(&mut builder, *slot, of(first).root.unwrap_or(0))?;
+        if let (Some(_), Some(first), Some(slot)) = (begin, kept.first(), stack.first_mut()) {
+            match cut(&mut builder, *slot, of(first).root.unwrap_or(0)) {
+                Ok(frame) => *slot = frame,
+                Err(why) => full = Err(why),
             }
-            let root = take_root(&mut builder, saved, root)?;
-            builder.add(root, &stack, count).map(drop)
-        };
-        full = add();
+        }
+        let added = take_root(&mut builder, saved, root).and_then(|root| builder.add(root, &stack, count));
+        full = full.and(added.map(drop));
     });
     full.map(|()| (builder.finish(), left))
 }

@@ -241,7 +241,7 @@ pub(super) fn read(meta: &Meta<'_>, threads: &[Thread<'_>]) -> Result<Saved, Str
         about.hz = Some(rate.round() as u32);
     }
     let start_ns = meta.start_time_ms * 1e6;
-    about.time_unix_ns = (start_ns >= 1.0 && start_ns < 9e18).then_some(start_ns as u64);
+    about.time_unix_ns = (1.0..9e18).contains(&start_ns).then_some(start_ns as u64);
     let pids: Vec<u64> = threads.iter().filter_map(|thread| thread.pid.get()).collect();
     if let Some(pid) = pids.first().filter(|pid| **pid > 0 && pids.iter().all(|other| other == *pid)) {
         about.pid = u32::try_from(*pid).ok();
