@@ -113,6 +113,10 @@ pub enum Ended {
     /// At the thread's outermost frame, but by a search of the stack on the way: the frames
     /// around the found one may be missing or wrong.
     Scanned,
+    /// At the thread's outermost frame, or not, but through code that exchanges the thread's
+    /// registers for those of another frame or stack (a longjmp, a landing pad being
+    /// installed): frames may be of the one or of the other.
+    Switching,
     /// The next frame lies above the copied window.
     WindowRanOut,
     /// A frame record that cannot be one (misaligned, not above the last, null return
@@ -129,6 +133,7 @@ impl Ended {
         match self {
             Ended::Root => "complete",
             Ended::Scanned => "bridged by a stack scan",
+            Ended::Switching => "stack being switched",
             Ended::WindowRanOut => "window ran out",
             Ended::BadFrame => "bad frame",
             Ended::DepthLimit => "depth limit",

@@ -3,6 +3,7 @@
 //! entries. Direct-mapped, so that its size is fixed; void when the images change.
 
 use super::code::{self, Leads};
+use super::switching;
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
@@ -14,10 +15,6 @@ const ENTRIES: usize = 4096;
 const UNUSUAL_MAX: usize = 1024;
 /// An ordinary row saves at most rbx, rbp and r12 to r15.
 const SAVED_MAX: usize = 6;
-/// Bytes of start code behind an image's entry point that may do without unwind
-/// information: `_start` of ld.so and of musl.
-const START_BYTES: u64 = 128;
-
 /// A row whose CFA is a register plus a number and whose registers lie below it, in words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ordinary {
@@ -80,6 +77,8 @@ pub(super) struct Entry {
     pub rule: Rule,
     /// For a return address: a call (or what stands for one) is in front of it.
     pub returns: bool,
+    /// The caller may be that of another frame than the one that runs.
+    pub switches: bool,
 }
 
 /// See the top of this file.
@@ -94,7 +93,7 @@ const NO_KEY: u64 = u64::MAX;
 
 impl Default for Cache {
     fn default() -> Cache {
-        let empty = Entry { key: NO_KEY, rule: Rule::Unknown, returns: false };
+        let empty = Entry { key: NO_KEY, rule: Rule::Unknown, returns: false, switches: false };
         Cache { entries: vec![empty; ENTRIES].into(), unusual: Vec::new() }
     }
 }
@@ -124,13 +123,16 @@ impl Cache {
 
     #[cold]
     fn learn(&mut self, address: CodeAddress, key: u64, index: usize, code: &dyn Code) -> Entry {
-        let (rule, returns) = self.find(address, code);
-        let entry = Entry { key, rule, returns };
+        let row = code.row(address.lookup());
+        let switches = switching::is_switching(address, row.as_ref(), code);
+        let (rule, returns) = self.find(address, row, code);
+        let switches = switches && rule != Rule::Root;
+        let entry = Entry { key, rule, returns, switches };
         self.entries[index] = entry;
         entry
     }
 
-    fn find(&mut self, address: CodeAddress, code: &dyn Code) -> (Rule, bool) {
+    fn find(&mut self, address: CodeAddress, row: Option<Row>, code: &dyn Code) -> (Rule, bool) {
         let (at, is_return) = match address {
             CodeAddress::Pc(at) => (at, false),
             CodeAddress::Return(at) => (at, true),
@@ -139,7 +141,7 @@ impl Cache {
         if let Some(into) = start_of_context(at, code) {
             return (Rule::Root, follows_call || (is_return && into == 0));
         }
-        if let Some(row) = code.row(address.lookup()) {
+        if let Some(row) = row {
             // A handler returns to `__restore_rt`, which begins one byte before itself for
             // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
             let returns = follows_call || (is_return && row.signal && code.is_code(at));
@@ -152,7 +154,7 @@ impl Cache {
         if is_return && !follows_call {
             return (Rule::Unknown, false);
         }
-        if code.entry(at).is_some_and(|entry| at >= entry && at - entry < START_BYTES) {
+        if code.entry(at).is_some_and(|entry| code::is_start(entry, address, code)) {
             return (Rule::Root, follows_call);
         }
         if is_return && begins_function(here) {

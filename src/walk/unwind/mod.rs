@@ -18,6 +18,7 @@ mod code;
 mod expression;
 mod length;
 mod scan;
+mod switching;
 
 use super::fp::MAX_STACK_BYTES;
 use super::frames::{Frames, How, Method};
@@ -65,9 +66,12 @@ impl Unwinder {
     /// Goes on from a frame that is in `out`, without a search. Leaves `frame` at the last one.
     fn follow(&mut self, how: How, frame: &mut Frame, input: &Input<'_>, out: &mut Frames) -> Walked {
         let mut reached = frame.sp();
+        let mut switches = false;
         loop {
             let entry = self.cache.entry(frame.address, input.code);
+            switches |= entry.switches;
             let step = match entry.rule {
+                Rule::Root if switches => return Walked { ended: Ended::Switching, reached },
                 Rule::Root => return Walked { ended: Ended::Root, reached },
                 Rule::Ordinary(row, method) => frame.ordinary(&row, input).map(|next| (next, method)),
                 Rule::Unusual(index) => match self.cache.unusual(index) {
@@ -91,7 +95,9 @@ impl Unwinder {
                 Ok(found) => found,
                 Err(Failure::OutsideWindow) => return Walked { ended: Ended::WindowRanOut, reached },
                 Err(Failure::Refused) => {
-                    let ended = if may_use_record {
+                    let ended = if switches {
+                        Ended::Switching
+                    } else if may_use_record {
                         frame.end_of_records(reached, input, out.methods.last())
                     } else {
                         Ended::BadFrame

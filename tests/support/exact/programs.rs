@@ -7,77 +7,114 @@ use std::process::Command;
 
 use super::{Program, has};
 
-/// How one program is built and run.
+/// How one program is built and run. Unless said otherwise: all symbols bound at the start,
+/// stepped from its entry point on, in the long form only.
+#[derive(Clone, Copy)]
 struct Variant {
     source: &'static str,
     compiler: &'static str,
     flags: &'static [&'static str],
-    bind_now: bool,
-    /// Also in the short form.
+    argument: Option<&'static str>,
+    lazy: bool,
+    from_linker: bool,
     short: bool,
 }
 
-const fn variant(
-    source: &'static str,
-    compiler: &'static str,
-    flags: &'static [&'static str],
-    bind_now: bool,
-    short: bool,
-) -> Variant {
-    Variant { source, compiler, flags, bind_now, short }
+const fn variant(source: &'static str, compiler: &'static str, flags: &'static [&'static str]) -> Variant {
+    Variant { source, compiler, flags, argument: None, lazy: false, from_linker: false, short: false }
+}
+
+impl Variant {
+    /// Symbols are bound when they are first called.
+    const fn lazy(self) -> Variant {
+        Variant { lazy: true, ..self }
+    }
+
+    /// Stepped from the dynamic linker's first instruction on.
+    const fn from_linker(self) -> Variant {
+        Variant { from_linker: true, ..self }
+    }
+
+    /// Also in the short form.
+    const fn short(self) -> Variant {
+        Variant { short: true, ..self }
+    }
+
+    /// Run with an argument.
+    const fn with(self, argument: &'static str) -> Variant {
+        Variant { argument: Some(argument), ..self }
+    }
+
+    fn name(&self) -> String {
+        let flags: String = self.flags.iter().map(|flag| format!(" {flag}")).collect();
+        let argument = self.argument.map(|argument| format!(" ({argument})")).unwrap_or_default();
+        let binding = if self.lazy { "lazy" } else { "now" };
+        let from = if self.from_linker { ", from ld.so" } else { "" };
+        format!("{}{argument} {}{flags} {binding}{from}", self.source, self.compiler)
+    }
 }
 
 const FP: &str = "-fno-omit-frame-pointer";
-const NOW: bool = true;
-const LAZY: bool = false;
+const LEAF_FP: &str = "-mno-omit-leaf-frame-pointer";
+const RUST_FP: &str = "-Cforce-frame-pointers=yes";
 
-const VARIANTS: [Variant; 29] = [
-    variant("plain.c", "gcc", &["-O2"], NOW, false),
-    variant("plain.c", "gcc", &["-O2"], LAZY, true),
-    variant("plain.c", "gcc", &["-O2", FP], NOW, false),
-    variant("plain.c", "gcc", &["-O2", FP], LAZY, false),
-    variant("plain.c", "gcc", &["-O0"], NOW, false),
-    variant("plain.c", "gcc", &["-O0"], LAZY, false),
-    variant("plain.c", "gcc", &["-O2", "-static"], NOW, true),
-    variant("plain.c", "clang-19", &["-O2"], NOW, false),
-    variant("plain.c", "clang-19", &["-O2"], LAZY, false),
-    variant("signals.c", "gcc", &["-O2"], NOW, false),
-    variant("signals.c", "gcc", &["-O2"], LAZY, false),
-    variant("signals.c", "gcc", &["-O2", "-static"], NOW, true),
-    variant("signals.c", "gcc", &["-O0"], LAZY, false),
-    variant("contexts.c", "gcc", &["-O2"], NOW, false),
-    variant("contexts.c", "gcc", &["-O2", "-static"], NOW, true),
-    variant("contexts.c", "gcc", &["-O2", FP], LAZY, false),
-    variant("threads.c", "gcc", &["-O2", "-pthread"], NOW, false),
-    variant("threads.c", "gcc", &["-O2", "-pthread"], LAZY, false),
-    variant("threads.c", "gcc", &["-O2", "-pthread", "-static", "-DSTATIC"], NOW, true),
-    variant("throws.cpp", "g++", &["-O2"], NOW, false),
-    variant("throws.cpp", "g++", &["-O2"], LAZY, false),
-    variant("throws.cpp", "g++", &["-O2", "-static-libstdc++", "-static-libgcc"], NOW, true),
-    variant("throws.cpp", "g++", &["-O2", FP], NOW, false),
-    variant("throws.cpp", "g++", &["-O0"], LAZY, false),
-    variant("throws.cpp", "clang++-19", &["-O2"], LAZY, false),
-    variant("mixed.rs", "rustc", &["-O"], NOW, false),
-    variant("mixed.rs", "rustc", &["-O"], LAZY, true),
-    variant("mixed.rs", "rustc", &["-O", "-Cforce-frame-pointers=yes"], NOW, false),
-    variant("mixed.rs", "rustc", &[], NOW, false),
+const VARIANTS: [Variant; 36] = [
+    variant("plain.c", "gcc", &["-O2"]).from_linker(),
+    variant("plain.c", "gcc", &["-O2"]).lazy().from_linker().short(),
+    variant("plain.c", "gcc", &["-O2", FP]),
+    variant("plain.c", "gcc", &["-O2", FP]).lazy(),
+    variant("plain.c", "gcc", &["-O0"]),
+    variant("plain.c", "gcc", &["-O0"]).lazy(),
+    variant("plain.c", "gcc", &["-O2", "-static"]).short(),
+    variant("plain.c", "clang-19", &["-O2"]),
+    variant("plain.c", "clang-19", &["-O2"]).lazy(),
+    variant("plain.c", "clang-19", &["-O2", FP, LEAF_FP]),
+    variant("signals.c", "gcc", &["-O2"]),
+    variant("signals.c", "gcc", &["-O2"]).lazy(),
+    variant("signals.c", "gcc", &["-O2", "-static"]).short(),
+    variant("signals.c", "gcc", &["-O0"]).lazy(),
+    variant("signals.c", "gcc", &["-O2"]).with("alt"),
+    variant("signals.c", "gcc", &["-O2"]).with("alt").lazy(),
+    variant("signals.c", "gcc", &["-O2", "-static"]).with("alt").short(),
+    variant("signals.c", "clang-19", &["-O0"]).with("alt").lazy(),
+    variant("contexts.c", "gcc", &["-O2"]),
+    variant("contexts.c", "gcc", &["-O2", "-static"]).short(),
+    variant("contexts.c", "gcc", &["-O2", FP]).lazy(),
+    variant("contexts.c", "clang-19", &["-O0"]).lazy(),
+    variant("threads.c", "gcc", &["-O2", "-pthread"]),
+    variant("threads.c", "gcc", &["-O2", "-pthread"]).lazy(),
+    variant("threads.c", "gcc", &["-O2", "-pthread", "-static", "-DSTATIC"]).short(),
+    variant("throws.cpp", "g++", &["-O2"]),
+    variant("throws.cpp", "g++", &["-O2"]).lazy(),
+    variant("throws.cpp", "g++", &["-O2", "-static-libstdc++", "-static-libgcc"]).short(),
+    variant("throws.cpp", "g++", &["-O2", FP]),
+    variant("throws.cpp", "g++", &["-O0"]).lazy(),
+    variant("throws.cpp", "clang++-19", &["-O2"]).lazy(),
+    variant("mixed.rs", "rustc", &["-O"]),
+    variant("mixed.rs", "rustc", &["-O"]).lazy().short(),
+    variant("mixed.rs", "rustc", &["-O", RUST_FP]),
+    variant("mixed.rs", "rustc", &["-O", "-Cpanic=unwind", "-Ctarget-cpu=native"]),
+    variant("mixed.rs", "rustc", &[]),
 ];
 
-/// Compiles the programs of the long or the short form; also what was left out and why.
-pub(crate) fn build(short: bool) -> (Vec<Program>, Vec<String>) {
+/// Compiles the programs of the long or the short form whose names contain one of the
+/// filters, all without; also what was left out and why.
+pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<String>) {
     let (mut programs, mut left_out) = (Vec::new(), Vec::new());
     for variant in VARIANTS.iter().filter(|variant| variant.short || !short) {
-        let binding = if variant.bind_now { "now" } else { "lazy" };
-        let flags = variant.flags.iter().map(|flag| format!(" {flag}")).collect::<String>();
-        let name = format!("{} {}{flags} {binding}", variant.source, variant.compiler);
+        let name = variant.name();
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
+            continue;
+        }
         match compile(variant, &name) {
             Ok(path) => {
                 let signals = variant.source == "signals.c";
                 programs.push(Program {
                     name,
                     path,
-                    arguments: Vec::new(),
-                    bind_now: variant.bind_now,
+                    arguments: variant.argument.map(str::to_owned).into_iter().collect(),
+                    bind_now: !variant.lazy,
+                    from_entry: !variant.from_linker,
                     signal_every: signals.then_some(211),
                     compare_every: if short { 7 } else { 3 },
                 });
@@ -95,17 +132,17 @@ fn compile(variant: &Variant, name: &str) -> Result<PathBuf, String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/exact").join(variant.source);
     let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exact");
     fs::create_dir_all(&into).map_err(|error| error.to_string())?;
-    let path = into.join(name.replace([' ', '=', '/'], "_"));
+    let path = into.join(name.replace([' ', '=', '/', ',', '(', ')'], "_"));
     // Renamed into place: another run may be executing the old one.
     let fresh =
         into.join(format!("{}.{}", path.file_name().unwrap_or_default().display(), std::process::id()));
     let mut command = Command::new(variant.compiler);
     if variant.compiler == "rustc" {
         command.args(["--edition", "2021"]);
-        if !variant.bind_now {
+        if variant.lazy {
             command.args(["-Zunstable-options", "-Crelro-level=partial"]).env("RUSTC_BOOTSTRAP", "1");
         }
-    } else if !variant.bind_now {
+    } else if variant.lazy {
         command.arg("-Wl,-z,lazy");
     }
     let output = command.args(variant.flags).arg("-o").arg(&fresh).arg(source).output();

@@ -34,6 +34,21 @@ pub(crate) fn kind(code: &[u8]) -> Kind {
     }
 }
 
+/// Whether `after` are the registers at the first instruction of a handler that interrupted
+/// `before`: the kernel has left its frame at the stack pointer.
+///
+/// Source: Linux arch/x86/include/asm/sigframe.h (`struct rt_sigframe`: the return address,
+/// then `struct ucontext`) and uapi/asm/sigcontext.h (rsp, rip).
+pub(crate) fn begins_handler(before: &X86_64, after: &X86_64, word: impl Fn(u64) -> u64) -> bool {
+    const SAVED_RSP: u64 = 8 + 40 + 15 * 8;
+    const SAVED_RIP: u64 = 8 + 40 + 16 * 8;
+    let sp = after.gpr[X86_64::RSP];
+    sp != before.gpr[X86_64::RSP]
+        && word(sp.wrapping_add(SAVED_RSP)) == before.gpr[X86_64::RSP]
+        // A system call that begins anew is two bytes before.
+        && matches!(before.rip.wrapping_sub(word(sp.wrapping_add(SAVED_RIP))), 0 | 2)
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// Where the return address is; for an interrupted frame, its stack pointer.
@@ -130,12 +145,13 @@ impl Shadow {
         self.fresh = false;
     }
 
-    /// The look-up addresses of all frames at a program counter, leaf first.
-    pub(crate) fn truth(&self, pc: u64, into: &mut Vec<u64>) {
+    /// The look-up addresses of all frames at a program counter, leaf first; also how many
+    /// of them the stack tells that the thread is on.
+    pub(crate) fn truth(&self, pc: u64, into: &mut Vec<u64>) -> usize {
         into.clear();
         into.push(pc);
         let mut stack = self.current;
-        let mut hops = 0;
+        let (mut hops, mut told) = (0, None);
         'stacks: while let Some(entries) = self.stacks.get(&stack) {
             for entry in entries.iter().rev() {
                 into.push(entry.address.lookup().0);
@@ -144,10 +160,12 @@ impl Shadow {
                 {
                     stack = other;
                     hops += 1;
+                    told.get_or_insert(into.len());
                     continue 'stacks;
                 }
             }
             break;
         }
+        told.unwrap_or(into.len())
     }
 }
