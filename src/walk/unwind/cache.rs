@@ -3,7 +3,7 @@
 //! entries. Direct-mapped, so that its size is fixed; void when the images change.
 
 use super::code::{self, Leads};
-use super::switching;
+use super::switching::{self, Switch};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
@@ -77,8 +77,8 @@ pub(super) struct Entry {
     pub rule: Rule,
     /// For a return address: a call (or what stands for one) is in front of it.
     pub returns: bool,
-    /// The caller may be that of another frame than the one that runs.
-    pub switches: bool,
+    /// Whether the caller found there can be relied on.
+    pub switch: Switch,
 }
 
 /// See the top of this file.
@@ -93,7 +93,7 @@ const NO_KEY: u64 = u64::MAX;
 
 impl Default for Cache {
     fn default() -> Cache {
-        let empty = Entry { key: NO_KEY, rule: Rule::Unknown, returns: false, switches: false };
+        let empty = Entry { key: NO_KEY, rule: Rule::Unknown, returns: false, switch: Switch::No };
         Cache { entries: vec![empty; ENTRIES].into(), unusual: Vec::new() }
     }
 }
@@ -124,10 +124,10 @@ impl Cache {
     #[cold]
     fn learn(&mut self, address: CodeAddress, key: u64, index: usize, code: &dyn Code) -> Entry {
         let row = code.row(address.lookup());
-        let switches = switching::is_switching(address, row.as_ref(), code);
+        let switch = switching::at(address, row.as_ref(), code);
         let (rule, returns) = self.find(address, row, code);
-        let switches = switches && rule != Rule::Root;
-        let entry = Entry { key, rule, returns, switches };
+        let switch = if rule == Rule::Root { Switch::No } else { switch };
+        let entry = Entry { key, rule, returns, switch };
         self.entries[index] = entry;
         entry
     }

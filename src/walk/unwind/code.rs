@@ -77,6 +77,11 @@ pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
             let target = Avma(next.0.wrapping_add_signed(instruction.immediate));
             match effect(&instruction, &mut state) {
                 Effect::Plain => at = next,
+                Effect::Returns if binds(at, code) => {
+                    // The dynamic linker takes off the two words of the procedure linkage table.
+                    state.sp.offset = state.sp.offset.wrapping_add(16);
+                    return row(&state).map(|row| Leads::Back(Box::new(row)));
+                }
                 Effect::Returns => return row(&state).map(|row| Leads::Back(Box::new(row))),
                 Effect::Jumps if seen.contains(&target) || seen.len() > BRANCHES_MAX => break,
                 Effect::Jumps => {
@@ -95,6 +100,17 @@ pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
         }
     }
     None
+}
+
+/// Whether the jump at `at` is that of the first entry of a procedure linkage table, to the
+/// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2).
+fn binds(at: Avma, code: &dyn Code) -> bool {
+    let is_jump = |code: &[u8]| code.starts_with(&[0xff, 0x25]) || code.starts_with(&[0xf2, 0xff, 0x25]);
+    code.code(at).is_some_and(is_jump)
+        && at
+            .0
+            .checked_sub(6)
+            .is_some_and(|push| code.code(Avma(push)).is_some_and(|code| code.starts_with(&[0xff, 0x35])))
 }
 
 /// Whether an address is in the code at an image's entry point up to the call of the first
@@ -366,7 +382,7 @@ mod tests {
         ];
         const PROGRAM: &[u8] = &[
             0x31, 0xed, //                   +00 xor %ebp,%ebp
-            0xff, 0x15, 0x74, 0x2f, 0, 0, // +02 call *__libc_start_main
+            0xff, 0x15, 0x74, 0x2f, 0, 0,    // +02 call *__libc_start_main
             0xf4, //                         +08 hlt
             0x48, 0x8d, 0x3d, 0, 0, 0, 0, // +09 deregister_tm_clones: lea
             0xc3,
@@ -381,6 +397,20 @@ mod tests {
         assert!(!is_start(LINKER, CodeAddress::Pc, 0x16) && !is_start(LINKER, CodeAddress::Pc, 1));
         assert!(is_start(PROGRAM, CodeAddress::Pc, 2) && is_start(PROGRAM, CodeAddress::Return, 8));
         assert!(!is_start(PROGRAM, CodeAddress::Pc, 9) && !is_start(PROGRAM, CodeAddress::Pc, 0x10));
+    }
+
+    #[test]
+    fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
+        const PLT: &[u8] = &[
+            0xff, 0x35, 2, 0x2f, 0, 0, // +00 push GOT+8(%rip)
+            0xff, 0x25, 4, 0x2f, 0, 0, // +06 jmp *GOT+16(%rip)
+            0x0f, 0x1f, 0x40, 0, // +0c nop
+            0xff, 0x25, 2, 0x2f, 0, 0, // +10 jmp *GOT+24(%rip)
+            0x68, 0, 0, 0, 0, // +16 push $0
+            0xe9, 0xe0, 0xff, 0xff, 0xff, // +1b jmp +00
+        ];
+        let rows = [(0x10, 8), (0x16, 8), (0x1b, 16), (0, 16), (6, 24)];
+        check(PLT, &rows.map(|(at, cfa)| (at, StackPointer, cfa, None)));
     }
 
     #[test]

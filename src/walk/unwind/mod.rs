@@ -15,8 +15,10 @@
 
 mod cache;
 mod code;
+mod doubts;
 mod expression;
 mod length;
+mod records;
 mod scan;
 mod switching;
 
@@ -28,6 +30,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::registers::X86_64;
 use cache::{Cache, Ordinary, Rule};
+use doubts::Doubts;
 use expression::Machine;
 
 const RBP: usize = X86_64::RBP;
@@ -66,13 +69,11 @@ impl Unwinder {
     /// Goes on from a frame that is in `out`, without a search. Leaves `frame` at the last one.
     fn follow(&mut self, how: How, frame: &mut Frame, input: &Input<'_>, out: &mut Frames) -> Walked {
         let mut reached = frame.sp();
-        let mut switches = false;
+        let mut doubts = Doubts::default();
         loop {
             let entry = self.cache.entry(frame.address, input.code);
-            switches |= entry.switches;
             let step = match entry.rule {
-                Rule::Root if switches => return Walked { ended: Ended::Switching, reached },
-                Rule::Root => return Walked { ended: Ended::Root, reached },
+                Rule::Root => return Walked { ended: doubts.at_root(reached, input), reached },
                 Rule::Ordinary(row, method) => frame.ordinary(&row, input).map(|next| (next, method)),
                 Rule::Unusual(index) => match self.cache.unusual(index) {
                     Some(row) => frame.unusual(row, input).map(|next| (next, Method::Cfi)),
@@ -95,14 +96,12 @@ impl Unwinder {
                 Ok(found) => found,
                 Err(Failure::OutsideWindow) => return Walked { ended: Ended::WindowRanOut, reached },
                 Err(Failure::Refused) => {
-                    let ended = if switches {
-                        Ended::Switching
-                    } else if may_use_record {
+                    let ended = if may_use_record {
                         frame.end_of_records(reached, input, out.methods.last())
                     } else {
                         Ended::BadFrame
                     };
-                    return Walked { ended, reached };
+                    return Walked { ended: doubts.at_stuck(frame, &entry, ended, input), reached };
                 }
             };
             // After a signal frame the stack may be another one.
@@ -110,6 +109,7 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
+            doubts.note(&entry, frame, &next, method, input);
             *frame = next;
             out.push(frame.address, method);
         }

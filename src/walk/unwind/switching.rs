@@ -1,39 +1,98 @@
 //! Instructions at which a thread's registers are half those of one frame and half those of
 //! another: a longjmp, a change of contexts, the installation of an exception's landing pad.
-//! Input: an address, its row, code; output: whether the caller found there can be relied on.
+//! Input: an address, its row, code; output: [`Switch`], whether the caller found there can
+//! be relied on. Not for: recognising functions by their names.
 //! Unwind information describes such code as if the change were done or not begun.
 
-use super::RSP;
 use super::length::{Instruction, decode};
+use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{Cfa, Column, Row};
-use crate::walk::Code;
+use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::{Code, StackBytes};
 
 /// Columns of rax and rdx, which only functions that install a landing pad save: they pass
 /// the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
 const LANDING_PAD_DATA: [usize; 2] = [0, 1];
-/// Calls between the first changed register and the jump to the landing pad, at most: of
-/// `_Unwind_DebugHook` (libgcc, unwind.inc: `uw_install_context`).
-const CALLS_MAX: u32 = 1;
 /// Instructions that are followed to that jump.
 const INSTRUCTIONS_MAX: u32 = 96;
 /// Bytes before an address in which the stack pointer may have been loaded: the rest of
 /// `swapcontext` and of `setcontext` behind it is shorter.
 const BEHIND_BYTES: u64 = 64;
 
-/// Whether at `address` the caller may be that of another frame than the one that runs.
-pub(super) fn is_switching(address: CodeAddress, row: Option<&Row>, code: &dyn Code) -> bool {
-    let at = match address {
-        CodeAddress::Pc(at) | CodeAddress::Return(at) => at,
-    };
-    let Some(row) = row else { return stack_was_loaded(at, None, code) };
+/// What an address has to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Switch {
+    /// Nothing.
+    No,
+    /// The words that the frame saved are being replaced by those of the frame with the
+    /// landing pad: see [`Installing`].
+    Installing,
+    /// The caller may be that of another frame than the one that runs.
+    Yes,
+}
+
+/// What is switched at `address`, whose row is `row`.
+pub(super) fn at(address: CodeAddress, row: Option<&Row>, code: &dyn Code) -> Switch {
+    let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
+    let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
+    let Some(row) = row else { return switched(stack_was_loaded(at, code)) };
     if row.signal {
-        return false;
+        return Switch::No;
     }
-    states_stack_pointer(row)
-        || LANDING_PAD_DATA.iter().all(|column| matches!(row.columns[*column], Column::At(_)))
-            && jumps_to_landing_pad(at, code)
-        || stack_was_loaded(at, Some(row), code)
+    if LANDING_PAD_DATA.iter().all(|column| matches!(row.columns[*column], Column::At(_))) {
+        return match calls_to_landing_pad(at, code) {
+            Some(0) => Switch::Yes,
+            // Of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
+            Some(1) => Switch::Installing,
+            _ => switched(stack_was_loaded(at, code)),
+        };
+    }
+    // A row that counts from another register is right whatever the stack pointer is.
+    let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == RSP);
+    switched(states_stack_pointer(row) || on_stack_pointer && stack_was_loaded(at, code))
+}
+
+/// A frame of the walk that may have been replaced in part: libgcc copies over the words
+/// that it saved, the return address last, those that the frames above saved (unwind-dw2.c,
+/// `uw_install_context_1`). What was copied is therefore to be found a second time, above.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Installing {
+    /// Its CFA.
+    cfa: Avma,
+    return_address: u64,
+    frame_pointer: u64,
+    /// A later frame was found by that frame pointer.
+    frame_pointer_used: bool,
+}
+
+impl Installing {
+    /// Of the frame that leads to a caller with these registers.
+    pub(super) fn new(caller: &[u64; COLUMNS]) -> Installing {
+        Installing {
+            cfa: Avma(caller[RSP]),
+            return_address: caller[RETURN_ADDRESS],
+            frame_pointer: caller[RBP],
+            frame_pointer_used: false,
+        }
+    }
+
+    /// A later frame, whose caller is found by its frame pointer or in no ordinary way.
+    pub(super) fn uses_frame_pointer(&mut self, value: u64) {
+        self.frame_pointer_used |= value == self.frame_pointer;
+    }
+
+    /// Whether a word that the walk went by was not replaced; `end` is where the walk ended.
+    pub(super) fn is_intact(&self, end: Avma, stack: StackBytes<'_>) -> bool {
+        let mut at = self.cfa;
+        while at < end {
+            let Some(word) = stack.word(at) else { return false };
+            if word == self.return_address || self.frame_pointer_used && word == self.frame_pointer {
+                return false;
+            }
+            at = at + 8;
+        }
+        true
+    }
 }
 
 /// `__longjmp`, `setcontext`: the row is that of the frame to be gone to, whose stack
@@ -42,20 +101,20 @@ fn states_stack_pointer(row: &Row) -> bool {
     !matches!(row.columns[RSP], Column::Same | Column::Undefined | Column::Is(0))
 }
 
-/// Whether the code from `at` on ends in `mov %rcx,%rsp`, as gcc compiles `__builtin_eh_return`,
-/// and has the registers of its frame replaced already.
-fn jumps_to_landing_pad(mut at: Avma, code: &dyn Code) -> bool {
+/// Calls between `at` and `mov %rcx,%rsp`, which ends the code as gcc compiles
+/// `__builtin_eh_return`; `None` if it does not end so.
+fn calls_to_landing_pad(mut at: Avma, code: &dyn Code) -> Option<u32> {
     const TO_RSP: &[u8] = &[0x48, 0x89, 0xcc];
     let mut calls = 0;
     for _ in 0..INSTRUCTIONS_MAX {
-        let Some(bytes) = code.code(at) else { return false };
+        let bytes = code.code(at)?;
         if bytes.starts_with(TO_RSP) {
-            return true;
+            return Some(calls);
         }
-        let Some(instruction) = decode(bytes) else { return false };
+        let instruction = decode(bytes)?;
         let next = at + instruction.length as u64;
         match (instruction.map, instruction.opcode) {
-            (0, 0xc2 | 0xc3 | 0xcc | 0xf4) | (1, 0x0b) => return false,
+            (0, 0xc2 | 0xc3 | 0xcc | 0xf4) | (1, 0x0b) => return None,
             (0, 0xe9 | 0xeb) => at = Avma(next.0.wrapping_add_signed(instruction.immediate)),
             (0, 0xe8) => {
                 calls += 1;
@@ -63,19 +122,13 @@ fn jumps_to_landing_pad(mut at: Avma, code: &dyn Code) -> bool {
             }
             _ => at = next,
         }
-        if calls > CALLS_MAX {
-            return false;
-        }
     }
-    false
+    None
 }
 
 /// Whether the straight code in front of `at` has loaded the stack pointer from where its
-/// row does not say it is. A row that counts from another register is not affected.
-fn stack_was_loaded(at: Avma, row: Option<&Row>, code: &dyn Code) -> bool {
-    if row.is_some_and(|row| !matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == RSP)) {
-        return false;
-    }
+/// row does not say it is.
+fn stack_was_loaded(at: Avma, code: &dyn Code) -> bool {
     // The start of the mapping may be nearer.
     let behind = (1..=BEHIND_BYTES).rev().find_map(|from| {
         let bytes = code.code(Avma(at.0.checked_sub(from)?))?;
@@ -116,11 +169,10 @@ fn stack_pointer_source(instruction: &Instruction) -> Option<Option<u8>> {
 /// Whether the row at the load itself counts from that register: then it moves the stack
 /// pointer within its frame.
 fn counts_from(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
-    const RBP: u8 = 6;
     let Some(register) = register else { return false };
     match code.row(at) {
         Some(row) => matches!(row.cfa, Cfa::Register(from, _) if from == register),
-        None => register == RBP,
+        None => usize::from(register) == RBP,
     }
 }
 
@@ -129,10 +181,13 @@ fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
     let mut offset = offset + first.length;
     while offset < code.len() {
         let Some(instruction) = code.get(offset..).and_then(decode) else { return false };
-        if matches!(
-            (instruction.map, instruction.opcode),
-            (0, 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b)
-        ) {
+        let goes_elsewhere = match (instruction.map, instruction.opcode) {
+            (0, 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => true,
+            // call, jmp of a register or memory
+            (0, 0xff) => matches!(instruction.operands(), Some((_, 2..=5, _))),
+            _ => false,
+        };
+        if goes_elsewhere {
             return false;
         }
         offset += instruction.length;
@@ -143,7 +198,6 @@ fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame_rule::RETURN_ADDRESS;
 
     const TEXT: u64 = 0x40_1000;
 
@@ -171,16 +225,17 @@ mod tests {
         row
     }
 
-    /// The offsets at which the instructions of `code` are not relied on.
-    fn switching(code: &[&[u8]], row: Option<Row>) -> Vec<u64> {
+    /// The offsets at which the instructions of `code` are not relied on, and whether at all.
+    fn switching(code: &[&[u8]], row: Option<Row>) -> Vec<(u64, bool)> {
         let bytes = code.concat();
         let text = Text(&bytes, row);
         let mut found = Vec::new();
         let mut offset = 0;
         for instruction in code {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            if is_switching(address, text.1.as_ref(), &text) {
-                found.push(offset);
+            match super::at(address, text.1.as_ref(), &text) {
+                Switch::No => {}
+                switch => found.push((offset, switch == Switch::Yes)),
             }
             offset += instruction.len() as u64;
         }
@@ -191,7 +246,7 @@ mod tests {
     fn a_row_that_states_the_stack_pointer_is_of_another_frame() {
         // __longjmp, once the saved registers are unscrambled.
         let longjmp = row(5, &[(RSP, Column::In(8)), (RETURN_ADDRESS, Column::In(1))]);
-        assert_eq!(switching(&[&[0x48, 0x8b, 0x1f]], Some(longjmp.clone())), [0]);
+        assert_eq!(switching(&[&[0x48, 0x8b, 0x1f]], Some(longjmp.clone())), [(0, true)]);
         assert!(switching(&[&[0x90]], Some(row(RSP, &[(RSP, Column::Is(0))]))).is_empty());
         let signal = Row { signal: true, ..longjmp };
         assert!(switching(&[&[0x90]], Some(signal)).is_empty());
@@ -200,22 +255,49 @@ mod tests {
     #[test]
     fn from_the_installed_registers_to_the_landing_pad_nothing_is_relied_on() {
         let saves_data = row(6, &[(0, Column::At(-64)), (1, Column::At(-56))]);
-        let resume: [&[u8]; 10] = [
-            &[0xe8, 0, 0, 0, 0],             // +00 call uw_init_context
-            &[0xe8, 0, 0, 0, 0],             // +05 call uw_install_context
-            &[0x31, 0xd2],                   // +0a xor %edx,%edx
-            &[0xe8, 0, 0, 0, 0],             // +0c call _Unwind_DebugHook
-            &[0x74, 0x02],                   // +11 je +15
-            &[0x89, 0xc1],                   // +13 mov %eax,%ecx
-            &[0x48, 0x8b, 0x45, 0xc8],       // +15 mov -0x38(%rbp),%rax
-            &[0x48, 0x89, 0xcc],             // +19 mov %rcx,%rsp
-            &[0x59],                         // +1c pop %rcx
-            &[0xff, 0xe1],                   // +1d jmp *%rcx
+        let resume: [&[u8]; 12] = [
+            &[0xe8, 0, 0, 0, 0],       // +00 call uw_init_context
+            &[0x90],                   // +05 nop
+            &[0xe8, 0, 0, 0, 0],       // +06 call uw_install_context
+            &[0x31, 0xd2],             // +0b xor %edx,%edx
+            &[0xe8, 0, 0, 0, 0],       // +0d call _Unwind_DebugHook
+            &[0x74, 0x02],             // +12 je +16
+            &[0x89, 0xc1],             // +14 mov %eax,%ecx
+            &[0x48, 0x8b, 0x45, 0xc8], // +16 mov -0x38(%rbp),%rax
+            &[0x48, 0x89, 0xcc],       // +1a mov %rcx,%rsp
+            &[0x59],                   // +1d pop %rcx
+            &[0xff, 0xe1],             // +1e jmp *%rcx
+            &[0x90],                   // +20 nop
         ];
-        assert_eq!(switching(&resume, Some(saves_data)), [0xa, 0xc, 0x11, 0x13, 0x15, 0x19]);
-        assert!(switching(&resume[..8], Some(row(6, &[]))).is_empty());
+        let expected = [0x12, 0x14, 0x16, 0x1a, 0x1d, 0x1e].map(|offset| (offset, true));
+        let found = switching(&resume, Some(saves_data));
+        assert_eq!(found[..2], [(0xb, false), (0xd, false)]);
+        assert_eq!(found[2..], expected);
+        assert!(switching(&resume[..9], Some(row(6, &[]))).is_empty());
         // The stack pointer is that of the landing pad, the row as before.
-        assert_eq!(switching(&resume, Some(row(RSP, &[]))), [0x1c, 0x1d]);
+        assert_eq!(switching(&resume, Some(row(RSP, &[]))), [(0x1d, true), (0x1e, true)]);
+    }
+
+    #[test]
+    fn what_was_replaced_is_found_a_second_time_above() {
+        let words: [u64; 6] = [7, 0x4001, 0x1030, 0x4002, 9, 0x4003];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
+        let is_intact = |return_address, frame_pointer, used| {
+            let mut caller = [0; COLUMNS];
+            (caller[RSP], caller[RBP], caller[RETURN_ADDRESS]) = (0x1000, frame_pointer, return_address);
+            let mut installing = Installing::new(&caller);
+            if used {
+                installing.uses_frame_pointer(frame_pointer);
+            }
+            installing.uses_frame_pointer(0x9999);
+            installing.is_intact(Avma(0x1028), stack)
+        };
+        assert!(is_intact(0x4000, 0x1010, true));
+        assert!(!is_intact(0x4002, 0x1010, true), "the return address of a frame above");
+        assert!(!is_intact(0x4000, 0x1030, true), "the frame pointer of a frame above");
+        assert!(is_intact(0x4000, 0x1030, false), "which nothing was found by");
+        assert!(is_intact(0x4003, 0x1010, true), "above the end of the walk");
     }
 
     #[test]
@@ -228,8 +310,9 @@ mod tests {
             &[0xc3],                            // +0e ret
             &[0x90],                            // +0f the next function
         ];
-        assert_eq!(switching(&swap, Some(row(RSP, &[]))), [7, 0xb, 0xc, 0xe]);
-        assert_eq!(switching(&swap, None), [7, 0xb, 0xc, 0xe]);
+        let expected = [7, 0xb, 0xc, 0xe].map(|offset| (offset, true));
+        assert_eq!(switching(&swap, Some(row(RSP, &[]))), expected);
+        assert_eq!(switching(&swap, None), expected);
         assert!(switching(&swap, Some(row(6, &[]))).is_empty(), "counts from rbp");
     }
 
@@ -240,7 +323,7 @@ mod tests {
         let bytes = leave.concat();
         let text = Text(&bytes, Some(row(3, &[])));
         let address = CodeAddress::Pc(Avma(TEXT + 3));
-        assert!(!is_switching(address, Some(&row(RSP, &[])), &text));
+        assert_eq!(super::at(address, Some(&row(RSP, &[])), &text), Switch::No);
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
         assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
         assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
@@ -252,7 +335,7 @@ mod tests {
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
             let text = Text(&[0x48, 0x8b], None);
-            assert!(!is_switching(CodeAddress::Return(Avma(at)), None, &text));
+            assert_eq!(super::at(CodeAddress::Return(Avma(at)), None, &text), Switch::No);
         }
     }
 }

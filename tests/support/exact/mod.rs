@@ -239,7 +239,8 @@ impl Session<'_> {
         self.stack.resize((end - sp).min(512 << 10) as usize, 0);
         let len = read(self.pid, sp, &mut self.stack);
         let told = thread.shadow.truth(now.rip, &mut self.truth);
-        self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
+        self.outcome.untrue +=
+            self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
         let code = ImageCode(&self.images);
         let input = Input {
             stack: StackBytes { base: Avma(sp), bytes: &self.stack[..len] },
@@ -294,7 +295,8 @@ fn note(
         place.map_or(("[no image]".to_owned(), culprit.0), |place| (place.image.path.clone(), place.svma.0));
     let failure = failures.entry(key).or_default();
     if failure.class.is_empty() {
-        failure.code = images.code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
+        failure.code =
+            images.code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
         failure.class = classes::class(images, culprit, agree <= 1);
         let tail = |list: &[u64]| {
             list.iter()

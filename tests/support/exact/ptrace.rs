@@ -62,8 +62,7 @@ pub(crate) fn run_to_entry(pid: pid_t) {
     const AT_ENTRY: u64 = 9;
     const BREAKPOINT: c_long = 0xcc;
     let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
-    let words: Vec<u64> =
-        vector.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let words: Vec<u64> = vector.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
     let entry = words.as_chunks::<2>().0.iter().find(|[key, _]| *key == AT_ENTRY);
     let [_, entry] = entry.unwrap_or_else(|| panic!("/proc/{pid}/auxv names no entry point"));
     let mut status = 0;

@@ -94,7 +94,8 @@ pub(crate) fn worst(outcomes: &[(String, Outcome)], way: usize) -> String {
     }
     let mut worst: Vec<_> = all.into_iter().collect();
     worst.sort_by_key(|(_, failure)| std::cmp::Reverse((failure.wrong, failure.incomplete)));
-    let mut out = format!("worst addresses of {}, {} of {}\n", WAYS[way].0, worst.len().min(WORST), worst.len());
+    let mut out =
+        format!("worst addresses of {}, {} of {}\n", WAYS[way].0, worst.len().min(WORST), worst.len());
     for ((path, svma), failure) in worst.into_iter().take(WORST) {
         let file = path.rsplit('/').next().unwrap_or(path);
         let _ = writeln!(
