@@ -223,7 +223,8 @@ fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
         images.update(std::slice::from_ref(&original.mapping), &mut |_| {
             bytes.take().map(ImageBytes::new).ok_or_else(|| "asked for twice".to_owned())
         });
-        let known = (0..200).filter(|_| images.row(Avma(random.pick(&original.returns) - 1)).is_some()).count();
+        let known =
+            (0..200).filter(|_| images.row(Avma(random.pick(&original.returns) - 1)).is_some()).count();
         rows += known;
         assert!(seed > 0 || known > 190, "the undamaged file has {known} rows of 200");
         let (frames, questions) = walks(&images, &original, &mut random);

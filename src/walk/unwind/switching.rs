@@ -101,10 +101,17 @@ fn states_stack_pointer(row: &Row) -> bool {
     !matches!(row.columns[RSP], Column::Same | Column::Undefined | Column::Is(0))
 }
 
-/// Calls between `at` and `mov %rcx,%rsp`, which ends the code as gcc compiles
-/// `__builtin_eh_return`; `None` if it does not end so.
+/// Calls between `at` and the end of the code as gcc compiles `__builtin_eh_return`: `mov
+/// %rcx,%rsp; pop %rcx; jmp *%rcx`; `None` if it does not end so.
 fn calls_to_landing_pad(mut at: Avma, code: &dyn Code) -> Option<u32> {
     const TO_RSP: &[u8] = &[0x48, 0x89, 0xcc];
+    let is_behind = |bytes: u64| {
+        let start = at.0.checked_sub(bytes).and_then(|start| code.code(Avma(start)));
+        start.is_some_and(|code| code.starts_with(TO_RSP))
+    };
+    if is_behind(3) || is_behind(4) {
+        return Some(0);
+    }
     let mut calls = 0;
     for _ in 0..INSTRUCTIONS_MAX {
         let bytes = code.code(at)?;
@@ -176,13 +183,14 @@ fn counts_from(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
     }
 }
 
-/// Whether the code from an instruction on reaches its end without a jump.
+/// Whether the code from an instruction on reaches its end without a jump, and without a
+/// push: contexts are left by a return to the address that is pushed last.
 fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
     let mut offset = offset + first.length;
     while offset < code.len() {
         let Some(instruction) = code.get(offset..).and_then(decode) else { return false };
         let goes_elsewhere = match (instruction.map, instruction.opcode) {
-            (0, 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => true,
+            (0, 0x50..=0x57 | 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => true,
             // call, jmp of a register or memory
             (0, 0xff) => matches!(instruction.operands(), Some((_, 2..=5, _))),
             _ => false,
@@ -310,7 +318,7 @@ mod tests {
             &[0xc3],                            // +0e ret
             &[0x90],                            // +0f the next function
         ];
-        let expected = [7, 0xb, 0xc, 0xe].map(|offset| (offset, true));
+        let expected = [7, 0xb].map(|offset| (offset, true));
         assert_eq!(switching(&swap, Some(row(RSP, &[]))), expected);
         assert_eq!(switching(&swap, None), expected);
         assert!(switching(&swap, Some(row(6, &[]))).is_empty(), "counts from rbp");

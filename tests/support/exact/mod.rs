@@ -3,9 +3,10 @@
 //! [`Program`]; output: a [`Score`] per way of walking, and the addresses where it failed.
 //!
 //! A walk that claims to be complete with other frames than the truth is `wrong`, one that
-//! does not claim it `incomplete`. A handler on a stack of its own (`sigaltstack`) has
-//! callers that are not in the copied bytes: there the walk is to be right up to the
-//! interrupted frame and to say that it is incomplete; such boundaries are counted apart.
+//! does not claim it `incomplete`. Some stacks are not told by the copied bytes: a handler
+//! on a stack of its own (`sigaltstack`) has callers elsewhere, and a program may have
+//! overwritten a return address (libgcc, while it installs a landing pad) or be between two
+//! stacks. A walk that says there that it is incomplete is counted apart.
 
 mod classes;
 pub(crate) mod programs;
@@ -43,8 +44,8 @@ pub(crate) struct Program {
     pub(crate) from_entry: bool,
     /// After the program's own first SIGUSR1, one more after each of so many instructions.
     pub(crate) signal_every: Option<u64>,
-    /// Compare at each of so many boundaries after the first 150,000.
-    pub(crate) compare_every: u64,
+    /// End it after so many boundaries.
+    pub(crate) boundaries_max: u64,
 }
 
 /// Boundaries by outcome.
@@ -53,12 +54,12 @@ pub(crate) struct Score {
     pub(crate) exact: u64,
     pub(crate) wrong: u64,
     pub(crate) incomplete: u64,
-    /// Right as far as the copied stack goes, and said to be incomplete.
-    pub(crate) elsewhere: u64,
+    /// Said to be incomplete where the copied stack does not tell all frames.
+    pub(crate) untold: u64,
 }
 
 impl Score {
-    /// Boundaries whose whole stack was copied, or that failed.
+    /// Boundaries whose stack the copied bytes tell, or that were called complete.
     pub(crate) fn all(&self) -> u64 {
         self.exact + self.wrong + self.incomplete
     }
@@ -180,11 +181,11 @@ impl Session<'_> {
                     if due && signals_seen && thread.signal == 0 {
                         thread.signal = libc::SIGUSR1;
                     }
-                    let warm = self.outcome.boundaries > 150_000;
-                    if !warm || steps.is_multiple_of(self.program.compare_every) {
-                        self.compare(thread, &now);
-                    }
+                    self.compare(thread, &now);
                     self.outcome.boundaries += 1;
+                    if self.outcome.boundaries >= self.program.boundaries_max {
+                        break;
+                    }
                     thread.before = Some(now);
                 }
             }
@@ -196,6 +197,7 @@ impl Session<'_> {
             ptrace::step(tid, signal);
         }
         ptrace::kill(self.pid);
+        while ptrace::wait().is_some_and(|(_, stop)| stop != Stop::Gone) {}
     }
 
     /// Brings the thread's shadow stack up to the registers `now`.
@@ -238,12 +240,13 @@ impl Session<'_> {
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
         self.stack.resize((end - sp).min(512 << 10) as usize, 0);
         let len = read(self.pid, sp, &mut self.stack);
-        let told = thread.shadow.truth(now.rip, &mut self.truth);
+        let stack = StackBytes { base: Avma(sp), bytes: &self.stack[..len] };
+        let told = thread.shadow.truth(now.rip, |slot| stack.word(Avma(slot)), &mut self.truth);
         self.outcome.untrue +=
             self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
         let code = ImageCode(&self.images);
         let input = Input {
-            stack: StackBytes { base: Avma(sp), bytes: &self.stack[..len] },
+            stack,
             stack_top: Some(Avma(thread.stack_top)),
             stack_limit: None,
             fp_always: false,
@@ -257,14 +260,16 @@ impl Session<'_> {
             let score = &mut self.outcome.scores[index];
             let same = self.frames.addresses == self.truth;
             let complete = walked.ended == Ended::Root;
-            let right_as_told = told < self.truth.len() && self.frames.addresses == self.truth[..told];
+            let untold = told < self.truth.len()
+                && !complete
+                && self.frames.addresses.get(..told) == self.truth.get(..told);
             match (complete, same) {
                 (true, true) => score.exact += 1,
                 (true, false) => score.wrong += 1,
-                (false, _) if right_as_told => score.elsewhere += 1,
+                (false, _) if untold => score.untold += 1,
                 (false, _) => score.incomplete += 1,
             }
-            if !(complete && same || right_as_told && !complete) {
+            if !(complete && same || untold) {
                 note(
                     &mut self.outcome.failures[index],
                     &self.images,

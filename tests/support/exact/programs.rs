@@ -14,14 +14,14 @@ struct Variant {
     source: &'static str,
     compiler: &'static str,
     flags: &'static [&'static str],
-    argument: Option<&'static str>,
+    arguments: &'static [&'static str],
     lazy: bool,
     from_linker: bool,
     short: bool,
 }
 
 const fn variant(source: &'static str, compiler: &'static str, flags: &'static [&'static str]) -> Variant {
-    Variant { source, compiler, flags, argument: None, lazy: false, from_linker: false, short: false }
+    Variant { source, compiler, flags, arguments: &[], lazy: false, from_linker: false, short: false }
 }
 
 impl Variant {
@@ -40,17 +40,20 @@ impl Variant {
         Variant { short: true, ..self }
     }
 
-    /// Run with an argument.
-    const fn with(self, argument: &'static str) -> Variant {
-        Variant { argument: Some(argument), ..self }
+    /// Run with arguments.
+    const fn with(self, arguments: &'static [&'static str]) -> Variant {
+        Variant { arguments, ..self }
     }
 
     fn name(&self) -> String {
         let flags: String = self.flags.iter().map(|flag| format!(" {flag}")).collect();
-        let argument = self.argument.map(|argument| format!(" ({argument})")).unwrap_or_default();
+        let arguments = self.arguments.first().map(|first| format!(" ({first})")).unwrap_or_default();
+        if self.compiler == INSTALLED {
+            return format!("{}{arguments}", self.source);
+        }
         let binding = if self.lazy { "lazy" } else { "now" };
         let from = if self.from_linker { ", from ld.so" } else { "" };
-        format!("{}{argument} {}{flags} {binding}{from}", self.source, self.compiler)
+        format!("{}{arguments} {}{flags} {binding}{from}", self.source, self.compiler)
     }
 }
 
@@ -58,7 +61,17 @@ const FP: &str = "-fno-omit-frame-pointer";
 const LEAF_FP: &str = "-mno-omit-leaf-frame-pointer";
 const RUST_FP: &str = "-Cforce-frame-pointers=yes";
 
-const VARIANTS: [Variant; 36] = [
+/// In the place of a compiler: the source is the path of a program of the system.
+const INSTALLED: &str = "";
+/// Most boundaries of such a program.
+const INSTALLED_BOUNDARIES_MAX: u64 = 250_000;
+
+const PERL: &str = r"my %n; for my $i (1..40) { my $w = sprintf('%05d', $i * 37 % 997); $n{$w} .= reverse $w; }
+    my $t = join ',', sort { $n{$a} cmp $n{$b} } keys %n; $t =~ s/(\d)(\d)/$2$1/g; print $t";
+const PYTHON: &str = "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
+const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+const VARIANTS: [Variant; 41] = [
     variant("plain.c", "gcc", &["-O2"]).from_linker(),
     variant("plain.c", "gcc", &["-O2"]).lazy().from_linker().short(),
     variant("plain.c", "gcc", &["-O2", FP]),
@@ -73,10 +86,10 @@ const VARIANTS: [Variant; 36] = [
     variant("signals.c", "gcc", &["-O2"]).lazy(),
     variant("signals.c", "gcc", &["-O2", "-static"]).short(),
     variant("signals.c", "gcc", &["-O0"]).lazy(),
-    variant("signals.c", "gcc", &["-O2"]).with("alt"),
-    variant("signals.c", "gcc", &["-O2"]).with("alt").lazy(),
-    variant("signals.c", "gcc", &["-O2", "-static"]).with("alt").short(),
-    variant("signals.c", "clang-19", &["-O0"]).with("alt").lazy(),
+    variant("signals.c", "gcc", &["-O2"]).with(&["alt"]),
+    variant("signals.c", "gcc", &["-O2"]).with(&["alt"]).lazy(),
+    variant("signals.c", "gcc", &["-O2", "-static"]).with(&["alt"]).short(),
+    variant("signals.c", "clang-19", &["-O0"]).with(&["alt"]).lazy(),
     variant("contexts.c", "gcc", &["-O2"]),
     variant("contexts.c", "gcc", &["-O2", "-static"]).short(),
     variant("contexts.c", "gcc", &["-O2", FP]).lazy(),
@@ -95,6 +108,11 @@ const VARIANTS: [Variant; 36] = [
     variant("mixed.rs", "rustc", &["-O", RUST_FP]),
     variant("mixed.rs", "rustc", &["-O", "-Cpanic=unwind", "-Ctarget-cpu=native"]),
     variant("mixed.rs", "rustc", &[]),
+    variant("/bin/ls", INSTALLED, &[]).with(&["-lR", "/usr/include/linux/netfilter"]).short(),
+    variant("/usr/bin/sort", INSTALLED, &[]).with(&[CARGO_TOML]).short(),
+    variant("/usr/bin/perl", INSTALLED, &[]).with(&["-e", PERL]).short(),
+    variant("/usr/bin/xz", INSTALLED, &[]).with(&["-c", CARGO_TOML]),
+    variant("/usr/bin/python3", INSTALLED, &[]).with(&["-S", "-c", PYTHON]),
 ];
 
 /// Compiles the programs of the long or the short form whose names contain one of the
@@ -112,11 +130,14 @@ pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<Strin
                 programs.push(Program {
                     name,
                     path,
-                    arguments: variant.argument.map(str::to_owned).into_iter().collect(),
+                    arguments: variant.arguments.iter().map(|argument| (*argument).to_owned()).collect(),
                     bind_now: !variant.lazy,
                     from_entry: !variant.from_linker,
                     signal_every: signals.then_some(211),
-                    compare_every: if short { 7 } else { 3 },
+                    boundaries_max: match variant.compiler {
+                        INSTALLED => INSTALLED_BOUNDARIES_MAX,
+                        _ => u64::MAX,
+                    },
                 });
             }
             Err(why) => left_out.push(format!("{name}: {why}")),
@@ -126,6 +147,10 @@ pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<Strin
 }
 
 fn compile(variant: &Variant, name: &str) -> Result<PathBuf, String> {
+    if variant.compiler == INSTALLED {
+        let path = PathBuf::from(variant.source);
+        return if path.exists() { Ok(path) } else { Err("not installed".to_owned()) };
+    }
     if !has(variant.compiler) {
         return Err(format!("{} is not installed", variant.compiler));
     }

@@ -15,7 +15,7 @@ const BYTES_SHOWN: usize = 16;
 /// A table with one line per program, exact / wrong / incomplete in percent for each way.
 pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
     let width = outcomes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let mut out = format!("{:<width$} {:>9} {:>9}", "program", "compared", "elsewhere");
+    let mut out = format!("{:<width$} {:>9} {:>9}", "program", "compared", "untold");
     for (name, _) in WAYS {
         let _ = write!(out, "  {:<22}", format!("{name}: exact/wrong/inc."));
     }
@@ -24,7 +24,9 @@ pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
         line(&mut out, name, width, &outcome.scores);
     }
     line(&mut out, "all", width, &sum(outcomes));
-    out.push_str("elsewhere: the callers are on another stack, and the walk says so (of auto)\n");
+    out.push_str(
+        "untold: not complete, and said so, where the copied stack does not tell all frames (of auto)\n",
+    );
     out
 }
 
@@ -36,7 +38,7 @@ pub(crate) fn sum(outcomes: &[(String, Outcome)]) -> [Score; WAYS.len()] {
             sum.exact += score.exact;
             sum.wrong += score.wrong;
             sum.incomplete += score.incomplete;
-            sum.elsewhere += score.elsewhere;
+            sum.untold += score.untold;
         }
     }
     sum
@@ -44,7 +46,7 @@ pub(crate) fn sum(outcomes: &[(String, Outcome)]) -> [Score; WAYS.len()] {
 
 fn line(out: &mut String, name: &str, width: usize, scores: &[Score; WAYS.len()]) {
     let auto = &scores[WAYS.len() - 1];
-    let _ = write!(out, "{name:<width$} {:>9} {:>9}", auto.all() + auto.elsewhere, auto.elsewhere);
+    let _ = write!(out, "{name:<width$} {:>9} {:>9}", auto.all() + auto.untold, auto.untold);
     for score in scores {
         let share = |n: u64| 100.0 * n as f64 / score.all().max(1) as f64;
         let text =

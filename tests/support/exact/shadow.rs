@@ -68,6 +68,9 @@ pub(crate) struct Shadow {
     fresh: bool,
     /// What was taken off last: code that switches stacks pushes it again.
     last: Option<Entry>,
+    /// The stack pointer was loaded with that of another stack, whose top frame has no
+    /// return address yet.
+    between: bool,
 }
 
 /// Stacks other than a thread's first are told apart by this: the fixtures align them to it.
@@ -86,7 +89,9 @@ impl Shadow {
     ) {
         let sp = after.gpr[X86_64::RSP];
         let stack = if own(sp) { 0 } else { sp / STACK_ALIGN + 1 };
+        self.between &= !matches!(kind, Kind::Call | Kind::Return | Kind::Push | Kind::Syscall);
         if stack != self.current {
+            self.between = kind == Kind::Other;
             self.current = stack;
             self.fresh = !self.stacks.contains_key(&stack) && stack != 0;
         }
@@ -146,14 +151,22 @@ impl Shadow {
     }
 
     /// The look-up addresses of all frames at a program counter, leaf first; also how many
-    /// of them the stack tells that the thread is on.
-    pub(crate) fn truth(&self, pc: u64, into: &mut Vec<u64>) -> usize {
+    /// of them the memory of the stack that the thread is on tells. That is not all of them in
+    /// a handler with a stack of its own, between two stacks, and where the program has
+    /// overwritten a return address. `word` reads that memory.
+    pub(crate) fn truth(&self, pc: u64, word: impl Fn(u64) -> Option<u64>, into: &mut Vec<u64>) -> usize {
         into.clear();
         into.push(pc);
         let mut stack = self.current;
-        let (mut hops, mut told) = (0, None);
+        let (mut hops, mut told) = (0, self.between.then_some(1));
         'stacks: while let Some(entries) = self.stacks.get(&stack) {
             for entry in entries.iter().rev() {
+                if let CodeAddress::Return(address) = entry.address
+                    && told.is_none()
+                    && word(entry.slot) != Some(address.0)
+                {
+                    told = Some(into.len());
+                }
                 into.push(entry.address.lookup().0);
                 if let Some(other) = entry.interrupted_on
                     && hops < 8
