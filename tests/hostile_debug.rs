@@ -135,7 +135,7 @@ impl Files for InMemory {
 }
 
 fn exercise(bytes: &[u8], files: &InMemory, addresses: &[u64]) -> Vec<Vec<String>> {
-    let options = Options { inlines: true, lines: true, style: Style::Short, files, threads: 2 };
+    let options = Options { lines: true, style: Style::Short, files, threads: 2, ..Options::default() };
     let named = name_addresses("/nowhere/a.out", ImageBytes::new(bytes.to_vec()), addresses, &options);
     let texts = named.names.into_iter().map(|name| {
         let functions = name.unwrap_or_default().into_iter();

@@ -9,16 +9,21 @@
 
 pub mod aarch64;
 pub mod call;
+mod facts;
 pub mod fp;
 mod frames;
 pub mod root;
+mod table;
 pub mod unwind;
+mod words;
 pub mod x86_64;
 
 pub use frames::{Frames, How, Method};
 pub use unwind::Unwinder;
 
 use std::ops::Range;
+
+use facts::Facts;
 
 use crate::addr::Avma;
 use crate::frame_rule::{FrameRule, Row};
@@ -163,9 +168,18 @@ pub struct Walked {
 /// return address minus one) of each frame, leaf first.
 pub fn walk(registers: &Registers, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
     out.clear();
+    by_frame_pointers(registers, input, &mut Facts::default(), out)
+}
+
+fn by_frame_pointers(
+    registers: &Registers,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    out: &mut Vec<u64>,
+) -> Walked {
     match registers {
-        Registers::X86_64(registers) => x86_64::walk(registers, input, out),
-        Registers::Aarch64(registers) => aarch64::walk(registers, input, out),
+        Registers::X86_64(registers) => x86_64::walk(registers, input, facts, out),
+        Registers::Aarch64(registers) => aarch64::walk(registers, input, facts, out),
     }
 }
 
@@ -177,28 +191,26 @@ pub fn unwind(
     unwinder: &mut Unwinder,
     out: &mut Frames,
 ) -> Walked {
+    out.clear();
     match (how, registers) {
-        (How::Auto | How::Cfi, Registers::X86_64(registers)) => {
-            out.clear();
-            unwinder.walk(how, registers, input, out)
-        }
+        (How::Auto | How::Cfi, Registers::X86_64(registers)) => unwinder.walk(how, registers, input, out),
         (_, Registers::X86_64(x86_64)) => match unwinder.by_kept_records(x86_64, input, out) {
             Some(complete) => complete,
             None => {
-                let walked = by_records(registers, input, out);
+                let walked = by_records(registers, input, unwinder, out);
                 // Where rows are known they would have proved it.
                 let claims = walked.ended == Ended::Root;
                 let unproved = claims && unwinder.knows_rows(&out.addresses, input);
                 Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
             }
         },
-        _ => by_records(registers, input, out),
+        _ => by_records(registers, input, unwinder, out),
     }
 }
 
-fn by_records(registers: &Registers, input: &Input<'_>, out: &mut Frames) -> Walked {
-    let walked = walk(registers, input, &mut out.addresses);
-    out.methods.clear();
+fn by_records(registers: &Registers, input: &Input<'_>, unwinder: &mut Unwinder, out: &mut Frames) -> Walked {
+    out.clear();
+    let walked = by_frame_pointers(registers, input, unwinder.facts(), &mut out.addresses);
     out.methods.resize(out.addresses.len(), Method::FramePointer);
     if let Some(leaf) = out.methods.first_mut() {
         *leaf = Method::Context;

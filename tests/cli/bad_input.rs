@@ -35,7 +35,7 @@ fn values_that_cannot_be() {
         ("--unwind magic", "--unwind `magic`: expected auto, fp or cfi"),
         ("--format png", "no format is called `png`; one of svg, folded"),
         ("-o a.png", "--output `a.png`: the extension tells no format; use .svg, .folded or .txt"),
-        ("-o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),
+        ("-o a.json", "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox"),
         ("-o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
         ("-o a.svg --stats a.svg", "`a.svg` is given twice; each output needs its own file"),
     ] {
@@ -78,7 +78,7 @@ fn words_that_do_not_exist() {
         ("-q -v", "--quiet and --verbose exclude each other; leave one out"),
         ("frobnicate", "to run a command, put it after --: stackprof -- frobnicate"),
         ("help frobnicate", "there is no command `frobnicate`; one of record, demo, dump, help"),
-        ("render a.folded", "command `render` is not in this version"),
+        ("diff a.folded b.folded", "command `diff` is not in this version"),
         ("diff a b", "command `diff` is not in this version"),
         ("gate --base a --new b", "command `gate` is not in this version"),
         ("top --pid 1", "command `top` is not in this version"),

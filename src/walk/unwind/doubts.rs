@@ -2,8 +2,9 @@
 //! it went by are noted, at the end they are judged. Input: each step; output: why the walk
 //! ended. Costs nothing where nothing is doubtful, which is nearly everywhere.
 
-use super::Frame;
-use super::cache::{Entry, Rule};
+use super::RBP;
+use super::frame::Frame;
+use super::rule::{Kind, Rule};
 use super::switching::{Installing, Switch};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::frames::Method;
@@ -19,38 +20,36 @@ pub(super) struct Doubts {
 }
 
 impl Doubts {
-    /// Notes a step `from` a frame of which the cache holds `entry` to its caller.
-    #[inline]
+    /// Notes a step `from` a frame to its caller `next`.
     pub(super) fn note(
         &mut self,
-        entry: &Entry,
+        rule: Rule,
+        switch: Switch,
         from: &Frame,
         next: &Frame,
         method: Method,
         input: &Input<'_>,
     ) {
-        if entry.switch != Switch::No || self.installing.is_some() {
-            self.note_switch(entry, from, next);
+        match (switch, &mut self.installing) {
+            (Switch::No, _) => self.note_ordinary(rule, from),
+            (Switch::Installing, none @ None) => *none = Some(Installing::new(&next.registers)),
+            (Switch::Yes, _) | (Switch::Installing, Some(_)) => self.switching = true,
         }
         self.unproved |= method == Method::FramePointer && input.code.code(from.address.lookup()).is_some();
     }
 
-    #[cold]
-    fn note_switch(&mut self, entry: &Entry, from: &Frame, next: &Frame) {
-        match (entry.switch, &mut self.installing) {
-            (Switch::Yes, _) | (Switch::Installing, Some(_)) => self.switching = true,
-            (Switch::Installing, none) => *none = Some(Installing::new(&next.registers)),
-            (Switch::No, Some(installing)) => {
-                let by_frame_pointer = match entry.rule {
-                    Rule::Ordinary(row, _) => usize::from(row.cfa_register) == super::RBP,
-                    _ => true,
-                };
-                if by_frame_pointer {
-                    installing.uses_frame_pointer(from.registers[super::RBP]);
-                }
-            }
-            (Switch::No, None) => {}
+    /// Notes that a caller was found by a frame's stack pointer or frame pointer.
+    pub(super) fn note_ordinary(&mut self, rule: Rule, from: &Frame) {
+        if let Some(installing) = &mut self.installing
+            && rule.kind != Kind::StackPointer
+        {
+            installing.uses_frame_pointer(from.registers[RBP]);
         }
+    }
+
+    /// Whether the verdict depends on the registers of the frames.
+    pub(super) fn need_registers(&self) -> bool {
+        self.installing.is_some()
     }
 
     /// Why a walk ended that reached the first function; `reached` is its stack pointer.
@@ -70,15 +69,13 @@ impl Doubts {
     pub(super) fn at_stuck(
         &self,
         frame: &Frame,
-        entry: &Entry,
+        switch: Switch,
         otherwise: Ended,
         input: &Input<'_>,
     ) -> Ended {
         let is_on_other_stack = frame.sp() < input.stack.base;
         match (otherwise, frame.address) {
-            _ if self.switching || self.installing.is_some() || entry.switch != Switch::No => {
-                Ended::Switching
-            }
+            _ if self.switching || self.installing.is_some() || switch != Switch::No => Ended::Switching,
             (Ended::Root, _) if self.unproved => Ended::Unproved,
             // What a signal interrupted, on a stack that was not copied.
             (Ended::BadFrame, CodeAddress::Pc(_)) if is_on_other_stack => Ended::OtherStack,

@@ -5,9 +5,9 @@
 //!
 //! Not for: a way around functions without frame records, which is `How::Auto`.
 
-use super::cache::{Ordinary, Rule};
-use super::switching::Switch;
-use super::{Frame, RBP, Unwinder};
+use super::Unwinder;
+use super::frame::Frame;
+use super::rule::{Kind, Rule};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::X86_64;
 use crate::walk::frames::{Frames, How, Method};
@@ -32,23 +32,25 @@ impl Unwinder {
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
         loop {
-            let entry = self.cache.entry(frame.address, input.code);
-            if entry.switch != Switch::No || out.len() >= input.max_depth {
+            if out.len() >= input.max_depth {
                 return None;
             }
-            let row = match entry.rule {
-                Rule::Root => return Some(Walked { ended: Ended::Root, reached }),
-                Rule::Ordinary(row, Method::Cfi) if out.len() == 1 || keeps_record(&row) => row,
-                _ => break,
-            };
-            let next = frame.ordinary(&row, input).ok()?;
+            let rule = self.cache.rule(frame.address, input.code);
+            if rule.kind == Kind::Root {
+                return Some(Walked { ended: Ended::Root, reached });
+            }
+            let is_leaf = out.len() == 1 && rule.is_ordinary() && rule.method() == Method::Cfi;
+            if !is_leaf && !keeps_record(rule) {
+                break;
+            }
+            let next = frame.step(rule, &mut self.cache, input).ok()?;
             (frame, _) = self.check(&frame, next, Method::FramePointer, input).ok()?;
             reached = frame.sp();
             out.push(frame.address, Method::FramePointer);
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
-        let walked = self.follow(How::Cfi, &mut frame, &input, out);
+        let walked = self.go_on(How::Cfi, &mut frame, &input, out);
         (walked.ended == Ended::Root).then_some(walked)
     }
 
@@ -59,16 +61,16 @@ impl Unwinder {
                 0 => CodeAddress::Pc(Avma(*lookup)),
                 _ => CodeAddress::Return(Avma(lookup.wrapping_add(1))),
             };
-            let rule = self.cache.entry(address, input.code).rule;
-            matches!(rule, Rule::Ordinary(_, Method::Cfi) | Rule::Unusual(_))
+            let rule = self.cache.rule(address, input.code);
+            rule.kind == Kind::Unusual || rule.is_ordinary() && rule.method() == Method::Cfi
         })
     }
 }
 
 /// Whether rbp points to the frame record of the function: CFA = rbp+16, the caller's rbp
 /// and the return address right below it.
-fn keeps_record(row: &Ordinary) -> bool {
-    usize::from(row.cfa_register) == RBP
-        && (row.cfa_offset, row.return_words) == (16, -1)
-        && row.saved().contains(&(RBP as u8, -2))
+fn keeps_record(rule: Rule) -> bool {
+    (rule.kind, rule.method()) == (Kind::FramePointer, Method::Cfi)
+        && (rule.cfa, rule.return_at, rule.frame_pointer_at) == (2, 1, 0)
+        && rule.saves_frame_pointer()
 }

@@ -32,10 +32,9 @@ pub(super) enum Switch {
 }
 
 /// What is switched at `address`, whose row is `row`.
-pub(super) fn at(address: CodeAddress, row: Option<&Row>, code: &dyn Code) -> Switch {
+pub(super) fn at(address: CodeAddress, row: &Row, code: &dyn Code) -> Switch {
     let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
     let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
-    let Some(row) = row else { return switched(stack_was_loaded(at, code)) };
     if row.signal {
         return Switch::No;
     }
@@ -236,12 +235,14 @@ mod tests {
     /// The offsets at which the instructions of `code` are not relied on, and whether at all.
     fn switching(code: &[&[u8]], row: Option<Row>) -> Vec<(u64, bool)> {
         let bytes = code.concat();
+        // Without unwind information the row is what the code tells.
+        let used = row.clone().unwrap_or_else(|| self::row(RSP, &[]));
         let text = Text(&bytes, row);
         let mut found = Vec::new();
         let mut offset = 0;
         for instruction in code {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            match super::at(address, text.1.as_ref(), &text) {
+            match super::at(address, &used, &text) {
                 Switch::No => {}
                 switch => found.push((offset, switch == Switch::Yes)),
             }
@@ -331,7 +332,7 @@ mod tests {
         let bytes = leave.concat();
         let text = Text(&bytes, Some(row(3, &[])));
         let address = CodeAddress::Pc(Avma(TEXT + 3));
-        assert_eq!(super::at(address, Some(&row(RSP, &[])), &text), Switch::No);
+        assert_eq!(super::at(address, &row(RSP, &[]), &text), Switch::No);
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
         assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
         assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
@@ -343,7 +344,7 @@ mod tests {
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
             let text = Text(&[0x48, 0x8b], None);
-            assert_eq!(super::at(CodeAddress::Return(Avma(at)), None, &text), Switch::No);
+            assert_eq!(super::at(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text), Switch::No);
         }
     }
 }

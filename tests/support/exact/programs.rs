@@ -68,7 +68,8 @@ const INSTALLED_BOUNDARIES_MAX: u64 = 250_000;
 
 const PERL: &str = r"my %n; for my $i (1..40) { my $w = sprintf('%05d', $i * 37 % 997); $n{$w} .= reverse $w; }
     my $t = join ',', sort { $n{$a} cmp $n{$b} } keys %n; $t =~ s/(\d)(\d)/$2$1/g; print $t";
-const PYTHON: &str = "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
+const PYTHON: &str =
+    "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
 const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
 const VARIANTS: [Variant; 41] = [
