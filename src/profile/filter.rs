@@ -99,8 +99,7 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
                 Err(why) => full = Err(why),
             }
         }
-        let added =
-            take_root(&mut builder, saved, root).and_then(|root| builder.add(root, &stack, count));
+        let added = take_root(&mut builder, saved, root).and_then(|root| builder.add(root, &stack, count));
         full = full.and(added.map(drop));
     });
     full.map(|()| (builder.finish(), left))
