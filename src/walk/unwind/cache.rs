@@ -77,7 +77,7 @@ impl Cache {
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         let (found, returns) = find(address, code);
         let (rule, saved) = match found {
-            Found::Row(row, method) => self.keep(row, method),
+            Found::Row(row, method) => self.keep(*row, method),
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
@@ -107,7 +107,7 @@ impl Cache {
 
 /// How the caller of a frame at an address is found.
 enum Found {
-    Row(Row, Method),
+    Row(Box<Row>, Method),
     /// The thread's first function.
     Root,
     /// Neither unwind information nor understandable code.
@@ -128,11 +128,11 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
-        return (Found::Row(row, Method::Cfi), returns);
+        return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
     let here = code.code(at).unwrap_or_default();
     if call::is_sigreturn(here) {
-        return (Found::Row(signal_frame(), Method::Code), is_return);
+        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if is_return && !follows_call {
         return (Found::Nothing, false);
@@ -144,7 +144,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         return (Found::Nothing, follows_call);
     }
     let found = match code::follow(at, code) {
-        Some(Leads::Back(row)) => Found::Row(*row, Method::Code),
+        Some(Leads::Back(row)) => Found::Row(row, Method::Code),
         Some(Leads::ToExit) => Found::Root,
         None => Found::Nothing,
     };
