@@ -88,7 +88,7 @@ impl Cache {
         let (rule, saved) = match found {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
-                self.keep(row, method, switch)
+                self.keep(*row, method, switch)
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
@@ -121,7 +121,7 @@ impl Cache {
 
 /// How the caller of a frame at an address is found.
 enum Found {
-    Row(Row, Method),
+    Row(Box<Row>, Method),
     /// The thread's first function.
     Root,
     /// Neither unwind information nor understandable code.
@@ -142,11 +142,11 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
-        return (Found::Row(row, Method::Cfi), returns);
+        return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
     let here = code.code(at).unwrap_or_default();
     if call::is_sigreturn(here) {
-        return (Found::Row(signal_frame(), Method::Code), is_return);
+        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if is_return && !follows_call {
         return (Found::Nothing, false);
@@ -158,7 +158,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         return (Found::Nothing, follows_call);
     }
     let found = match code::follow(at, code) {
-        Some(Leads::Back(row)) => Found::Row(*row, Method::Code),
+        Some(Leads::Back(row)) => Found::Row(row, Method::Code),
         Some(Leads::ToExit) => Found::Root,
         None => Found::Nothing,
     };
