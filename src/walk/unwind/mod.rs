@@ -180,8 +180,9 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Run {
         let mut rule = self.cache.rule(from, input.code);
-        let before = out.len();
-        while rule.is_ordinary() && out.len() < input.max_depth {
+        let most = input.max_depth.saturating_sub(out.len());
+        let mut steps = 0;
+        while rule.is_ordinary() && steps < most {
             let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer };
             let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
             let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
@@ -199,11 +200,12 @@ impl Unwinder {
                 break;
             }
             out.push(address, rule.method());
+            steps += 1;
             sp = cfa;
             frame_pointer = if is_saved { saved } else { frame_pointer };
             rule = next;
         }
-        Run { steps: out.len() - before, sp: Avma(sp), rule }
+        Run { steps, sp: Avma(sp), rule }
     }
 
     /// Makes the steps of a run again, with all registers: these may lie where nothing was
