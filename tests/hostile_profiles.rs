@@ -143,7 +143,9 @@ fn mutated_files_are_read_or_refused() {
 #[test]
 fn every_truncation_is_read_or_refused() {
     for (name, bytes) in files() {
-        for len in 0..bytes.len() {
+        // A line end at the end says nothing.
+        let end = bytes.len() - usize::from(bytes.ends_with(b"\n"));
+        for len in 0..end {
             let result = parse(&bytes[..len]);
             // Text ends anywhere; what is packed or bracketed does not.
             let may_end = matches!(name, "folded" | "perf script" | "raw pprof") || len == 0;
@@ -288,7 +290,7 @@ fn other_files_are_refused() {
         (b"\xff\xfe\x00".to_vec(), "not UTF-8; this is not a profile"),
         (b"{}".to_vec(), "neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
         (b"{\"a\":1".to_vec(), "a.file:1:6: EOF while parsing"),
-        (format!("{{\"x\":{deep}").into_bytes(), "recursion limit exceeded"),
+        (format!("{{\"x\":{deep}").into_bytes(), "EOF while parsing a list"),
         (vec![b'x'; 20 << 20], "a.file:1: line longer than 16 MiB; this is not a profile"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[0]],\"weights\":[1]}]}".to_vec(), "profile 1, sample 1: frame 0 is not there"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[]],\"weights\":[-1]}]}".to_vec(), "profile 1, sample 1: a weight of -1 cannot be counted"),
