@@ -2,6 +2,9 @@
 //! out. Two steps, as ripgrep does it: `flags.rs` only splits, this file checks. No I/O,
 //! nothing is opened and no process is looked at.
 
+pub mod compare;
+pub mod diff;
+pub mod gate;
 pub mod render;
 
 use std::ffi::{OsStr, OsString};
@@ -35,7 +38,7 @@ pub const DURATION_MAX_S: f64 = 1e9;
 pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
 /// Commands of the contract that this version does not have; their names stay free.
-const LATER: [&str; 3] = ["diff", "gate", "top"];
+const LATER: [&str; 1] = ["top"];
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +51,10 @@ pub enum Command {
     Addresses(Addresses),
     /// Turn saved profiles into others.
     Render(render::Render),
+    /// Compare two profiles.
+    Diff(diff::Diff),
+    /// Judge recordings of two sides.
+    Gate(gate::Gate),
     /// Print this text (help, version) on standard output.
     Print(String),
 }
@@ -266,6 +273,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
         "demo" => return demo(&words[1..], launch),
         "dump" => return dump(&words[1..], launch),
         "render" => return render::parse(&words[1..], launch.as_deref()),
+        "diff" => return diff::parse(&words[1..], launch.as_deref()),
+        "gate" => return gate::parse(&words[1..], launch.as_deref()),
         later if LATER.contains(&later) => {
             return Err(usage(format!("command `{later}` is not in this version (try 'stackprof --help')")));
         }
@@ -286,11 +295,11 @@ fn help(topic: &[OsString]) -> Result<Command> {
     let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     match topic.as_str() {
         "" | "record" | "help" => parse(["--help".into()]),
-        "demo" | "dump" | "render" => parse([topic.into(), "--help".into()]),
+        "demo" | "dump" | "render" | "diff" | "gate" => parse([topic.into(), "--help".into()]),
         later if LATER.contains(&later) => Err(usage(format!("command `{later}` is not in this version"))),
-        other => {
-            Err(usage(format!("there is no command `{other}`; one of record, demo, dump, render, help")))
-        }
+        other => Err(usage(format!(
+            "there is no command `{other}`; one of record, demo, dump, render, diff, gate, help"
+        ))),
     }
 }
 
@@ -362,7 +371,9 @@ fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
 /// `stackprof ./prog` and `stackprof 4242`: clear what is meant, but not by us to guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
-    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render") || LATER.contains(&first.as_ref()) {
+    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render" | "diff" | "gate")
+        || LATER.contains(&first.as_ref())
+    {
         return usage(format!("the command comes first: stackprof {first} [options]"));
     }
     if first.parse::<u32>().is_ok() {

@@ -16,7 +16,9 @@ const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof [record] [OPTIONS] -- COMMAND [ARGS...]
        stackprof demo [OPTIONS]
        stackprof dump WHAT --pid N
-       stackprof render PROFILE... -o FILE";
+       stackprof render PROFILE... -o FILE
+       stackprof diff BASE NEW [-o FILE]
+       stackprof gate --base FILE... --new FILE...";
 
 /// Short enough to be read whole, and each line works when typed.
 const EXAMPLES: &str = "Examples:
@@ -33,9 +35,12 @@ Commands:
   demo     profile a small built-in workload
   dump     show what the profiler sees: threads, images, symbols or stacks
   render   turn saved profiles into another format, merge and filter them
+  diff     show what changed between two profiles
+  gate     fail when something got slower, for CI
   help     this text, or `stackprof help dump`
 
-Exit codes: 0 done, 1 error, 2 wrong usage, 4 nothing was sampled";
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 gate: something got slower,
+            4 nothing was sampled or no data to compare";
 
 pub(super) const TEMPLATE: &str = "{about}\n\nUsage: {usage}\n\n{before-help}{all-args}{after-help}\n";
 

@@ -20,6 +20,8 @@ pub(super) struct Shown {
     pub(super) title: Option<String>,
     /// `function (file:line)`.
     pub(super) lines: bool,
+    /// Pictures begin with the functions that work: what stands on them are their callers.
+    pub(super) reverse: bool,
 }
 
 /// Writes every output.
@@ -41,7 +43,7 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                 by_name = Some(stacks);
             }
             Format::Svg => {
-                let direction = if shown.graph.reverse { Direction::FromLeaf } else { Direction::FromRoot };
+                let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
                 let least = shown.graph.min_width_percent / 100.0;
                 let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
                 let node = |node: &crate::profile::call_tree::Called| svg::Node {
@@ -51,7 +53,7 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                     new: node.total,
                 };
                 let nodes: Vec<svg::Node<'_>> = tree.nodes().iter().map(node).collect();
-                write_to(&output.to, &mut |out| svg::write_nodes(&shown.graph, &nodes, out))?;
+                write_to(&output.to, &mut |out| svg::write(&shown.graph, &nodes, out))?;
             }
             Format::Pprof => write_to(&output.to, &mut |out| pprof::write::write(saved, out))?,
             Format::Speedscope => {

@@ -218,12 +218,12 @@ fn shown(recording: &Recording, profile: &Profile) -> Shown {
     let graph = Graph {
         title,
         subtitle,
-        reverse: recording.reverse,
+        unit: String::new(),
         min_width_percent: recording.min_width_percent,
         colors: recording.colors,
         dark: recording.dark,
     };
-    Shown { graph, title: recording.title.clone(), lines: recording.naming.lines }
+    Shown { graph, title: recording.title.clone(), lines: recording.naming.lines, reverse: recording.reverse }
 }
 
 /// What is known of the recording beside its profile.

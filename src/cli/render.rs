@@ -29,13 +29,14 @@ pub fn run(render: &Render) -> Result<()> {
         graph: Graph {
             title: heading(&saved, render.title.as_deref()),
             subtitle: subtitle(&saved),
-            reverse: render.reverse,
+            unit: saved.about.unit.clone(),
             min_width_percent: render.min_width_percent,
             colors: render.colors,
             dark: render.dark,
         },
         title: render.title.clone(),
         lines: render.lines,
+        reverse: render.reverse,
     };
     outputs::write(&saved, &render.outputs, &shown)?;
     if render.verbosity != Verbosity::Quiet {

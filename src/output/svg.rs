@@ -8,7 +8,6 @@
 mod caption;
 mod labels;
 mod layout;
-mod lines;
 mod palette;
 
 use std::io::{self, Write};
@@ -29,8 +28,8 @@ pub struct Graph {
     pub title: String,
     /// The line under it.
     pub subtitle: String,
-    /// Merge stacks from the leaf: what is under a function are its callers.
-    pub reverse: bool,
+    /// What is counted, in the plural (`bytes`); empty for samples.
+    pub unit: String,
     /// Frames narrower than this percentage of the whole are left out.
     pub min_width_percent: f64,
     /// The colours of the frames.
@@ -63,20 +62,11 @@ pub enum Compared {
     Shares,
 }
 
-/// Writes the flame graph of `lines` (as `folded` makes them).
+/// Writes the flame graph of `nodes`, in pre-order.
 ///
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
-pub fn write(graph: &Graph, lines: &[(String, u64)], out: impl Write) -> io::Result<()> {
-    write_nodes(graph, &lines::nodes(lines, graph.reverse), out)
-}
-
-/// Writes the flame graph of `nodes`, in pre-order, which already stand as they are to be
-/// drawn: `graph.reverse` changes nothing.
-///
-/// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
-pub fn write_nodes(graph: &Graph, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
+pub fn write(graph: &Graph, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
     draw(graph, nodes, None, out)
 }
 
@@ -110,7 +100,8 @@ fn draw(graph: &Graph, nodes: &[Node<'_>], compared: Option<Compared>, out: impl
     // last line to the first.
     options.flame_chart = true;
     let text = paths(&picture);
-    let mut labels = Labels::new(out, &picture, compared, page.style);
+    let unit = if graph.unit.is_empty() { "samples" } else { &graph.unit };
+    let mut labels = Labels::new(out, &picture, compared, unit, page.style);
     flamegraph::from_lines(&mut options, text.iter().rev().map(String::as_str), &mut labels)?;
     labels.finish()
 }
@@ -120,10 +111,10 @@ fn subtitle(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>) ->
     let mut parts = vec![graph.subtitle.clone()];
     if let Some(compared) = compared {
         let what = match compared {
-            Compared::Counts => "samples",
-            Compared::Shares => "shares",
+            Compared::Counts => "",
+            Compared::Shares => " shares",
         };
-        parts.push(format!("{} · width: mean of both {what}", graph.colors.legend(true)));
+        parts.push(format!("{} · width: mean of both{what}", graph.colors.legend(true)));
     } else {
         parts.push(graph.colors.legend(false).to_owned());
     }

@@ -7,7 +7,6 @@
 //! each frame written anew, and style rules of ours after its own.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::layout::{Picture, Shown};
@@ -29,6 +28,8 @@ pub(super) struct Labels<'a, W> {
     out: W,
     picture: &'a Picture<'a>,
     compared: Option<Compared>,
+    /// What is counted, in the plural.
+    unit: &'a str,
     style: &'static str,
     /// Bytes that do not end a frame yet.
     pending: Vec<u8>,
@@ -42,9 +43,10 @@ impl<'a, W: Write> Labels<'a, W> {
         out: W,
         picture: &'a Picture<'a>,
         compared: Option<Compared>,
+        unit: &'a str,
         style: &'static str,
     ) -> Labels<'a, W> {
-        Labels { out, picture, compared, style, pending: Vec::new(), searched: 0, styled: false }
+        Labels { out, picture, compared, unit, style, pending: Vec::new(), searched: 0, styled: false }
     }
 
     /// Writes what comes after the last frame.
@@ -71,14 +73,50 @@ impl<'a, W: Write> Labels<'a, W> {
             return Ok(());
         }
         let (tooltip, label) = if number == "all" {
-            (whole(self.picture, self.compared), Cow::Borrowed("all"))
+            (self.whole(), Cow::Borrowed("all"))
         } else {
             let shown = number.parse().ok().and_then(|index: usize| self.picture.frames.get(index));
             let shown = shown.ok_or_else(unexpected)?;
-            (tooltip(self.picture, shown, self.compared), fitting(shown, self.picture.width))
+            (self.tooltip(shown), fitting(shown, self.picture.width))
         };
         write!(self.out, "{OPEN}<title>{}</title>{rect}", escaped(&tooltip))?;
         write!(self.out, "<text{attributes}>{}</text>{CLOSE}", escaped(&label))
+    }
+
+    /// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
+    /// name for inferno's script, so there are no others in it.
+    fn tooltip(&self, shown: &Shown<'_>) -> String {
+        let Node { name, base, new, .. } = shown.node;
+        let figures = match self.compared {
+            None => format!("{}, {:.2}%", counted(new, self.unit), percent(new, self.picture.new)),
+            Some(compared) => self.change(base, new, compared),
+        };
+        format!("{} ({figures})", printable(name))
+    }
+
+    fn whole(&self) -> String {
+        let Picture { base, new, .. } = *self.picture;
+        match self.compared {
+            None => format!("all ({}, 100%)", counted(new, self.unit)),
+            Some(compared) => format!("all ({})", self.change(base, new, compared)),
+        }
+    }
+
+    /// `base 120 samples, 12.00%; new 150 samples, 15.00%; +25.0%`: the last is the frame's own
+    /// change, of its share where shares are compared.
+    fn change(&self, base: u64, new: u64, compared: Compared) -> String {
+        let (base_percent, new_percent) = (percent(base, self.picture.base), percent(new, self.picture.new));
+        let side = |name, count, percent| format!("{name} {}, {percent:.2}%", counted(count, self.unit));
+        let (before, after) = match compared {
+            Compared::Counts => (base as f64, new as f64),
+            Compared::Shares => (base_percent, new_percent),
+        };
+        let change = match (base, new) {
+            (0, _) => "only in new".to_owned(),
+            (_, 0) => "only in base".to_owned(),
+            _ => format!("{:+.1}%", 100.0 * (after - before) / before),
+        };
+        format!("{}; {}; {change}", side("base", base, base_percent), side("new", new, new_percent))
     }
 }
 
@@ -118,49 +156,12 @@ fn element<'t>(text: &'t str, open: &str, close: &str) -> Option<(&'t str, &'t s
     Some((before, inside, after))
 }
 
-/// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
-/// name for inferno's script, so there are no others in it.
-fn tooltip(picture: &Picture<'_>, shown: &Shown<'_>, compared: Option<Compared>) -> String {
-    let Node { base, new, .. } = shown.node;
-    let mut text = printable(shown.node.name).into_owned();
-    // Writing to a String does not fail.
-    let _ = match compared {
-        None => write!(text, " ({}, {:.2}%)", samples(new), percent(new, picture.new)),
-        Some(compared) => write!(text, " ({})", change(picture, base, new, compared)),
-    };
-    text
-}
-
-fn whole(picture: &Picture<'_>, compared: Option<Compared>) -> String {
-    match compared {
-        None => format!("all ({}, 100%)", samples(picture.new)),
-        Some(compared) => format!("all ({})", change(picture, picture.base, picture.new, compared)),
-    }
-}
-
-/// `base 120 samples, 12.00%; new 150 samples, 15.00%; +25.0%`: the last is the frame's own
-/// change, of its share where shares are compared.
-fn change(picture: &Picture<'_>, base: u64, new: u64, compared: Compared) -> String {
-    let (base_percent, new_percent) = (percent(base, picture.base), percent(new, picture.new));
-    let side = |name, count, percent| format!("{name} {}, {percent:.2}%", samples(count));
-    let (before, after) = match compared {
-        Compared::Counts => (base as f64, new as f64),
-        Compared::Shares => (base_percent, new_percent),
-    };
-    let change = match (base, new) {
-        (0, _) => "only in new".to_owned(),
-        (_, 0) => "only in base".to_owned(),
-        _ => format!("{:+.1}%", 100.0 * (after - before) / before),
-    };
-    format!("{}; {}; {change}", side("base", base, base_percent), side("new", new, new_percent))
-}
-
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
-/// `1 sample`, `9,970 samples`.
-pub(super) fn samples(count: u64) -> String {
+/// `1 sample`, `9,970 samples`, by what is counted.
+fn counted(count: u64, unit: &str) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() * 2);
     for (index, digit) in digits.chars().enumerate() {
@@ -169,7 +170,10 @@ pub(super) fn samples(count: u64) -> String {
         }
         text.push(digit);
     }
-    text + if count == 1 { " sample" } else { " samples" }
+    let one = unit.strip_suffix('s').filter(|_| count == 1);
+    // Parentheses would end the name for inferno's script.
+    let unit = printable(one.unwrap_or(unit)).replace(['(', ')'], " ");
+    format!("{text} {unit}")
 }
 
 /// The end of a name, as much as the frame has room for at inferno's width: what viewers
@@ -217,15 +221,16 @@ mod tests {
             (1000, "1,000 samples"),
             (1_234_567, "1,234,567 samples"),
         ] {
-            assert_eq!(samples(count), text);
+            assert_eq!(counted(count, "samples"), text);
         }
+        assert_eq!((counted(1, "bytes"), counted(2, "alloc (x)")), ("1 byte".into(), "2 alloc  x ".into()));
     }
 
     #[test]
     fn a_frame_of_another_form_is_an_error_and_not_a_wrong_picture() {
         let picture = super::super::layout::lay_out(&[], None, 0.0);
         for bad in ["<g>x</g>", "<style></style><g><title>7 (1 s)</title><rect/><text>7</text></g>"] {
-            let mut labels = Labels::new(Vec::new(), &picture, None, "");
+            let mut labels = Labels::new(Vec::new(), &picture, None, "samples", "");
             assert!(labels.write_all(bad.as_bytes()).is_err(), "{bad}");
         }
     }
@@ -238,7 +243,7 @@ mod tests {
             "<style>x</style>head<g><title>0 (3 samples, 100%)</title><rect/><text x=\"1\">0</text></g>tail";
         for size in 1..file.len() {
             let mut out = Vec::new();
-            let mut labels = Labels::new(&mut out, &picture, None, "!");
+            let mut labels = Labels::new(&mut out, &picture, None, "samples", "!");
             for piece in file.as_bytes().chunks(size) {
                 labels.write_all(piece).expect("a Vec takes everything");
             }
