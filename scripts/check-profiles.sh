@@ -4,8 +4,10 @@
 #
 #   go tool pprof -top    shows the same table of functions as the folded stacks do,
 #   ajv                   finds the speedscope file valid against the schema of its project,
-#   speedscope            opens all four forms in headless Chromium and shows the same total,
-#   python3               finds the Firefox file as its format's documentation describes it.
+#   speedscope            opens folded, pprof and speedscope files in headless Chromium; its table
+#                         of the demo adds up to the samples there are,
+#   python3               finds the Firefox file as its format's documentation describes it
+#                         (speedscope reads only what Firefox itself exported before 2018).
 #
 #   scripts/check-profiles.sh
 #
@@ -110,8 +112,15 @@ server.listen(0, '127.0.0.1', async () => {
     args: ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
       '--disable-background-networking', '--disable-component-update', '--disable-sync', '--use-gl=swiftshader', '--enable-unsafe-swiftshader'],
   });
-  for (const file of ['demo.folded', 'demo.pb.gz', 'demo.speedscope.json', 'demo.firefox.json',
-    'large.folded', 'large.pb.gz', 'large.speedscope.json', 'large.firefox.json']) {
+  // What the table is to add up to; of several threads speedscope shows the first.
+  const expected = {
+    'demo.folded': folded('demo'),
+    'demo.pb.gz': folded('demo') * 1000 / 997,
+    'demo.speedscope.json': JSON.parse(fs.readFileSync('demo.speedscope.json')).profiles[0].endValue,
+  };
+  const units = {ns: 1e-6, 'µs': 1e-3, ms: 1, s: 1000, '': 1};
+  for (const file of ['demo.folded', 'demo.pb.gz', 'demo.speedscope.json',
+    'large.folded', 'large.pb.gz', 'large.speedscope.json']) {
     const page = await browser.newPage({viewport: {width: 1400, height: 900}});
     const errors = [];
     page.on('pageerror', error => errors.push(String(error)));
@@ -120,12 +129,18 @@ server.listen(0, '127.0.0.1', async () => {
     await page.waitForFunction(() => /Left Heavy/.test(document.body.innerText), null, {timeout: 60000});
     await page.keyboard.press('3');
     await page.waitForTimeout(1500);
-    const text = await page.evaluate(() => document.body.innerText);
+    const rows = await page.evaluate(() => [...document.querySelectorAll('tr')].map(row => row.innerText));
     await page.screenshot({path: `${file}.png`});
-    const rows = text.split('\n').filter(line => /\(\d+(\.\d+)?%\)/.test(line)).length;
-    const bad = errors.length || rows === 0;
+    // `total (share)`, `self (share)`, name.
+    const selves = rows.map(row => [...row.matchAll(/([\d,.]+)(ns|µs|ms|s|) \(/g)][1]).filter(Boolean)
+      .map(cell => Number(cell[1].replaceAll(',', '')) * units[cell[2]]);
+    const sum = selves.reduce((sum, self) => sum + self, 0);
+    const wanted = expected[file];
+    const bad = errors.length || selves.length === 0 || (wanted && Math.abs(sum - wanted) > wanted / 100);
     failed ||= Boolean(bad);
-    console.log(`speedscope ${bad ? 'FAILED on' : 'opens'} ${file}: ${rows} rows of its table, ${errors.length} script errors${errors.length ? ' ' + errors[0] : ''}`);
+    console.log(`speedscope ${bad ? 'FAILED on' : 'opens'} ${file}: ${selves.length} functions in view` +
+      (wanted ? `, together ${sum.toFixed(1)} of ${wanted.toFixed(1)}` : '') +
+      `, ${errors.length} script errors ${errors.join(' ')}`);
     await page.close();
   }
   await browser.close();
