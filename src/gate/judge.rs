@@ -220,9 +220,7 @@ fn moved(
     let in_state = |state| functions.iter().filter(move |function| function.state == state);
     let grown = in_state(State::Grown).map(|function| function.samples.own.as_slice());
     let grown: Vec<f64> = sum(measured, grown);
-    if in_state(State::Grown).next().is_none() {
-        return None;
-    }
+    in_state(State::Grown).next()?;
     let (gained_by_grown, _) = gain(measured, &grown, orders);
     if in_state(State::Shrunk).next().is_some() {
         let shrunk = in_state(State::Shrunk).map(|function| function.samples.own.as_slice());

@@ -19,7 +19,7 @@ use crate::gate::Options;
     version,
     about = "Fail when a program got slower: several recordings before, several after.",
     override_usage = "stackprof gate --base FILE... --new FILE... [OPTIONS]",
-    before_help = "Record the same command 5 to 10 times a side, in turn (base, new, base, ...) and on
+    before_help = "Record the same command 5 to 10 times a side, in turn (base, new, base, ...), on
 one machine. A directory stands for all files in it.
 
 It fails if the program's CPU time grew by more than the limit, or a function's
