@@ -16,6 +16,9 @@ use super::stacks::{Run, Stacks};
 /// Durations of attached recordings that differ by less than this part are equal.
 pub const EQUAL_DURATIONS: f64 = 0.02;
 
+/// Standard errors of counting below which a change is marked as noise.
+pub const COUNTING_ERRORS: f64 = 2.0;
+
 /// By what profiles are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
@@ -115,6 +118,8 @@ pub struct Comparison {
     pub measure: Measure,
     /// Why by that.
     pub why: &'static str,
+    /// What is counted: samples, or what another program's profile counts (`bytes`).
+    pub unit: String,
     /// The base profile.
     pub base: Side,
     /// The new profile.
@@ -149,6 +154,7 @@ impl Comparison {
                 base.source, units[0], new.source, units[1]
             ));
         }
+        let unit = base.about.unit.clone();
         let (base, new) = (Side::of(base), Side::of(new));
         let launched = stacks.runs().iter().all(|run| run.about.launched == Some(true));
         let (measure, why) = measure(wish, &base, &new, launched)?;
@@ -162,7 +168,7 @@ impl Comparison {
             own: pair(&row.own),
             total: pair(&row.total),
         });
-        let mut comparison = Comparison { measure, why, base, new, rows: rows.collect() };
+        let mut comparison = Comparison { measure, why, unit, base, new, rows: rows.collect() };
         let mut rows = std::mem::take(&mut comparison.rows);
         let size = |pair: Pair| comparison.change(pair).abs();
         rows.sort_by(|a, b| {
@@ -186,6 +192,15 @@ impl Comparison {
     pub fn change(&self, pair: Pair) -> f64 {
         let (base, new) = self.values(pair);
         new - base
+    }
+
+    /// Whether counting alone explains the change: it is below [`COUNTING_ERRORS`] standard
+    /// errors of two counts. How runs differ beyond that, two profiles cannot tell.
+    #[must_use]
+    pub fn is_counting_noise(&self, pair: Pair) -> bool {
+        let (base, new) = (pair.base as f64, pair.new as f64);
+        let factor = self.base_factor();
+        (new - base * factor).abs() < COUNTING_ERRORS * (base * factor * factor + new).sqrt()
     }
 
     /// All samples of both sides.
@@ -296,6 +311,8 @@ mod tests {
         let samples = compare(About::default(), About::default(), Wish::Absolute).expect("both have samples");
         assert_eq!(names(&samples), ["b", "c", "main", "a"]);
         assert_eq!((shares.base_factor(), samples.base_factor()), (2.0, 1.0));
+        assert!(shares.is_counting_noise(Pair { base: 40, new: 100 }), "80 or 100, give or take 16");
+        assert!(!shares.is_counting_noise(Pair { base: 0, new: 40 }));
         let rates = compare(recording(100, true, 1), recording(200, true, 1), Wish::Auto).expect("rates");
         assert_eq!(rates.base_factor(), 2.0);
         assert_eq!(rates.values(Pair { base: 60, new: 60 }), (0.6, 0.3));

@@ -18,7 +18,7 @@ use object::LittleEndian;
 use object::macho::{MH_OBJECT, MachHeader64, N_FUN, N_OSO, N_SO};
 use object::read::macho::MachHeader as _;
 
-use super::nlist::{Nlist, Nlists, is_defined, stab};
+use super::nlist::{Nlists, is_defined, stab};
 use super::table::MAX_NAME_BYTES;
 use crate::image::Image;
 use crate::image::macho::fat;
@@ -61,7 +61,7 @@ pub(super) fn objects(
         let first = wanted.get(wanted.partition_point(|address| *address < range.start));
         first.is_some_and(|address| *address < range.end)
     };
-    let map = Map::read(nlists.symbols, wanted_in);
+    let map = Map::read(&nlists, wanted_in);
     let mut opener =
         Opener { files, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype, archive: None };
     let (mut found, mut problems, mut more) = (Vec::new(), Vec::new(), 0u64);
@@ -79,7 +79,7 @@ pub(super) fn objects(
 }
 
 /// An object file as the map names it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Named {
     /// Offset of its path.
     path: u32,
@@ -107,23 +107,20 @@ struct Asked<'f> {
 }
 
 impl Map {
-    fn read(symbols: &[Nlist], wanted_in: impl Fn(Range<u64>) -> bool) -> Map {
+    fn read(nlists: &Nlists<'_>, wanted_in: impl Fn(Range<u64>) -> bool) -> Map {
         let mut functions = Vec::new();
         let (mut file, mut open): (Option<Named>, Option<(u64, u32)>) = (None, None);
-        for (symbol, kind) in symbols.iter().filter_map(|symbol| Some((symbol, stab(symbol)?))) {
+        for (symbol, kind) in nlists.symbols.iter().filter_map(|symbol| Some((symbol, stab(symbol)?))) {
             let (name, value) = (symbol.n_strx.get(LittleEndian), symbol.n_value.get(LittleEndian));
             match kind {
                 N_SO => file = None,
                 N_OSO => file = Some(Named { path: name, modified_s: value }),
-                // The name of the size's entry is empty: offset 0, or a NUL elsewhere.
+                N_FUN if !nlists.name(name, 1).is_empty() => open = Some((value, name)),
                 N_FUN => {
-                    if let (Some((start, name)), Some(file)) = (open.take(), file) {
-                        let end = start.saturating_add(value);
-                        if wanted_in(start..end) {
-                            functions.push(Function { start, end, name, file });
-                        }
-                    } else {
-                        open = Some((value, name));
+                    let (Some((start, name)), Some(file)) = (open.take(), file) else { continue };
+                    let end = start.saturating_add(value);
+                    if wanted_in(start..end) {
+                        functions.push(Function { start, end, name, file });
                     }
                 }
                 _ => open = None,
@@ -142,22 +139,23 @@ impl Map {
         nlists: &Nlists<'_>,
         directory: &str,
     ) -> BTreeMap<(String, u64), Vec<Asked<'_>>> {
-        let mut paths: HashMap<u32, String> = HashMap::new();
-        let mut files: BTreeMap<(String, u64), Vec<Asked<'_>>> = BTreeMap::new();
+        let mut by_place: HashMap<Named, Vec<Asked<'_>>> = HashMap::new();
         for (index, address) in (0u32..).zip(wanted) {
-            let at = self.0.partition_point(|function| function.start <= *address);
-            let Some(function) = at.checked_sub(1).and_then(|at| self.0.get(at)) else { continue };
-            if *address >= function.end {
-                continue;
-            }
-            let path = paths.entry(function.file.path).or_insert_with(|| {
-                let path = String::from_utf8_lossy(nlists.name(function.file.path, MAX_NAME_BYTES));
-                // With `-oso_prefix`, the directory that was built in is cut off.
-                if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") }
-            });
+            let after = self.0.partition_point(|function| function.start <= *address);
+            let function = after.checked_sub(1).and_then(|at| self.0.get(at));
+            let Some(function) = function.filter(|function| *address < function.end) else { continue };
             let asked = Asked { function, into: address - function.start, index };
-            files.entry((path.clone(), function.file.modified_s)).or_default().push(asked);
+            by_place.entry(function.file).or_default().push(asked);
         }
+        let mut files: BTreeMap<(String, u64), Vec<Asked<'_>>> = BTreeMap::new();
+        for (named, asked) in by_place {
+            let path = String::from_utf8_lossy(nlists.name(named.path, MAX_NAME_BYTES));
+            // With `-oso_prefix`, the directory that was built in is cut off.
+            let path = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
+            files.entry((path, named.modified_s)).or_default().extend(asked);
+        }
+        // A path can stand in the names more than once.
+        files.values_mut().for_each(|asked| asked.sort_unstable_by_key(|asked| asked.index));
         files
     }
 }

@@ -56,8 +56,8 @@ fn functions(count: usize) -> String {
 fn total(report: &Report) -> String {
     let Change { base, new, relative, interval, p } = &report.total;
     let mut line = format!(
-        "{} -> {} CPU, {}{}",
-        amount(*base, report.unit),
+        "{} -> {} of CPU time, {}{}",
+        number(*base, report.unit),
         amount(*new, report.unit),
         percent(*relative),
         within(*interval)
@@ -76,20 +76,14 @@ fn total(report: &Report) -> String {
 /// What the verdict rests on, in one line.
 fn basis(report: &Report) -> String {
     let (base, new) = report.runs;
-    let runs = |count: usize| if count == 1 { "1 run".to_owned() } else { format!("{count} runs") };
+    let sides = format!("{new} new against {base} base");
     match report.strength {
         Strength::Tested { orders, exact } => {
-            let how = if exact { "all" } else { "drawn" };
-            format!(
-                "{} against {}; permutation test over {how} {orders} orders of the runs",
-                runs(new),
-                runs(base)
-            )
+            let how = if exact { "all" } else { "a draw of" };
+            format!("{sides}; permutation test over {how} {orders} orders of them")
         }
         Strength::Weak => format!(
-            "{} against {}, too few for a test: only growth beyond the limit and {:.0}% noise in every run is told; record 5 or more a side",
-            runs(new),
-            runs(base),
+            "{sides}, too few for a test: told is only what grew beyond the limit and {:.0}% noise in every run; record 5 or more a side",
             100.0 * weak::NOISE_FLOOR
         ),
     }
@@ -123,17 +117,19 @@ fn notes(report: &Report) -> Vec<String> {
     notes
 }
 
-/// Functions to show: those that changed, or if none did the largest `few`.
+/// Functions to show: those that changed.
 fn shown(report: &Report) -> Vec<&FunctionChange> {
     report.functions.iter().filter(|row| row.state != State::Steady).collect()
 }
 
+/// CPU time without its unit.
+fn number(value: f64, unit: Unit) -> String {
+    if unit == Unit::Samples { format!("{value:.1}") } else { digits(value) }
+}
+
 /// CPU time with its unit.
 fn amount(value: f64, unit: Unit) -> String {
-    match unit {
-        Unit::Samples => format!("{value:.1} samples"),
-        unit => format!("{} {}", digits(value), unit.symbol()),
-    }
+    format!("{} {}", number(value, unit), unit.symbol())
 }
 
 /// ` (+1.1% to +9.0%)`, or nothing where the runs do not tell.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{amount, basis, headline, notes, optional_chance, path_text, shown, total, within};
+use super::{basis, headline, notes, number, optional_chance, path_text, shown, total, within};
 use crate::diff::report::percent;
 use crate::gate::verdict::{FunctionChange, Report, State};
 
@@ -34,8 +34,16 @@ pub fn text(report: &Report, top: usize) -> String {
     if !rows.is_empty() {
         let _ = writeln!(
             out,
-            "\n{:<7} {:>15} {:>15} {:>8}  {:<19} {:>15} {:>8} {:>8}  function",
-            "", "self base", "self new", "change", "95% interval", "share", "p", "q"
+            "\n{:<7} {:>10} {:>10} {:>8}  {:<18} {:>16} {:>8} {:>8}  function (self in {})",
+            "",
+            "base",
+            "new",
+            "change",
+            "95% interval",
+            "share",
+            "p",
+            "q",
+            report.unit.symbol()
         );
     }
     for row in rows.iter().take(top) {
@@ -54,10 +62,10 @@ fn line(report: &Report, row: &FunctionChange) -> String {
     let shares = format!("{:.1}% -> {:.1}%", 100.0 * row.share_base, 100.0 * row.share_new);
     let interval = within(row.cpu.interval);
     format!(
-        "{:<7} {:>15} {:>15} {:>8}  {:<19} {shares:>15} {:>8} {:>8}  {}",
+        "{:<7} {:>10} {:>10} {:>8}  {:<18} {shares:>16} {:>8} {:>8}  {}",
         row.state.word(),
-        amount(row.cpu.base, report.unit),
-        amount(row.cpu.new, report.unit),
+        number(row.cpu.base, report.unit),
+        number(row.cpu.new, report.unit),
         percent(row.cpu.relative),
         interval.trim().trim_matches(['(', ')']),
         optional_chance(row.p),

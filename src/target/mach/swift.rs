@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 /// `swift_demangle` of stdlib/public/runtime/Demangle.cpp: name, its length, a buffer and the
 /// place of its length (null: one is made with malloc), flags (0).
+// SAFETY: the declaration of that file.
 type SwiftDemangle = unsafe extern "C" fn(*const c_char, usize, *mut c_char, *mut usize, u32) -> *mut c_char;
 
 /// The readable form of a Swift name; `None` if it is none, or there is no Swift runtime.
