@@ -76,7 +76,10 @@ fn recordings_with_a_rate_are_compared_by_seconds() {
     place.run("-q --target sim:1 --hz 100 -o a.pb.gz").succeeds();
     place.run("-q --target sim:1 --hz 200 -o b.pb.gz").succeeds();
     let run = place.run("diff a.pb.gz b.pb.gz --absolute").succeeds();
-    assert!(run.stdout.contains(" s CPU -> ") && run.stdout.contains("compared by CPU seconds: as asked"), "{run}");
+    assert!(
+        run.stdout.contains(" s CPU -> ") && run.stdout.contains("compared by CPU seconds: as asked"),
+        "{run}"
+    );
     let same = place.run("diff a.pb.gz a.pb.gz").succeeds();
     assert!(same.stdout.ends_with("\nno function differs\n"), "{same}");
 }

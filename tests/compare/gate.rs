@@ -69,7 +69,10 @@ fn reports_are_written_and_the_same_runs_give_the_same_bytes() {
     exits(place.run(line), 3);
     let (json, markdown) = (place.read("a.json"), place.read("a.md"));
     assert_eq!(markdown, place.read("summary"));
-    assert!(markdown.starts_with("### ❌ REGRESSION: ") && markdown.contains("| slower | `f3` |"), "{markdown}");
+    assert!(
+        markdown.starts_with("### ❌ REGRESSION: ") && markdown.contains("| slower | `f3` |"),
+        "{markdown}"
+    );
     let report: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&report["verdict"], &report["weak"]), (&"regression".into(), &false.into()));
     let first = &report["functions"][0];
@@ -79,7 +82,9 @@ fn reports_are_written_and_the_same_runs_give_the_same_bytes() {
     assert_eq!(first["where"]["path"], serde_json::json!(["work", "main", "group0", "f3"]));
     assert_eq!((&report["orders"], &report["orders_exact"]), (&3432.into(), &true.into()));
     let keys: Vec<&str> = report.as_object().unwrap().keys().map(String::as_str).collect();
-    for key in ["alpha", "functions", "max_increase", "min_share", "runs_base", "seed", "total", "unit", "version"] {
+    for key in
+        ["alpha", "functions", "max_increase", "min_share", "runs_base", "seed", "total", "unit", "version"]
+    {
         assert!(keys.contains(&key), "{key}");
     }
     exits(place.run(line), 3);
@@ -117,7 +122,11 @@ fn what_cannot_be_compared_is_refused_and_never_passes() {
         ("--base base --new new few.folded", 4, "few.folded has only 12 samples, fewer than 20"),
         ("--base base --new new short.folded", 4, "short.folded has 300 samples where its side's median is"),
         ("--base base --new other.folded", 4, "other.folded of other; if they are the same program"),
-        ("--base slow.pb.gz --new fast.pb.gz", 4, "slow.pb.gz was recorded at 99 Hz and fast.pb.gz at 997 Hz"),
+        (
+            "--base slow.pb.gz --new fast.pb.gz",
+            4,
+            "slow.pb.gz was recorded at 99 Hz and fast.pb.gz at 997 Hz",
+        ),
         ("--base fast.pb.gz --new rateless.folded", 4, "rateless.folded does not tell its rate"),
         ("--base nothing --new new", 4, "--base: there are no files in `nothing`"),
         ("--base base --new gone.folded", 1, "cannot read `gone.folded`: no such file"),
