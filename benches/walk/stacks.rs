@@ -24,6 +24,8 @@ const WORK_FOR: Duration = Duration::from_secs(3);
 const RECORDED: usize = 48;
 const WINDOW_BYTES: usize = 128 << 10;
 const SEED: u64 = 88_172_645_463_325_252;
+/// Call sites in a set that fits into framehop's cache.
+const SITES: usize = 160;
 /// Places of framehop's cache, which an address has by its remainder.
 const FRAMEHOP_PLACES: u64 = 509;
 const PAGE_BYTES: u64 = 4096;
@@ -232,10 +234,10 @@ impl Program {
         }
         let mut random = Random(SEED);
         for depth in [2, 10, 40] {
-            let frameless = without_collisions(&frameless, 160, &mut random);
+            let frameless = without_collisions(&frameless, self.start(), &mut random);
             let stacks = self.compose(&frameless, 8, depth, &mut random);
             sets.push(Set::new("saved registers", stacks));
-            let records = without_collisions(&records, 160, &mut random);
+            let records = without_collisions(&records, self.start(), &mut random);
             let stacks = self.compose(&records, 8, depth, &mut random);
             sets.push(Set { records: true, ..Set::new("frame records", stacks) });
         }
@@ -314,13 +316,14 @@ fn is_ordinary(row: &Row) -> bool {
         && (0..RETURN_ADDRESS).all(kept)
 }
 
-/// Up to `most` random sites, no two of which have the same place in framehop's cache.
-fn without_collisions<'a>(sites: &[&'a Site], most: usize, random: &mut Random) -> Vec<&'a Site> {
+/// Random sites, no two of which have the same place in framehop's cache, nor that of `start`.
+fn without_collisions<'a>(sites: &[&'a Site], start: u64, random: &mut Random) -> Vec<&'a Site> {
+    let place = |address: u64| (address - 1) % FRAMEHOP_PLACES;
     let mut places = BTreeMap::new();
-    for _ in 0..20 * most {
+    for _ in 0..20 * SITES {
         let site = sites[random.below(sites.len() as u64) as usize];
-        if places.len() < most {
-            places.entry((site.address - 1) % FRAMEHOP_PLACES).or_insert(site);
+        if places.len() < SITES && place(site.address) != place(start) {
+            places.entry(place(site.address)).or_insert(site);
         }
     }
     places.into_values().collect()

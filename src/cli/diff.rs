@@ -78,8 +78,8 @@ fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destinati
     let default = format!("{} → {}", comparison.base.source, comparison.new.source);
     let graph = Graph {
         title: diff.title.clone().unwrap_or(default),
-        subtitle: format!("{}, by {}", headline(comparison), measure_words(comparison.measure)),
-        unit: String::new(),
+        subtitle: format!("{}, by {}", headline(comparison), measure_words(comparison)),
+        unit: comparison.unit.clone(),
         min_width_percent: diff.min_width_percent,
         colors: diff.colors,
         dark: diff.dark,

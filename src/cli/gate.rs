@@ -1,5 +1,6 @@
 //! `stackprof gate`: recordings of both sides in, a verdict out.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -106,6 +107,12 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
         inside.sort();
         files.append(&mut inside);
+    }
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = files.iter().find(|path| !seen.insert(path.as_path())) {
+        // A copy would pass for a run without noise.
+        let text = format!("{option}: `{}` is given twice; each run is recorded by itself", twice.display());
+        return Err(Error::new(ErrorKind::Usage, text));
     }
     if files.len() > RUNS_MAX {
         let text = format!("{option}: {} recordings; at most {RUNS_MAX} are compared", files.len());

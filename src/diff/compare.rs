@@ -118,6 +118,8 @@ pub struct Comparison {
     pub measure: Measure,
     /// Why by that.
     pub why: &'static str,
+    /// What is counted: samples, or what another program's profile counts (`bytes`).
+    pub unit: String,
     /// The base profile.
     pub base: Side,
     /// The new profile.
@@ -152,6 +154,7 @@ impl Comparison {
                 base.source, units[0], new.source, units[1]
             ));
         }
+        let unit = base.about.unit.clone();
         let (base, new) = (Side::of(base), Side::of(new));
         let launched = stacks.runs().iter().all(|run| run.about.launched == Some(true));
         let (measure, why) = measure(wish, &base, &new, launched)?;
@@ -165,7 +168,7 @@ impl Comparison {
             own: pair(&row.own),
             total: pair(&row.total),
         });
-        let mut comparison = Comparison { measure, why, base, new, rows: rows.collect() };
+        let mut comparison = Comparison { measure, why, unit, base, new, rows: rows.collect() };
         let mut rows = std::mem::take(&mut comparison.rows);
         let size = |pair: Pair| comparison.change(pair).abs();
         rows.sort_by(|a, b| {

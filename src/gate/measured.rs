@@ -14,6 +14,9 @@ pub const SAMPLES_MIN: u64 = 20;
 /// A run with less than this part of its side's median was cut short.
 pub const TRUNCATED_BELOW: f64 = 0.25;
 
+/// A run that lost more than this part of its samples does not tell its CPU time.
+pub const LOST_MAX: f64 = 0.10;
+
 /// What CPU time is measured in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
@@ -131,8 +134,22 @@ fn check_run(run: &Run) -> Result<(), String> {
         1..SAMPLES_MIN => Err(format!(
             "{source} has only {total} samples, fewer than {SAMPLES_MIN}; record a longer run or with a higher --hz"
         )),
-        _ => Ok(()),
+        _ => check_lost(run),
     }
+}
+
+fn check_lost(run: &Run) -> Result<(), String> {
+    let lost: u64 = run.about.lost.values().fold(0, |sum, count| sum.saturating_add(*count));
+    let part = lost as f64 / (lost as f64 + run.total as f64);
+    if part <= LOST_MAX {
+        return Ok(());
+    }
+    let most = run.about.lost.iter().max_by_key(|(_, count)| **count).map_or("", |(why, _)| why);
+    Err(format!(
+        "{} lost {:.0}% of its samples ({most}), so its CPU time is not known; record it again",
+        run.source,
+        100.0 * part
+    ))
 }
 
 fn check_alike(runs: &[Run], different_names: bool) -> Result<(), String> {
@@ -252,7 +269,12 @@ mod tests {
     fn what_cannot_be_compared_is_refused_by_name() {
         let launched = |launched| About { launched: Some(launched), ..at(Some(100)) };
         let bytes = About { unit: "bytes".into(), ..About::default() };
+        let lossy = About { lost: [("stack unreadable".to_owned(), 20)].into(), ..About::default() };
         for (runs, part) in [
+            (
+                vec![(at(None), "w", 100), (lossy, "w", 100)],
+                "1.pb.gz lost 17% of its samples (stack unreadable)",
+            ),
             (vec![(at(None), "w", 100), (at(None), "w", 0)], "1.pb.gz is empty"),
             (vec![(at(None), "w", 100), (at(None), "w", 19)], "1.pb.gz has only 19 samples"),
             (vec![(at(Some(99)), "w", 100), (at(Some(997)), "w", 100)], "at 99 Hz and 1.pb.gz at 997 Hz"),

@@ -118,6 +118,16 @@ pub enum Ended {
     /// At the thread's outermost frame, but by a search of the stack on the way: the frames
     /// around the found one may be missing or wrong.
     Scanned,
+    /// At the thread's outermost frame, or not, but through code that exchanges the thread's
+    /// registers for those of another frame or stack (a longjmp, a landing pad being
+    /// installed): frames may be of the one or of the other.
+    Switching,
+    /// At the thread's outermost frame, but by the frame record of a function that is not
+    /// known to keep one: callers may be missing.
+    Unproved,
+    /// At a frame that a signal interrupted, which is on another stack than the handler
+    /// (`sigaltstack`): only that of the handler was copied.
+    OtherStack,
     /// The next frame lies above the copied window.
     WindowRanOut,
     /// A frame record that cannot be one (misaligned, not above the last, null return
@@ -134,6 +144,9 @@ impl Ended {
         match self {
             Ended::Root => "complete",
             Ended::Scanned => "bridged by a stack scan",
+            Ended::Unproved => "frame record not certain",
+            Ended::OtherStack => "goes on on another stack",
+            Ended::Switching => "stack being switched",
             Ended::WindowRanOut => "window ran out",
             Ended::BadFrame => "bad frame",
             Ended::DepthLimit => "depth limit",
@@ -181,13 +194,26 @@ pub fn unwind(
     out.clear();
     match (how, registers) {
         (How::Auto | How::Cfi, Registers::X86_64(registers)) => unwinder.walk(how, registers, input, out),
-        _ => {
-            let walked = by_frame_pointers(registers, input, unwinder.facts(), &mut out.addresses);
-            out.methods.resize(out.addresses.len(), Method::FramePointer);
-            if let Some(leaf) = out.methods.first_mut() {
-                *leaf = Method::Context;
+        (_, Registers::X86_64(x86_64)) => match unwinder.by_kept_records(x86_64, input, out) {
+            Some(complete) => complete,
+            None => {
+                let walked = by_records(registers, input, unwinder, out);
+                // Where rows are known they would have proved it.
+                let claims = walked.ended == Ended::Root;
+                let unproved = claims && unwinder.knows_rows(&out.addresses, input);
+                Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
             }
-            walked
-        }
+        },
+        _ => by_records(registers, input, unwinder, out),
     }
+}
+
+fn by_records(registers: &Registers, input: &Input<'_>, unwinder: &mut Unwinder, out: &mut Frames) -> Walked {
+    out.clear();
+    let walked = by_frame_pointers(registers, input, unwinder.facts(), &mut out.addresses);
+    out.methods.resize(out.addresses.len(), Method::FramePointer);
+    if let Some(leaf) = out.methods.first_mut() {
+        *leaf = Method::Context;
+    }
+    walked
 }

@@ -129,6 +129,7 @@ fn what_cannot_be_compared_is_refused_and_never_passes() {
         ),
         ("--base fast.pb.gz --new rateless.folded", 4, "rateless.folded does not tell its rate"),
         ("--base nothing --new new", 4, "--base: there are no files in `nothing`"),
+        ("--base base base --new new", 2, "--base: `base/0.folded` is given twice"),
         ("--base base --new gone.folded", 1, "cannot read `gone.folded`: no such file"),
         ("--base base --new no-profile", 1, "no-profile"),
     ] {

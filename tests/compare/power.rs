@@ -3,7 +3,7 @@
 //! those of `cargo bench --bench gate`; the noise here is set after them.
 
 use stackprof::gate::measured::{FunctionSamples, Unit};
-use stackprof::gate::verdict::State;
+use stackprof::gate::verdict::{MovedWhy, State};
 use stackprof::gate::{Measured, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;
 
@@ -158,6 +158,31 @@ fn moved_cost_is_told_and_fails_only_when_asked() {
     let measured = runs(&mut rng, RUNS, moved);
     let strict = judge(&measured, &Options { strict: true, ..Options::default() });
     assert_eq!(strict.verdict, Verdict::Regression);
+}
+
+#[test]
+fn callees_that_were_inlined_are_no_regression() {
+    // Each of the callees loses too little to be seen by itself.
+    let callees = 20..FUNCTIONS;
+    let mut rng = Rng::new(4);
+    let mut by_inlining = 0;
+    for _ in 0..100 {
+        let mut measured = runs(&mut rng, RUNS, |function| match function {
+            SLOWED => 0.06,
+            20.. => -0.06 / 20.0,
+            _ => 0.0,
+        });
+        let mut total = measured.functions[SLOWED].own.clone();
+        for callee in callees.clone() {
+            total.iter_mut().zip(&measured.functions[callee].own).for_each(|(sum, own)| *sum += own);
+        }
+        measured.functions[SLOWED].total = total;
+        let report = judge(&measured, &Options::default());
+        let row = report.functions.iter().find(|row| row.name == "f11").unwrap();
+        by_inlining +=
+            usize::from(row.state == State::Moved && report.moved_why == Some(MovedWhy::FromCallees));
+    }
+    assert!(by_inlining >= 80, "{by_inlining} of 100");
 }
 
 #[test]

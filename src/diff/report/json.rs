@@ -5,7 +5,6 @@
 
 use serde::Serialize;
 
-use super::measure_words;
 use crate::diff::compare::{Comparison, Measure, Pair, Side};
 
 #[derive(Serialize)]
@@ -13,6 +12,7 @@ struct Document<'a> {
     version: &'static str,
     compared_by: &'static str,
     why: &'a str,
+    unit: &'a str,
     base: Profile<'a>,
     new: Profile<'a>,
     functions: Vec<Function<'a>>,
@@ -69,9 +69,10 @@ pub fn json(comparison: &Comparison) -> String {
         compared_by: match comparison.measure {
             Measure::Seconds => "cpu_s",
             Measure::Share => "share",
-            Measure::Samples => measure_words(Measure::Samples),
+            Measure::Samples => "samples",
         },
         why: comparison.why,
+        unit: &comparison.unit,
         base: profile(&comparison.base),
         new: profile(&comparison.new),
         functions: functions.collect(),

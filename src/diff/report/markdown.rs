@@ -12,7 +12,7 @@ pub fn markdown(comparison: &Comparison, top: usize) -> String {
     let mut out = String::new();
     let _ =
         writeln!(out, "**{}** → **{}**: {}\n", cell(&base.source), cell(&new.source), headline(comparison));
-    let _ = writeln!(out, "Compared by {}: {}.\n", measure_words(*measure), comparison.why);
+    let _ = writeln!(out, "Compared by {}: {}.\n", measure_words(comparison), comparison.why);
     for note in notes(comparison) {
         let _ = writeln!(out, "Note: {}.\n", cell(&note));
     }

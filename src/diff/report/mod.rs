@@ -71,11 +71,11 @@ pub fn digits(seconds: f64) -> String {
 
 /// What the measure is called in a sentence.
 #[must_use]
-pub fn measure_words(measure: Measure) -> &'static str {
-    match measure {
+pub fn measure_words(comparison: &Comparison) -> &str {
+    match comparison.measure {
         Measure::Seconds => "CPU seconds",
         Measure::Share => "shares of each profile",
-        Measure::Samples => "samples",
+        Measure::Samples => &comparison.unit,
     }
 }
 
@@ -84,13 +84,17 @@ pub fn measure_words(measure: Measure) -> &'static str {
 pub fn headline(comparison: &Comparison) -> String {
     let Comparison { base, new, .. } = comparison;
     let whole = comparison.whole();
+    let counted = |count: u64| format!("{count} {}", comparison.unit);
     match comparison.measure {
-        Measure::Share => format!("{} samples -> {} samples", whole.base, whole.new),
+        Measure::Share => format!("{} -> {}", counted(whole.base), counted(whole.new)),
         measure => {
             let (a, b) = (base.value(whole.base, measure), new.value(whole.new, measure));
-            let unit = if measure == Measure::Samples { " samples" } else { " CPU" };
-            let values = (value(a, measure), value(b, measure));
-            format!("{}{unit} -> {}{unit} ({})", values.0, values.1, relative(a, b))
+            let change = relative(a, b);
+            if measure == Measure::Samples {
+                format!("{} -> {} ({change})", counted(whole.base), counted(whole.new))
+            } else {
+                format!("{} -> {} of CPU time ({change})", value(a, measure), value(b, measure))
+            }
         }
     }
 }

@@ -8,10 +8,10 @@ use crate::diff::compare::{Comparison, Row};
 /// The comparison with its `top` largest changes.
 #[must_use]
 pub fn text(comparison: &Comparison, top: usize) -> String {
-    let Comparison { measure, base, new, .. } = comparison;
+    let Comparison { base, new, .. } = comparison;
     let mut out = String::new();
     let _ = writeln!(out, "{} -> {}: {}", base.source, new.source, headline(comparison));
-    let _ = writeln!(out, "compared by {}: {}", measure_words(*measure), comparison.why);
+    let _ = writeln!(out, "compared by {}: {}", measure_words(comparison), comparison.why);
     for note in notes(comparison) {
         let _ = writeln!(out, "note: {note}");
     }

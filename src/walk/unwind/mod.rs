@@ -15,11 +15,14 @@
 
 mod cache;
 mod code;
+mod doubts;
 mod expression;
 mod frame;
 mod length;
+mod records;
 mod rule;
 mod scan;
+mod switching;
 
 use super::facts::Facts;
 use super::frames::{Frames, How, Method};
@@ -28,6 +31,7 @@ use super::{Ended, Input, Walked};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::X86_64;
 use cache::Cache;
+use doubts::Doubts;
 use frame::{Failure, Frame};
 use rule::{Kind, Rule};
 
@@ -109,18 +113,24 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Walked {
         let mut reached = frame.sp();
+        let mut doubts = Doubts::default();
         loop {
             // After a signal frame the stack may be another one.
             reached = reached.max(run.sp);
-            if run.rule.kind == Kind::Root {
-                return Walked { ended: Ended::Root, reached };
+            let at_root = run.rule.kind == Kind::Root;
+            if at_root && !doubts.need_registers() {
+                return Walked { ended: doubts.at_root(reached, input), reached };
             }
-            if let Err((failure, left)) = self.catch_up(frame, run.steps, input) {
+            if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
                 out.truncate(out.len() - left);
                 return Walked { ended: failure.ended(), reached };
             }
+            if at_root {
+                return Walked { ended: doubts.at_root(reached, input), reached };
+            }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
+            let switch = self.cache.switch(rule);
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
             // Only code that nothing else is known of may be walked by frame pointer: where
@@ -135,9 +145,13 @@ impl Unwinder {
             };
             let (next, method) = match checked {
                 Ok(found) => found,
-                Err(Failure::Refused) if may_use_record => {
-                    let ended = frame.end_of_records(reached, input, out.methods.last());
-                    return Walked { ended, reached };
+                Err(Failure::Refused) => {
+                    let ended = if may_use_record {
+                        frame.end_of_records(reached, input, out.methods.last())
+                    } else {
+                        Ended::BadFrame
+                    };
+                    return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
                 }
                 Err(failure) => return Walked { ended: failure.ended(), reached },
             };
@@ -145,6 +159,7 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
+            doubts.note(rule, switch, frame, &next, method, input);
             *frame = next;
             out.push(frame.address, method);
             run = self.run_from(frame, input, out);
@@ -165,8 +180,9 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Run {
         let mut rule = self.cache.rule(from, input.code);
-        let before = out.len();
-        while rule.is_ordinary() && out.len() < input.max_depth {
+        let most = input.max_depth.saturating_sub(out.len());
+        let mut steps = 0;
+        while rule.is_ordinary() && steps < most {
             let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer };
             let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
             let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
@@ -184,11 +200,12 @@ impl Unwinder {
                 break;
             }
             out.push(address, rule.method());
+            steps += 1;
             sp = cfa;
             frame_pointer = if is_saved { saved } else { frame_pointer };
             rule = next;
         }
-        Run { steps: out.len() - before, sp: Avma(sp), rule }
+        Run { steps, sp: Avma(sp), rule }
     }
 
     /// Makes the steps of a run again, with all registers: these may lie where nothing was
@@ -197,10 +214,12 @@ impl Unwinder {
         &mut self,
         frame: &mut Frame,
         steps: usize,
+        doubts: &mut Doubts,
         input: &Input<'_>,
     ) -> Result<(), (Failure, usize)> {
         for done in 0..steps {
             let rule = self.cache.rule(frame.address, input.code);
+            doubts.note_ordinary(rule, frame);
             *frame = frame.step(rule, &mut self.cache, input).map_err(|failure| (failure, steps - done))?;
         }
         Ok(())
