@@ -21,7 +21,7 @@ pub use unwind::Unwinder;
 use std::ops::Range;
 
 use crate::addr::Avma;
-use crate::frame_rule::{FrameRule, Row};
+use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::registers::Registers;
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -68,6 +68,23 @@ pub trait Code {
 
     /// What the unwind information says at a look-up address; `None` where there is none.
     fn row(&self, _lookup: Avma) -> Option<Row> {
+        None
+    }
+
+    /// The same for aarch64.
+    fn row_aarch64(&self, _lookup: Avma) -> Option<RowAarch64> {
+        None
+    }
+
+    /// What the unwind information of a Mach-O image says of the body of the function at a
+    /// look-up address; `None` where there is none.
+    fn body(&self, _lookup: Avma) -> Option<Body> {
+        None
+    }
+
+    /// Whether threads begin to run in the Mach-O image at a look-up address; `None`
+    /// elsewhere, where they may begin anywhere.
+    fn begins_threads(&self, _lookup: Avma) -> Option<bool> {
         None
     }
 
@@ -167,6 +184,9 @@ pub fn unwind(
     out.clear();
     match (how, registers) {
         (How::Auto | How::Cfi, Registers::X86_64(registers)) => unwinder.walk(how, registers, input, out),
+        (How::Auto | How::Cfi, Registers::Aarch64(registers)) => {
+            unwinder.walk_aarch64(how, registers, input, out)
+        }
         _ => {
             let walked = walk(registers, input, &mut out.addresses);
             out.methods.resize(out.addresses.len(), Method::FramePointer);

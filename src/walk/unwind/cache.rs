@@ -3,8 +3,9 @@
 //! entries. Direct-mapped, so that its size is fixed; void when the images change.
 
 use super::code::{self, Leads};
+use super::{body, flow};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 use crate::walk::{Code, call};
 
@@ -145,6 +146,9 @@ impl Cache {
             let returns = follows_call || (is_return && row.signal && code.is_code(at));
             return (self.keep(row, Method::Cfi), returns);
         }
+        if code.begins_threads(address.lookup()).is_some() {
+            return (self.in_macho(address, code), follows_call);
+        }
         let here = code.code(at).unwrap_or_default();
         if call::is_sigreturn(here) {
             return (self.keep(signal_frame(), Method::Code), true);
@@ -164,6 +168,19 @@ impl Cache {
             None => Rule::Unknown,
         };
         (rule, follows_call)
+    }
+
+    /// In a Mach-O image, whose unwind information is of the bodies of functions.
+    fn in_macho(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        let said = match code.body(address.lookup()) {
+            Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
+            _ => None,
+        };
+        let found = match said {
+            Some((row, method)) if row.signal => Some((row, method)),
+            said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
+        };
+        found.map_or(Rule::Unknown, |(row, method)| self.keep(row, method))
     }
 
     fn keep(&mut self, row: Row, method: Method) -> Rule {

@@ -13,9 +13,12 @@
 //! realigned stacks. All registers are kept from the leaf on, so such a row is only a
 //! slower step.
 
+mod aarch64;
+mod body;
 mod cache;
 mod code;
 mod expression;
+mod flow;
 mod length;
 mod scan;
 
@@ -25,7 +28,7 @@ use super::x86_64::record::unframed_return_slot;
 use super::{Ended, Input, Walked, root};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::registers::X86_64;
+use crate::registers::{Aarch64, X86_64};
 use cache::{Cache, Ordinary, Rule};
 use expression::Machine;
 
@@ -37,12 +40,25 @@ const RSP: usize = X86_64::RSP;
 #[derive(Clone, Debug, Default)]
 pub struct Unwinder {
     cache: Cache,
+    aarch64: aarch64::Unwinder,
 }
 
 impl Unwinder {
     /// Forgets what was learned: addresses may have another meaning now.
     pub fn images_changed(&mut self) {
         self.cache.clear();
+        self.aarch64.images_changed();
+    }
+
+    /// The same on aarch64; see `aarch64.rs`.
+    pub(super) fn walk_aarch64(
+        &mut self,
+        how: How,
+        registers: &Aarch64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        self.aarch64.walk(how, registers, input, out)
     }
 
     /// Walks from the registers of a stopped thread; see [`super::unwind`].
@@ -89,6 +105,7 @@ impl Unwinder {
             };
             let (next, method) = match checked {
                 Ok(found) => found,
+                Err(Failure::First) => return Walked { ended: Ended::Root, reached },
                 Err(Failure::OutsideWindow) => return Walked { ended: Ended::WindowRanOut, reached },
                 Err(Failure::Refused) => {
                     let ended = if may_use_record {
@@ -121,6 +138,12 @@ impl Unwinder {
             // A signal interrupts anywhere, and its handler may have a stack of its own.
             CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
             CodeAddress::Return(address) => {
+                let frame_pointer = next.registers[RBP] & input.code_mask;
+                if address.0 == 0
+                    && body::is_first(from.address, address, frame_pointer, input.code) == Some(true)
+                {
+                    return Err(Failure::First);
+                }
                 next.sp() > from.sp()
                     && next.sp().0.is_multiple_of(8)
                     && cache::is_return(address, &mut self.cache, input.code)
@@ -137,6 +160,8 @@ enum Failure {
     OutsideWindow,
     /// To what cannot be a caller.
     Refused,
+    /// To nothing, from the first function of a thread.
+    First,
 }
 
 /// A frame: its registers as they are while it is the leaf, or while its callee runs.
@@ -259,17 +284,18 @@ impl Frame {
     /// The word at an address of the stack.
     #[inline]
     fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
-        input.stack.word(at).ok_or_else(|| self.why_not(at, input))
+        input.stack.word(at).ok_or_else(|| why_not(at, input))
     }
+}
 
-    #[cold]
-    fn why_not(&self, at: Avma, input: &Input<'_>) -> Failure {
-        let base = input.stack.base;
-        let above = at >= base && at - base < MAX_STACK_BYTES;
-        let in_stack = input.stack_limit.is_none_or(|limit| at < limit)
-            && input.stack_top.is_none_or(|top| base > top || at < top);
-        if above && in_stack { Failure::OutsideWindow } else { Failure::Refused }
-    }
+/// Why there is no word at an address of the stack.
+#[cold]
+fn why_not(at: Avma, input: &Input<'_>) -> Failure {
+    let base = input.stack.base;
+    let above = at >= base && at - base < MAX_STACK_BYTES;
+    let in_stack = input.stack_limit.is_none_or(|limit| at < limit)
+        && input.stack_top.is_none_or(|top| base > top || at < top);
+    if above && in_stack { Failure::OutsideWindow } else { Failure::Refused }
 }
 
 #[cfg(test)]

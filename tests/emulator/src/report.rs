@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stackprof::walk::Ended;
 
-use crate::fixtures::{Frames, Variant, run};
+use crate::fixtures::{FramePointers, Variant, run};
 use crate::load::Image;
 use crate::machine::{Outcome, must_be_exact};
 use crate::shadow::Class;
@@ -133,7 +133,7 @@ impl Report {
             line(&mut out, "ALL", "", group[0], &sum(&group));
         }
         out.push_str("\nworst addresses, all programs with frame pointers:\n");
-        for group in self.groups().iter().filter(|group| group[0].variant.frames != Frames::Omitted) {
+        for group in self.groups().iter().filter(|group| group[0].variant.frames != FramePointers::Omitted) {
             worst(&mut out, group);
         }
         out
@@ -152,7 +152,7 @@ impl Report {
         let mut failures = Vec::new();
         for group in self.groups() {
             let (arch, frames) = (group[0].variant.arch, group[0].variant.frames);
-            if frames == Frames::KeptAndSigned && group.iter().all(|row| row.signed == 0) {
+            if frames == FramePointers::KeptAndSigned && group.iter().all(|row| row.signed == 0) {
                 failures.push(format!("{} {}: nothing was signed", arch.name(), frames.name()));
             }
             for (class, tally) in sum(&group) {
@@ -160,7 +160,7 @@ impl Report {
                 if class == Class::Framed && tally.wrong_root > 0 {
                     failures.push(format!("{what}: {} wrong walks ended as if complete", tally.wrong_root));
                 }
-                if frames != Frames::Omitted && must_be_exact(arch, class) {
+                if frames != FramePointers::Omitted && must_be_exact(arch, class) {
                     let wrong = tally.all - tally.exact;
                     if wrong + tally.unfinished > 0 {
                         failures.push(format!(
