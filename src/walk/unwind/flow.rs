@@ -395,9 +395,15 @@ fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row
             let (place, _) = stores.iter().find(|(_, value)| *value == first)?;
             (place.register == P::STACK_POINTER).then_some(Column::At(place.offset - above))
         };
+        // Where a register was stored it may have changed since, on another way: a link register
+        // has by every call.
+        let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
+            (Column::At(at), Some(sp)) => above + at >= sp,
+            _ => false,
+        };
         let copied = || P::SAVED.iter().find(|other| state.get(**other) == first).map(|n| Column::In(*n));
         let column = match state.get(*register) {
-            value if value == first => Some(Column::Same),
+            value if value == first => stored().filter(is_there).or(Some(Column::Same)),
             _ => stored().or_else(copied),
         };
         set_column::<P, N>(&mut row, *register, column)?;

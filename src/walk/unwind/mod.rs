@@ -188,6 +188,8 @@ impl Frame {
     #[inline]
     fn ordinary(&self, row: &Ordinary, input: &Input<'_>) -> Result<Frame, Failure> {
         let base = self.registers[usize::from(row.cfa_register)];
+        // Swift's mark (see `fp::follow`).
+        let base = if usize::from(row.cfa_register) == RBP { base & input.code_mask } else { base };
         let cfa = base.wrapping_add_signed(row.cfa_offset.into());
         let at = |words: i16| Avma(cfa.wrapping_add_signed(i64::from(words) * 8));
         let address = self.word(at(row.return_words), input)?;

@@ -87,7 +87,7 @@ pub fn build(variant: Variant, into: &Path) -> Built {
         let mut clang = Command::new("clang-19");
         clang.arg("-target").arg(format!("{}-apple-macos11", variant.arch.name()));
         clang.arg(format!("-{}", variant.optimisation)).args(variant.frames.flags());
-        clang.args(["-fno-stack-protector", "-ffreestanding", "-fno-builtin", "-fswift-async-fp=always"]);
+        clang.args(["-fno-stack-protector", "-fno-builtin", "-fswift-async-fp=always"]);
         clang.args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument", "-c"]);
         run(clang.arg(source.join(file)).arg("-o").arg(&object));
         object

@@ -55,11 +55,13 @@ pub struct Verdict {
     /// The addresses are exactly the true ones.
     pub exact: bool,
     pub ended: Ended,
+    /// The first frame that is wrong, from the leaf on, and what was found there; 0 is nothing.
+    pub differs_at: (usize, u64),
 }
 
 pub struct Outcome {
     pub judged: Vec<Judged<Verdict>>,
-    /// The function and offset of each judged address.
+    /// The function and offset of each judged address, and of what was found for it.
     pub names: BTreeMap<u64, String>,
     /// Boundaries at which the link register held a signed return address.
     pub signed: u64,
@@ -153,7 +155,10 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     assert!(run.finished, "{}: {ended:?} at {pc:#x}", program.path.display());
     run.shadow.finish();
     let judged = std::mem::take(&mut run.shadow.judged);
-    let names = judged.iter().map(|judged| (judged.pc, run.shadow.name(judged.pc))).collect();
+    let found = judged.iter().map(|judged| judged.verdict.differs_at.1);
+    let known = |pc: &u64| loaded.iter().any(|image| image.text.contains(pc));
+    let addresses = judged.iter().map(|judged| judged.pc).chain(found.filter(known));
+    let names = addresses.map(|pc| (pc, run.shadow.name(pc))).collect();
     Outcome { judged, names, signed: run.signed, walking: run.walking }
 }
 
@@ -209,8 +214,11 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, address: u64, length: u32) {
     let before = Instant::now();
     let ended = (run.method)(&boundary, &mut run.unwinder, &mut run.found);
     run.walking += before.elapsed();
-    let exact = run.shadow.expected(now).eq(run.found.iter().copied());
-    run.shadow.judge(now, Verdict { exact, ended }, |at| bytes_there.word(Avma(at)));
+    let frames = run.found.iter().copied();
+    let exact = run.shadow.expected(now).eq(frames.clone());
+    let right = run.shadow.expected(now).zip(frames).take_while(|(expected, found)| expected == found).count();
+    let differs_at = (right, run.found.get(right).copied().unwrap_or(0));
+    run.shadow.judge(now, Verdict { exact, ended, differs_at }, |at| bytes_there.word(Avma(at)));
     run.stack = stack;
 }
 

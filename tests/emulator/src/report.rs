@@ -12,7 +12,7 @@ use stackprof::walk::Ended;
 
 use crate::fixtures::{FramePointers, Variant, run};
 use crate::load::Image;
-use crate::machine::{Outcome, must_be_exact};
+use crate::machine::{Outcome, Verdict, must_be_exact};
 use crate::shadow::Class;
 
 /// Wrong addresses that are listed of a program, and of the whole.
@@ -61,13 +61,15 @@ struct Row {
     walking: Duration,
 }
 
-/// An address whose walks were wrong.
+/// An address whose walks were wrong, or right and not known to be complete.
 struct Wrong {
     class: Class,
     count: u64,
     as_root: u64,
     place: String,
     instruction: String,
+    /// Of one of the walks: where it went wrong, and how it ended.
+    example: String,
 }
 
 #[derive(Default)]
@@ -85,7 +87,7 @@ impl Report {
         images: &[&Image],
     ) {
         let mut tallies: BTreeMap<Class, Tally> = BTreeMap::new();
-        let mut wrong: BTreeMap<(u64, Class), (u64, u64)> = BTreeMap::new();
+        let mut wrong: BTreeMap<(u64, Class), (u64, u64, Verdict)> = BTreeMap::new();
         for judged in &outcome.judged {
             let (exact, root) = (judged.verdict.exact, judged.verdict.ended == Ended::Root);
             tallies.entry(judged.class).or_default().add(&Tally {
@@ -94,16 +96,20 @@ impl Report {
                 unfinished: (exact && !root).into(),
                 wrong_root: (!exact && root).into(),
             });
-            if !exact {
-                let counts = wrong.entry((judged.pc, judged.class)).or_default();
+            if !(exact && root) {
+                let counts = wrong.entry((judged.pc, judged.class)).or_insert((0, 0, judged.verdict));
                 counts.0 += 1;
                 counts.1 += u64::from(root);
+                if !exact && counts.2.exact {
+                    counts.2 = judged.verdict;
+                }
             }
         }
         let instructions = if wrong.is_empty() { BTreeMap::new() } else { disassembly(images) };
         let mut wrong: Vec<Wrong> = wrong
             .into_iter()
-            .map(|((pc, class), (count, as_root))| Wrong {
+            .map(|((pc, class), (count, as_root, verdict))| Wrong {
+                example: example(&verdict, outcome),
                 class,
                 count,
                 as_root,
@@ -232,7 +238,7 @@ fn worst(out: &mut String, rows: &[&Row]) {
         let variant = row.variant;
         let _ = writeln!(
             out,
-            "  {:>7} wrong, {:>7} of them as root: {:<9} {} {} {} {}: {} {}: {}",
+            "  {:>7} not right, {:>7} of them as root: {:<9} {} {} {} {}: {} {}: {}; {}",
             wrong.count,
             wrong.as_root,
             wrong.class.name(),
@@ -243,11 +249,22 @@ fn worst(out: &mut String, rows: &[&Row]) {
             row.program,
             wrong.place,
             wrong.instruction,
+            wrong.example,
         );
     }
     if wrong.len() > WORST {
         let _ = writeln!(out, "          and {} more addresses", wrong.len() - WORST);
     }
+}
+
+fn example(verdict: &Verdict, outcome: &Outcome) -> String {
+    let (frame, found) = verdict.differs_at;
+    let what = match (verdict.exact, outcome.names.get(&found)) {
+        (true, _) => "all found".to_string(),
+        (false, Some(name)) => format!("frame {frame} is {name}"),
+        (false, None) => format!("frame {frame} is {found:#x}"),
+    };
+    format!("{what}, {}", verdict.ended.reason())
 }
 
 /// The instructions of the images, at their addresses in memory.
