@@ -163,6 +163,15 @@ impl Trie {
         Ok(leaf)
     }
 
+    /// The one child of a node with a frame, made if need be; `NodeId(0)` is the top. For
+    /// readers that find a stack by what it shares with the one before it.
+    ///
+    /// # Errors
+    /// [`Full`] if it is new and does not fit.
+    pub fn descend(&mut self, parent: NodeId, frame: Frame) -> Result<NodeId, Full> {
+        self.child(parent.0, frame).map(NodeId)
+    }
+
     /// Adds weight to a known leaf, as for a sleeping thread whose stack is taken again.
     /// Does nothing for a node that this trie does not have.
     #[inline]

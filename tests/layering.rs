@@ -25,8 +25,21 @@ const ALLOWED: [(&str, &[&str]); 14] = [
     ("walk", &["addr", "frame_rule", "registers"]),
     // Only the plain types that say what is mapped; never a target that can be asked.
     ("image", &["addr", "frame_rule", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),
-    // The names of the ways to find a frame, which are counted.
-    ("profile", &["image", "target::ExitStatus", "target::Process", "trie", "walk::Method"]),
+    // The names of the ways to find a frame, which are counted; the names of frames, which
+    // are saved.
+    (
+        "profile",
+        &[
+            "addr",
+            "error",
+            "image",
+            "symbol::Names",
+            "target::ExitStatus",
+            "target::Process",
+            "trie",
+            "walk::Method",
+        ],
+    ),
     // Debug files are opened through `Files`, as the target sees them; the mappings are for
     // a file that nobody mapped.
     (

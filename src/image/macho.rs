@@ -25,8 +25,8 @@ use object::LittleEndian;
 use object::macho::{
     DyldInfoCommand, EncryptionInfoCommand64, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO,
     LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT_64, LC_SYMTAB, LC_UUID,
-    LinkeditDataCommand, MH_DYLINKER, MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SymtabCommand,
-    UuidCommand,
+    LinkeditDataCommand, MH_DYLINKER, MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS,
+    SymtabCommand, UuidCommand,
 };
 use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
 

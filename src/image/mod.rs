@@ -303,6 +303,15 @@ impl Images {
         Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
     }
 
+    /// The mapping of an image that an address lay in in one of the process's address
+    /// spaces: the image, the addresses (Avma), and the file offset of the first one.
+    #[must_use]
+    pub fn mapping_of(&self, space: u32, avma: Avma) -> Option<(&Image, Range<Avma>, u64)> {
+        let region = self.spaces.get(space as usize)?.find(avma.0)?;
+        let image = self.images.get(region.image as usize)?;
+        Some((image, Avma(region.start)..Avma(region.end), region.file_offset))
+    }
+
     /// The run-time address of the entry point of the executable at `path`, in a space.
     #[must_use]
     pub fn entry_of(&self, space: u32, path: &str) -> Option<Avma> {

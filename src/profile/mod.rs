@@ -1,4 +1,21 @@
-//! The profile: trie + images + losses + metadata. What a recording yields and every output reads.
+//! The profile: trie + images + losses + metadata, and its saved form.
+//!
+//! [`Profile`] is what a recording yields: addresses, with the images they lie in. [`Saved`]
+//! is whole in itself, with names; outputs are written from it and files are read into it.
+
+pub mod about;
+pub mod builder;
+pub mod by_name;
+pub mod from_recording;
+pub mod saved;
+pub mod texts;
+
+pub use about::{About, SAMPLES};
+pub use builder::{Refused, SavedBuilder, Taken};
+pub use by_name::{ByName, INCOMPLETE, Visited, shown};
+pub use from_recording::Circumstances;
+pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
+pub use texts::{TextId, Texts};
 
 use std::collections::BTreeMap;
 
@@ -7,27 +24,29 @@ use crate::target::{ExitStatus, Process};
 use crate::trie::Trie;
 use crate::walk::Method;
 
-/// A root of the trie, packed into its number: which thread, and whether the stacks
-/// below reached the thread's root.
+/// A root of the trie, packed into its number: which thread, whether the stacks below
+/// reached the thread's root, and whether the thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Root {
     /// Index into [`Profile::threads`].
     pub thread: u32,
     /// False for stacks that are shown under `[incomplete]`.
     pub complete: bool,
+    /// True for stacks of a thread that waited (`--idle`).
+    pub waiting: bool,
 }
 
 impl Root {
     /// The number that stands for this root in the trie.
     #[must_use]
     pub fn number(self) -> u32 {
-        self.thread << 1 | u32::from(!self.complete)
+        self.thread << 2 | u32::from(self.waiting) << 1 | u32::from(!self.complete)
     }
 
     /// The root that a number stands for.
     #[must_use]
     pub fn from_number(number: u32) -> Root {
-        Root { thread: number >> 1, complete: number & 1 == 0 }
+        Root { thread: number >> 2, complete: number & 1 == 0, waiting: number & 2 != 0 }
     }
 }
 
@@ -195,7 +214,11 @@ mod tests {
 
     #[test]
     fn roots_round_trip_through_their_number() {
-        for root in [Root { thread: 0, complete: true }, Root { thread: 77, complete: false }] {
+        for root in [
+            Root { thread: 0, complete: true, waiting: false },
+            Root { thread: 77, complete: false, waiting: false },
+            Root { thread: 78, complete: true, waiting: true },
+        ] {
             assert_eq!(Root::from_number(root.number()), root);
         }
     }

@@ -409,7 +409,8 @@ impl<'a> Recording<'a> {
         }
         self.ask_name(id);
         let Some(account) = self.accounts.get_mut(&id) else { return };
-        let root = Root { thread: account.index, complete: ended == Ended::Root };
+        let waiting = self.options.idle && account.asked_waiting;
+        let root = Root { thread: account.index, complete: ended == Ended::Root, waiting };
         match self.trie.insert(root.number(), self.images.space(), &self.frames.addresses, counts) {
             Ok(node) => {
                 // With a larger window the same stack may be complete: not one to keep.

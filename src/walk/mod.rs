@@ -12,7 +12,9 @@ pub mod call;
 pub mod fp;
 mod frames;
 pub mod root;
+mod table;
 pub mod unwind;
+mod words;
 pub mod x86_64;
 
 pub use frames::{Frames, How, Method};

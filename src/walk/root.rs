@@ -40,7 +40,8 @@ impl Chain {
     #[must_use]
     pub fn end(&self, input: &Input<'_>) -> Ended {
         let lookup = |outermost| CodeAddress::Return(outermost).lookup();
-        let begins_threads = self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
+        let begins_threads =
+            self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
         let whole = match (input.stack_top, self.outermost) {
             // Of Mach-O images it is known where threads begin.
             _ if begins_threads.is_some() => begins_threads == Some(true) && self.next == 0,

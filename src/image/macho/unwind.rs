@@ -30,9 +30,10 @@ impl Unwind {
             Some(start..start.checked_add(svma.end - svma.start)?)
         };
         let unwind_info = macho.unwind_info.as_ref().and_then(range);
-        let eh_frame = macho.eh_frame.as_ref().and_then(|svma| {
-            Some((range(svma)?, Entries::new(svma.start, macho.text.start)))
-        });
+        let eh_frame = macho
+            .eh_frame
+            .as_ref()
+            .and_then(|svma| Some((range(svma)?, Entries::new(svma.start, macho.text.start))));
         (unwind_info.is_some() || eh_frame.is_some()).then_some(Unwind { unwind_info, eh_frame })
     }
 

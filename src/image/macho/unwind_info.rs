@@ -71,7 +71,8 @@ pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
     let page_end = first(number.checked_add(1)?).filter(|_| number + 1 < index_count)?;
     let page_start = first(number)?;
     let page = word(index + number * INDEX_BYTES + 4)? as usize;
-    let half = |at: usize| section.get(page.checked_add(at)?..)?.first_chunk().map(|b| u16::from_le_bytes(*b));
+    let half =
+        |at: usize| section.get(page.checked_add(at)?..)?.first_chunk().map(|b| u16::from_le_bytes(*b));
     let count = usize::from(half(6)?);
     let entries = page.checked_add(usize::from(half(4)?))?;
     let (start, end, encoding) = match word(page)? {

@@ -10,15 +10,15 @@ mod cache;
 #[cfg(test)]
 mod tests;
 
-use super::Failure;
 use super::body;
 use super::expression::Machine;
+use super::frame::{Failure, why_not};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{AARCH64_COLUMNS, AARCH64_PC, Cfa, Column, RowAarch64};
 use crate::registers::Aarch64;
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, Walked, aarch64, call, root};
-use cache::{Cache, Ordinary, Rule};
+use crate::walk::{Ended, Input, Walked, aarch64, root};
+use cache::{Cache, Kind, Ordinary};
 
 const FP: usize = Aarch64::FP;
 const LR: usize = Aarch64::LR;
@@ -47,19 +47,19 @@ impl Unwinder {
         let mut reached = frame.sp();
         loop {
             let rule = self.cache.rule(frame.address, input.code);
-            let step = match rule {
-                Rule::Root => return Walked { ended: Ended::Root, reached },
-                Rule::Ordinary(row, method) => frame.ordinary(&row, input).map(|next| (next, method)),
-                Rule::Unusual(index) => match self.cache.unusual(index) {
+            let step = match rule.kind {
+                Kind::Root => return Walked { ended: Ended::Root, reached },
+                Kind::Ordinary(row, method) => frame.ordinary(&row, input).map(|next| (next, method)),
+                Kind::Unusual(index) => match self.cache.unusual(index) {
                     Some((row, method)) => frame.unusual(row, input).map(|next| (next, *method)),
                     None => Err(Failure::Refused),
                 },
-                Rule::Unknown => Err(Failure::Refused),
+                Kind::Unknown => Err(Failure::Refused),
             };
             let checked = step.and_then(|(next, method)| self.check(&frame, next, method, input));
             // As on x86_64: a record only where nothing else is known.
             let may_use_record =
-                how == How::Auto && matches!(rule, Rule::Unknown | Rule::Ordinary(_, Method::Code));
+                how == How::Auto && matches!(rule.kind, Kind::Unknown | Kind::Ordinary(_, Method::Code));
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
@@ -68,12 +68,11 @@ impl Unwinder {
             };
             let (next, method) = match checked {
                 Ok(found) => found,
-                Err(Failure::OutsideWindow) => return Walked { ended: Ended::WindowRanOut, reached },
-                Err(Failure::First) => return Walked { ended: Ended::Root, reached },
                 Err(Failure::Refused) => {
                     let ended = frame.end(may_use_record, reached, input, out.methods.last());
                     return Walked { ended, reached };
                 }
+                Err(failure) => return Walked { ended: failure.ended(), reached },
             };
             // After a signal frame the stack may be another one.
             reached = if next.sp() < reached { reached } else { next.sp() };
@@ -103,7 +102,7 @@ impl Unwinder {
                 // A leaf may leave the stack pointer alone.
                 let is_leaf = matches!(from.address, CodeAddress::Pc(_));
                 let rises = next.sp() > from.sp() || (is_leaf && next.sp() == from.sp());
-                rises && next.sp().0.is_multiple_of(8) && call::returns_aarch64(address, input.code)
+                rises && next.sp().0.is_multiple_of(8) && self.cache.rule(next.address, input.code).returns
             }
         };
         if right { Ok((next, method)) } else { Err(Failure::Refused) }
@@ -262,6 +261,6 @@ impl Frame {
     /// The word at an address of the stack.
     #[inline]
     fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
-        input.stack.word(at).ok_or_else(|| super::why_not(at, input))
+        input.stack.word(at).ok_or_else(|| why_not(at, input))
     }
 }

@@ -26,10 +26,16 @@ pub(super) fn row<P: Processor<N>, const N: usize>(
     let entry = code.function(address.lookup()).map(|function| function.start);
     let since_entry = || flow::since_entry::<P, N>(entry?, at, returned, code);
     let before_return = || flow::before_return::<P, N>(at, returned, code);
-    let by_code = match (&said, returned) {
-        (None, false) | (Some(_), false) => before_return().or_else(since_entry),
-        (Some(_), true) => entry.filter(|entry| at - *entry <= PROLOGUE_BYTES).and_then(|_| since_entry()),
-        (None, true) => before_return().or_else(since_entry),
+    // A link register proves the way to a return: it is loaded on it. On x86_64 what callees
+    // take off the stack would be missed there.
+    let by_either = || match P::LINK {
+        Some(_) => before_return().or_else(since_entry),
+        None => since_entry().or_else(before_return),
+    };
+    let by_code = match (&said, entry) {
+        (Some(_), Some(entry)) if returned && at - entry <= PROLOGUE_BYTES => since_entry(),
+        (Some(_), _) if returned => None,
+        _ => by_either(),
     };
     match (by_code, said) {
         (Some(row), Some((said, method))) if row == said => Some((row, method)),
@@ -46,7 +52,12 @@ pub(super) fn method(compact: bool) -> Method {
 /// Whether nothing called the function at an address: threads begin in its image, and the
 /// walk led to no return address and no frame (libpthread src/pthread_asm.s, dyld
 /// dyldStartup.s). `None` outside Mach-O images, where other rules hold.
-pub(super) fn is_first(address: CodeAddress, caller: Avma, frame_pointer: u64, code: &dyn Code) -> Option<bool> {
+pub(super) fn is_first(
+    address: CodeAddress,
+    caller: Avma,
+    frame_pointer: u64,
+    code: &dyn Code,
+) -> Option<bool> {
     let begins = code.begins_threads(address.lookup())?;
     Some(begins && caller == Avma(0) && frame_pointer == 0)
 }

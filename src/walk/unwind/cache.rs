@@ -1,201 +1,171 @@
-//! What was learned of each code address that a stack led to: its row, packed into one
-//! cache line, and whether a call returns there. Input: look-up addresses; output:
-//! entries. Direct-mapped, so that its size is fixed; void when the images change.
+//! What was learned of each code address that a stack led to: how its caller is found, and
+//! whether a call returns there. Input: code addresses; output: [`Rule`]s, and for the few
+//! frames that need them all saved registers ([`Saved`]) or a whole row. Void when the
+//! images change.
 
 use super::code::{self, Leads};
+use super::rule::{self, Kind, Rule, Saved};
 use super::{body, flow};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
+use crate::walk::table::Table;
 use crate::walk::{Code, call};
 
-/// Entries, a power of two: 256 KiB.
-const ENTRIES: usize = 4096;
 /// Most rows of unusual form; beyond it the cache is emptied.
-const UNUSUAL_MAX: usize = 1024;
-/// An ordinary row saves at most rbx, rbp and r12 to r15.
-const SAVED_MAX: usize = 6;
+const UNUSUAL_MAX: usize = 4096;
 /// Bytes of start code behind an image's entry point that may do without unwind
 /// information: `_start` of ld.so and of musl.
 const START_BYTES: u64 = 128;
 
-/// A row whose CFA is a register plus a number and whose registers lie below it, in words.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ordinary {
-    pub cfa_offset: i32,
-    pub cfa_register: u8,
-    saved: u8,
-    pub return_words: i16,
-    registers: [(u8, i16); SAVED_MAX],
-}
-
-impl Ordinary {
-    /// The saved registers by DWARF number, and where they are, in words from the CFA.
-    pub(super) fn saved(&self) -> &[(u8, i16)] {
-        self.registers.get(..self.saved.into()).unwrap_or_default()
-    }
-
-    fn pack(row: &Row) -> Option<Ordinary> {
-        let words = |bytes: i64| i16::try_from(bytes / 8).ok().filter(|_| bytes % 8 == 0);
-        let Cfa::Register(cfa_register, offset) = row.cfa else { return None };
-        let Column::At(return_at) = row.columns[RETURN_ADDRESS] else { return None };
-        if row.signal || usize::from(cfa_register) >= RETURN_ADDRESS {
-            return None;
-        }
-        let mut packed = Ordinary {
-            cfa_offset: i32::try_from(offset).ok()?,
-            cfa_register,
-            return_words: words(return_at)?,
-            ..Ordinary::default()
-        };
-        for (register, column) in row.columns[..RETURN_ADDRESS].iter().enumerate() {
-            match column {
-                Column::Same | Column::Undefined => {}
-                // The stack pointer of the caller is the CFA, but where a row says otherwise.
-                Column::At(at) if register != super::RSP => {
-                    *packed.registers.get_mut(usize::from(packed.saved))? = (register as u8, words(*at)?);
-                    packed.saved += 1;
-                }
-                _ => return None,
-            }
-        }
-        Some(packed)
-    }
-}
-
-/// How the caller of a frame at an address is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
-    Ordinary(Ordinary, Method),
-    /// Index of a row of another form.
-    Unusual(u16),
-    /// The thread's first function.
-    Root,
-    /// Neither unwind information nor understandable code.
-    Unknown,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    key: u64,
-    pub rule: Rule,
-    /// For a return address: a call (or what stands for one) is in front of it.
-    pub returns: bool,
-}
-
 /// See the top of this file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
-    entries: Box<[Entry]>,
+    rules: Table<Rule>,
+    saved: Table<Saved>,
     unusual: Vec<Row>,
 }
 
-/// A key that no address has: addresses in user mode leave the upper bits alone.
-const NO_KEY: u64 = u64::MAX;
-
-impl Default for Cache {
-    fn default() -> Cache {
-        let empty = Entry { key: NO_KEY, rule: Rule::Unknown, returns: false };
-        Cache { entries: vec![empty; ENTRIES].into(), unusual: Vec::new() }
+/// The key of an address. The same address is another one as a return address than as a
+/// program counter. No address in user mode has the highest bit: those that have it share
+/// keys with others, which can make them no return address.
+#[inline(always)]
+fn key(address: CodeAddress) -> u64 {
+    match address {
+        CodeAddress::Pc(at) => at.0,
+        CodeAddress::Return(at) => at.0.wrapping_sub(1) ^ 1 << 63,
     }
 }
 
 impl Cache {
     pub(super) fn clear(&mut self) {
-        self.entries.iter_mut().for_each(|entry| entry.key = NO_KEY);
+        self.rules.clear();
+        self.saved.clear();
         self.unusual.clear();
     }
 
-    pub(super) fn unusual(&self, index: u16) -> Option<&Row> {
-        self.unusual.get(usize::from(index))
+    /// What is known of an address.
+    #[inline(always)]
+    pub(super) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        match self.rules.get(key(address)) {
+            Some(rule) => rule,
+            None => self.learn(address, code),
+        }
     }
 
-    /// What is known of an address.
-    #[inline]
-    pub(super) fn entry(&mut self, address: CodeAddress, code: &dyn Code) -> Entry {
-        let is_return = matches!(address, CodeAddress::Return(_));
-        // Canonical user addresses are below 2^63.
-        let key = address.lookup().0 & (u64::MAX >> 1) | u64::from(is_return) << 63;
-        let index = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize % ENTRIES;
-        if self.entries[index].key == key {
-            return self.entries[index];
+    /// The row of a rule of kind `Unusual`, until the next address is learned.
+    pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
+        self.unusual.get(rule.row()).filter(|_| rule.kind == Kind::Unusual)
+    }
+
+    /// Where the registers of the caller are at an address with an ordinary rule.
+    pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> Saved {
+        if let Some(saved) = self.saved.get(key(address)) {
+            return saved;
         }
-        self.learn(address, key, index, code)
+        // Overwritten.
+        self.learn(address, code);
+        self.saved.get(key(address)).unwrap_or_default()
+    }
+
+    /// The address that follows a call, in tests of addresses.
+    pub(super) fn is_return(&mut self, address: Avma, code: &dyn Code) -> bool {
+        self.rule(CodeAddress::Return(address), code).returns()
     }
 
     #[cold]
-    fn learn(&mut self, address: CodeAddress, key: u64, index: usize, code: &dyn Code) -> Entry {
-        let (rule, returns) = self.find(address, code);
-        let entry = Entry { key, rule, returns };
-        self.entries[index] = entry;
-        entry
+    #[inline(never)]
+    fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        let (found, returns) = find(address, code);
+        let (rule, saved) = match found {
+            Found::Row(row, method) => self.keep(row, method),
+            Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
+            Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
+        };
+        let rule = rule.returning(returns);
+        self.rules.insert(key(address), rule);
+        if rule.is_ordinary() {
+            self.saved.insert(key(address), saved);
+        }
+        rule
     }
 
-    fn find(&mut self, address: CodeAddress, code: &dyn Code) -> (Rule, bool) {
-        let (at, is_return) = match address {
-            CodeAddress::Pc(at) => (at, false),
-            CodeAddress::Return(at) => (at, true),
-        };
-        let follows_call = is_return && call::returns_x86_64(at, code);
-        if let Some(into) = start_of_context(at, code) {
-            return (Rule::Root, follows_call || (is_return && into == 0));
-        }
-        if let Some(row) = code.row(address.lookup()) {
-            // A handler returns to `__restore_rt`, which begins one byte before itself for
-            // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
-            let returns = follows_call || (is_return && row.signal && code.is_code(at));
-            return (self.keep(row, Method::Cfi), returns);
-        }
-        if code.begins_threads(address.lookup()).is_some() {
-            return (self.in_macho(address, code), follows_call);
-        }
-        let here = code.code(at).unwrap_or_default();
-        if call::is_sigreturn(here) {
-            return (self.keep(signal_frame(), Method::Code), true);
-        }
-        if is_return && !follows_call {
-            return (Rule::Unknown, false);
-        }
-        if code.entry(at).is_some_and(|entry| at >= entry && at - entry < START_BYTES) {
-            return (Rule::Root, follows_call);
-        }
-        if is_return && begins_function(here) {
-            return (Rule::Unknown, follows_call);
-        }
-        let rule = match code::follow(at, code) {
-            Some(Leads::Back(row)) => self.keep(*row, Method::Code),
-            Some(Leads::ToExit) => Rule::Root,
-            None => Rule::Unknown,
-        };
-        (rule, follows_call)
-    }
-
-    /// In a Mach-O image, whose unwind information is of the bodies of functions.
-    fn in_macho(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
-        let said = match code.body(address.lookup()) {
-            Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
-            _ => None,
-        };
-        let found = match said {
-            Some((row, method)) if row.signal => Some((row, method)),
-            said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
-        };
-        found.map_or(Rule::Unknown, |(row, method)| self.keep(row, method))
-    }
-
-    fn keep(&mut self, row: Row, method: Method) -> Rule {
+    fn keep(&mut self, row: Row, method: Method) -> (Rule, Saved) {
         if row.columns[RETURN_ADDRESS] == Column::Undefined {
-            return Rule::Root;
+            return (Rule::of_kind(Kind::Root), Saved::default());
         }
-        if let Some(packed) = Ordinary::pack(&row) {
-            return Rule::Ordinary(packed, method);
+        if let Some(packed) = rule::pack(&row, method) {
+            return packed;
         }
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
+        let number = self.unusual.len() as u16;
         self.unusual.push(row);
-        Rule::Unusual((self.unusual.len() - 1) as u16)
+        (Rule::unusual(number), Saved::default())
     }
+}
+
+/// How the caller of a frame at an address is found.
+enum Found {
+    Row(Row, Method),
+    /// The thread's first function.
+    Root,
+    /// Neither unwind information nor understandable code.
+    Nothing,
+}
+
+/// What there is at an address, and for a return address, whether a call is in front of it.
+fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
+    let (at, is_return) = match address {
+        CodeAddress::Pc(at) => (at, false),
+        CodeAddress::Return(at) => (at, true),
+    };
+    let follows_call = is_return && call::returns_x86_64(at, code);
+    if let Some(into) = start_of_context(at, code) {
+        return (Found::Root, follows_call || (is_return && into == 0));
+    }
+    if let Some(row) = code.row(address.lookup()) {
+        // A handler returns to `__restore_rt`, which begins one byte before itself for
+        // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
+        let returns = follows_call || (is_return && row.signal && code.is_code(at));
+        return (Found::Row(row, Method::Cfi), returns);
+    }
+    if code.begins_threads(address.lookup()).is_some() {
+        return (in_macho(address, code), follows_call);
+    }
+    let here = code.code(at).unwrap_or_default();
+    if call::is_sigreturn(here) {
+        return (Found::Row(signal_frame(), Method::Code), is_return);
+    }
+    if is_return && !follows_call {
+        return (Found::Nothing, false);
+    }
+    if code.entry(at).is_some_and(|entry| at >= entry && at - entry < START_BYTES) {
+        return (Found::Root, follows_call);
+    }
+    if is_return && begins_function(here) {
+        return (Found::Nothing, follows_call);
+    }
+    let found = match code::follow(at, code) {
+        Some(Leads::Back(row)) => Found::Row(*row, Method::Code),
+        Some(Leads::ToExit) => Found::Root,
+        None => Found::Nothing,
+    };
+    (found, follows_call)
+}
+
+/// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
+fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
+    let said = match code.body(address.lookup()) {
+        Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
+        _ => None,
+    };
+    let found = match said {
+        Some((row, method)) if row.signal => Some((row, method)),
+        said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
+    };
+    found.map_or(Found::Nothing, |(row, method)| Found::Row(row, method))
 }
 
 /// How far into `__start_context` an address is. The first function of a `makecontext`
@@ -233,10 +203,3 @@ fn signal_frame() -> Row {
     }
     row
 }
-
-/// The address that follows a call, in tests of addresses.
-pub(super) fn is_return(address: Avma, cache: &mut Cache, code: &dyn Code) -> bool {
-    cache.entry(CodeAddress::Return(address), code).returns
-}
-
-const _: () = assert!(size_of::<Entry>() <= 64, "one cache line");

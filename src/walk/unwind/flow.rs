@@ -111,7 +111,7 @@ impl State {
         let Some(at) = at else { return };
         if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
             known.1 = value;
-        } else if matches!(value, Value::First(_))
+        } else if (matches!(value, Value::First(_)) || at.offset >= 0)
             && let Some(free) = self.stores.get_mut(self.stored)
         {
             *free = (at, value);
@@ -119,10 +119,16 @@ impl State {
         }
     }
 
-    fn load(&self, at: Option<Place>) -> Value {
+    /// What is loaded from a place on a stack whose pointer is the register `sp`: below where
+    /// that was at the start there was nothing.
+    fn load(&self, at: Option<Place>, sp: u8) -> Value {
         let Some(at) = at else { return Value::Unknown };
         let known = self.stores[..self.stored].iter().find(|(place, _)| *place == at);
-        known.map_or(Value::Loaded(at), |(_, value)| *value)
+        match known {
+            Some((_, value)) => *value,
+            None if at.register == sp && at.offset < 0 => Value::Unknown,
+            None => Value::Loaded(at),
+        }
     }
 }
 
@@ -384,7 +390,8 @@ fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row
         let place = state.place(register)?;
         (place.register == P::STACK_POINTER).then_some(place.offset)
     };
-    let (base, offset) = [P::STACK_POINTER, P::FRAME_POINTER]
+    // A callee may take its arguments off the stack (Swift's do), which the call does not show.
+    let (base, offset) = [P::FRAME_POINTER, P::STACK_POINTER]
         .into_iter()
         .find_map(|register| Some((register, depth(register)?)))?;
     let mut row = Row::new(Cfa::Register(base, above - offset));

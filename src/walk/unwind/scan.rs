@@ -6,8 +6,9 @@
 //! goes on from it, without a second search, to the thread's first function, and the
 //! stack is then still told apart from complete ones ([`Ended::Scanned`]).
 
-use super::{Frame, RETURN_ADDRESS, RSP, Unwinder, cache};
+use super::{Frame, RSP, Unwinder};
 use crate::addr::{Avma, CodeAddress};
+use crate::frame_rule::RETURN_ADDRESS;
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::{Ended, Input, Walked};
 
@@ -35,7 +36,7 @@ pub(super) fn reconnect(
         slot = slot + 8;
         let address = Avma(word);
         if !input.code.is_code(CodeAddress::Return(address).lookup())
-            || !cache::is_return(address, &mut unwinder.cache, input.code)
+            || !unwinder.cache.is_return(address, input.code)
         {
             continue;
         }

@@ -4,15 +4,32 @@ use super::*;
 /// A section of one regular page and one compressed page; see the head of each part.
 pub(crate) fn section() -> Vec<u8> {
     let words = [
-        1, 28, 1, 0, 0, 32, 3, // version, 1 common encoding at 28, no personality, 3 at 32
+        1,
+        28,
+        1,
+        0,
+        0,
+        32,
+        3,           // version, 1 common encoding at 28, no personality, 3 at 32
         0x0400_0000, // common: FRAME
-        0x1000, 68, 0, // regular page for 0x1000..0x2000
-        0x2000, 92, 0, // compressed page for 0x2000..0x3000
-        0x3000, 0, 0, // the end
-        2, 0x0002_0008, // regular: entries at +8, 2 of them
-        0x1000, 0x0200_1000, // FRAMELESS, 16 bytes
-        0x1800, 0, // none
-        3, 0x0003_0010, 0x0001_000c, // compressed: entries at +16, 3; encodings at +12, 1
+        0x1000,
+        68,
+        0, // regular page for 0x1000..0x2000
+        0x2000,
+        92,
+        0, // compressed page for 0x2000..0x3000
+        0x3000,
+        0,
+        0, // the end
+        2,
+        0x0002_0008, // regular: entries at +8, 2 of them
+        0x1000,
+        0x0200_1000, // FRAMELESS, 16 bytes
+        0x1800,
+        0, // none
+        3,
+        0x0003_0010,
+        0x0001_000c, // compressed: entries at +16, 3; encodings at +12, 1
         0x0300_0040, // own encoding: DWARF at 0x40
         0x0000_0000, // 0x2000: common 0
         0x0100_0100, // 0x2100: own 0

@@ -1,16 +1,15 @@
-//! What was learned of each code address of aarch64: its row, packed. The mirror of the
-//! x86_64 cache: direct-mapped, void when the images change.
+//! What was learned of each code address of aarch64: its row, packed, and whether a call
+//! returns there. The mirror of the x86_64 cache; void when the images change.
 
 use super::{FP, LR, SP};
 use crate::addr::CodeAddress;
 use crate::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
 use crate::walk::frames::Method;
+use crate::walk::table::Table;
 use crate::walk::unwind::body;
 use crate::walk::unwind::flow::aarch64::Aarch64;
-use crate::walk::{Code, root};
+use crate::walk::{Code, call, root};
 
-/// Entries, a power of two: 320 KiB.
-const ENTRIES: usize = 4096;
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 1024;
 /// An ordinary row saves at most x19 to x29; the return address is apart.
@@ -57,36 +56,36 @@ impl Ordinary {
 }
 
 /// How the caller of a frame at an address is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
     Ordinary(Ordinary, Method),
     /// Index of a row of another form.
     Unusual(u16),
     /// The thread's first function.
     Root,
     /// Neither unwind information nor understandable code.
+    #[default]
     Unknown,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    key: u64,
-    rule: Rule,
+/// What is known of a code address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub kind: Kind,
+    /// For a return address: a call is in front of it.
+    pub returns: bool,
 }
 
-/// See the top of this file. Made when first used: most targets are of another processor.
+/// See the top of this file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
-    entries: Box<[Entry]>,
+    rules: Table<Rule>,
     unusual: Vec<(RowAarch64, Method)>,
 }
 
-/// A key that no address has: addresses in user mode leave the upper bits alone.
-const NO_KEY: u64 = u64::MAX;
-
 impl Cache {
     pub(super) fn clear(&mut self) {
-        self.entries.iter_mut().for_each(|entry| entry.key = NO_KEY);
+        self.rules.clear();
         self.unusual.clear();
     }
 
@@ -94,31 +93,37 @@ impl Cache {
         self.unusual.get(usize::from(index))
     }
 
-    /// How the caller is found from an address.
+    /// What is known of an address.
     #[inline]
     pub(super) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
-        let is_return = matches!(address, CodeAddress::Return(_));
-        let key = address.lookup().0 & (u64::MAX >> 1) | u64::from(is_return) << 63;
-        let index = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize % ENTRIES;
-        match self.entries.get(index) {
-            Some(entry) if entry.key == key => entry.rule,
-            _ => self.learn(address, key, index, code),
+        // As on x86_64: another key for a return address, with a bit that user addresses lack.
+        let key = match address {
+            CodeAddress::Pc(at) => at.0,
+            CodeAddress::Return(at) => at.0.wrapping_sub(1) ^ 1 << 63,
+        };
+        match self.rules.get(key) {
+            Some(rule) => rule,
+            None => self.learn(address, key, code),
         }
     }
 
     #[cold]
-    fn learn(&mut self, address: CodeAddress, key: u64, index: usize, code: &dyn Code) -> Rule {
-        if self.entries.is_empty() {
-            self.entries = vec![Entry { key: NO_KEY, rule: Rule::Unknown }; ENTRIES].into();
-        }
-        let rule = self.find(address, code);
-        if let Some(entry) = self.entries.get_mut(index) {
-            *entry = Entry { key, rule };
-        }
+    #[inline(never)]
+    fn learn(&mut self, address: CodeAddress, key: u64, code: &dyn Code) -> Rule {
+        let (at, is_return) = match address {
+            CodeAddress::Pc(at) => (at, false),
+            CodeAddress::Return(at) => (at, true),
+        };
+        // A handler of a signal returns to the trampoline, which did not call it.
+        let returns =
+            is_return && (call::returns_aarch64(at, code) || is_sigreturn(code.code(at).unwrap_or_default()));
+        let kind = if is_return && !returns { Kind::Unknown } else { self.find(address, code) };
+        let rule = Rule { kind, returns };
+        self.rules.insert(key, rule);
         rule
     }
 
-    fn find(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+    fn find(&mut self, address: CodeAddress, code: &dyn Code) -> Kind {
         let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
         let lookup = address.lookup();
         let here = code.code(at).unwrap_or_default();
@@ -139,26 +144,26 @@ impl Cache {
             None => None,
         };
         if said.is_none() && root::ends_thread(here) {
-            return Rule::Root;
+            return Kind::Root;
         }
         match body::row::<Aarch64, _>(address, said, code) {
             Some((row, method)) => self.keep(row, method),
-            None => Rule::Unknown,
+            None => Kind::Unknown,
         }
     }
 
-    fn keep(&mut self, row: RowAarch64, method: Method) -> Rule {
+    fn keep(&mut self, row: RowAarch64, method: Method) -> Kind {
         if row.columns[LR] == Column::Undefined && row.columns[AARCH64_PC] == Column::Same {
-            return Rule::Root;
+            return Kind::Root;
         }
         if let Some(packed) = Ordinary::pack(&row) {
-            return Rule::Ordinary(packed, method);
+            return Kind::Ordinary(packed, method);
         }
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
         self.unusual.push((row, method));
-        Rule::Unusual((self.unusual.len() - 1) as u16)
+        Kind::Unusual((self.unusual.len() - 1) as u16)
     }
 }
 
@@ -181,4 +186,4 @@ fn signal_frame() -> RowAarch64 {
     row
 }
 
-const _: () = assert!(FP < LR && LR < SP && SP < AARCH64_PC && size_of::<Entry>() <= 80, "320 KiB");
+const _: () = assert!(FP < LR && LR < SP && SP < AARCH64_PC && size_of::<Rule>() <= 64);

@@ -74,6 +74,8 @@ fn immediate(word: u32, state: &mut State) {
                 state.set(to, value);
             }
         }
+        // Swift's mark in a frame pointer: orr x29, x29, #1<<60; and x29, x29, #~(1<<60)
+        0b100 if matches!(word, 0xb244_03bd | 0x9243_fbbd) => {}
         // and, orr, eor to the stack pointer align it
         0b100 if word >> 29 & 0b11 != 0b11 => state.set(to, Value::Unknown),
         // movn, movz, movk
@@ -165,7 +167,7 @@ fn memory(word: u32, state: &mut State) {
             state.store(at, value);
         }
         0b01 if is_word => {
-            let value = state.load(at);
+            let value = state.load(at, SP);
             set(state, first, value);
         }
         // prfm
@@ -192,7 +194,7 @@ fn pair(word: u32, state: &mut State) {
     let places = [at, at.map(|at| at.plus(1 << scale))];
     for (register, at) in [first, second].into_iter().zip(places) {
         if is_load {
-            let value = if is_word { state.load(at) } else { Value::Unknown };
+            let value = if is_word { state.load(at, SP) } else { Value::Unknown };
             set(state, register, value);
         } else {
             let value = if is_word && register != 31 { state.get(register) } else { Value::Unknown };

@@ -101,12 +101,13 @@ fn effect(instruction: &Instruction, target: Avma, state: &mut State) -> Effect 
             state.store(address(instruction, state), value);
         }
         (0, 0x8b) => {
-            let value = if wide { state.load(address(instruction, state)) } else { Value::Unknown };
+            let value = if wide { state.load(address(instruction, state), RSP) } else { Value::Unknown };
             state.set(register, value);
         }
         // mov $N
         (0, 0xb8..=0xbf) => {
-            let number = if wide { immediate.cast_unsigned() } else { immediate.cast_unsigned() & 0xffff_ffff };
+            let number =
+                if wide { immediate.cast_unsigned() } else { immediate.cast_unsigned() & 0xffff_ffff };
             state.set(in_opcode, Value::Number(number));
         }
         // xchg
@@ -135,7 +136,10 @@ fn effect(instruction: &Instruction, target: Avma, state: &mut State) -> Effect 
         // bt only reads; bts, btr, btc by number keep what a frame pointer is, but for a mark
         (1, 0xba) if direct && middle > 4 => {}
         // those that write what the middle bits name
-        (0, 0x02 | 0x03 | 0x0a | 0x0b | 0x12 | 0x13 | 0x1a | 0x1b | 0x22 | 0x23 | 0x2a | 0x2b | 0x32 | 0x33)
+        (
+            0,
+            0x02 | 0x03 | 0x0a | 0x0b | 0x12 | 0x13 | 0x1a | 0x1b | 0x22 | 0x23 | 0x2a | 0x2b | 0x32 | 0x33,
+        )
         | (0, 0x63 | 0x69 | 0x6b | 0x8a)
         | (1, 0x40..=0x4f | 0xaf | 0xb6 | 0xb7 | 0xb8 | 0xbc..=0xbf) => {
             state.set(register, Value::Unknown);
@@ -151,7 +155,7 @@ fn push(state: &mut State, value: Value) {
 }
 
 fn pop(state: &mut State) -> Value {
-    let value = state.load(state.place(RSP));
+    let value = state.load(state.place(RSP), RSP);
     state.set(RSP, state.sum(RSP, 8));
     value
 }

@@ -1,0 +1,156 @@
+//! What a saved profile tells of its recording, beside the stacks.
+//!
+//! `None` and empty mean "not told": folded text tells nothing, pprof nearly everything.
+//! Merging keeps what is true of both.
+
+use std::collections::BTreeMap;
+
+/// What the counts of a profile of stackprof are.
+pub const SAMPLES: &str = "samples";
+
+/// A recording, as a saved profile describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// Ticks per second that were asked for: one count is 1/hz seconds.
+    pub hz: Option<u32>,
+    /// When the recording began, nanoseconds since 1970 (UTC).
+    pub time_unix_ns: Option<u64>,
+    /// From the first tick to the end, nanoseconds. Of merged profiles the sum.
+    pub duration_ns: Option<u64>,
+    /// Process id.
+    pub pid: Option<u32>,
+    /// Instruction set.
+    pub arch: Option<String>,
+    /// Command line.
+    pub command: Option<String>,
+    /// Whether the command was started for the recording, and so recorded from its beginning.
+    pub launched: Option<bool>,
+    /// Whether waiting threads were recorded too (`--idle`), so that counts are wall-clock time.
+    pub idle: Option<bool>,
+    /// What the counts count: [`SAMPLES`]; another word in profiles of other programs (`bytes`).
+    pub unit: String,
+    /// Counts that are not in the profile, by reason.
+    pub lost: BTreeMap<String, u64>,
+    /// Counts of stacks that were not walked to their thread's root, by reason.
+    pub incomplete: BTreeMap<String, u64>,
+    /// Ticks that happened.
+    pub ticks: Option<u64>,
+    /// Lines that another program wrote into the profile.
+    pub comments: Vec<String>,
+    /// Version of stackprof that recorded it.
+    pub version: Option<String>,
+}
+
+impl Default for About {
+    fn default() -> About {
+        About {
+            hz: None,
+            time_unix_ns: None,
+            duration_ns: None,
+            pid: None,
+            arch: None,
+            command: None,
+            launched: None,
+            idle: None,
+            unit: SAMPLES.to_owned(),
+            lost: BTreeMap::new(),
+            incomplete: BTreeMap::new(),
+            ticks: None,
+            comments: Vec::new(),
+            version: None,
+        }
+    }
+}
+
+impl About {
+    /// Length of one count, nanoseconds; `None` if the rate is not told.
+    #[must_use]
+    pub fn period_ns(&self) -> Option<f64> {
+        self.hz.filter(|hz| *hz > 0).map(|hz| 1e9 / f64::from(hz))
+    }
+
+    /// Takes in what another profile tells, so that this describes both together.
+    ///
+    /// # Errors
+    /// A line for people if counts of the two must not be added: they have different
+    /// rates or count different things.
+    pub fn merge(&mut self, other: &About) -> Result<(), String> {
+        if self.unit != other.unit {
+            return Err(format!("one counts {}, the other {}", self.unit, other.unit));
+        }
+        if let (Some(ours), Some(theirs)) = (self.hz, other.hz)
+            && ours != theirs
+        {
+            return Err(format!("one was recorded at {ours} Hz, the other at {theirs} Hz"));
+        }
+        keep_equal(&mut self.hz, &other.hz);
+        keep_equal(&mut self.pid, &other.pid);
+        keep_equal(&mut self.arch, &other.arch);
+        keep_equal(&mut self.command, &other.command);
+        keep_equal(&mut self.launched, &other.launched);
+        keep_equal(&mut self.idle, &other.idle);
+        keep_equal(&mut self.version, &other.version);
+        self.time_unix_ns = both(self.time_unix_ns, other.time_unix_ns, u64::min);
+        self.duration_ns = both(self.duration_ns, other.duration_ns, u64::saturating_add);
+        self.ticks = both(self.ticks, other.ticks, u64::saturating_add);
+        add_counts(&mut self.lost, &other.lost);
+        add_counts(&mut self.incomplete, &other.incomplete);
+        for comment in &other.comments {
+            if !self.comments.contains(comment) {
+                self.comments.push(comment.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn keep_equal<T: PartialEq>(ours: &mut Option<T>, theirs: &Option<T>) {
+    if ours != theirs {
+        *ours = None;
+    }
+}
+
+fn both(ours: Option<u64>, theirs: Option<u64>, join: fn(u64, u64) -> u64) -> Option<u64> {
+    ours.zip(theirs).map(|(ours, theirs)| join(ours, theirs))
+}
+
+fn add_counts(ours: &mut BTreeMap<String, u64>, theirs: &BTreeMap<String, u64>) {
+    for (reason, count) in theirs {
+        let sum = ours.entry(reason.clone()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_true_of_both_is_kept() {
+        let mut about = About {
+            hz: Some(997),
+            pid: Some(1),
+            duration_ns: Some(5),
+            time_unix_ns: Some(9),
+            lost: BTreeMap::from([("thread ended".into(), 2)]),
+            ..About::default()
+        };
+        let other = About { pid: Some(2), time_unix_ns: Some(7), ..about.clone() };
+        about.merge(&other).expect("same rate");
+        assert_eq!((about.hz, about.pid), (Some(997), None));
+        assert_eq!((about.duration_ns, about.time_unix_ns), (Some(10), Some(7)));
+        assert_eq!(about.lost["thread ended"], 4);
+        about.merge(&About::default()).expect("a rate that is not told is no other rate");
+        assert_eq!((about.hz, about.duration_ns), (None, None));
+    }
+
+    #[test]
+    fn counts_of_different_length_are_not_added() {
+        let at = |hz| About { hz: Some(hz), ..About::default() };
+        let refused = at(997).merge(&at(99)).expect_err("refused");
+        assert_eq!(refused, "one was recorded at 997 Hz, the other at 99 Hz");
+        let bytes = About { unit: "bytes".into(), ..About::default() };
+        let refused = About::default().merge(&bytes).expect_err("refused");
+        assert_eq!(refused, "one counts samples, the other bytes");
+    }
+}

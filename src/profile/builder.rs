@@ -1,0 +1,317 @@
+//! Puts a saved profile together: tables without duplicates, stacks in the trie.
+//!
+//! Input: texts, mappings, functions, frames, roots and stacks, in any order in which
+//! each refers to what came before. Output: [`Saved`]. Everything has a named limit, and
+//! [`Full`] says which was reached; what was added before stays. Numbers that were never
+//! given out are the caller's fault and are refused by the table they are for.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::about::About;
+use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
+use super::texts::TextId;
+use crate::trie::{self, MAX_FRAMES, NodeId};
+
+/// Most mappings.
+pub const MAX_MAPPINGS: usize = 1 << 20;
+/// Most functions.
+pub const MAX_FUNCTIONS: usize = MAX_FRAMES;
+/// Most functions of all frames together.
+pub const MAX_LINES: usize = 1 << 24;
+/// Most roots: threads of all processes.
+pub const MAX_ROOTS: usize = 1 << 20;
+
+/// Makes a [`Saved`].
+#[derive(Default)]
+pub struct SavedBuilder {
+    saved: Saved,
+    hasher: DefaultHashBuilder,
+    frames: HashTable<u32>,
+    functions: HashMap<Function, u32>,
+    mappings: HashMap<Mapping, u32>,
+    roots: HashMap<StackRoot, u32>,
+    /// By text: the frame that is only this name, plus one.
+    named: Vec<u32>,
+    /// The stack at hand, leaf first; keeps its allocation.
+    leaf_first: Vec<u64>,
+}
+
+/// Where things of another profile are in the one that took them in.
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    /// By frame there: the frame here.
+    pub frames: Vec<u32>,
+    /// By root there: the root here.
+    pub roots: Vec<u32>,
+}
+
+/// Why a profile was not merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// A table is full.
+    Full(Full),
+    /// Counts of the two must not be added; a line for people.
+    Different(String),
+}
+
+impl From<Full> for Refused {
+    fn from(full: Full) -> Refused {
+        Refused::Full(full)
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refused::Full(full) => full.fmt(f),
+            Refused::Different(why) => f.write_str(why),
+        }
+    }
+}
+
+impl SavedBuilder {
+    /// An empty profile of a recording.
+    #[must_use]
+    pub fn new(about: About) -> SavedBuilder {
+        SavedBuilder { saved: Saved { about, ..Saved::default() }, ..SavedBuilder::default() }
+    }
+
+    /// What the profile tells of the recording; may be changed until the end.
+    pub fn about(&mut self) -> &mut About {
+        &mut self.saved.about
+    }
+
+    /// The profile so far.
+    #[must_use]
+    pub fn so_far(&self) -> &Saved {
+        &self.saved
+    }
+
+    /// The finished profile.
+    #[must_use]
+    pub fn finish(self) -> Saved {
+        self.saved
+    }
+
+    /// Interns a text.
+    ///
+    /// # Errors
+    /// [`Full`] if it is new and does not fit.
+    pub fn text(&mut self, text: &str) -> Result<TextId, Full> {
+        self.saved.texts.intern(text)
+    }
+
+    /// The index of a mapping.
+    ///
+    /// # Errors
+    /// [`Full`] beyond [`MAX_MAPPINGS`].
+    pub fn mapping(&mut self, mapping: Mapping) -> Result<u32, Full> {
+        let limit = Full { what: "mappings", limit: MAX_MAPPINGS };
+        numbered(&mut self.mappings, &mut self.saved.mappings, mapping, limit)
+    }
+
+    /// The index of a function.
+    ///
+    /// # Errors
+    /// [`Full`] beyond [`MAX_FUNCTIONS`].
+    pub fn function(&mut self, function: Function) -> Result<u32, Full> {
+        let limit = Full { what: "functions", limit: MAX_FUNCTIONS };
+        numbered(&mut self.functions, &mut self.saved.functions, function, limit)
+    }
+
+    /// The index of a root.
+    ///
+    /// # Errors
+    /// [`Full`] beyond [`MAX_ROOTS`].
+    pub fn root(&mut self, root: StackRoot) -> Result<u32, Full> {
+        let limit = Full { what: "threads", limit: MAX_ROOTS };
+        numbered(&mut self.roots, &mut self.saved.roots, root, limit)
+    }
+
+    /// The index of a frame: where it is, and its functions, outermost first.
+    ///
+    /// # Errors
+    /// [`Full`] beyond [`MAX_FRAMES`] or [`MAX_LINES`].
+    pub fn frame(&mut self, address: u64, mapping: Option<u32>, lines: &[Line]) -> Result<u32, Full> {
+        let hash = self.hasher.hash_one((address, mapping, lines));
+        let saved = &self.saved;
+        let same = |&index: &u32| {
+            let known = saved.frames.get(index as usize);
+            known.is_some_and(|known| {
+                known.address == address && known.mapping == mapping && saved.lines_of(known) == lines
+            })
+        };
+        if let Some(&known) = self.frames.find(hash, same) {
+            return Ok(known);
+        }
+        if saved.frames.len() >= MAX_FRAMES {
+            return Err(Full { what: "distinct frames", limit: MAX_FRAMES });
+        }
+        if lines.len() > MAX_LINES - saved.lines.len() {
+            return Err(Full { what: "functions of frames", limit: MAX_LINES });
+        }
+        let saved = &mut self.saved;
+        let (index, first) = (saved.frames.len() as u32, saved.lines.len() as u32);
+        saved.lines.extend_from_slice(lines);
+        saved.frames.push(Frame { address, mapping, lines: first..saved.lines.len() as u32 });
+        let (saved, hasher) = (&self.saved, &self.hasher);
+        self.frames.insert_unique(hash, index, |&index| {
+            let frame = saved.frames.get(index as usize);
+            frame.map_or(0, |frame| hasher.hash_one((frame.address, frame.mapping, saved.lines_of(frame))))
+        });
+        Ok(index)
+    }
+
+    /// The index of a frame of which only the name is known. One look-up for a known name.
+    ///
+    /// # Errors
+    /// [`Full`] if it is new and does not fit.
+    pub fn named_frame(&mut self, name: &str) -> Result<u32, Full> {
+        let name = self.text(name)?;
+        let slot = name.0 as usize;
+        if let Some(&known) = self.named.get(slot).filter(|known| **known > 0) {
+            return Ok(known - 1);
+        }
+        let function = self.function(Function { name, ..Function::default() })?;
+        let frame = self.frame(0, None, &[Line { function, line: 0 }])?;
+        if self.named.len() <= slot {
+            self.named.resize(slot + 1, 0);
+        }
+        if let Some(place) = self.named.get_mut(slot) {
+            *place = frame + 1;
+        }
+        Ok(frame)
+    }
+
+    /// Counts a stack: its root and its frames, outermost first.
+    ///
+    /// # Errors
+    /// [`Full`] if it is new and does not fit.
+    pub fn add(&mut self, root: u32, frames: &[u32], count: u64) -> Result<NodeId, Full> {
+        self.leaf_first.clear();
+        self.leaf_first.extend(frames.iter().rev().map(|frame| u64::from(*frame)));
+        Ok(self.saved.trie.insert(root, 0, &self.leaf_first, count)?)
+    }
+
+    /// The node of a root, for readers that build stacks from their common beginnings.
+    ///
+    /// # Errors
+    /// [`Full`] if it is new and does not fit.
+    pub fn root_node(&mut self, root: u32) -> Result<NodeId, Full> {
+        Ok(self.saved.trie.descend(NodeId(0), trie::Frame::Root(root))?)
+    }
+
+    /// The node of a frame below another one.
+    ///
+    /// # Errors
+    /// [`Full`] if it is new and does not fit.
+    pub fn child_node(&mut self, parent: NodeId, frame: u32) -> Result<NodeId, Full> {
+        Ok(self.saved.trie.descend(parent, trie::Frame::Code { space: 0, address: u64::from(frame) })?)
+    }
+
+    /// Counts on a node that [`root_node`](Self::root_node) or [`child_node`](Self::child_node) gave.
+    pub fn count(&mut self, node: NodeId, count: u64) {
+        self.saved.trie.add(node, count);
+    }
+
+    /// Adds another profile: its stacks, and what it tells of its recording.
+    ///
+    /// # Errors
+    /// [`Refused`] if the counts must not be added, or a table is full.
+    pub fn merge(&mut self, other: &Saved) -> Result<(), Refused> {
+        self.saved.about.merge(&other.about).map_err(Refused::Different)?;
+        Ok(self.add_stacks(other)?)
+    }
+
+    /// Adds the stacks of another profile.
+    ///
+    /// # Errors
+    /// [`Full`] if they do not all fit.
+    pub fn add_stacks(&mut self, other: &Saved) -> Result<(), Full> {
+        let taken = self.take_tables(other)?;
+        // Nodes there are numbered parents first.
+        let mut nodes: Vec<NodeId> = vec![NodeId(0)];
+        for id in 1..other.trie.node_count() {
+            let there = NodeId(id as u32);
+            let parent = other.trie.parent(there).and_then(|parent| nodes.get(parent.0 as usize));
+            let frame = other.trie.frame_of(there).map(|frame| other.trie.frame(frame));
+            let node = match (parent.copied(), frame) {
+                (Some(_), Some(trie::Frame::Root(root))) => {
+                    self.root_node(taken.roots.get(root as usize).copied().unwrap_or(u32::MAX))?
+                }
+                (Some(parent), Some(trie::Frame::Code { address, .. })) => {
+                    let frame = taken.frames.get(usize::try_from(address).unwrap_or(usize::MAX));
+                    self.child_node(parent, frame.copied().unwrap_or(u32::MAX))?
+                }
+                _ => NodeId(0),
+            };
+            self.count(node, other.trie.count(there));
+            nodes.push(node);
+        }
+        Ok(())
+    }
+
+    /// Takes the tables of another profile, for callers that add changed stacks of it.
+    ///
+    /// # Errors
+    /// [`Full`] if they do not all fit.
+    pub fn take_tables(&mut self, other: &Saved) -> Result<Taken, Full> {
+        let mut texts = Vec::with_capacity(other.texts.count());
+        for id in 0..other.texts.count() {
+            texts.push(self.text(other.text(TextId(id as u32)))?);
+        }
+        let text = |id: TextId| texts.get(id.0 as usize).copied().unwrap_or_default();
+        let mut mappings = Vec::with_capacity(other.mappings.len());
+        for mapping in &other.mappings {
+            let (path, build_id) = (text(mapping.path), text(mapping.build_id));
+            mappings.push(self.mapping(Mapping { path, build_id, ..*mapping })?);
+        }
+        let mut functions = Vec::with_capacity(other.functions.len());
+        for function in &other.functions {
+            functions.push(self.function(Function {
+                name: text(function.name),
+                system_name: text(function.system_name),
+                file: text(function.file),
+                start_line: function.start_line,
+            })?);
+        }
+        let mut taken = Taken::default();
+        let mut lines = Vec::new();
+        for frame in &other.frames {
+            lines.clear();
+            lines.extend(other.lines_of(frame).iter().map(|line| Line {
+                function: functions.get(line.function as usize).copied().unwrap_or(u32::MAX),
+                line: line.line,
+            }));
+            let mapping = frame.mapping.and_then(|mapping| mappings.get(mapping as usize).copied());
+            taken.frames.push(self.frame(frame.address, mapping, &lines)?);
+        }
+        for root in &other.roots {
+            let thread = root.thread.map(|(name, id)| (text(name), id));
+            taken.roots.push(self.root(StackRoot { process: text(root.process), thread, ..*root })?);
+        }
+        Ok(taken)
+    }
+}
+
+/// The index of an item in its table, which has it from now on.
+fn numbered<T: Copy + Eq + Hash>(
+    index: &mut HashMap<T, u32>,
+    table: &mut Vec<T>,
+    item: T,
+    full: Full,
+) -> Result<u32, Full> {
+    if let Some(known) = index.get(&item) {
+        return Ok(*known);
+    }
+    if table.len() >= full.limit {
+        return Err(full);
+    }
+    let number = table.len() as u32;
+    table.push(item);
+    index.insert(item, number);
+    Ok(number)
+}

@@ -1,0 +1,273 @@
+//! A saved profile: whole in itself, without the process and its images.
+//!
+//! Every format is read into this and written from it; `render`, `diff` and `gate` see
+//! nothing else. Made by [`SavedBuilder`](super::SavedBuilder). Stacks are in the same trie as
+//! those of a recording: `Frame::Root(i)` is `roots()[i]`, `Frame::Code { space: 0, address: i }`
+//! is `frames()[i]`, and the count is samples. Names, files and paths are interned, so memory
+//! grows with distinct stacks and names, not with the size of a file.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::about::About;
+use super::texts::{TextId, Texts};
+use crate::trie::{self, FrameId, Trie};
+
+/// A frame of which nothing is known.
+pub const UNKNOWN: &str = "[unknown]";
+
+/// A table of a saved profile has reached its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// What there are too many of.
+    pub what: &'static str,
+    /// How many fit.
+    pub limit: usize,
+}
+
+impl From<trie::Full> for Full {
+    fn from(full: trie::Full) -> Full {
+        match full {
+            trie::Full::Nodes => Full { what: "nodes of distinct stacks", limit: trie::MAX_NODES },
+            trie::Full::Frames => Full { what: "distinct frames", limit: trie::MAX_FRAMES },
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the profile is too large: more than {} {}", self.limit, self.what)
+    }
+}
+
+impl std::error::Error for Full {}
+
+/// A part of a file that was mapped as code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mapping {
+    /// First address (Avma).
+    pub start: u64,
+    /// First address after it (Avma).
+    pub limit: u64,
+    /// Offset in the file of the first address.
+    pub file_offset: u64,
+    /// Path of the file.
+    pub path: TextId,
+    /// Build id in hexadecimal digits; empty if not known.
+    pub build_id: TextId,
+}
+
+/// A function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// The name as people read it; `[module+0x1f40]` for code without a symbol.
+    pub name: TextId,
+    /// The name as the linker knows it; empty if it is not known or the same.
+    pub system_name: TextId,
+    /// Path of the source file; empty if not known.
+    pub file: TextId,
+    /// Line on which it begins; 0 if not known.
+    pub start_line: u32,
+}
+
+/// A function at an address, and the line in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Line {
+    /// Index into [`Saved::functions`].
+    pub function: u32,
+    /// The line; 0 if not known.
+    pub line: u32,
+}
+
+/// A frame: an address, or just a name where a format has no addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Look-up address (Avma; a return address minus one); 0 if not known.
+    pub address: u64,
+    /// Index into [`Saved::mappings`].
+    pub mapping: Option<u32>,
+    /// The functions there, as indexes into the table of lines; outermost first.
+    pub lines: Range<u32>,
+}
+
+/// The family that a stack belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StackRoot {
+    /// Name of the process.
+    pub process: TextId,
+    /// Name and system number of the thread; `None` when threads are merged.
+    pub thread: Option<(TextId, u64)>,
+    /// False for a stack that was not walked to its thread's root.
+    pub complete: bool,
+    /// The thread waited (`--idle`); its counts are no CPU time.
+    pub waiting: bool,
+}
+
+/// A profile that needs nothing else to be read.
+#[derive(Clone, Default)]
+pub struct Saved {
+    /// The recording.
+    pub about: About,
+    pub(super) texts: Texts,
+    pub(super) mappings: Vec<Mapping>,
+    pub(super) functions: Vec<Function>,
+    pub(super) lines: Vec<Line>,
+    pub(super) frames: Vec<Frame>,
+    pub(super) roots: Vec<StackRoot>,
+    pub(super) trie: Trie,
+}
+
+impl Saved {
+    /// The text of a number of this profile.
+    #[must_use]
+    pub fn text(&self, id: TextId) -> &str {
+        self.texts.get(id)
+    }
+
+    /// All texts.
+    #[must_use]
+    pub fn texts(&self) -> &Texts {
+        &self.texts
+    }
+
+    /// Mapped code, in the order of first use.
+    #[must_use]
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    /// Functions, in the order of first use.
+    #[must_use]
+    pub fn functions(&self) -> &[Function] {
+        &self.functions
+    }
+
+    /// Frames, in the order of first use.
+    #[must_use]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// Roots, in the order of first use.
+    #[must_use]
+    pub fn roots(&self) -> &[StackRoot] {
+        &self.roots
+    }
+
+    /// The stacks. Its `Frame::Root` and `Frame::Code` are indexes, see the head of this file.
+    #[must_use]
+    pub fn trie(&self) -> &Trie {
+        &self.trie
+    }
+
+    /// The functions of a frame with their lines, outermost first; empty where only the
+    /// address is known, and for a frame that is not of this profile.
+    #[must_use]
+    pub fn lines_of(&self, frame: &Frame) -> &[Line] {
+        self.lines.get(frame.lines.start as usize..frame.lines.end as usize).unwrap_or_default()
+    }
+
+    /// A function by its index; nameless for one that this profile does not have.
+    #[must_use]
+    pub fn function(&self, index: u32) -> Function {
+        self.functions.get(index as usize).copied().unwrap_or_default()
+    }
+
+    /// Counts of all stacks.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.trie.total()
+    }
+
+    /// CPU time of `count` counts, seconds; `None` where the rate is not told.
+    #[must_use]
+    pub fn seconds(&self, count: u64) -> Option<f64> {
+        self.about.hz.filter(|hz| *hz > 0).map(|hz| count as f64 / f64::from(hz))
+    }
+
+    /// Names of the processes in it, each once, sorted.
+    #[must_use]
+    pub fn processes(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.roots.iter().map(|root| self.text(root.process)).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Visits each stack that has a count: its root, its frames (indexes into
+    /// [`Saved::frames`], outermost first) and the count. The order depends on the stacks and
+    /// the order of the tables only.
+    pub fn for_each_stack(&self, mut visit: impl FnMut(&StackRoot, &[u32], u64)) {
+        let mut frames = Vec::new();
+        self.trie.for_each_stack(|path, count| {
+            if let Some(root) = self.split(path, &mut frames) {
+                visit(root, &frames, count);
+            }
+        });
+    }
+
+    /// The root of a path of the trie; its other frames are put into `frames`.
+    fn split(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<&StackRoot> {
+        let (root, code) = path.split_first()?;
+        let trie::Frame::Root(root) = self.trie.frame(*root) else { return None };
+        frames.clear();
+        frames.extend(code.iter().filter_map(|frame| match self.trie.frame(*frame) {
+            trie::Frame::Code { address, .. } => u32::try_from(address).ok(),
+            trie::Frame::Root(_) => None,
+        }));
+        self.roots.get(root as usize)
+    }
+
+    /// Visits the names of a frame as folded text shows them, outermost first: one for each
+    /// function, and one that says where the address is if there is none. With `lines`,
+    /// `function (file:line)`.
+    pub fn names_of(&self, frame: u32, lines: bool, visit: &mut dyn FnMut(&str)) {
+        let Some(frame) = self.frames.get(frame as usize) else { return visit(UNKNOWN) };
+        let here = self.lines_of(frame);
+        if here.is_empty() {
+            return visit(&self.place_of(frame));
+        }
+        for line in here {
+            let function = self.function(line.function);
+            let name = match self.text(function.name) {
+                "" => self.text(function.system_name),
+                name => name,
+            };
+            let name = if name.is_empty() { UNKNOWN } else { name };
+            // The function says which of several files of one name it is.
+            let file = self.text(function.file).rsplit(['/', '\\']).next().unwrap_or_default();
+            match (lines && !file.is_empty(), line.line) {
+                (false, _) => visit(name),
+                (true, 0) => visit(&format!("{name} ({file})")),
+                (true, line) => visit(&format!("{name} ({file}:{line})")),
+            }
+        }
+    }
+
+    /// `[module+0x1f40]`, or `[unknown]` outside of any module.
+    fn place_of(&self, frame: &Frame) -> String {
+        let mapping = frame.mapping.and_then(|mapping| self.mappings.get(mapping as usize));
+        let Some(mapping) = mapping else { return UNKNOWN.to_owned() };
+        let module = self.text(mapping.path).rsplit(['/', '\\']).next().unwrap_or_default();
+        if module.is_empty() {
+            return UNKNOWN.to_owned();
+        }
+        let offset = frame.address.wrapping_sub(mapping.start).wrapping_add(mapping.file_offset);
+        // The kernel's own names have brackets already.
+        format!("[{}+{offset:#x}]", module.trim_start_matches('[').trim_end_matches(']'))
+    }
+}
+
+impl fmt::Debug for Saved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Saved({} stacks, {} {}, {} frames, {} functions)",
+            self.trie.distinct_stacks(),
+            self.total(),
+            self.about.unit,
+            self.frames.len(),
+            self.functions.len()
+        )
+    }
+}

@@ -1,0 +1,159 @@
+//! A table of what is known of code addresses, for look-ups at every frame. Input: keys made
+//! of addresses; output: a small value for each. Not for: keys that must not be lost, since a
+//! full table overwrites.
+//!
+//! Open addressing from a home slot. It grows with the addresses that stacks lead to, at
+//! most a quarter full, so that nearly every key is found at its home; in a direct-mapped
+//! table of fixed size a few hundred addresses already evict each other, and each loss costs
+//! as much as a hundred look-ups.
+
+/// A key that no address has (see `Key` in `unwind/cache.rs`, and [`Table::get`]).
+const NO_KEY: u64 = u64::MAX;
+/// Slots of a table with one entry, and at most; powers of two.
+const SLOTS_MIN: usize = 64;
+const SLOTS_MAX: usize = 1 << 17;
+/// Slots per entry while the table may grow.
+const SLOTS_PER_ENTRY: usize = 4;
+/// Slots from its home on that may hold a key.
+const PROBES: usize = 8;
+
+/// See the top of this file. Holds nothing and allocates nothing until the first insertion.
+#[derive(Clone, Debug)]
+pub(super) struct Table<V> {
+    slots: Box<[(u64, V)]>,
+    len: usize,
+}
+
+impl<V: Copy + Default> Default for Table<V> {
+    fn default() -> Table<V> {
+        Table { slots: Box::default(), len: 0 }
+    }
+}
+
+impl<V: Copy + Default> Table<V> {
+    /// Forgets all keys, and the memory they took.
+    pub(super) fn clear(&mut self) {
+        *self = Table::default();
+    }
+
+    /// The value of a key, if it was inserted and not overwritten since. The key `u64::MAX` has
+    /// either none or the default value.
+    #[inline(always)]
+    pub(super) fn get(&self, key: u64) -> Option<V> {
+        let mut at = home(key);
+        for _ in 0..PROBES {
+            let (found, value) = self.slots.get(at & self.slots.len().wrapping_sub(1))?;
+            if *found == key {
+                return Some(*value);
+            }
+            if *found == NO_KEY {
+                return None;
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// Sets the value of a key; another key may lose its own.
+    pub(super) fn insert(&mut self, key: u64, value: V) {
+        if key == NO_KEY {
+            return;
+        }
+        let wanted = (self.len + 1) * SLOTS_PER_ENTRY;
+        if wanted > self.slots.len() && self.slots.len() < SLOTS_MAX {
+            self.grow(wanted.next_power_of_two().clamp(SLOTS_MIN, SLOTS_MAX));
+        }
+        self.place(key, value);
+    }
+
+    fn grow(&mut self, slots: usize) {
+        let before = std::mem::replace(&mut self.slots, vec![(NO_KEY, V::default()); slots].into());
+        self.len = 0;
+        for (key, value) in before.into_iter().filter(|(key, _)| *key != NO_KEY) {
+            self.place(key, value);
+        }
+    }
+
+    fn place(&mut self, key: u64, value: V) {
+        let mask = self.slots.len() - 1;
+        let home = home(key);
+        let places = (home..home + PROBES).map(|at| at & mask);
+        let free =
+            places.into_iter().find(|at| matches!(self.slots[*at].0, NO_KEY) || self.slots[*at].0 == key);
+        let slot = &mut self.slots[free.unwrap_or(home & mask)];
+        self.len += usize::from(slot.0 == NO_KEY);
+        *slot = (key, value);
+    }
+}
+
+/// The first slot for a key, beyond the size of the table too. Neighbouring functions differ in
+/// the low bits, libraries in the high ones.
+#[inline(always)]
+fn home(key: u64) -> usize {
+    (key ^ key >> 13) as u32 as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(count: u64) -> impl Iterator<Item = u64> {
+        (0..count).map(|index| 0x5555_5540_0000 + index * 37 + (index % 7 << 36))
+    }
+
+    #[test]
+    fn nothing_is_lost_while_the_table_may_grow() {
+        let mut table = Table::default();
+        assert_eq!(table.get(1), None);
+        let count = (SLOTS_MAX / SLOTS_PER_ENTRY) as u64;
+        for (value, key) in keys(count).enumerate() {
+            assert_eq!(table.get(key), None);
+            table.insert(key, value);
+        }
+        let found = keys(count).enumerate().filter(|(value, key)| table.get(*key) == Some(*value)).count();
+        assert_eq!((found, table.slots.len()), (count as usize, SLOTS_MAX));
+        table.clear();
+        assert_eq!(keys(count).find_map(|key| table.get(key)), None);
+    }
+
+    #[test]
+    fn a_key_has_one_value() {
+        let mut table = Table::default();
+        table.insert(5, 1);
+        table.insert(5, 2);
+        assert_eq!((table.get(5), table.len), (Some(2), 1));
+    }
+
+    #[test]
+    fn more_keys_than_slots_overwrite_and_never_mix() {
+        let mut table = Table::default();
+        for key in keys(3 * SLOTS_MAX as u64) {
+            table.insert(key, key);
+        }
+        assert_eq!(table.slots.len(), SLOTS_MAX);
+        let kept = keys(3 * SLOTS_MAX as u64).filter(|key| table.get(*key) == Some(*key)).count();
+        assert!((SLOTS_MAX / 2..=SLOTS_MAX).contains(&kept), "{kept}");
+        assert!(keys(3 * SLOTS_MAX as u64).all(|key| table.get(key).is_none_or(|value| value == key)));
+    }
+
+    #[test]
+    fn keys_of_one_home_are_found_and_looking_for_them_is_bounded() {
+        // The low 13 bits and the ones folded onto them are those of 1.
+        let same_home = |index: u64| 1 | index << 45;
+        let mut table = Table::default();
+        for index in 0..PROBES as u64 {
+            table.insert(same_home(index), index);
+        }
+        assert!((0..PROBES as u64).all(|index| table.get(same_home(index)) == Some(index)));
+        table.insert(same_home(99), 99);
+        assert_eq!((table.get(same_home(99)), table.get(same_home(0))), (Some(99), None));
+    }
+
+    #[test]
+    fn the_reserved_key_has_no_value() {
+        let mut table = Table::default();
+        table.insert(1, 7);
+        table.insert(u64::MAX, 7);
+        assert!(matches!(table.get(u64::MAX), None | Some(0)));
+    }
+}
