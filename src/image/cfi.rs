@@ -17,6 +17,7 @@ use object::elf::{FileHeader64, PT_GNU_EH_FRAME};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Object, ObjectSection};
 
+use super::b_key::{self, Rewritten};
 use crate::addr::Svma;
 use crate::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
 
@@ -139,7 +140,7 @@ impl Cfi {
             }
             Search::Index(index) => entry_at(index, pc)?,
         };
-        row_of(section, &self.bases, offset, pc)
+        row_of(section, &self.bases, offset, pc, &[])
     }
 }
 
@@ -162,6 +163,7 @@ fn debug_frame(bytes: &[u8]) -> DebugFrame<Reader<'_>> {
 pub(super) struct Entries {
     bases: BaseAddresses,
     index: OnceLock<Vec<(u64, u64, usize)>>,
+    rewritten: OnceLock<Option<Rewritten>>,
 }
 
 impl Entries {
@@ -169,18 +171,28 @@ impl Entries {
     /// count from.
     pub(super) fn new(svma: Svma, text: Svma) -> Entries {
         let bases = BaseAddresses::default().set_eh_frame(svma.0).set_text(text.0);
-        Entries { bases, index: OnceLock::new() }
+        Entries { bases, index: OnceLock::new(), rewritten: OnceLock::new() }
     }
 
     /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
     pub(super) fn row<const N: usize>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<N>> {
-        row_of(eh_frame(bytes), &self.bases, offset, pc.0)
+        let (bytes, not_signal) = self.readable(bytes);
+        row_of(eh_frame(bytes), &self.bases, offset, pc.0, not_signal)
     }
 
     /// The row at `pc`, whose entry is searched for.
     pub(super) fn search<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
-        let index = self.index.get_or_init(|| index(eh_frame(bytes), &self.bases));
+        let (readable, _) = self.readable(bytes);
+        let index = self.index.get_or_init(|| index(eh_frame(readable), &self.bases));
         self.row(bytes, entry_at(index, pc.0)?, pc)
+    }
+
+    /// The section as gimli reads it, and the CIEs whose mark of signal trampolines is not theirs.
+    fn readable<'a>(&'a self, bytes: &'a [u8]) -> (&'a [u8], &'a [usize]) {
+        match self.rewritten.get_or_init(|| b_key::rewrite(bytes)) {
+            Some(rewritten) => (&rewritten.bytes, &rewritten.not_signal),
+            None => (bytes, &[]),
+        }
     }
 }
 
@@ -232,7 +244,7 @@ where
     if N == COLUMNS && found.columns[RETURN_ADDRESS] == Column::Same {
         return None;
     }
-    found.signal = fde.cie().is_signal_trampoline();
+    found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)
 }
 

@@ -4,6 +4,7 @@
 //! opens a file. Output: address → image and stated address, in any address space the
 //! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
 
+mod b_key;
 pub mod cfi;
 pub mod elf;
 pub mod macho;

@@ -87,3 +87,69 @@ impl Unwind {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::frame_rule::{Cfa, Column};
+
+    const SECTION: u64 = 0x1_0000_8000;
+    const FUNCTION: u64 = 0x1_0000_4000;
+
+    /// `__eh_frame` of one function of 0x40 bytes: a CIE with `augmentation`, and an FDE
+    /// with `instructions`.
+    fn eh_frame(augmentation: &str, instructions: &[u8]) -> Vec<u8> {
+        let entry = |content: Vec<u8>| {
+            let mut content = content;
+            content.resize(content.len().next_multiple_of(8) + 4, 0);
+            [(content.len() as u32).to_le_bytes().as_slice(), &content].concat()
+        };
+        // CIE id, version 1, augmentation, code alignment 1, data alignment -8, return
+        // address x30, FDE pointers pc-relative (0x10); CFA = sp
+        let name = [augmentation.as_bytes(), &[0]].concat();
+        let cie = entry([&[0, 0, 0, 0, 1], name.as_slice(), &[1, 0x78, 30, 1, 0x10, 0x0c, 31, 0]].concat());
+        let start = FUNCTION.wrapping_sub(SECTION + cie.len() as u64 + 8);
+        let fde = [
+            (cie.len() as u32 + 4).to_le_bytes().as_slice(),
+            &start.to_le_bytes(),
+            &0x40u64.to_le_bytes(),
+            &[0],
+            instructions,
+        ];
+        [cie, entry(fde.concat()), vec![0; 4]].concat()
+    }
+
+    fn row(section: &[u8], at: u64) -> Option<RowAarch64> {
+        Entries::new(Svma(SECTION), Svma(FUNCTION)).search(section, Svma(at))
+    }
+
+    #[test]
+    fn rows_of_signed_functions_are_read() {
+        // advance 4, negate_ra_state, advance 4, CFA = sp + 16, x30 at -8, x29 at -16
+        let section = eh_frame("zR", &[0x44, 0x2d, 0x44, 0x0e, 16, 0x9e, 1, 0x9d, 2]);
+        assert_eq!(row(&section, FUNCTION - 1), None);
+        assert_eq!(row(&section, FUNCTION + 4).unwrap().columns[30], Column::Same);
+        let body = row(&section, FUNCTION + 8).unwrap();
+        assert_eq!(body.cfa, Cfa::Register(31, 16));
+        assert_eq!((&body.columns[30], &body.columns[29]), (&Column::At(-8), &Column::At(-16)));
+        assert!(!body.signal);
+        assert_eq!(row(&section, FUNCTION + 0x40), None);
+    }
+
+    #[test]
+    fn entries_of_signal_trampolines_say_so() {
+        assert!(row(&eh_frame("zRS", &[]), FUNCTION).unwrap().signal);
+    }
+
+    #[test]
+    fn entries_for_return_addresses_signed_with_the_other_key_are_read() {
+        // As arm64e code has it.
+        let section = eh_frame("zRB", &[0x44, 0x2d, 0x44, 0x0e, 16, 0x9e, 1]);
+        let body = row(&section, FUNCTION + 8).unwrap();
+        assert_eq!(
+            (body.cfa, &body.columns[30], body.signal),
+            (Cfa::Register(31, 16), &Column::At(-8), false)
+        );
+    }
+}
