@@ -203,7 +203,13 @@ fn entry_at(index: &[(u64, u64, usize)], pc: u64) -> Option<usize> {
 }
 
 /// The row of the entry at an offset.
-fn row_of<'a, S, const N: usize>(section: S, bases: &BaseAddresses, offset: usize, pc: u64) -> Option<Row<N>>
+fn row_of<'a, S, const N: usize>(
+    section: S,
+    bases: &BaseAddresses,
+    offset: usize,
+    pc: u64,
+    not_signal: &[usize],
+) -> Option<Row<N>>
 where
     S: UnwindSection<Reader<'a>>,
     S::Offset: UnwindOffset<usize>,

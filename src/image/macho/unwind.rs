@@ -110,14 +110,10 @@ mod tests {
         let name = [augmentation.as_bytes(), &[0]].concat();
         let cie = entry([&[0, 0, 0, 0, 1], name.as_slice(), &[1, 0x78, 30, 1, 0x10, 0x0c, 31, 0]].concat());
         let start = FUNCTION.wrapping_sub(SECTION + cie.len() as u64 + 8);
-        let fde = [
-            (cie.len() as u32 + 4).to_le_bytes().as_slice(),
-            &start.to_le_bytes(),
-            &0x40u64.to_le_bytes(),
-            &[0],
-            instructions,
-        ];
-        [cie, entry(fde.concat()), vec![0; 4]].concat()
+        let (back, bytes) = (cie.len() as u32 + 4, 0x40u64);
+        let range = [start.to_le_bytes(), bytes.to_le_bytes()].concat();
+        let fde = [&back.to_le_bytes(), range.as_slice(), &[0], instructions].concat();
+        [cie, entry(fde), vec![0; 4]].concat()
     }
 
     fn row(section: &[u8], at: u64) -> Option<RowAarch64> {

@@ -6,8 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs, without `.c`.
-pub const PROGRAMS: [&str; 6] = ["calls", "recursion", "tail", "stubs", "paths", "swift"];
+/// The sources of the programs.
+pub const PROGRAMS: [&str; 7] =
+    ["calls.c", "recursion.c", "tail.c", "stubs.c", "paths.c", "swift.c", "objects.cpp"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arch {
@@ -88,6 +89,10 @@ pub fn build(variant: Variant, into: &Path) -> Built {
         clang.arg("-target").arg(format!("{}-apple-macos11", variant.arch.name()));
         clang.arg(format!("-{}", variant.optimisation)).args(variant.frames.flags());
         clang.args(["-fno-stack-protector", "-fno-builtin", "-fswift-async-fp=always"]);
+        if file.ends_with(".cpp") {
+            // Virtual calls without the runtime type information of a C++ library.
+            clang.args(["-fexceptions", "-fno-rtti", "-std=c++17"]);
+        }
         clang.args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument", "-c"]);
         run(clang.arg(source.join(file)).arg("-o").arg(&object));
         object
@@ -107,9 +112,9 @@ pub fn build(variant: Variant, into: &Path) -> Built {
     run(linker().args(name).args(parts).arg("-o").arg(&pthread));
     let root = object("root.S");
     let program = |name: &&str| {
-        let program = into.join(name);
+        let program = into.join(Path::new(name).file_stem().unwrap());
         let mut linker = linker();
-        linker.args(["-e", "_run"]).arg(object(&format!("{name}.c")));
+        linker.args(["-e", "_run"]).arg(object(name));
         run(linker.arg(&root).arg(&dylib).arg("-o").arg(&program));
         program
     };

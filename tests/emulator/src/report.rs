@@ -22,6 +22,11 @@ const WORST: usize = 20;
 /// were not measured.
 const BOUNDARIES_MIN: u64 = 1000;
 
+/// Of all boundaries of a processor and a treatment of frame pointers, those that `auto` walks
+/// exactly at least, and those that it walks wrongly and takes for complete at most.
+const EXACT_PER_MILLE: u64 = 995;
+const WRONG_ROOT_PER_10_000: u64 = 1;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     all: u64,
@@ -138,9 +143,9 @@ impl Report {
         for group in self.groups() {
             line(&mut out, "ALL", "", group[0], &sum(&group));
         }
-        out.push_str("\nworst addresses, all programs with frame pointers:\n");
-        for group in self.groups().iter().filter(|group| group[0].variant.frames != FramePointers::Omitted) {
-            worst(&mut out, group);
+        out.push_str("\nworst addresses by processor, frame pointers and method:\n");
+        for group in self.groups() {
+            worst(&mut out, &group);
         }
         out
     }
@@ -161,8 +166,17 @@ impl Report {
             if frames == FramePointers::KeptAndSigned && group.iter().all(|row| row.signed == 0) {
                 failures.push(format!("{} {}: nothing was signed", arch.name(), frames.name()));
             }
+            let mut all = Tally::default();
+            sum(&group).values().for_each(|tally| all.add(tally));
+            let whole = format!("{} {} {}", arch.name(), frames.name(), group[0].method);
+            if group[0].method == "auto" && all.exact * 1000 < all.all * EXACT_PER_MILLE {
+                failures.push(format!("{whole}: only {} of {} walks are exact", all.exact, all.all));
+            }
+            if group[0].method == "auto" && all.wrong_root * 10_000 > all.all * WRONG_ROOT_PER_10_000 {
+                failures.push(format!("{whole}: {} wrong walks ended as if complete", all.wrong_root));
+            }
             for (class, tally) in sum(&group) {
-                let what = format!("{} {} {}", arch.name(), frames.name(), class.name());
+                let what = format!("{whole} {}", class.name());
                 if class == Class::Framed && tally.wrong_root > 0 {
                     failures.push(format!("{what}: {} wrong walks ended as if complete", tally.wrong_root));
                 }

@@ -154,7 +154,7 @@ fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
     words[registers + 31] = STACK + 90 * 8;
     words[registers + 32] = TEXT + 0x300;
     words[103] = TEXT + 0x204;
-    let found = [LEAF, (0x7ff, Method::Cfi), (0x300, Method::Cfi), (0x203, Method::Cfi)];
+    let found = [LEAF, (0x7ff, Method::Cfi), (0x300, Method::Code), (0x203, Method::Cfi)];
     check(&rows, &[(LR, TEXT + 0x800)], &words, &found, Ended::Root);
 }
 
