@@ -11,6 +11,8 @@
 //! profile  trie + images + losses + metadata
 //! symbol   once per unique address -> names
 //! output   folded stacks, flame graph
+//! diff     two profiles -> what changed
+//! gate     several profiles a side -> a verdict
 //! cli      the command line, the only module that prints
 //! ```
 //!
@@ -18,13 +20,16 @@
 
 pub mod addr;
 pub mod clock;
+pub mod diff;
 pub mod error;
 pub mod frame_rule;
+pub mod gate;
 pub mod image;
 pub mod live;
 pub mod output;
 pub mod profile;
 pub mod registers;
+pub mod rng;
 pub mod sampler;
 pub mod symbol;
 pub mod target;

@@ -3,11 +3,11 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::process::Command;
 
-use stackprof::symbol::{Answer, Options, name_addresses, sections};
+use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
 use stackprof::target::{Files, ImageBytes};
 
 const SOURCE: &str = "
@@ -153,7 +153,44 @@ fn stubs_are_named_after_what_they_call() {
     }
 }
 
+/// Functions with Swift names: outermost, inlined, and a stub.
+const SWIFT: &str = r#"
+int called(int) __asm__("_$s4main6calledyyF");
+static inline __attribute__((always_inline)) int inner(int x) { return called(x) * 3; }
+int outer(int x) __asm__("_$s4main5outeryyF");
+int outer(int x) { return inner(x) + 1; }
+"#;
+
+#[test]
+fn swift_names_are_made_by_the_one_who_knows_them() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.c"), SWIFT).unwrap();
+    let args = ["-O1", "-g", "-shared", "-fPIC", "-Wl,-z,lazy", "-o", "a.so", "a.c"];
+    run(dir.path(), "cc", &args).expect("`cc` is needed by this test");
+    let bytes = std::fs::read(dir.path().join("a.so")).unwrap();
+    let all = sections::all(&bytes).unwrap();
+    let code = all.iter().filter(|section| section.name == ".text" || section.name.starts_with(".plt"));
+    let addresses: Vec<u64> = code.flat_map(|section| section.svma..section.svma + section.size).collect();
+    let found = |options: &Options<'_>| -> HashSet<String> {
+        let answer = name_addresses("/a.so", ImageBytes::new(bytes.clone()), &addresses, options);
+        let functions = answer.names.into_iter().flatten().flatten();
+        functions.filter_map(|function| function.name.map(|name| name.to_string())).collect()
+    };
+    let names =
+        found(&Options { swift: |name| Some(format!("main.{}()", name.len())), ..Options::default() });
+    for name in ["main.17()", "main.18()@plt", "inner"] {
+        assert!(names.contains(name), "{name}: {names:?}");
+    }
+    assert!(names.iter().all(|name| !name.contains('$')), "{names:?}");
+    // Without a Swift runtime they stay as they are, and so they do where that is asked for.
+    let mangled = Options { style: Style::Mangled, swift: |_| Some("x".to_owned()), ..Options::default() };
+    for options in [Options::default(), mangled] {
+        assert!(found(&options).contains("_$s4main5outeryyF"), "{:?}", found(&options));
+    }
+}
+
 /// A program that makes code, says so in /tmp/perf-PID.map, and runs it.
+#[cfg(target_arch = "x86_64")]
 const JIT: &str = r#"
 #include <stdio.h>
 #include <string.h>

@@ -135,7 +135,7 @@ impl Files for InMemory {
 }
 
 fn exercise(bytes: &[u8], files: &InMemory, addresses: &[u64]) -> Vec<Vec<String>> {
-    let options = Options { inlines: true, lines: true, style: Style::Short, files, threads: 2 };
+    let options = Options { lines: true, style: Style::Short, files, threads: 2, ..Options::default() };
     let named = name_addresses("/nowhere/a.out", ImageBytes::new(bytes.to_vec()), addresses, &options);
     let texts = named.names.into_iter().map(|name| {
         let functions = name.unwrap_or_default().into_iter();
@@ -309,6 +309,104 @@ fn damaged_debug_links() {
         damage(&mut damaged, &places, random);
         exercise(&damaged, &files, &addresses);
     });
+}
+
+/// Runs one of the tools that only some machines have; `None` if it is not installed.
+fn run_if_there(dir: &Path, program: &str, args: &[&str]) -> Option<()> {
+    Command::new(program).arg("--version").output().ok()?;
+    run(dir, program, args);
+    Some(())
+}
+
+fn skip(test: &str, why: &str) {
+    eprintln!("SKIP {test}: {why}");
+    assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+}
+
+/// A Mach-O library and the files with its DWARF: an object file, and one in an archive.
+fn with_debug_map(dir: &Path) -> Option<(Vec<u8>, InMemory)> {
+    std::fs::write(dir.join("a.c"), SOURCE).unwrap();
+    let renamed = [
+        ("int other", "int another"),
+        ("other(argc)", "another(argc)"),
+        ("int main", "int entry"),
+        ("sum", "more"),
+    ];
+    let other = renamed.iter().fold(SOURCE.to_owned(), |source, (from, to)| source.replace(from, to));
+    std::fs::write(dir.join("b.c"), other).unwrap();
+    for (source, object) in [("a.c", "a.o"), ("b.c", "b.o")] {
+        let args = ["-target", "arm64-apple-macos11", "-O2", "-g", "-c", source, "-o", object];
+        run_if_there(dir, "clang-19", &args)?;
+    }
+    run_if_there(dir, "llvm-ar-19", &["rcs", "libb.a", "b.o"])?;
+    let link = ["-arch", "arm64", "-platform_version", "macos", "11", "11", "-dylib", "-u", "_entry"];
+    run_if_there(dir, "ld64.lld-19", &[&link[..], &["-o", "a.dylib", "a.o", "libb.a"]].concat())?;
+    let read = |name: &str| std::fs::read(dir.join(name)).unwrap();
+    let files = HashMap::from(["a.o", "libb.a"].map(|name| (name.to_owned(), read(name))));
+    Some((read("a.dylib"), InMemory(files)))
+}
+
+#[test]
+fn damaged_debug_maps() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let dir = tempfile::tempdir().unwrap();
+    let Some((image, files)) = with_debug_map(dir.path()) else {
+        return skip("damaged_debug_maps", "LLVM's tools for macOS are not installed");
+    };
+    let all = sections::all(&image).unwrap();
+    let code = all.iter().find(|section| section.name == "__text").unwrap();
+    let addresses: Vec<u64> = (code.svma..code.svma + code.size).collect();
+    let found = exercise(&image, &files, &addresses);
+    for outer in ["other", "another"] {
+        assert!(found.iter().any(|chain| *chain == [outer, "twice"]), "{found:?}");
+    }
+    // The symbol table is what the file ends with, and the commands say where.
+    let steering = [32..2048, code.bytes.as_ptr().addr() - image.as_ptr().addr()..image.len()];
+    let bytes = image.len() + files.0.values().map(Vec::len).sum::<usize>();
+    for_each_seed("damaged_debug_maps", 300, bytes * MEMORY_FACTOR, |random| {
+        let mut damaged = image.clone();
+        damage(&mut damaged, &steering, random);
+        exercise(&damaged, &files, &addresses);
+        for name in ["a.o", "libb.a"] {
+            let mut object = files.0[name].clone();
+            damage(&mut object, &[], random);
+            let mut files = InMemory(files.0.clone());
+            files.0.insert(name.to_owned(), object);
+            exercise(&image, &files, &addresses);
+        }
+    });
+}
+
+#[test]
+fn damaged_common_files() {
+    let _alone = ONE_AT_A_TIME.lock();
+    for flags in [&[][..], &["-5"]] {
+        let (dir, image) = build(&["-gdwarf-5", "-Wl,--build-id"]);
+        std::fs::copy(dir.path().join("a.out"), dir.path().join("b.out")).unwrap();
+        let args = [flags, &["-m", "common", "a.out", "b.out"]].concat();
+        if run_if_there(dir.path(), "dwz", &args).is_none() {
+            return skip("damaged_common_files", "no dwz");
+        }
+        let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+        let (bytes, common) = (read("a.out"), read("common"));
+        assert_ne!(bytes, image);
+        let addresses = text_addresses(&bytes);
+        let files = InMemory(HashMap::from([("common".to_owned(), common.clone())]));
+        let found = exercise(&bytes, &files, &addresses);
+        assert!(
+            found.iter().any(|chain| chain.ends_with(&["twice".to_owned(), "add".to_owned()])),
+            "{found:?}"
+        );
+        let link = places(&bytes, |section| matches!(&*section.name, ".gnu_debugaltlink" | ".debug_sup"));
+        for_each_seed("damaged_common_files", 150, (bytes.len() + common.len()) * MEMORY_FACTOR, |random| {
+            let mut damaged = bytes.clone();
+            damage(&mut damaged, &link, random);
+            exercise(&damaged, &files, &addresses);
+            let mut other = common.clone();
+            damage(&mut other, &[], random);
+            exercise(&bytes, &InMemory(HashMap::from([("common".to_owned(), other)])), &addresses);
+        });
+    }
 }
 
 #[test]

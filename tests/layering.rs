@@ -12,16 +12,17 @@ use std::path::Path;
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them
 /// are allowed. The command line may name everything, and nothing may name it.
-const ALLOWED: [(&str, &[&str]); 14] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("addr", &[]),
     ("error", &[]),
     ("frame_rule", &[]),
     ("clock", &[]),
     ("live", &[]),
     ("trie", &[]),
+    ("rng", &[]),
     ("registers", &["addr"]),
     // Whether a file is the one that is mapped is decided by its head.
-    ("target", &["addr", "clock", "error", "registers", "image::elf", "image::macho"]),
+    ("target", &["addr", "clock", "error", "registers", "rng", "image::elf", "image::macho"]),
     ("walk", &["addr", "frame_rule", "registers"]),
     // Only the plain types that say what is mapped; never a target that can be asked.
     ("image", &["addr", "frame_rule", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),
@@ -60,6 +61,8 @@ const ALLOWED: [(&str, &[&str]); 14] = [
         &["addr", "clock", "error", "frame_rule", "image", "live", "profile", "target", "trie", "walk"],
     ),
     ("output", &["error"]),
+    ("diff", &["profile", "trie"]),
+    ("gate", &["diff", "profile", "rng", "trie"]),
 ];
 
 const MAX_LINES: usize = 600;

@@ -2,6 +2,11 @@
 //! out. Two steps, as ripgrep does it: `flags.rs` only splits, this file checks. No I/O,
 //! nothing is opened and no process is looked at.
 
+pub mod compare;
+pub mod diff;
+pub mod gate;
+pub mod render;
+
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +19,7 @@ use super::flags::{
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Format;
+use crate::output::svg::Colors;
 use crate::symbol::Style;
 use crate::walk::How;
 
@@ -32,7 +38,7 @@ pub const DURATION_MAX_S: f64 = 1e9;
 pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
 /// Commands of the contract that this version does not have; their names stay free.
-const LATER: [&str; 4] = ["render", "diff", "gate", "top"];
+const LATER: [&str; 1] = ["top"];
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +49,12 @@ pub enum Command {
     Dump(Dump),
     /// Name addresses of a file.
     Addresses(Addresses),
+    /// Turn saved profiles into others.
+    Render(render::Render),
+    /// Compare two profiles.
+    Diff(diff::Diff),
+    /// Judge recordings of two sides.
+    Gate(gate::Gate),
     /// Print this text (help, version) on standard output.
     Print(String),
 }
@@ -173,6 +185,10 @@ pub struct Recording {
     pub reverse: bool,
     /// Frames narrower than this percentage are left out of the flame graph.
     pub min_width_percent: f64,
+    /// Colours of the flame graph.
+    pub colors: Colors,
+    /// Flame graph on a dark page.
+    pub dark: bool,
     /// Where the statistics go.
     pub stats: Option<Destination>,
     /// How much is told.
@@ -189,7 +205,7 @@ impl Recording {
             return self.outputs.clone();
         }
         if self.source == Source::Demo {
-            let path = format!("stackprof-demo.{}", self.default_format.name());
+            let path = format!("stackprof-demo.{}", self.default_format.extension());
             return vec![Output { to: Destination::File(path.into()), format: self.default_format }];
         }
         // A process can call itself anything; the file stays in this directory.
@@ -199,7 +215,7 @@ impl Recording {
             .take(64)
             .collect();
         let name = if name.is_empty() { "process" } else { &name };
-        let path = format!("stackprof-{name}-{pid}.{}", self.default_format.name());
+        let path = format!("stackprof-{name}-{pid}.{}", self.default_format.extension());
         vec![Output { to: Destination::File(path.into()), format: self.default_format }]
     }
 }
@@ -256,6 +272,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
         }
         "demo" => return demo(&words[1..], launch),
         "dump" => return dump(&words[1..], launch),
+        "render" => return render::parse(&words[1..], launch.as_deref()),
+        "diff" => return diff::parse(&words[1..], launch.as_deref()),
+        "gate" => return gate::parse(&words[1..], launch.as_deref()),
         later if LATER.contains(&later) => {
             return Err(usage(format!("command `{later}` is not in this version (try 'stackprof --help')")));
         }
@@ -276,9 +295,11 @@ fn help(topic: &[OsString]) -> Result<Command> {
     let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     match topic.as_str() {
         "" | "record" | "help" => parse(["--help".into()]),
-        "demo" | "dump" => parse([topic.into(), "--help".into()]),
+        "demo" | "dump" | "render" | "diff" | "gate" => parse([topic.into(), "--help".into()]),
         later if LATER.contains(&later) => Err(usage(format!("command `{later}` is not in this version"))),
-        other => Err(usage(format!("there is no command `{other}`; one of record, demo, dump, help"))),
+        other => Err(usage(format!(
+            "there is no command `{other}`; one of record, demo, dump, render, diff, gate, help"
+        ))),
     }
 }
 
@@ -350,7 +371,9 @@ fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
 /// `stackprof ./prog` and `stackprof 4242`: clear what is meant, but not by us to guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
-    if matches!(first.as_ref(), "record" | "demo" | "dump") || LATER.contains(&first.as_ref()) {
+    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render" | "diff" | "gate")
+        || LATER.contains(&first.as_ref())
+    {
         return usage(format!("the command comes first: stackprof {first} [options]"));
     }
     if first.parse::<u32>().is_ok() {
@@ -422,6 +445,8 @@ fn recording(source: Source, flags: RecordingFlags) -> Result<Recording> {
         title: flags.title,
         reverse: flags.reverse,
         min_width_percent,
+        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
+        dark: flags.look.dark,
         stats,
         verbosity: verbosity(&flags.common)?,
         seed: flags
@@ -444,7 +469,7 @@ fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<Output>> {
             (None, Destination::Stdout) => Format::Folded,
             (None, Destination::File(_)) => {
                 return Err(usage(format!(
-                    "--output `{}`: the extension tells no format; use .svg, .folded or .txt, or add --format",
+                    "--output `{}`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",
                     path.display()
                 )));
             }
@@ -492,6 +517,12 @@ fn unwind(text: &OsStr) -> Result<How> {
         "cfi" => Ok(How::Cfi),
         _ => Err(bad("--unwind", text, "auto, fp or cfi")),
     }
+}
+
+fn colors(text: &OsStr) -> Result<Colors> {
+    text.to_str()
+        .and_then(Colors::from_name)
+        .ok_or_else(|| bad("--colors", text, &format!("one of {}", Colors::NAMES.join(", "))))
 }
 
 fn verbosity(flags: &CommonFlags) -> Result<Verbosity> {

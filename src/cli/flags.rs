@@ -15,7 +15,10 @@ and get a flame graph of where its CPU time goes.";
 const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof [record] [OPTIONS] -- COMMAND [ARGS...]
        stackprof demo [OPTIONS]
-       stackprof dump WHAT --pid N";
+       stackprof dump WHAT --pid N
+       stackprof render PROFILE... -o FILE
+       stackprof diff BASE NEW [-o FILE]
+       stackprof gate --base FILE... --new FILE...";
 
 /// Short enough to be read whole, and each line works when typed.
 const EXAMPLES: &str = "Examples:
@@ -23,17 +26,23 @@ const EXAMPLES: &str = "Examples:
   sudo stackprof --pid 4242 --hz 997    the same for a process of another user
   stackprof -- ./prog arg               start a program and record all of it
   stackprof -d 10 -o a.svg -o a.folded --pid 4242
+  stackprof -o a.pb.gz -- ./prog        keep it, for go tool pprof and the next line
+  stackprof render a.pb.gz -o a.svg     turn a saved profile into a flame graph
   stackprof demo                        see a profile without a program at hand
 
 Commands:
   record   record a profile (the default, its name can be left out)
   demo     profile a small built-in workload
   dump     show what the profiler sees: threads, images, symbols or stacks
+  render   turn saved profiles into another format, merge and filter them
+  diff     show what changed between two profiles
+  gate     fail when something got slower, for CI
   help     this text, or `stackprof help dump`
 
-Exit codes: 0 done, 1 error, 2 wrong usage, 4 nothing was sampled";
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 gate: something got slower,
+            4 nothing was sampled or no data to compare";
 
-const TEMPLATE: &str = "{about}\n\nUsage: {usage}\n\n{before-help}{all-args}{after-help}\n";
+pub(super) const TEMPLATE: &str = "{about}\n\nUsage: {usage}\n\n{before-help}{all-args}{after-help}\n";
 
 /// `stackprof [record] ...`
 #[derive(Debug, Parser)]
@@ -157,11 +166,13 @@ pub(super) struct RecordingFlags {
     pub(super) seed: Option<OsString>,
 
     /// Write the profile here; may be given more than once. The extension tells
-    /// the format (.svg, .folded, .txt), - is folded stacks on standard output
+    /// the format (.svg .folded .txt .pb.gz .pprof .speedscope.json
+    /// .firefox.json), - is folded stacks on standard output
     /// [default: stackprof-NAME-PID.svg]
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     pub(super) output: Vec<PathBuf>,
-    /// svg or folded, where the extension does not tell
+    /// svg, folded, pprof, speedscope or firefox, where the extension does not
+    /// tell
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
     /// Write the numbers of the closing summary as JSON
@@ -178,9 +189,23 @@ pub(super) struct RecordingFlags {
     /// Leave out frames narrower than this part of the graph [default: 0.01]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
     pub(super) min_width: Option<OsString>,
+    #[command(flatten)]
+    pub(super) look: LookFlags,
 
     #[command(flatten)]
     pub(super) common: CommonFlags,
+}
+
+/// How a flame graph looks.
+#[derive(Debug, Args)]
+pub(super) struct LookFlags {
+    /// Colours of the flame graph: hot or blue-orange, which everybody can
+    /// tell apart [default: hot]
+    #[arg(long, value_name = "SET", help_heading = OUTPUT)]
+    pub(super) colors: Option<OsString>,
+    /// Flame graph on a dark page
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) dark: bool,
 }
 
 /// How code is named.

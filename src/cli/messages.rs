@@ -29,6 +29,12 @@ pub fn result(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
+/// Prints a result of several lines that quote names from profiles.
+pub fn lines(text: &str) {
+    let lines: String = text.lines().flat_map(|line| [visible(line), "\n".to_owned()]).collect();
+    result(&lines);
+}
+
 fn to_stderr(text: &str) {
     // One write, so that the lines of several processes do not mix.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());

@@ -2,18 +2,24 @@
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs` and `stats.rs` tell how a recording went,
-//! `progress.rs` tells it while it goes. `record.rs`, `dump.rs`, `addresses.rs` and `demo.rs`
-//! are the commands.
+//! `progress.rs` tells it while it goes, `outputs.rs` writes profiles. `record.rs`, `dump.rs`,
+//! `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs` and `demo.rs` are the commands;
+//! `saved_files.rs` reads profiles.
 
 pub mod addresses;
 pub mod args;
 pub mod clap_text;
 pub mod demo;
+pub mod diff;
 pub mod dump;
 pub mod flags;
+pub mod gate;
 pub mod messages;
+mod outputs;
 pub mod progress;
 pub mod record;
+pub mod render;
+mod saved_files;
 pub mod stats;
 pub mod summary;
 mod system;
@@ -22,6 +28,7 @@ pub mod text;
 use std::ffi::OsString;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::gate::Verdict;
 
 /// Runs the program with its arguments (without its own name) and returns the exit code.
 /// A mistake or failure is one line on standard error.
@@ -33,7 +40,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         return 0;
     }
     match args::parse(args).and_then(execute) {
-        Ok(()) => 0,
+        Ok(code) => code,
         Err(error) => {
             messages::error(&error);
             exit_code(&error)
@@ -41,16 +48,24 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-fn execute(command: args::Command) -> Result<()> {
+/// Exit code of `gate` when something got slower.
+const REGRESSION: u8 = 3;
+
+fn execute(command: args::Command) -> Result<u8> {
     match command {
-        args::Command::Record(recording) => record::run(&recording),
-        args::Command::Dump(what) => dump::run(&what),
-        args::Command::Addresses(asked) => addresses::run(&asked),
-        args::Command::Print(text) => {
-            messages::result(&text);
-            Ok(())
+        args::Command::Record(recording) => record::run(&recording)?,
+        args::Command::Dump(what) => dump::run(&what)?,
+        args::Command::Addresses(asked) => addresses::run(&asked)?,
+        args::Command::Render(what) => render::run(&what)?,
+        args::Command::Diff(asked) => diff::run(&asked)?,
+        args::Command::Gate(asked) => {
+            if gate::run(&asked)? == Verdict::Regression {
+                return Ok(REGRESSION);
+            }
         }
+        args::Command::Print(text) => messages::result(&text),
     }
+    Ok(0)
 }
 
 /// The exit code for an error: 1 error, 2 wrong usage, 4 nothing was sampled.

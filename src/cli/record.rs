@@ -1,12 +1,12 @@
 //! `stackprof record`: attach or launch, record, name, write, tell.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use super::args::{Destination, Naming, Output, Recording, Source, Verbosity};
+use super::outputs::{self, Shown};
 use super::progress::Progress;
 use super::stats::{self, RunFigures};
 use super::{demo, messages, summary, system, text};
@@ -14,12 +14,12 @@ use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
 use crate::output::svg::{Caption, Graph};
-use crate::output::{Format, file, folded, svg};
-use crate::profile::{Profile, Root};
+use crate::output::{Format, file};
+use crate::profile::{Circumstances, Profile, Saved};
 use crate::sampler::{self, Options};
 use crate::symbol::{self, Names};
 use crate::target::sim::{SimConfig, SimTarget};
-use crate::target::{ExitStatus, Files, Target};
+use crate::target::{ExitStatus, Files, Target, swift_demangle};
 use crate::walk::How;
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
@@ -41,6 +41,7 @@ pub fn run(recording: &Recording) -> Result<()> {
     // a command must not run only to hear that its profile cannot be kept.
     check_default_output(recording, "NAME", "PID")?;
     let live = Arc::new(Live::default());
+    let circumstances = circumstances(recording);
     let (profile, files) = acquire(recording, &live)?;
     if profile.stats.samples == 0 {
         return Err(nothing_sampled(&profile, recording));
@@ -48,19 +49,23 @@ pub fn run(recording: &Recording) -> Result<()> {
     let begun = Instant::now();
     let frames = profile.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (crate::trie::FrameId(index as u32), frame));
-    let names = symbol::symbolicate(frames, &profile.images, &naming(recording.naming, &*files));
-    let symbolicated = Instant::now();
     let outputs = recording.outputs_for(&profile.process.name, profile.process.pid);
-    let lines = fold(&profile, &names);
-    for output in &outputs {
-        write(output, recording, &profile, &lines)?;
-    }
+    // These forms have a place for lines, which others need not pay for.
+    let keeps_lines = |output: &Output| matches!(output.format, Format::Pprof | Format::Speedscope);
+    let lines = recording.naming.lines || outputs.iter().any(keeps_lines);
+    let options = naming(Naming { lines, ..recording.naming }, &*files);
+    let names = symbol::symbolicate(frames, &profile.images, &options);
+    let symbolicated = Instant::now();
+    let saved = Saved::from_recording(&profile, &names, circumstances)
+        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()))?;
+    outputs::write(&saved, &outputs, &shown(recording, &profile))?;
+    drop(saved);
     let mut figures = figures(&profile, &names, recording, &outputs);
     figures.symbolicate_s = (symbolicated - begun).as_secs_f64();
     figures.write_s = symbolicated.elapsed().as_secs_f64();
     if let Some(to) = &recording.stats {
         let json = stats::json(&profile.process, profile.hz, &profile.stats, &figures);
-        write_to(to, &mut |out| out.write_all(json.as_bytes()))?;
+        outputs::write_to(to, &mut |out| out.write_all(json.as_bytes()))?;
     }
     if recording.verbosity != Verbosity::Quiet {
         let hints = hints(&profile, &names, recording);
@@ -75,7 +80,8 @@ pub fn run(recording: &Recording) -> Result<()> {
 /// How the symbols are to be read.
 pub(super) fn naming(naming: Naming, files: &dyn Files) -> symbol::Options<'_> {
     let Naming { inlines, lines, style } = naming;
-    symbol::Options { inlines, lines, style, files, ..symbol::Options::default() }
+    let swift = swift_demangle;
+    symbol::Options { inlines, lines, style, swift, files, ..symbol::Options::default() }
 }
 
 /// Files that will be written, as far as they are known before the process is.
@@ -195,55 +201,40 @@ fn nothing_sampled(profile: &Profile, recording: &Recording) -> Error {
     Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"))
 }
 
-/// The profile's stacks as text.
-fn fold(profile: &Profile, names: &Names) -> Vec<(String, u64)> {
-    let mut folder = folded::Folder::default();
-    profile.trie.for_each_stack(|frames, count| {
-        let Some((root, frames)) = frames.split_first() else { return };
-        let crate::trie::Frame::Root(number) = profile.trie.frame(*root) else { return };
-        let root = Root::from_number(number);
-        let thread = profile.threads.get(root.thread as usize);
-        let root = folded::Root {
-            process: &profile.process.name,
-            thread: thread.map(|thread| (thread.name.as_str(), thread.id)),
-            complete: root.complete,
-        };
-        folder.add(root, frames.iter().flat_map(|frame| names.get(*frame)), count);
-    });
-    folder.finish()
+/// What the outputs show.
+fn shown(recording: &Recording, profile: &Profile) -> Shown {
+    let stats = &profile.stats;
+    let caption = Caption {
+        process: &profile.process.name,
+        pid: profile.process.pid,
+        hz_requested: profile.hz,
+        hz_achieved: stats::hz_achieved(stats),
+        duration_s: stats.duration_ns as f64 / 1e9,
+        samples: stats.samples,
+        lost: stats.samples_lost.values().sum(),
+        incomplete: stats.stacks_incomplete.values().sum(),
+    };
+    let (title, subtitle) = caption.headings(recording.title.as_deref());
+    let graph = Graph {
+        title,
+        subtitle,
+        unit: String::new(),
+        min_width_percent: recording.min_width_percent,
+        colors: recording.colors,
+        dark: recording.dark,
+    };
+    Shown { graph, title: recording.title.clone(), lines: recording.naming.lines, reverse: recording.reverse }
 }
 
-fn write(output: &Output, recording: &Recording, profile: &Profile, lines: &[(String, u64)]) -> Result<()> {
-    match output.format {
-        Format::Folded => write_to(&output.to, &mut |out| folded::write(lines, out)),
-        Format::Svg => {
-            let stats = &profile.stats;
-            let caption = Caption {
-                process: &profile.process.name,
-                pid: profile.process.pid,
-                hz_requested: profile.hz,
-                hz_achieved: stats::hz_achieved(stats),
-                duration_s: stats.duration_ns as f64 / 1e9,
-                samples: stats.samples,
-                lost: stats.samples_lost.values().sum(),
-                incomplete: stats.stacks_incomplete.values().sum(),
-            };
-            let (title, subtitle) = caption.headings(recording.title.as_deref());
-            let graph = Graph {
-                title,
-                subtitle,
-                reverse: recording.reverse,
-                min_width_percent: recording.min_width_percent,
-            };
-            write_to(&output.to, &mut |out| svg::write(&graph, lines, out))
-        }
-    }
-}
-
-fn write_to(to: &Destination, content: &mut dyn FnMut(&mut dyn io::Write) -> io::Result<()>) -> Result<()> {
-    match to {
-        Destination::File(path) => file::write(path, content),
-        Destination::Stdout => file::write_stream("standard output", &mut io::stdout().lock(), content),
+/// What is known of the recording beside its profile.
+fn circumstances(recording: &Recording) -> Circumstances {
+    let simulated = matches!(recording.source, Source::Sim { .. });
+    let now = std::time::UNIX_EPOCH.elapsed().ok().and_then(|since| u64::try_from(since.as_nanos()).ok());
+    Circumstances {
+        // A simulated run has no time of its own.
+        time_unix_ns: now.filter(|_| !simulated),
+        launched: matches!(recording.source, Source::Launch(_) | Source::Demo),
+        idle: recording.idle,
     }
 }
 

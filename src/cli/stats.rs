@@ -170,11 +170,12 @@ fn exit_status<S: Serializer>(status: &Option<ExitStatus>, serializer: S) -> Res
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::target::Arch;
 
-    fn process() -> Process {
+    /// A process as Linux tells of it.
+    pub(in crate::cli) fn process() -> Process {
         Process {
             pid: 4242,
             name: "work".into(),

@@ -162,23 +162,8 @@ fn signal_name(signal: i32) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::Arch;
+    use crate::cli::stats::tests::process;
     use std::collections::BTreeMap;
-
-    fn process() -> Process {
-        Process {
-            pid: 4242,
-            name: "work".into(),
-            command: "./work".into(),
-            arch: Arch::X86_64,
-            backend: "ptrace",
-            cpus: 2,
-            code_mask: u64::MAX,
-            fp_always: false,
-            cfi: true,
-            stops_waits_unseen: false,
-        }
-    }
 
     /// A recording with something of everything.
     fn stats() -> Stats {

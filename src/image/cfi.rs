@@ -289,9 +289,14 @@ fn frames_after_header(bytes: &[u8], header: &(u64, Range<usize>)) -> Option<(u6
     })
 }
 
-/// Whether `.eh_frame_hdr` has a binary search table: linkers may leave it out.
+/// Whether `.eh_frame_hdr` has a binary search table: linkers may leave it out, and one of
+/// more entries than fit into the section would make gimli's search overflow.
 fn has_table(header: &[u8], bases: &BaseAddresses) -> bool {
-    EhFrameHdr::new(header, LittleEndian).parse(bases, 8).is_ok_and(|header| header.table().is_some())
+    const ENTRY_BYTES_MIN: usize = 4;
+    EhFrameHdr::new(header, LittleEndian).parse(bases, 8).is_ok_and(|parsed| {
+        let entries = parsed.table().map(|table| table.iter(bases).size_hint().0);
+        entries.is_some_and(|entries| entries <= header.len() / ENTRY_BYTES_MIN)
+    })
 }
 
 /// The entries of a section by address; up to the first damaged one.

@@ -1,11 +1,10 @@
-//! Outputs: what a finished profile is written as, and how a file gets onto the disk.
+//! Outputs: the forms that a profile can be written in, pictures, and how a file gets onto
+//! the disk. The forms that are read back too are written by `profile`.
 //!
-//! Input: folded stacks (`folded.rs` makes them from frame names and counts).
-//! Output: bytes into any writer. Nothing here knows of targets, tries or symbols,
-//! and nothing here prints.
+//! Input: frames with their counts. Output: bytes into any writer. Nothing here knows of
+//! targets, tries or symbols, and nothing here prints.
 
 pub mod file;
-pub mod folded;
 pub mod svg;
 
 use std::path::Path;
@@ -19,6 +18,12 @@ pub enum Format {
     Svg,
     /// Folded stacks: `process;frame;frame COUNT`.
     Folded,
+    /// pprof, gzipped.
+    Pprof,
+    /// speedscope's JSON.
+    Speedscope,
+    /// The Firefox Profiler's JSON.
+    Firefox,
 }
 
 /// Extensions and the format each one stands for. The longest match counts, so that
@@ -34,16 +39,35 @@ const EXTENSIONS: [(&str, &str); 8] = [
     (".txt", "folded"),
 ];
 
-/// Formats that the command line reserves and this version cannot write.
-const RESERVED: [&str; 4] = ["pprof", "speedscope", "firefox", "json"];
+/// A format that the command line reserves and this version cannot write.
+const RESERVED: &str = "json";
 
 impl Format {
-    /// The name that `--format` takes; also the usual extension.
+    /// Every format, in the order in which people are told of them.
+    pub const ALL: [Format; 5] =
+        [Format::Svg, Format::Folded, Format::Pprof, Format::Speedscope, Format::Firefox];
+
+    /// The name that `--format` takes.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Format::Svg => "svg",
             Format::Folded => "folded",
+            Format::Pprof => "pprof",
+            Format::Speedscope => "speedscope",
+            Format::Firefox => "firefox",
+        }
+    }
+
+    /// The usual extension, without the first dot.
+    #[must_use]
+    pub fn extension(self) -> &'static str {
+        match self {
+            Format::Svg => "svg",
+            Format::Folded => "folded",
+            Format::Pprof => "pb.gz",
+            Format::Speedscope => "speedscope.json",
+            Format::Firefox => "firefox.json",
         }
     }
 
@@ -52,18 +76,17 @@ impl Format {
     /// # Errors
     /// [`ErrorKind::Usage`] naming the formats that exist.
     pub fn from_name(name: &str) -> Result<Format> {
-        match name {
-            "svg" => Ok(Format::Svg),
-            "folded" => Ok(Format::Folded),
-            reserved if RESERVED.contains(&reserved) => Err(Error::new(
-                ErrorKind::Usage,
-                format!("format `{reserved}` is not in this version; one of svg, folded"),
-            )),
-            other => Err(Error::new(
-                ErrorKind::Usage,
-                format!("no format is called `{other}`; one of svg, folded"),
-            )),
+        if let Some(format) = Format::ALL.into_iter().find(|format| format.name() == name) {
+            return Ok(format);
         }
+        let names = Format::ALL.map(Format::name).join(", ");
+        Err(Error::new(
+            ErrorKind::Usage,
+            match name {
+                RESERVED => format!("format `{name}` is not in this version; one of {names}"),
+                other => format!("no format is called `{other}`; one of {names}"),
+            },
+        ))
     }
 
     /// The format that a path's extension stands for; `None` when it tells nothing.
@@ -88,27 +111,31 @@ mod tests {
         assert_eq!(format("dir.svg/A.SVG"), Some(Format::Svg));
         assert_eq!(format("a.folded"), Some(Format::Folded));
         assert_eq!(format("a.b.txt"), Some(Format::Folded));
+        assert_eq!(format("a.pb.gz"), Some(Format::Pprof));
+        assert_eq!(format("a.pprof"), Some(Format::Pprof));
+        assert_eq!(format("a.speedscope.json"), Some(Format::Speedscope));
+        assert_eq!(format("a.firefox.json"), Some(Format::Firefox));
         assert_eq!(format("a.dat"), None);
         assert_eq!(format("svg"), None);
         assert_eq!(format(""), None);
     }
 
     #[test]
-    fn formats_of_later_versions_say_so() {
-        for (path, name) in [
-            ("a.pb.gz", "pprof"),
-            ("a.speedscope.json", "speedscope"),
-            ("a.firefox.json", "firefox"),
-            ("a.json", "json"),
-        ] {
-            let error = Format::from_path(Path::new(path)).expect_err("not in this version");
-            assert_eq!(
-                error.to_string(),
-                format!("format `{name}` is not in this version; one of svg, folded")
-            );
-            assert_eq!(error.kind(), ErrorKind::Usage);
+    fn a_name_and_an_extension_stand_for_the_same_format() {
+        for format in Format::ALL {
+            assert_eq!(Format::from_name(format.name()).expect("known"), format);
+            let path = format!("a.{}", format.extension());
+            assert_eq!(Format::from_path(Path::new(&path)).expect("known"), Some(format));
         }
+    }
+
+    #[test]
+    fn other_formats_are_refused_by_name() {
+        const NAMES: &str = "svg, folded, pprof, speedscope, firefox";
+        let error = Format::from_path(Path::new("a.json")).expect_err("not in this version");
+        assert_eq!(error.to_string(), format!("format `json` is not in this version; one of {NAMES}"));
+        assert_eq!(error.kind(), ErrorKind::Usage);
         let error = Format::from_name("png").expect_err("unknown");
-        assert_eq!(error.to_string(), "no format is called `png`; one of svg, folded");
+        assert_eq!(error.to_string(), format!("no format is called `png`; one of {NAMES}"));
     }
 }

@@ -191,6 +191,7 @@ impl SavedBuilder {
     /// # Errors
     /// [`Full`] if it is new and does not fit.
     pub fn add(&mut self, root: u32, frames: &[u32], count: u64) -> Result<NodeId, Full> {
+        self.check_total(count)?;
         self.leaf_first.clear();
         self.leaf_first.extend(frames.iter().rev().map(|frame| u64::from(*frame)));
         Ok(self.saved.trie.insert(root, 0, &self.leaf_first, count)?)
@@ -213,8 +214,19 @@ impl SavedBuilder {
     }
 
     /// Counts on a node that [`root_node`](Self::root_node) or [`child_node`](Self::child_node) gave.
-    pub fn count(&mut self, node: NodeId, count: u64) {
+    ///
+    /// # Errors
+    /// [`Full`] if the counts of all stacks no longer fit in 64 bits.
+    pub fn count(&mut self, node: NodeId, count: u64) -> Result<(), Full> {
+        self.check_total(count)?;
         self.saved.trie.add(node, count);
+        Ok(())
+    }
+
+    /// Whether more counts fit: the trie would hold on at the largest number and say nothing.
+    fn check_total(&self, more: u64) -> Result<(), Full> {
+        let sum = self.saved.trie.total().checked_add(more);
+        sum.map(drop).ok_or(Full { what: "counts of all stacks together", limit: usize::MAX })
     }
 
     /// Adds another profile: its stacks, and what it tells of its recording.
@@ -248,7 +260,7 @@ impl SavedBuilder {
                 }
                 _ => NodeId(0),
             };
-            self.count(node, other.trie.count(there));
+            self.count(node, other.trie.count(there))?;
             nodes.push(node);
         }
         Ok(())

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use super::children::Children;
 use super::saved::{Full, Saved, StackRoot, UNKNOWN};
 use super::texts::{TextId, Texts};
 use crate::trie::{Frame, NodeId, Trie};
@@ -124,10 +125,10 @@ impl ByName {
     /// Visits every node, callers before callees, siblings in the order of their names'
     /// bytes. Nodes without a count anywhere below are among them.
     pub fn for_each_node(&self, mut visit: impl FnMut(Visited)) {
-        let name = |event: Event| if event.line { None } else { Some(event.node) };
         self.walk(&mut |event, depth| {
-            if let Some(node) = name(event) {
-                visit(Visited { depth, name: self.name(node), own: self.trie.count(NodeId(node)) });
+            if !event.line {
+                let own = self.trie.count(NodeId(event.node));
+                visit(Visited { depth, name: self.name(event.node), own });
             }
         });
     }
@@ -206,47 +207,6 @@ impl ByName {
 struct Event {
     node: u32,
     line: bool,
-}
-
-/// The children of every node.
-struct Children {
-    /// By node: where its children begin in `nodes`; one more at the end.
-    starts: Vec<u32>,
-    nodes: Vec<u32>,
-}
-
-impl Children {
-    fn of(trie: &Trie) -> Children {
-        let count = trie.node_count();
-        let parent = |id: usize| trie.parent(NodeId(id as u32)).map_or(0, |parent| parent.0 as usize);
-        let mut starts = vec![0u32; count + 1];
-        for id in 1..count {
-            if let Some(start) = starts.get_mut(parent(id) + 1) {
-                *start += 1;
-            }
-        }
-        let mut sum = 0;
-        for start in &mut starts {
-            sum += *start;
-            *start = sum;
-        }
-        let mut next = starts.clone();
-        let mut nodes = vec![0; count.saturating_sub(1)];
-        for id in 1..count {
-            if let Some(place) = next.get_mut(parent(id)) {
-                if let Some(slot) = nodes.get_mut(*place as usize) {
-                    *slot = id as u32;
-                }
-                *place += 1;
-            }
-        }
-        Children { starts, nodes }
-    }
-
-    fn below(&self, node: u32) -> &[u32] {
-        let at = |node: usize| self.starts.get(node).map_or(0, |start| *start as usize);
-        self.nodes.get(at(node as usize)..at(node as usize + 1)).unwrap_or_default()
-    }
 }
 
 /// A name as one frame of a line: the separator `;` becomes `:`, control characters (line

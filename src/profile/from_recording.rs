@@ -107,10 +107,11 @@ fn frame_of(builder: &mut SavedBuilder, profile: &Profile, names: &Names, id: Fr
         None => None,
     };
     let mut lines = Vec::new();
-    for name in names.get(id) {
-        let name = builder.text(name)?;
-        let function = builder.function(Function { name, ..Function::default() })?;
-        lines.push(Line { function, line: 0 });
+    for function in names.functions(id) {
+        let name = builder.text(function.name.as_deref().unwrap_or_default())?;
+        let file = builder.text(function.file.as_deref().unwrap_or_default())?;
+        let index = builder.function(Function { name, file, ..Function::default() })?;
+        lines.push(Line { function: index, line: function.line });
     }
     builder.frame(address, mapping, &lines)
 }

@@ -6,13 +6,25 @@
 pub mod about;
 pub mod builder;
 pub mod by_name;
+pub mod call_tree;
+mod children;
+pub mod filter;
+pub mod firefox;
+pub mod folded;
+pub mod folded_read;
 pub mod from_recording;
+pub mod perf_script;
+pub mod pprof;
+pub mod read;
 pub mod saved;
+pub mod speedscope;
 pub mod texts;
+pub mod threads;
 
 pub use about::{About, SAMPLES};
 pub use builder::{Refused, SavedBuilder, Taken};
 pub use by_name::{ByName, INCOMPLETE, Visited, shown};
+pub use call_tree::{CallTree, Direction};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use texts::{TextId, Texts};

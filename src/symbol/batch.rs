@@ -11,13 +11,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::dwarf::{Ask, Chain, Debug, Function, Sections, Splits, Texts, TextsShared};
+use super::dwarf::{Ask, Chain, Debug, Function, Job, Sections, Splits, Texts, TextsShared};
 use super::locate::{Located, locate};
 use super::table::SymbolTable;
-use super::{Options, Why, demangle, jit, plt};
+use super::{Options, Why, debug_map, jit, plt, stubs};
 use crate::addr::Svma;
 use crate::image::Image;
-use crate::target::ImageBytes;
+use crate::target::{Files, ImageBytes};
 
 /// What was found for the addresses of an image.
 #[derive(Debug, Default)]
@@ -45,11 +45,44 @@ impl Asked<'_> {
 }
 
 type Symbols = Vec<Result<Arc<str>, Why>>;
-type Opened<'f> = Option<(Debug, Splits<'f>)>;
+
+/// DWARF that has some of an image's addresses.
+struct Opened<'f> {
+    debug: Debug,
+    splits: Splits<'f>,
+    /// The addresses as the DWARF states them, and for each its index among those of the
+    /// image; `None` where both are the same.
+    translated: Option<(Vec<u64>, Vec<u32>)>,
+}
+
+impl<'f> Opened<'f> {
+    fn new(
+        main: Sections,
+        shared: Option<Sections>,
+        package: Option<Sections>,
+        wanted: &[u64],
+        files: &'f dyn Files,
+    ) -> Opened<'f> {
+        let splits = Splits { package, files, problems: Mutex::default() };
+        Opened { debug: Debug::new(main, shared, wanted), splits, translated: None }
+    }
+
+    /// Does one of the jobs; the chains are of indices among the image's addresses.
+    fn run(&self, job: &Job, wanted: &[u64], ask: Ask, texts: &mut Texts<'_>) -> Vec<Chain> {
+        let Some((addresses, indices)) = &self.translated else {
+            return self.debug.run(job, wanted, ask, &self.splits, texts);
+        };
+        let mut chains = self.debug.run(job, addresses, ask, &self.splits, texts);
+        for chain in &mut chains {
+            chain.wanted = indices.get(chain.wanted as usize).copied().unwrap_or(u32::MAX);
+        }
+        chains
+    }
+}
 
 enum Begun<'f> {
     Symbols(Symbols),
-    Dwarf(Box<Opened<'f>>, Vec<String>),
+    Dwarf(Vec<Opened<'f>>, Vec<String>),
 }
 
 /// Names the addresses of images; each image's are sorted and without duplicates.
@@ -68,7 +101,7 @@ pub(super) fn name(
         match task % 2 {
             0 => {
                 let (opened, problems) = open(asked, options, ask);
-                Begun::Dwarf(Box::new(opened), problems)
+                Begun::Dwarf(opened, problems)
             }
             _ => Begun::Symbols(symbols(asked, options, texts)),
         }
@@ -94,13 +127,13 @@ pub(super) fn name(
     let mut jobs: Vec<_> = opened
         .iter()
         .enumerate()
-        .filter_map(|(index, opened)| Some((index, opened.as_ref().as_ref()?)))
-        .flat_map(|(index, opened)| opened.0.jobs().iter().map(move |job| (index, opened, job)))
+        .flat_map(|(index, opened)| opened.iter().map(move |opened| (index, opened)))
+        .flat_map(|(index, opened)| opened.debug.jobs().iter().map(move |job| (index, opened, job)))
         .collect();
     jobs.sort_by_key(|(_, _, job)| std::cmp::Reverse(job.weight));
     let chains = in_parallel(options.threads, jobs.len(), shared, |texts, task| {
-        let (index, (debug, splits), job) = jobs[task];
-        debug.run(job, &asked[index].wanted, ask, splits, texts)
+        let (index, opened, job) = jobs[task];
+        opened.run(job, &asked[index].wanted, ask, texts)
     });
     for ((index, ..), chains) in jobs.iter().zip(chains) {
         for chain in chains {
@@ -108,11 +141,11 @@ pub(super) fn name(
         }
     }
     for (answer, opened) in answers.iter_mut().zip(&opened) {
-        if let Some((_, splits)) = opened.as_ref()
-            && let Ok(mut problems) = splits.problems.lock()
-        {
-            problems.sort_unstable();
-            answer.problems.append(&mut problems);
+        for opened in opened {
+            if let Ok(mut problems) = opened.splits.problems.lock() {
+                problems.sort_unstable();
+                answer.problems.append(&mut problems);
+            }
         }
     }
     answers
@@ -153,10 +186,14 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
     // Stubs have no symbols, and need no debug file.
     if let Ok(bytes) = &asked.image.bytes {
         let unnamed = |(svma, found): (&u64, &Result<_, _>)| found.is_err().then_some(*svma);
-        let stubs = plt::Stubs::read(bytes.bytes(), asked.wanted.iter().zip(&found).filter_map(unnamed));
+        let addresses = || asked.wanted.iter().zip(&found).filter_map(unnamed);
+        let elf = plt::Stubs::read(bytes.bytes(), addresses());
+        let in_file = bytes.linkedit().is_none();
+        let macho = if in_file { stubs::Stubs::read(bytes.bytes(), addresses()) } else { None };
         for (svma, found) in asked.wanted.iter().zip(&mut found).filter(|(_, found)| found.is_err()) {
-            if let Some(name) = stubs.as_ref().and_then(|stubs| stubs.name(*svma)) {
-                let name = format!("{}@plt", demangle::demangle(name));
+            let name = elf.as_ref().and_then(|stubs| stubs.name(*svma));
+            if let Some(name) = name.or_else(|| macho.as_ref()?.name(*svma)) {
+                let name = format!("{}@plt", texts.readable(name));
                 *found = texts.plain(&name).ok_or(Why::TooMuchText);
             }
         }
@@ -192,11 +229,11 @@ fn look_up(bytes: &ImageBytes, wanted: &[u64], found: &mut Symbols, texts: &mut 
     }
 }
 
-fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Opened<'f>, Vec<String>) {
+fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'f>>, Vec<String>) {
     let located = asked.located(options);
     let mut problems = located.problems.clone();
     if !ask.inlines && !ask.lines {
-        return (None, problems);
+        return (Vec::new(), problems);
     }
     let mut read = |bytes: &Option<ImageBytes>, split| {
         let sections = Sections::read(bytes.as_ref()?, split, ask);
@@ -207,10 +244,25 @@ fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Opened<'f>, 
     };
     let main = read(&located.debug, false);
     let (shared, package) = (read(&located.shared, false), read(&located.package, true));
-    let opened = main.map(|main| {
-        let debug = Debug::new(main, shared, &asked.wanted);
-        (debug, Splits { package, files: options.files, problems: Mutex::default() })
-    });
+    if let Some(main) = main {
+        return (vec![Opened::new(main, shared, package, &asked.wanted, options.files)], problems);
+    }
+    let Ok(bytes) = &asked.image.bytes else { return (Vec::new(), problems) };
+    let (objects, refused) = debug_map::objects(asked.image, bytes, &asked.wanted, options.files);
+    problems.extend(refused);
+    let mut opened = Vec::new();
+    for object in objects {
+        match Sections::read(&object.bytes, false, ask) {
+            Ok(Some(main)) => {
+                let from_object = Opened::new(main, None, None, &object.addresses, options.files);
+                let translated = Some((object.addresses, object.indices));
+                opened.push(Opened { translated, ..from_object });
+            }
+            // An object file that was compiled without `-g`.
+            Ok(None) => {}
+            Err(why) => problems.push(format!("{}: an object file of it: {why}", asked.image.path)),
+        }
+    }
     (opened, problems)
 }
 

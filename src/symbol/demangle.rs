@@ -1,8 +1,9 @@
-//! Mangled name → the name people know: Rust (legacy and v0) and C++ (Itanium ABI).
+//! Mangled name → the name people know: Rust (legacy and v0), C++ (Itanium ABI), and Swift
+//! through a [`Demangler`] of the caller's.
 //!
 //! Input: a name from a file, hostile. Output: the readable name, or the name as it is
 //! if it is in no known mangling or beyond a limit. Not for: escaping what an output
-//! format reserves, Swift, D, or MSVC names.
+//! format reserves, D, or MSVC names.
 
 use std::fmt::{self, Write};
 
@@ -18,6 +19,16 @@ pub const MAX_DEMANGLED_BYTES: usize = 64 * 1024;
 /// Depth of nested C++ constructs.
 const MAX_DEPTH: u32 = 128;
 
+/// Makes readable names of Swift's; `None` for what it does not know. Its only complete reader
+/// is the Swift runtime, which is the system's: names come out where there is one.
+pub type Demangler = fn(&str) -> Option<String>;
+
+/// The readable form of a symbol's name, Swift's as they are. See [`demangle_with`].
+#[must_use]
+pub fn demangle(name: impl AsRef<[u8]>) -> String {
+    demangle_with(name, |_| None)
+}
+
 /// The readable form of a symbol's name. Bytes that are not UTF-8 are replaced.
 ///
 /// The hash of Rust names and the return type of C++ templates are left out. Parts that
@@ -25,11 +36,15 @@ const MAX_DEPTH: u32 = 128;
 /// `fill(int*) [clone .cold]`; the number that ThinLTO appends (`.llvm.123`) differs
 /// from build to build and is removed.
 #[must_use]
-pub fn demangle(name: impl AsRef<[u8]>) -> String {
+pub fn demangle_with(name: impl AsRef<[u8]>, swift: Demangler) -> String {
     let name = match std::str::from_utf8(name.as_ref()) {
         Ok(name) => name,
         Err(_) => return String::from_utf8_lossy(name.as_ref()).into_owned(),
     };
+    if is_swift(name) && name.len() <= MAX_MANGLED_BYTES {
+        let readable = swift(name).filter(|readable| readable.len() <= MAX_DEMANGLED_BYTES);
+        return readable.filter(|readable| !readable.is_empty()).unwrap_or_else(|| name.to_owned());
+    }
     let name = without_version(name);
     let (stem, clones) = split_clones(name);
     let (mut out, open, close) = match readable(stem) {
@@ -40,6 +55,16 @@ pub fn demangle(name: impl AsRef<[u8]>) -> String {
         out.extend([open, clone, close]);
     }
     out
+}
+
+/// Swift 5 and 4 (`$s`, `$S`), embedded Swift (`$e`), Swift 4 before its ABI was stable (`_T0`),
+/// and macros; with the underscore that Mach-O puts before names or without
+/// (swift/docs/ABI/Mangling.rst).
+fn is_swift(name: &str) -> bool {
+    let plain = name.strip_prefix('_').unwrap_or(name);
+    ["$s", "$S", "$e"].iter().any(|prefix| plain.starts_with(prefix))
+        || name.starts_with("_T0")
+        || name.starts_with("@__swiftmacro_")
 }
 
 fn readable(name: &str) -> Option<String> {
@@ -151,6 +176,33 @@ mod tests {
         }
         assert_eq!(demangle(b"caf\xe9"), "caf\u{fffd}");
         assert_eq!(demangle(b""), "");
+    }
+
+    #[test]
+    fn swift_names_are_given_to_the_demangler() {
+        fn fake(name: &str) -> Option<String> {
+            match name {
+                "$sdamaged" => None,
+                "$sempty" => Some(String::new()),
+                "$slong" => Some("x".repeat(MAX_DEMANGLED_BYTES + 1)),
+                name => Some(format!("<{name}>")),
+            }
+        }
+        let check = |mangled: &str, readable: &str| assert_eq!(demangle_with(mangled, fake), readable);
+        // Versions and clones are not looked for: `@` and `.` may be part of the name.
+        for name in
+            ["$s4main3fooyyF", "_$s4main3fooyyF", "$S4main", "_T04main", "$e4main", "@__swiftmacro_4main"]
+        {
+            check(name, &format!("<{name}>"));
+            assert_eq!(demangle(name), name);
+        }
+        check("$s4main3fooyyFTY0_.resume.0", "<$s4main3fooyyFTY0_.resume.0>");
+        for name in ["$sdamaged", "$sempty", "$slong", "$x", "T04main", "s4main", "main", "$"] {
+            check(name, name);
+        }
+        let long = format!("$s{}", "a".repeat(MAX_MANGLED_BYTES));
+        check(&long, &long);
+        check("_ZN5space3fooEi", "space::foo(int)");
     }
 
     #[test]

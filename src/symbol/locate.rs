@@ -8,6 +8,7 @@
 //! it needs an HTTP client and somebody's consent to go out, so this version has none.
 
 mod macho;
+mod supplementary;
 
 use crate::image::Image;
 use crate::image::elf::Elf;
@@ -98,9 +99,7 @@ fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, fou
     }
     if let Some(debug) = found.debug.clone().filter(|_| dwarf && is_file) {
         found.package = files.open(&format!("{dwarf_at}.dwp")).ok();
-        if let Some(link) = section(debug.bytes(), ".gnu_debugaltlink") {
-            found.shared = shared(link, &dwarf_at, files, &mut found.problems);
-        }
+        found.shared = supplementary::find(&debug, &dwarf_at, files, &mut found.problems);
     }
 }
 
@@ -182,31 +181,6 @@ fn debug_link(section: &[u8]) -> Option<(String, u32)> {
     let crc = section.get((end + 1).next_multiple_of(4)..)?.first_chunk::<4>()?;
     // A name, not a way out of the directories it is looked for in.
     (!name.is_empty() && !name.contains('/')).then(|| (name.to_owned(), u32::from_le_bytes(*crc)))
-}
-
-/// The file that `.gnu_debugaltlink` names: a path, and the build id it must have.
-fn shared(
-    link: &[u8],
-    debug_path: &str,
-    files: &dyn Files,
-    problems: &mut Vec<String>,
-) -> Option<ImageBytes> {
-    let end = link.iter().position(|byte| *byte == 0)?;
-    let path = String::from_utf8_lossy(&link[..end]).into_owned();
-    let id = &link[end + 1..];
-    let directory = debug_path.rsplit_once('/').map_or("", |(directory, _)| directory);
-    let stated = if path.starts_with('/') { path } else { format!("{directory}/{path}") };
-    let mut why = String::new();
-    for path in std::iter::once(stated).chain(build_id_path(id)) {
-        match files.open(&path).and_then(|file| mismatch(file.bytes(), id).map(|()| file)) {
-            Ok(file) => return Some(file),
-            Err(reason) => {
-                why.push_str(&format!("{}{path}: {reason}", if why.is_empty() { "" } else { ", " }));
-            }
-        }
-    }
-    problems.push(why);
-    None
 }
 
 /// The checksum of `.gnu_debuglink`: CRC-32 of IEEE 802.3, as zlib has it.

@@ -6,18 +6,23 @@
 //! shows.
 
 mod batch;
+mod debug_map;
 pub mod demangle;
 pub mod dwarf;
 pub mod jit;
 pub mod locate;
+mod nlist;
 pub mod plt;
+mod relocate;
 pub mod sections;
 pub mod short;
+pub mod stubs;
 pub mod table;
 pub mod unpack;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::addr::Avma;
@@ -25,7 +30,9 @@ use crate::image::{Image, Images};
 use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
 pub use batch::Answer;
-use dwarf::{Function, TextsShared};
+use demangle::Demangler;
+pub use dwarf::Function;
+use dwarf::TextsShared;
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
 /// a file can be made whose names overlap, each 64 KiB long.
@@ -74,9 +81,10 @@ pub struct Unnamed {
 /// The names of the frames of a profile.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    /// By frame number: start and length in `names`.
+    /// By frame number: start and length in `names` and `functions`.
     spans: Vec<(u32, u32)>,
     names: Vec<Arc<str>>,
+    functions: Vec<Function>,
     /// Distinct code addresses: pairs of image and stated address, and addresses in no image.
     pub addresses_unique: u64,
     /// Look-ups that were made; the same as `addresses_unique`, counted where they happen.
@@ -95,8 +103,18 @@ impl Names {
     /// The names of a frame, outermost first: more than one where functions are inlined. Empty for [`Frame::Root`] and for frames that were not given.
     #[must_use]
     pub fn get(&self, frame: FrameId) -> &[Arc<str>] {
-        let Some(&(start, length)) = self.spans.get(frame.0 as usize) else { return &[] };
-        self.names.get(start as usize..start as usize + length as usize).unwrap_or_default()
+        self.names.get(self.span(frame)).unwrap_or_default()
+    }
+
+    /// The same with the source file and the line of each apart from its name.
+    #[must_use]
+    pub fn functions(&self, frame: FrameId) -> &[Function] {
+        self.functions.get(self.span(frame)).unwrap_or_default()
+    }
+
+    fn span(&self, frame: FrameId) -> Range<usize> {
+        let (start, length) = self.spans.get(frame.0 as usize).copied().unwrap_or_default();
+        start as usize..start as usize + length as usize
     }
 }
 
@@ -132,6 +150,8 @@ pub struct Options<'f> {
     pub lines: bool,
     /// How names are written.
     pub style: Style,
+    /// Makes Swift's names readable.
+    pub swift: Demangler,
     /// Where debug files are.
     pub files: &'f dyn Files,
     /// How many threads.
@@ -141,7 +161,8 @@ pub struct Options<'f> {
 impl Default for Options<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Options { inlines: true, lines: false, style: Style::Readable, files: &NoFiles, threads }
+        let (style, swift): (_, Demangler) = (Style::Readable, |_| None);
+        Options { inlines: true, lines: false, style, swift, files: &NoFiles, threads }
     }
 }
 
@@ -173,7 +194,7 @@ pub fn symbolicate(
     let mut names = Names::default();
     let spans = addresses.iter().map(|address| address.frame.0 as usize + 1).max().unwrap_or(0);
     names.spans = vec![(0, 0); spans];
-    let shared = TextsShared::new(options.style);
+    let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
     let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
@@ -222,7 +243,8 @@ pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options:
     wanted.sort_unstable();
     wanted.dedup();
     let mut answer =
-        batch::name(vec![(&image, wanted.clone())], options, &TextsShared::new(options.style)).remove(0);
+        batch::name(vec![(&image, wanted.clone())], options, &TextsShared::new(options.style, options.swift))
+            .remove(0);
     let found = addresses.iter().map(|address| {
         let index = wanted.binary_search(address).unwrap_or_default();
         answer.names.get(index).cloned().unwrap_or(Err(Why::NotCovered))
@@ -243,13 +265,16 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
             Ok(functions) => {
                 names.addresses_named += 1;
                 names.names.extend(functions.iter().map(|function| texts.function(function)));
+                names.functions.extend(functions);
             }
             Err(why) => {
                 count_unnamed(names, image.map(|_| address.image), why);
-                names.names.push(match image {
+                let place = match image {
                     Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
                     None => texts.shared("[unknown]"),
-                });
+                };
+                names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
+                names.names.push(place);
             }
         }
         let length = names.names.len() as u32 - start;

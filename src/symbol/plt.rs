@@ -36,7 +36,7 @@ impl<'a> Stubs<'a> {
     pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
         let sections = sections::all(data).ok()?;
         let is_plt = |section: &Section<'_>| section.is_code && section.name.starts_with(".plt");
-        let inside = |address| move |section: &Section<'_>| holds(section, address);
+        let inside = |address| move |section: &Section<'_>| section.holds(address);
         if !addresses.any(|address| sections.iter().filter(|section| is_plt(section)).any(inside(address))) {
             return None;
         }
@@ -66,7 +66,7 @@ impl<'a> Stubs<'a> {
     /// The function that the stub at an address jumps to.
     #[must_use]
     pub fn name(&self, address: u64) -> Option<&'a [u8]> {
-        let section = self.sections.iter().find(|section| holds(section, address))?;
+        let section = self.sections.iter().find(|section| section.holds(address))?;
         let into = usize::try_from(address - section.svma).ok()?;
         match self.machine {
             X86_64 => self.x86_64(section, into),
@@ -132,10 +132,6 @@ impl<'a> Stubs<'a> {
 /// `br x17`, and the same with pointer authentication (`braa x17, x16`).
 fn is_jump(instruction: u32) -> bool {
     matches!(instruction, 0xd61f_0220 | 0xd71f_0a30)
-}
-
-fn holds(section: &Section<'_>, address: u64) -> bool {
-    address.checked_sub(section.svma).is_some_and(|into| into < section.size)
 }
 
 fn word(entry: &[u8; ENTRY_BYTES], at: usize) -> u64 {

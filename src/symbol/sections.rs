@@ -11,6 +11,7 @@ use object::macho::{MachHeader64, SECTION_TYPE};
 use object::read::elf::{CompressionHeader, FileHeader, SectionHeader, SectionTable};
 use object::read::macho::{MachHeader, Section as _, Segment as _};
 
+use super::relocate::Relocations;
 use super::unpack::{self, Packing};
 use crate::image::elf::{Class, class};
 use crate::image::object::Format;
@@ -40,9 +41,17 @@ pub struct Section<'a> {
     /// Whether it holds code; not told of Mach-O, where nothing asks.
     pub is_code: bool,
     packing: Option<(Packing, u64)>,
+    /// Those of an object file.
+    pub(super) relocations: Relocations,
 }
 
 impl<'a> Section<'a> {
+    /// Whether a stated address is in it.
+    #[must_use]
+    pub fn holds(&self, svma: u64) -> bool {
+        svma.checked_sub(self.svma).is_some_and(|into| into < self.size)
+    }
+
     /// A section with nothing in it.
     #[cfg(test)]
     pub(super) fn named(name: &'a str) -> Section<'a> {
@@ -57,6 +66,7 @@ impl<'a> Section<'a> {
             flags: 0,
             is_code: false,
             packing: None,
+            relocations: Relocations::default(),
         }
     }
 
@@ -115,6 +125,7 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
             flags: section.sh_flags(endian).0,
             is_code: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
             packing: None,
+            relocations: Relocations::default(),
         };
         if found.flags & elf::SHF_COMPRESSED.0 != 0 {
             packed(&mut found);
@@ -170,6 +181,10 @@ fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
                 flags: flags.into(),
                 is_code: false,
                 packing: None,
+                relocations: Relocations {
+                    offset: section.reloff.get(endian).into(),
+                    count: section.nreloc.get(endian),
+                },
             });
         }
     }

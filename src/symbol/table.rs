@@ -164,7 +164,7 @@ impl SymbolTable {
 }
 
 /// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none.
-fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
+pub(super) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
     let rest = strings.get(offset as usize..).unwrap_or_default();
     let rest = &rest[..rest.len().min(max)];
     rest.iter().position(|&byte| byte == 0).map_or(rest, |end| &rest[..end])

@@ -134,7 +134,7 @@ fn the_order_of_frames_does_not_matter() {
 
 #[test]
 fn the_memory_for_names_is_bounded() {
-    let shared = TextsShared::new(Style::Readable);
+    let shared = TextsShared::new(Style::Readable, |_| None);
     let mut texts = dwarf::Texts::new(&shared);
     let name = texts.plain("main").unwrap();
     let half = "x".repeat(MAX_TEXT_BYTES / 2);

@@ -3,9 +3,10 @@
 //! [`Files`] is what symbols ask; each backend has its own: Linux looks into the target's
 //! mount namespace. Only regular files are opened, and never waited for.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use super::{ImageBytes, file};
 use crate::error::io_text;
@@ -23,6 +24,11 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// The reason, for people: `no such file or directory`.
     fn open(&self, path: &str) -> Result<ImageBytes, String>;
+
+    /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
+    fn modified_s(&self, _path: &str) -> Option<u64> {
+        None
+    }
 
     /// The names in a directory, at most 65,536 of them, sorted; empty if it cannot be read.
     fn list(&self, _directory: &str) -> Vec<String> {
@@ -60,9 +66,18 @@ impl Files for LocalFiles {
         map_regular(Path::new(path))
     }
 
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        modified_s(&std::fs::metadata(path).ok()?)
+    }
+
     fn list(&self, directory: &str) -> Vec<String> {
         list(Path::new(directory))
     }
+}
+
+/// When a file was changed last, in seconds since 1970.
+pub(super) fn modified_s(meta: &Metadata) -> Option<u64> {
+    Some(meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
 }
 
 /// The names in a directory.
@@ -89,7 +104,11 @@ pub(super) fn open_regular(path: &Path) -> Result<File, String> {
     options.read(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let opened = options.open(path).map_err(|error| io_text(&error))?;
+    regular(options.open(path).map_err(|error| io_text(&error))?)
+}
+
+/// Passes a file on if it is a regular one.
+pub(super) fn regular(opened: File) -> Result<File, String> {
     match opened.metadata() {
         Ok(meta) if meta.is_file() => Ok(opened),
         Ok(_) => Err("not a regular file".to_owned()),

@@ -24,6 +24,19 @@ pub mod sim;
 pub use files::{Files, LocalFiles, NoFiles};
 pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind};
 
+/// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
+/// `None` if it is none, and where there is no Swift runtime to ask.
+#[must_use]
+pub fn swift_demangle(name: &str) -> Option<String> {
+    #[cfg(target_vendor = "apple")]
+    return mach::swift::demangle(name);
+    #[cfg(not(target_vendor = "apple"))]
+    {
+        let _ = name;
+        None
+    }
+}
+
 /// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ThreadId(pub u64);

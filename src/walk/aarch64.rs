@@ -9,12 +9,13 @@
 
 mod record;
 
+use super::facts::Facts;
 use super::{Code, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::Aarch64;
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
-pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
+pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.pc & input.code_mask);
     let sp = Avma(registers.sp);
     let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
@@ -27,7 +28,7 @@ pub fn walk(registers: &Aarch64, input: &Input<'_>, out: &mut Vec<u64>) -> Walke
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow(frame_pointer, sp, leaf_return, input, out)
+    fp::follow(frame_pointer, sp, leaf_return, input, facts, out)
 }
 
 /// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.
@@ -119,7 +120,7 @@ mod tests {
             code: &text,
         };
         let mut out = Vec::new();
-        assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+        assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
         out.iter().map(|address| address - TEXT).collect()
     }
 
@@ -190,11 +191,11 @@ mod tests {
                 code: &text,
             };
             let mut out = Vec::new();
-            assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+            assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
             assert_eq!(out.iter().map(|address| address - TEXT).collect::<Vec<_>>(), expected);
             // Where fp may be anything, 0 proves nothing about a thread without a caller.
             let input = Input { fp_always: false, ..input };
-            let ended = walk(&registers, &input, &mut Vec::new()).ended;
+            let ended = walk(&registers, &input, &mut Facts::default(), &mut Vec::new()).ended;
             assert_eq!(ended, if link == 0 { Ended::BadFrame } else { Ended::Root });
         }
     }
@@ -225,7 +226,7 @@ mod tests {
             registers.x[Aarch64::FP] = STACK;
             registers.x[Aarch64::LR] = TEXT + link;
             let mut out = Vec::new();
-            walk(&registers, &input, &mut out);
+            walk(&registers, &input, &mut Facts::default(), &mut out);
             let expected = std::iter::once(0x10).chain(caller).chain([0x87]).map(|at| TEXT + at);
             assert_eq!(out, expected.collect::<Vec<_>>(), "link +{link:#x}");
         }

@@ -2,6 +2,8 @@
 //! address, on x86_64 and aarch64 alike. Input: the first frame pointer; output: one
 //! look-up address per record. Finding the leaf's own caller is the architecture's part.
 
+use super::facts::Facts;
+use super::words::Words;
 use super::{Ended, Input, Walked, root};
 use crate::addr::{Avma, CodeAddress};
 
@@ -13,13 +15,15 @@ pub const MAX_STACK_BYTES: u64 = 8 << 20;
 /// `above` is the lowest address at which the first record may lie (the stack pointer),
 /// `leaf_return` the return address of a leaf without a record. Each record must lie above
 /// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
-pub fn follow(
+pub(super) fn follow(
     mut frame_pointer: u64,
     above: Avma,
     leaf_return: Option<Avma>,
     input: &Input<'_>,
+    facts: &mut Facts,
     out: &mut Vec<u64>,
 ) -> Walked {
+    let words = Words::new(input.stack);
     let mut reached = above;
     let mut outermost = leaf_return;
     loop {
@@ -31,7 +35,7 @@ pub fn follow(
         if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(8) >= limit.0) {
             return Walked { ended: chain.end(input), reached };
         }
-        let (Some(saved), Some(word)) = (input.stack.word(record), input.stack.word(record + 8)) else {
+        let (Some(saved), Some(word)) = (words.word(record.0), words.word((record + 8).0)) else {
             return Walked { ended: outside_window(record, &chain, input), reached };
         };
         // Swift marks the record of an async function by bit 60 of the frame pointer that it
@@ -46,7 +50,7 @@ pub fn follow(
             return Walked { ended, reached: record + 16 };
         }
         let lookup = CodeAddress::Return(Avma(return_address)).lookup();
-        if !input.code.is_code(lookup) {
+        if !facts.is_code(lookup, input.code) {
             return Walked { ended: Ended::BadFrame, reached };
         }
         reached = record + 16;
@@ -98,7 +102,7 @@ mod tests {
             code: &NoCode,
         };
         let mut out = Vec::new();
-        let walked = follow(fp, Avma(BASE), None, &input, &mut out);
+        let walked = follow(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
 
@@ -198,7 +202,7 @@ mod tests {
                 code: &NoCode,
             };
             let mut out = Vec::new();
-            let walked = follow(fp, Avma(BASE), None, &input, &mut out);
+            let walked = follow(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
             assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);

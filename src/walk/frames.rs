@@ -66,6 +66,7 @@ impl Frames {
         self.methods.clear();
     }
 
+    #[inline]
     pub(super) fn push(&mut self, address: CodeAddress, method: Method) {
         self.addresses.push(address.lookup().0);
         self.methods.push(method);
@@ -76,6 +77,7 @@ impl Frames {
         self.methods.truncate(len);
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.addresses.len()
     }

@@ -9,6 +9,7 @@
 
 pub mod aarch64;
 pub mod call;
+mod facts;
 pub mod fp;
 mod frames;
 pub mod root;
@@ -21,6 +22,8 @@ pub use frames::{Frames, How, Method};
 pub use unwind::Unwinder;
 
 use std::ops::Range;
+
+use facts::Facts;
 
 use crate::addr::Avma;
 use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
@@ -132,6 +135,16 @@ pub enum Ended {
     /// At the thread's outermost frame, but by a search of the stack on the way: the frames
     /// around the found one may be missing or wrong.
     Scanned,
+    /// At the thread's outermost frame, or not, but through code that exchanges the thread's
+    /// registers for those of another frame or stack (a longjmp, a landing pad being
+    /// installed): frames may be of the one or of the other.
+    Switching,
+    /// At the thread's outermost frame, but by the frame record of a function that is not
+    /// known to keep one: callers may be missing.
+    Unproved,
+    /// At a frame that a signal interrupted, which is on another stack than the handler
+    /// (`sigaltstack`): only that of the handler was copied.
+    OtherStack,
     /// The next frame lies above the copied window.
     WindowRanOut,
     /// A frame record that cannot be one (misaligned, not above the last, null return
@@ -148,6 +161,9 @@ impl Ended {
         match self {
             Ended::Root => "complete",
             Ended::Scanned => "bridged by a stack scan",
+            Ended::Unproved => "frame record not certain",
+            Ended::OtherStack => "goes on on another stack",
+            Ended::Switching => "stack being switched",
             Ended::WindowRanOut => "window ran out",
             Ended::BadFrame => "bad frame",
             Ended::DepthLimit => "depth limit",
@@ -169,9 +185,18 @@ pub struct Walked {
 /// return address minus one) of each frame, leaf first.
 pub fn walk(registers: &Registers, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
     out.clear();
+    by_frame_pointers(registers, input, &mut Facts::default(), out)
+}
+
+fn by_frame_pointers(
+    registers: &Registers,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    out: &mut Vec<u64>,
+) -> Walked {
     match registers {
-        Registers::X86_64(registers) => x86_64::walk(registers, input, out),
-        Registers::Aarch64(registers) => aarch64::walk(registers, input, out),
+        Registers::X86_64(registers) => x86_64::walk(registers, input, facts, out),
+        Registers::Aarch64(registers) => aarch64::walk(registers, input, facts, out),
     }
 }
 
@@ -189,13 +214,26 @@ pub fn unwind(
         (How::Auto | How::Cfi, Registers::Aarch64(registers)) => {
             unwinder.walk_aarch64(how, registers, input, out)
         }
-        _ => {
-            let walked = walk(registers, input, &mut out.addresses);
-            out.methods.resize(out.addresses.len(), Method::FramePointer);
-            if let Some(leaf) = out.methods.first_mut() {
-                *leaf = Method::Context;
+        (_, Registers::X86_64(x86_64)) => match unwinder.by_kept_records(x86_64, input, out) {
+            Some(complete) => complete,
+            None => {
+                let walked = by_records(registers, input, unwinder, out);
+                // Where rows are known they would have proved it.
+                let claims = walked.ended == Ended::Root;
+                let unproved = claims && unwinder.knows_rows(&out.addresses, input);
+                Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
             }
-            walked
-        }
+        },
+        _ => by_records(registers, input, unwinder, out),
     }
+}
+
+fn by_records(registers: &Registers, input: &Input<'_>, unwinder: &mut Unwinder, out: &mut Frames) -> Walked {
+    out.clear();
+    let walked = by_frame_pointers(registers, input, unwinder.facts(), &mut out.addresses);
+    out.methods.resize(out.addresses.len(), Method::FramePointer);
+    if let Some(leaf) = out.methods.first_mut() {
+        *leaf = Method::Context;
+    }
+    walked
 }

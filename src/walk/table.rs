@@ -40,18 +40,15 @@ impl<V: Copy + Default> Table<V> {
     /// either none or the default value.
     #[inline(always)]
     pub(super) fn get(&self, key: u64) -> Option<V> {
-        let mut at = home(key);
-        for _ in 0..PROBES {
-            let (found, value) = self.slots.get(at & self.slots.len().wrapping_sub(1))?;
-            if *found == key {
-                return Some(*value);
-            }
-            if *found == NO_KEY {
-                return None;
-            }
-            at += 1;
-        }
-        None
+        let (found, value) = self.slots.get(home(key) & self.slots.len().wrapping_sub(1))?;
+        if *found == key { Some(*value) } else { self.get_away_from_home(key) }
+    }
+
+    #[inline(never)]
+    fn get_away_from_home(&self, key: u64) -> Option<V> {
+        let places = (home(key)..home(key) + PROBES).map(|at| at & (self.slots.len() - 1));
+        let filled = places.map_while(|at| self.slots.get(at).filter(|slot| slot.0 != NO_KEY));
+        filled.into_iter().find(|slot| slot.0 == key).map(|slot| slot.1)
     }
 
     /// Sets the value of a key; another key may lose its own.
@@ -61,7 +58,7 @@ impl<V: Copy + Default> Table<V> {
         }
         let wanted = (self.len + 1) * SLOTS_PER_ENTRY;
         if wanted > self.slots.len() && self.slots.len() < SLOTS_MAX {
-            self.grow(wanted.next_power_of_two().clamp(SLOTS_MIN, SLOTS_MAX));
+            self.grow((2 * wanted).next_power_of_two().clamp(SLOTS_MIN, SLOTS_MAX));
         }
         self.place(key, value);
     }
@@ -78,8 +75,7 @@ impl<V: Copy + Default> Table<V> {
         let mask = self.slots.len() - 1;
         let home = home(key);
         let places = (home..home + PROBES).map(|at| at & mask);
-        let free =
-            places.into_iter().find(|at| matches!(self.slots[*at].0, NO_KEY) || self.slots[*at].0 == key);
+        let free = { places }.find(|at| [NO_KEY, key].contains(&self.slots[*at].0));
         let slot = &mut self.slots[free.unwrap_or(home & mask)];
         self.len += usize::from(slot.0 == NO_KEY);
         *slot = (key, value);

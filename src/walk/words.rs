@@ -13,6 +13,7 @@ pub(super) struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
+    #[inline]
     pub(super) fn new(stack: StackBytes<'a>) -> Words<'a> {
         let Some(start) = stack.base.0.checked_next_multiple_of(8) else {
             return Words { start: 0, words: &[] };

@@ -8,40 +8,43 @@
 
 pub(super) mod record;
 
-use super::{Code, Ended, Input, Walked, fp};
+use super::facts::Facts;
+use super::{Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{CfaBase, FrameRule};
 use crate::registers::X86_64;
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
-pub fn walk(registers: &X86_64, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
+pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
     let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
     out.push(CodeAddress::Pc(pc).lookup().0);
-    if let Some(rule) = input.code.frame_rule(pc) {
+    let leaf = facts.leaf(pc, input.code);
+    if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {
             return Walked { ended: Ended::Root, reached: sp };
         }
-        match step(&rule, sp, frame_pointer, input) {
+        match step(&rule, sp, frame_pointer, input, facts) {
             Step::To(caller) if out.len() < input.max_depth => {
                 out.push(CodeAddress::Return(caller.address).lookup().0);
-                return fp::follow(caller.frame_pointer, caller.sp, Some(caller.address), input, out);
+                return fp::follow(caller.frame_pointer, caller.sp, Some(caller.address), input, facts, out);
             }
             Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
             Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
             Step::NotFollowed => {}
         }
     }
-    let leaf_return = record::unframed_return_slot(pc, sp, input.code)
-        .and_then(|slot| input.stack.word(slot))
+    let leaf_return = leaf
+        .unframed_return_at
+        .and_then(|bytes| input.stack.word(sp + bytes))
         .map(Avma)
-        .filter(|address| is_return_address(*address, input.code) && out.len() < input.max_depth);
+        .filter(|address| is_return_address(*address, input, facts) && out.len() < input.max_depth);
     if let Some(address) = leaf_return {
         out.push(CodeAddress::Return(address).lookup().0);
     }
-    fp::follow(frame_pointer, sp, leaf_return, input, out)
+    fp::follow(frame_pointer, sp, leaf_return, input, facts, out)
 }
 
 /// The caller of the leaf frame.
@@ -60,7 +63,7 @@ enum Step {
     NotFollowed,
 }
 
-fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> Step {
+fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts: &mut Facts) -> Step {
     let base = match rule.base {
         CfaBase::StackPointer => sp.0,
         CfaBase::FramePointer => frame_pointer,
@@ -80,7 +83,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> St
         None => Some(frame_pointer),
     };
     match frame_pointer {
-        Some(frame_pointer) if is_return_address(address, input.code) => {
+        Some(frame_pointer) if is_return_address(address, input, facts) => {
             Step::To(Caller { address, sp: Avma(cfa), frame_pointer })
         }
         _ => Step::NotFollowed,
@@ -88,13 +91,13 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>) -> St
 }
 
 /// The byte before a return address is code; the address itself may be the end of it.
-fn is_return_address(address: Avma, code: &dyn Code) -> bool {
-    code.is_code(CodeAddress::Return(address).lookup())
+fn is_return_address(address: Avma, input: &Input<'_>, facts: &mut Facts) -> bool {
+    facts.is_code(CodeAddress::Return(address).lookup(), input.code)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Ended, StackBytes};
+    use super::super::{Code, Ended, StackBytes};
     use super::*;
 
     const TEXT: u64 = 0x40_1000;
@@ -141,7 +144,7 @@ mod tests {
             code: &Text,
         };
         let mut out = Vec::new();
-        assert_eq!(walk(&registers, &input, &mut out).ended, Ended::Root);
+        assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
         out.iter().map(|address| address - TEXT).collect()
     }
 
@@ -195,7 +198,7 @@ mod tests {
             code: &code,
         };
         let mut out = Vec::new();
-        let walked = walk(&registers, &input, &mut out);
+        let walked = walk(&registers, &input, &mut Facts::default(), &mut out);
         let relative: Vec<u64> = out.iter().map(|address| address - TEXT).collect();
         assert_eq!((relative.as_slice(), walked.ended), (expected, ended));
     }

@@ -33,9 +33,9 @@ fn values_that_cannot_be() {
         ("--max-depth -1e3", "--max-depth `-1e3`: expected a whole number from 1 to 65536"),
         ("--min-width -1e-3", "--min-width `-1e-3`: expected a percentage from 0 to below 100"),
         ("--unwind magic", "--unwind `magic`: expected auto, fp or cfi"),
-        ("--format png", "no format is called `png`; one of svg, folded"),
-        ("-o a.png", "--output `a.png`: the extension tells no format; use .svg, .folded or .txt"),
-        ("-o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),
+        ("--format png", "no format is called `png`; one of svg, folded, pprof, speedscope, firefox"),
+        ("-o a.png", "--output `a.png`: the extension tells no format; use .svg, .folded or .pb.gz"),
+        ("-o a.json", "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox"),
         ("-o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
         ("-o a.svg --stats a.svg", "`a.svg` is given twice; each output needs its own file"),
     ] {
@@ -77,10 +77,10 @@ fn words_that_do_not_exist() {
         ("-z", "there is no option `-z` (try 'stackprof --help')"),
         ("-q -v", "--quiet and --verbose exclude each other; leave one out"),
         ("frobnicate", "to run a command, put it after --: stackprof -- frobnicate"),
-        ("help frobnicate", "there is no command `frobnicate`; one of record, demo, dump, help"),
-        ("render a.folded", "command `render` is not in this version"),
-        ("diff a b", "command `diff` is not in this version"),
-        ("gate --base a --new b", "command `gate` is not in this version"),
+        (
+            "help frobnicate",
+            "there is no command `frobnicate`; one of record, demo, dump, render, diff, gate, help",
+        ),
         ("top --pid 1", "command `top` is not in this version"),
     ] {
         refused(&format!("{line} {command}"), 2, &[expected]);

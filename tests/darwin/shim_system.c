@@ -262,7 +262,13 @@ static const void *d_dyld_get_shared_cache_range(size_t *size)
     return has_cache ? (const void *)CACHE_BASE : NULL;
 }
 
-/* What Rust asks for this way it can do without. */
+/* What is asked for this way can be done without: newer functions, and the Swift runtime. */
+static void *d_dlopen(const char *path, int mode)
+{
+    (void)path, (void)mode;
+    return NULL;
+}
+
 static void *d_dlsym(void *handle, const char *name)
 {
     (void)handle, (void)name;
@@ -289,7 +295,7 @@ static void dyld_stub_binder(void)
 const struct shim system_shims[] = {
     NAMED("___error", d_error), SHIM(strerror_r), SHIM(mach_timebase_info), SHIM(mach_wait_until),
     NAMED("_mach_absolute_time", now_ticks), SHIM(clock_gettime), SHIM(nanosleep), SHIM(sysconf), SHIM(getrusage),
-    SHIM(CCRandomGenerateBytes), NAMED("___bzero", d_bzero), SHIM(dlsym), SHIM(getentropy), SHIM(confstr), SHIM(memset_pattern16), SHIM(exit), SHIM(_exit),
+    SHIM(CCRandomGenerateBytes), NAMED("___bzero", d_bzero), SHIM(dlopen), SHIM(dlsym), SHIM(getentropy), SHIM(confstr), SHIM(memset_pattern16), SHIM(exit), SHIM(_exit),
     NAMED("__dyld_image_count", d_dyld_image_count), NAMED("__dyld_get_image_header", d_dyld_get_image_header),
     NAMED("__dyld_get_image_name", d_dyld_get_image_name),
     NAMED("__dyld_get_image_vmaddr_slide", d_dyld_get_image_vmaddr_slide),

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs, unreachable_pub)]
 
+#[path = "../support/folded.rs"]
+mod folded;
 #[path = "../support/processes.rs"]
 mod processes;
 #[path = "../support/recording.rs"]

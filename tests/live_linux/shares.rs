@@ -1,7 +1,9 @@
 //! Shares: four functions of known weight get it in every form of output, whether the
 //! program was attached to or launched, and stacks are whole.
 
-use crate::support::{Fixture, Recorded, Stack, attach, compile, fixture, launch, live};
+#[cfg(target_arch = "x86_64")]
+use crate::support::compile;
+use crate::support::{Fixture, Recorded, Stack, attach, fixture, launch, live};
 
 const DEPTH: usize = 20;
 /// Percentage points that a share may be off: 2.5 are more than three standard

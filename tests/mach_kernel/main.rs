@@ -4,6 +4,8 @@
 //! Times are virtual: nothing here sleeps. `STACKPROF_SEED=N` replays one seed.
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs, unreachable_pub)]
 
+#[path = "../support/folded.rs"]
+mod folded;
 #[path = "../support/sim_kernel/mod.rs"]
 mod sim_kernel;
 

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::output::folded;
 use stackprof::profile::{Profile, Root};
 use stackprof::sampler::{self, Options};
 use stackprof::symbol;
 use stackprof::target::mach::{MachClock, MachTarget};
 use stackprof::trie::{Frame, FrameId};
 
+use super::folded;
 use super::sim_kernel::{MS, SimKernel, Truth, World};
 
 pub const HZ: u32 = 1000;
@@ -108,16 +108,12 @@ pub fn recorded(world: World, options: &Options) -> (SimKernel, Recorded) {
 impl Recorded {
     /// Folded text, threads apart.
     pub fn folded(&self) -> String {
-        let mut folder = folded::Folder::default();
-        for ((id, complete, names), count) in &self.stacks {
-            let name = self.profile.threads.iter().find(|thread| thread.id == *id);
-            let thread = Some((name.map_or("", |thread| thread.name.as_str()), *id));
-            let process = self.profile.process.name.as_str();
-            folder.add(folded::Root { process, thread, complete: *complete }, names, *count);
-        }
-        let mut text = Vec::new();
-        folded::write(&folder.finish(), &mut text).expect("memory");
-        String::from_utf8(text).expect("names are text")
+        let stacks = self.stacks.iter().map(|((id, complete, names), count)| {
+            let thread = self.profile.threads.iter().find(|thread| thread.id == *id);
+            let thread = (thread.map_or("", |thread| thread.name.as_str()), *id);
+            folded::Stack { thread, complete: *complete, names, count: *count }
+        });
+        folded::text(&self.profile.process.name, stacks)
     }
 
     /// Stacks that were shown, without their counts.

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use super::folded;
 use stackprof::addr::Avma;
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::output::folded;
 use stackprof::profile::{Profile, Root};
 use stackprof::sampler::{self, Options};
 use stackprof::symbol::{self, Names};
@@ -170,15 +170,12 @@ impl Recorded {
 
     /// Folded text, threads apart.
     pub fn folded(&self) -> String {
-        let mut folder = folded::Folder::default();
-        for ((id, complete, names), count) in &self.stacks {
-            let name = self.profile.threads.iter().find(|thread| thread.id == *id);
-            let thread = Some((name.map_or("", |thread| thread.name.as_str()), *id));
-            folder.add(folded::Root { process: "sim", thread, complete: *complete }, names, *count);
-        }
-        let mut text = Vec::new();
-        folded::write(&folder.finish(), &mut text).expect("memory");
-        String::from_utf8(text).expect("names are text")
+        let stacks = self.stacks.iter().map(|((id, complete, names), count)| {
+            let thread = self.profile.threads.iter().find(|thread| thread.id == *id);
+            let thread = (thread.map_or("", |thread| thread.name.as_str()), *id);
+            folded::Stack { thread, complete: *complete, names, count: *count }
+        });
+        folded::text("sim", stacks)
     }
 
     /// What must hold for every recording.

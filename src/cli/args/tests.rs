@@ -46,6 +46,8 @@ fn the_defaults_are_those_of_the_contract() {
         title: None,
         reverse: false,
         min_width_percent: 0.01,
+        colors: Colors::Hot,
+        dark: false,
         stats: None,
         verbosity: Verbosity::Normal,
         seed: None,
@@ -59,7 +61,7 @@ fn the_defaults_are_those_of_the_contract() {
 fn every_option_is_understood() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 \
                 --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
-                --no-inline --lines --short-names";
+                --no-inline --lines --short-names --colors blue-orange --dark";
     let expected = Recording {
         source: Source::Pid(1),
         hz: 99,
@@ -74,6 +76,8 @@ fn every_option_is_understood() {
         title: Some("T".into()),
         reverse: true,
         min_width_percent: 1.5,
+        colors: Colors::BlueOrange,
+        dark: true,
         stats: Some(Destination::File("s.json".into())),
         verbosity: Verbosity::Verbose,
         seed: Some(7),
@@ -118,6 +122,7 @@ fn the_default_output_names_the_process() {
     assert_eq!(default("--pid 1", "../../a b\n"), [file("stackprof-.._.._a_b_-42.svg", Format::Svg)]);
     assert_eq!(default("--pid 1", ""), [file("stackprof-process-42.svg", Format::Svg)]);
     assert_eq!(default("--pid 1 --format folded", "w"), [file("stackprof-w-42.folded", Format::Folded)]);
+    assert_eq!(default("--pid 1 --format pprof", "w"), [file("stackprof-w-42.pb.gz", Format::Pprof)]);
     assert_eq!(default("--pid 1 -o a.svg", "w"), [file("a.svg", Format::Svg)]);
 }
 
@@ -148,6 +153,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
             format!("--max-depth `{value}`: expected a whole number from 1 to 65536")
         );
     }
+    assert_eq!(refused("--pid 1 --colors red"), "--colors `red`: expected one of hot, blue-orange");
     for value in ["-1", "100", "nan", "thin"] {
         assert_eq!(
             refused(&format!("--pid 1 --min-width {value}")),
@@ -195,12 +201,18 @@ fn mistakes_are_told_with_the_next_step() {
             "option `--idle` takes no value, but `yes` was given (try 'stackprof --help')",
         ),
         ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
-        ("--pid 1 --format pprof", "format `pprof` is not in this version; one of svg, folded"),
-        ("--pid 1 -o a.pb.gz", "format `pprof` is not in this version; one of svg, folded"),
-        ("--pid 1 --format png", "no format is called `png`; one of svg, folded"),
+        (
+            "--pid 1 --format json",
+            "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox",
+        ),
+        (
+            "--pid 1 -o a.json",
+            "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox",
+        ),
+        ("--pid 1 --format png", "no format is called `png`; one of svg, folded, pprof, speedscope, firefox"),
         (
             "--pid 1 -o flame.png",
-            "--output `flame.png`: the extension tells no format; use .svg, .folded or .txt, or add --format",
+            "--output `flame.png`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",
         ),
         (
             "--pid 1 -o a.svg --format folded",
@@ -212,17 +224,15 @@ fn mistakes_are_told_with_the_next_step() {
         ("demo --pid 5", "there is no option `--pid` (try 'stackprof demo --help')"),
         ("demo prog", "demo profiles its own workload; `prog` is too much"),
         ("demo -- prog", "demo profiles its own workload; `prog` is too much"),
-        ("help nonsense", "there is no command `nonsense`; one of record, demo, dump, help"),
-        ("help gate", "command `gate` is not in this version"),
+        (
+            "help nonsense",
+            "there is no command `nonsense`; one of record, demo, dump, render, diff, gate, help",
+        ),
+        ("help top", "command `top` is not in this version"),
     ] {
         assert_eq!(refused(line), expected, "{line}");
     }
-    for later in ["render", "diff", "gate", "top"] {
-        assert_eq!(
-            refused(&format!("{later} a.folded -o x")),
-            format!("command `{later}` is not in this version (try 'stackprof --help')")
-        );
-    }
+    assert_eq!(refused("top --pid 1"), "command `top` is not in this version (try 'stackprof --help')");
 }
 
 #[test]
@@ -271,12 +281,17 @@ fn help_and_version_are_results() {
     for line in ["--help", "-h", "help", "record --help", "help record", "--hz 5 --help"] {
         assert_eq!(printed(line), printed("--help"), "{line}");
     }
-    for text in [printed("--help"), printed("help demo"), printed("help dump")] {
+    for text in [printed("--help"), printed("help demo"), printed("help dump"), printed("help render")] {
         for line in text.lines() {
             assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?}");
         }
-        for hidden in ["sim:", "--seed", "render", "diff", "gate", "stray"] {
+        for hidden in ["sim:", "--seed", "stray"] {
             assert!(!text.contains(hidden), "{hidden} in {text}");
+        }
+    }
+    for text in [printed("help diff"), printed("help gate")] {
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?}");
         }
     }
     assert!(printed("--help").contains("sudo stackprof --pid 4242 --hz 997"));

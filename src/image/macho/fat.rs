@@ -79,7 +79,7 @@ pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, String> {
 }
 
 /// Whether a file begins as fat files do.
-pub(super) fn is_fat(bytes: &[u8]) -> bool {
+pub(crate) fn is_fat(bytes: &[u8]) -> bool {
     match bytes {
         [0xca, 0xfe, 0xba, 0xbe | 0xbf, count @ ..] => {
             count.first_chunk().is_some_and(|count| u32::from_be_bytes(*count) <= MAX_IMAGES)

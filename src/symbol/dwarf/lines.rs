@@ -25,6 +25,10 @@ pub(super) struct Lines<'l, 'a> {
 
 /// File number and line of an address.
 pub(super) type Row = (u64, u32);
+/// No file: from DWARF 5 on, 0 is the number of one.
+pub(super) const NO_FILE: u64 = u64::MAX;
+/// Nothing is known of an address.
+pub(super) const NO_ROW: Row = (NO_FILE, 0);
 
 impl<'l, 'a> Lines<'l, 'a> {
     /// Reads the program's header.
@@ -41,9 +45,9 @@ impl<'l, 'a> Lines<'l, 'a> {
         Lines { dwarf, unit, comp_dir, program, paths: HashMap::new() }
     }
 
-    /// The rows of addresses, sorted; (0, 0) where there is none.
+    /// The rows of addresses, sorted; [`NO_ROW`] where there is none.
     pub(super) fn rows(&self, wanted: &[u64], code_start: u64, budget: &Budget<'_>) -> Vec<Row> {
-        let mut found = vec![(0, 0); wanted.len()];
+        let mut found = vec![NO_ROW; wanted.len()];
         if let Some(program) = self.program.clone() {
             let _ = run(program, wanted, code_start, budget, &mut found);
         }
@@ -111,7 +115,7 @@ fn run(
                     wanted.get(at).filter(|wanted| **wanted < address).and(found.get_mut(at))
                 {
                     // Sequences of code that the linker left out begin at address 0.
-                    if *found == (0, 0) && from >= code_start {
+                    if *found == NO_ROW && from >= code_start {
                         *found = known;
                     }
                     at += 1;

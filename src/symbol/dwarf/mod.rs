@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gimli::{EndianSlice, LittleEndian, SectionId};
 
-use super::sections;
+use super::{relocate, sections};
 use crate::target::ImageBytes;
 
 pub use index::{Index, Job};
@@ -139,7 +139,8 @@ impl Sections {
                     && !section.bytes.is_empty()
             };
             let Some(section) = found.iter().find(is_it) else { continue };
-            let part = match section.content(&mut left)? {
+            let content = relocate::apply(data, section.relocations, section.content(&mut left)?);
+            let part = match content {
                 std::borrow::Cow::Owned(unpacked) => Part::Unpacked(unpacked),
                 std::borrow::Cow::Borrowed(content) => {
                     let start = content.as_ptr().addr() - data.as_ptr().addr();

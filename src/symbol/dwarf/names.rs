@@ -12,7 +12,8 @@ use hashbrown::{HashMap, HashSet};
 
 use super::unit::{self, Abbrevs, Unit};
 use super::{Budget, Dwarf, Slice};
-use crate::symbol::{MAX_TEXT_BYTES, Style, demangle, short};
+use crate::symbol::demangle::{Demangler, demangle_with};
+use crate::symbol::{MAX_TEXT_BYTES, Style, short};
 
 /// Most entries between a function and its name: an inlined one refers to its definition,
 /// that to a declaration, and each may be in another unit.
@@ -158,17 +159,18 @@ fn offsets(dwarf: &Dwarf<'_>) -> Vec<usize> {
 }
 
 /// What the threads that make names have in common.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TextsShared {
     bytes: AtomicUsize,
     style: Style,
+    swift: Demangler,
 }
 
 impl TextsShared {
-    /// For names of one style.
+    /// For names of one style; Swift's are made by `swift`.
     #[must_use]
-    pub fn new(style: Style) -> TextsShared {
-        TextsShared { bytes: AtomicUsize::new(0), style }
+    pub fn new(style: Style, swift: Demangler) -> TextsShared {
+        TextsShared { bytes: AtomicUsize::new(0), style, swift }
     }
 }
 
@@ -203,10 +205,16 @@ impl<'s> Texts<'s> {
     /// The same for a name that is not in a file.
     pub fn mangled_anywhere(&mut self, name: &[u8]) -> Option<Arc<str>> {
         match self.shared.style {
-            Style::Readable => self.plain(&demangle::demangle(name)),
-            Style::Short => self.plain(&short::shorten(&demangle::demangle(name))),
+            Style::Readable => self.plain(&self.readable(name)),
+            Style::Short => self.plain(&short::shorten(&self.readable(name))),
             Style::Mangled => self.plain(&String::from_utf8_lossy(name)),
         }
+    }
+
+    /// The readable form of a mangled name, whatever the style; not kept.
+    #[must_use]
+    pub fn readable(&self, name: &[u8]) -> String {
+        demangle_with(name, self.shared.swift)
     }
 
     /// A file that names were taken from is about to be closed.

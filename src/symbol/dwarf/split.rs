@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian, UnitOffset};
 use hashbrown::HashMap;
 
-use super::lines::{Lines, Row};
+use super::lines::{Lines, NO_FILE, NO_ROW, Row};
 use super::names::{Name, Names, text};
 use super::unit::{self, Abbrevs, Opened};
 use super::walk::{NONE, walk};
@@ -155,7 +155,7 @@ impl<'a> Work<'_, 'a> {
         for (position, index) in self.job.wanted.iter().enumerate() {
             let mut functions = Vec::new();
             let mut at = found.leaf.get(position).copied().unwrap_or(NONE);
-            let mut row: Row = rows.get(position).copied().unwrap_or((0, 0));
+            let mut row: Row = rows.get(position).copied().unwrap_or(NO_ROW);
             // From the inside out: the line of a function is that of the call in it.
             while let Some(node) = found.nodes.get(at as usize).filter(|_| functions.len() < MAX_INLINED) {
                 let name =
@@ -164,7 +164,7 @@ impl<'a> Work<'_, 'a> {
                 row = (node.call_file, node.call_line);
                 at = node.parent;
             }
-            if functions.is_empty() && row != (0, 0) {
+            if functions.is_empty() && row != NO_ROW {
                 functions.push(place(None, row, &mut lines, texts));
             }
             functions.reverse();
@@ -185,6 +185,6 @@ fn place(
     lines: &mut Option<Lines<'_, '_>>,
     texts: &mut Texts<'_>,
 ) -> Function {
-    let file = lines.as_mut().filter(|_| (file, line) != (0, 0)).and_then(|lines| lines.path(file, texts));
+    let file = lines.as_mut().filter(|_| file != NO_FILE).and_then(|lines| lines.path(file, texts));
     Function { name, file, line }
 }

@@ -6,6 +6,7 @@
 
 use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
 
+use super::lines::NO_FILE;
 use super::unit::{Place, Unit};
 use super::{Budget, Dwarf, MAX_INLINED};
 
@@ -195,7 +196,7 @@ fn read<'a>(
     entries: &mut gimli::EntriesRaw<'_, super::Slice<'a>>,
     specs: &[AttributeSpecification],
 ) -> gimli::Result<Function<'a>> {
-    let mut found = Function::default();
+    let mut found = Function { call_file: NO_FILE, ..Function::default() };
     for spec in specs {
         let attribute = entries.read_attribute(*spec)?;
         match attribute.name() {

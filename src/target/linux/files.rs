@@ -42,12 +42,7 @@ impl TargetFiles {
         let Some(root) = &self.root else {
             return Err("the root of the process cannot be opened".to_owned());
         };
-        let opened = sys::open_below(root, path).map_err(|error| io_text(&error))?;
-        match opened.metadata() {
-            Ok(meta) if meta.is_file() => Ok(opened),
-            Ok(_) => Err("not a regular file".to_owned()),
-            Err(error) => Err(io_text(&error)),
-        }
+        files::regular(sys::open_below(root, path).map_err(|error| io_text(&error))?)
     }
 }
 
@@ -55,6 +50,10 @@ impl Files for TargetFiles {
     fn open(&self, path: &str) -> Result<ImageBytes, String> {
         let mapped = file::map(&self.open_file(path)?).map_err(|error| io_text(&error))?;
         Ok(ImageBytes::new(mapped))
+    }
+
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        files::modified_s(&self.open_file(path).ok()?.metadata().ok()?)
     }
 
     fn list(&self, directory: &str) -> Vec<String> {

@@ -50,9 +50,6 @@ const MAX_REGIONS_ALL: u32 = 16_384;
 /// They are looked at again this long after the last time, nanoseconds.
 const SCAN_NS: u64 = 5_000_000;
 const SCAN_ALL_NS: u64 = 1_000_000_000;
-/// Count of `vm_region_submap_info_64`, and a depth that descends every submap.
-const REGION_COUNT: u32 = 19;
-const DEEPEST: u32 = 1024;
 const READ_EXECUTE: i32 = 5;
 /// Readings of an unchanged list after which an image that cannot be read is left out.
 const TORN_TRIES: u32 = 8;
@@ -387,7 +384,7 @@ fn scan(memory: &Memory<'_>, pid: i32, all: bool) -> Vec<Arc<RemoteImage>> {
     let mut images = Vec::new();
     let mut at = 0;
     for _ in 0..if all { MAX_REGIONS_ALL } else { MAX_REGIONS } {
-        let Ok(region) = memory.kernel.vm_region_recurse(memory.task, at, DEEPEST, REGION_COUNT) else {
+        let Ok(region) = memory.region(at) else {
             break;
         };
         if region.protection == READ_EXECUTE

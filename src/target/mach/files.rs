@@ -26,6 +26,10 @@ impl Files for MacFiles {
         files::map_regular(Path::new(path))
     }
 
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        files::modified_s(&std::fs::metadata(path).ok()?)
+    }
+
     fn list(&self, directory: &str) -> Vec<String> {
         files::list(Path::new(directory))
     }

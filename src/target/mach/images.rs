@@ -6,14 +6,13 @@
 //! names are asked for. The names of a shared cache are one pool of hundreds of megabytes
 //! for all of its images; of it only the names of the image are copied.
 
-use std::fs::File;
 use std::ops::Range;
+use std::path::Path;
 
 use super::dyld::{RemoteImage, SharedCache};
 use super::memory::Memory;
-use crate::error::io_text;
 use crate::image::macho::fat::{self, Wanted};
-use crate::target::{ImageBytes, Linkedit, file};
+use crate::target::{ImageBytes, Linkedit, files};
 
 /// Most bytes of one piece of an image that are copied; and of all images together.
 const MAX_PIECE_BYTES: u64 = 64 << 20;
@@ -70,11 +69,10 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, String> {
     if image.macho.encrypted {
         return Err("its code is encrypted in the file".to_owned());
     }
-    let map = |file: File| file::map(&file);
-    let bytes = File::open(&image.path).and_then(map).map_err(|error| io_text(&error))?;
+    let bytes = files::map_regular(Path::new(&image.path))?;
     let macho = &image.macho;
     let wanted = Wanted { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
-    let chosen = fat::choose(&ImageBytes::new(bytes), &wanted)?;
+    let chosen = fat::choose(&bytes, &wanted)?;
     // Without a UUID the load commands tell builds apart.
     if macho.uuid.is_none() && !chosen.bytes().starts_with(&image.head) {
         return Err("replaced on disk since it was loaded".to_owned());

@@ -11,9 +11,7 @@ use crate::target::{Mapping, MappingKind};
 
 /// Ranges that are kept; a program with more has one heap for each function.
 const MAX_RANGES: usize = 4096;
-/// Count of `vm_region_submap_info_64`, a depth that descends every submap, and protection.
-const REGION_COUNT: u32 = 19;
-const DEEPEST: u32 = 1024;
+/// Protection.
 const EXECUTE: i32 = 4;
 
 /// Ranges of executable memory that were found, by address, disjoint.
@@ -30,7 +28,7 @@ impl Jit {
         if after.checked_sub(1).is_some_and(|index| self.0[index].contains(&pc)) {
             return false;
         }
-        let Ok(region) = memory.kernel.vm_region_recurse(memory.task, pc, DEEPEST, REGION_COUNT) else {
+        let Ok(region) = memory.region(pc) else {
             return false;
         };
         let region_end = region.address.saturating_add(region.size);

@@ -5,7 +5,12 @@
 //! end of a mapping is clipped at page ends. Addresses and lengths come from the target
 //! and may be anything.
 
-use super::kernel::{Kern, KernReturn, MachKernel, TaskPort};
+use super::kernel::{Kern, KernReturn, MachKernel, Region, TaskPort};
+
+/// Words of `vm_region_submap_info_64`.
+const REGION_COUNT: u32 = 19;
+/// Descends every submap.
+pub(super) const DEEPEST: u32 = 1024;
 
 /// How a task's memory is reached.
 #[derive(Clone, Copy)]
@@ -101,6 +106,11 @@ impl<'k> Memory<'k> {
             }
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The region at an address, or the next one above if there is none.
+    pub(super) fn region(&self, at: u64) -> Kern<Region> {
+        self.kernel.vm_region_recurse(self.task, at, DEEPEST, REGION_COUNT)
     }
 
     /// First address of the next page; the last address of all in the last page.

@@ -6,7 +6,7 @@
 //! and tested everywhere: `attach.rs` and `refusal.rs` (the beginnings, and why not),
 //! `task.rs` (the events of a task and the stops), `threads.rs`, `hold.rs`, `state.rs`,
 //! `stack.rs` (one thread each time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs`
-//! (names), `memory.rs` and `clock.rs`.
+//! (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler.
 
 mod attach;
 mod clock;
@@ -22,6 +22,8 @@ mod queues;
 mod refusal;
 mod stack;
 mod state;
+#[cfg(target_vendor = "apple")]
+pub(super) mod swift;
 mod task;
 mod threads;
 #[cfg(target_vendor = "apple")]

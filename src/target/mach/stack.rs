@@ -22,9 +22,6 @@ const MAX_STACK_BYTES: u64 = 4 << 30;
 const TAG_STACK: u32 = 30;
 /// Regions of one stack that are put together: main stacks are often split in two.
 const MAX_REGIONS: u32 = 64;
-/// Count of `vm_region_submap_info_64`, and a depth that descends every submap.
-const REGION_COUNT: u32 = 19;
-const DEEPEST: u32 = 1024;
 const READABLE: i32 = 1;
 /// A system that refuses to tell of regions is asked this often.
 const REGION_TRIES: u8 = 3;
@@ -86,8 +83,7 @@ impl Stack {
         if self.limit(sp).is_some() || self.regions_refused >= REGION_TRIES {
             return;
         }
-        let region = |at| memory.kernel.vm_region_recurse(memory.task, at, DEEPEST, REGION_COUNT).ok();
-        let Some(first) = region(sp) else {
+        let Ok(first) = memory.region(sp) else {
             self.regions_refused += 1;
             return;
         };
@@ -97,7 +93,7 @@ impl Stack {
         }
         for _ in 1..MAX_REGIONS {
             // It tells of the next region if there is none at the address.
-            let above = region(end).filter(|above| {
+            let above = memory.region(end).ok().filter(|above| {
                 above.address == end && above.protection & READABLE != 0 && above.user_tag == TAG_STACK
             });
             let Some(above) = above.filter(|above| above.size > 0 && first.user_tag == TAG_STACK) else {

@@ -28,6 +28,7 @@ use super::layout::{
     self, RawBsdInfo, RawRegionInfo, RawTaskDyldInfo, RawThreadBasicInfo, RawThreadExtendedInfo,
     RawThreadIdentifierInfo, words,
 };
+use super::memory::DEEPEST;
 use crate::target::{Arch, ImageBytes};
 
 // SAFETY: the declarations of osfmk/mach/mach_traps.h, bsd/sys/codesign.h and
@@ -47,8 +48,6 @@ const TASK_DYLD_INFO: c_uint = 17;
 const CS_OPS_STATUS: c_uint = 0;
 /// MACH_SEND_* of osfmk/mach/message.h.
 const SEND_FAILURES: std::ops::Range<i32> = 0x1000_0001..0x1000_4000;
-/// Descends every submap.
-const DEEPEST: u32 = 1024;
 
 // What the libraries declare is what layout.rs says.
 const _: () = {

@@ -10,7 +10,6 @@ mod faults;
 mod images;
 mod ledger;
 mod machine;
-mod rng;
 mod seeded;
 mod stack;
 mod thread;
@@ -22,6 +21,7 @@ use std::rc::Rc;
 
 use crate::addr::Avma;
 use crate::clock::{Clock, FakeClock};
+use crate::rng;
 
 use super::{
     Capture, Event, Fault, ImageBytes, Look, Mapping, MappingKind, Outcome, Process, Target, ThreadId,

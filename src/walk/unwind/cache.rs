@@ -5,6 +5,7 @@
 
 use super::code::{self, Leads};
 use super::rule::{self, Kind, Rule, Saved};
+use super::switching::{self, Switch};
 use super::{body, flow};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -14,16 +15,14 @@ use crate::walk::{Code, call};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
-/// Bytes of start code behind an image's entry point that may do without unwind
-/// information: `_start` of ld.so and of musl.
-const START_BYTES: u64 = 128;
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: Table<Rule>,
     saved: Table<Saved>,
-    unusual: Vec<Row>,
+    /// Rows of another form, and ordinary ones that are not to be relied on.
+    unusual: Vec<(Row, Switch)>,
 }
 
 /// The key of an address. The same address is another one as a return address than as a
@@ -55,6 +54,16 @@ impl Cache {
 
     /// The row of a rule of kind `Unusual`, until the next address is learned.
     pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
+        self.unusual_and_switch(rule).map(|(row, _)| row)
+    }
+
+    /// Whether the caller that a rule leads to can be relied on, until the next address is
+    /// learned.
+    pub(super) fn switch(&self, rule: Rule) -> Switch {
+        self.unusual_and_switch(rule).map_or(Switch::No, |(_, switch)| *switch)
+    }
+
+    fn unusual_and_switch(&self, rule: Rule) -> Option<&(Row, Switch)> {
         self.unusual.get(rule.row()).filter(|_| rule.kind == Kind::Unusual)
     }
 
@@ -78,7 +87,10 @@ impl Cache {
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         let (found, returns) = find(address, code);
         let (rule, saved) = match found {
-            Found::Row(row, method) => self.keep(row, method),
+            Found::Row(row, method) => {
+                let switch = switching::at(address, &row, code);
+                self.keep(row, method, switch)
+            }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
@@ -90,18 +102,20 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, row: Row, method: Method) -> (Rule, Saved) {
+    fn keep(&mut self, row: Row, method: Method, switch: Switch) -> (Rule, Saved) {
         if row.columns[RETURN_ADDRESS] == Column::Undefined {
             return (Rule::of_kind(Kind::Root), Saved::default());
         }
-        if let Some(packed) = rule::pack(&row, method) {
+        if switch == Switch::No
+            && let Some(packed) = rule::pack(&row, method)
+        {
             return packed;
         }
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
         let number = self.unusual.len() as u16;
-        self.unusual.push(row);
+        self.unusual.push((row, switch));
         (Rule::unusual(number), Saved::default())
     }
 }
@@ -141,7 +155,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if is_return && !follows_call {
         return (Found::Nothing, false);
     }
-    if code.entry(at).is_some_and(|entry| at >= entry && at - entry < START_BYTES) {
+    if code.entry(at).is_some_and(|entry| code::is_start(entry, address, code)) {
         return (Found::Root, follows_call);
     }
     if is_return && begins_function(here) {

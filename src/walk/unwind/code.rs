@@ -7,7 +7,7 @@
 //! child's side of `clone`, all of musl, and hand-written code.
 
 use super::length::{Instruction, decode};
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::{Code, root};
 
@@ -20,6 +20,9 @@ const DWARF: [usize; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15
 const INSTRUCTIONS_MAX: u32 = 512;
 /// Most branches that are remembered to be followed later.
 const BRANCHES_MAX: usize = 16;
+
+/// Most instructions of start code.
+const START_INSTRUCTIONS_MAX: u32 = 48;
 
 /// What the code from an address on leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +77,11 @@ pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
             let target = Avma(next.0.wrapping_add_signed(instruction.immediate));
             match effect(&instruction, &mut state) {
                 Effect::Plain => at = next,
+                Effect::Returns if binds(at, code) => {
+                    // The dynamic linker takes off the two words of the procedure linkage table.
+                    state.sp.offset = state.sp.offset.wrapping_add(16);
+                    return row(&state).map(|row| Leads::Back(Box::new(row)));
+                }
                 Effect::Returns => return row(&state).map(|row| Leads::Back(Box::new(row))),
                 Effect::Jumps if seen.contains(&target) || seen.len() > BRANCHES_MAX => break,
                 Effect::Jumps => {
@@ -92,6 +100,51 @@ pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
         }
     }
     None
+}
+
+/// Whether the jump at `at` is that of the first entry of a procedure linkage table, to the
+/// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2).
+fn binds(at: Avma, code: &dyn Code) -> bool {
+    let is_jump = |code: &[u8]| code.starts_with(&[0xff, 0x25]) || code.starts_with(&[0xf2, 0xff, 0x25]);
+    code.code(at).is_some_and(is_jump)
+        && at
+            .0
+            .checked_sub(6)
+            .is_some_and(|push| code.code(Avma(push)).is_some_and(|code| code.starts_with(&[0xff, 0x35])))
+}
+
+/// Whether an address is in the code at an image's entry point up to the call of the first
+/// function, which nothing called and which may do without unwind information.
+///
+/// Sources: glibc sysdeps/x86_64/dl-machine.h (`RTLD_START`, which goes on behind the call),
+/// musl arch/x86_64/crt_arch.h.
+pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
+    const MOV_RAX_R12: &[u8] = &[0x49, 0x89, 0xc4];
+    let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
+    let (mut here, mut goes_on) = (entry, false);
+    for _ in 0..START_INSTRUCTIONS_MAX {
+        if here >= at {
+            return here == at;
+        }
+        let Some(instruction) = code.code(here).and_then(decode) else { return false };
+        here = here + instruction.length as u64;
+        let operation = instruction.operands().map_or(0, |(_, operation, _)| operation);
+        match (instruction.map, instruction.opcode) {
+            (0, 0xc2 | 0xc3 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => return false,
+            (0, 0xff) if operation == 4 => return false,
+            (0, 0xe8 | 0xff) if !goes_on => {
+                if address == CodeAddress::Return(here) {
+                    return true;
+                }
+                goes_on = code.code(here).is_some_and(|next| next.starts_with(MOV_RAX_R12));
+                if !goes_on {
+                    return false;
+                }
+            }
+            _ => {}
+        }
+    }
+    false
 }
 
 enum Effect {
@@ -314,6 +367,50 @@ mod tests {
         for at in [0, 2, 3, 4, 6] {
             assert_eq!(follow(Avma(0x1000 + at), &Text(CLONE)), Some(Leads::ToExit));
         }
+    }
+
+    #[test]
+    fn start_code_ends_where_another_function_may_begin() {
+        const LINKER: &[u8] = &[
+            0x48, 0x89, 0xe7, //    +00 mov %rsp,%rdi
+            0xe8, 0xf8, 0x0b, 0, 0, // +03 call _dl_start
+            0x49, 0x89, 0xc4, //    +08 mov %rax,%r12
+            0xe8, 0xf8, 0x0b, 0, 0, // +0b call _dl_init
+            0x4c, 0x89, 0xec, //    +10 mov %r13,%rsp
+            0x41, 0xff, 0xe4, //    +13 jmp *%r12
+            0x53, //                +16 the next function
+        ];
+        const PROGRAM: &[u8] = &[
+            0x31, 0xed, //                   +00 xor %ebp,%ebp
+            0xff, 0x15, 0x74, 0x2f, 0, 0,    // +02 call *__libc_start_main
+            0xf4, //                         +08 hlt
+            0x48, 0x8d, 0x3d, 0, 0, 0, 0, // +09 deregister_tm_clones: lea
+            0xc3,
+        ];
+        let is_start = |code: &'static [u8], address: fn(Avma) -> CodeAddress, at: u64| {
+            is_start(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
+        };
+        for at in [0, 3, 8, 0xb, 0x10, 0x13] {
+            assert!(is_start(LINKER, CodeAddress::Pc, at), "{at:#x}");
+        }
+        assert!(is_start(LINKER, CodeAddress::Return, 8) && is_start(LINKER, CodeAddress::Return, 0x10));
+        assert!(!is_start(LINKER, CodeAddress::Pc, 0x16) && !is_start(LINKER, CodeAddress::Pc, 1));
+        assert!(is_start(PROGRAM, CodeAddress::Pc, 2) && is_start(PROGRAM, CodeAddress::Return, 8));
+        assert!(!is_start(PROGRAM, CodeAddress::Pc, 9) && !is_start(PROGRAM, CodeAddress::Pc, 0x10));
+    }
+
+    #[test]
+    fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
+        const PLT: &[u8] = &[
+            0xff, 0x35, 2, 0x2f, 0, 0, // +00 push GOT+8(%rip)
+            0xff, 0x25, 4, 0x2f, 0, 0, // +06 jmp *GOT+16(%rip)
+            0x0f, 0x1f, 0x40, 0, // +0c nop
+            0xff, 0x25, 2, 0x2f, 0, 0, // +10 jmp *GOT+24(%rip)
+            0x68, 0, 0, 0, 0, // +16 push $0
+            0xe9, 0xe0, 0xff, 0xff, 0xff, // +1b jmp +00
+        ];
+        let rows = [(0x10, 8), (0x16, 8), (0x1b, 16), (0, 16), (6, 24)];
+        check(PLT, &rows.map(|(at, cfa)| (at, StackPointer, cfa, None)));
     }
 
     #[test]

@@ -17,19 +17,24 @@ mod aarch64;
 mod body;
 mod cache;
 mod code;
+mod doubts;
 mod expression;
 mod flow;
 mod frame;
 mod length;
+mod records;
 mod rule;
 mod scan;
+mod switching;
 
+use super::facts::Facts;
 use super::frames::{Frames, How, Method};
 use super::words::Words;
 use super::{Ended, Input, Walked};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::{Aarch64, X86_64};
 use cache::Cache;
+use doubts::Doubts;
 use frame::{Failure, Frame};
 use rule::{Kind, Rule};
 
@@ -42,6 +47,7 @@ const RSP: usize = X86_64::RSP;
 pub struct Unwinder {
     cache: Cache,
     aarch64: aarch64::Unwinder,
+    facts: Facts,
 }
 
 /// A row of ordinary steps.
@@ -59,6 +65,12 @@ impl Unwinder {
     pub fn images_changed(&mut self) {
         self.cache.clear();
         self.aarch64.images_changed();
+        self.facts.clear();
+    }
+
+    /// What walks by frame pointers keep.
+    pub(super) fn facts(&mut self) -> &mut Facts {
+        &mut self.facts
     }
 
     /// The same as [`Unwinder::walk`] on aarch64; see `aarch64.rs`.
@@ -80,9 +92,15 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
+        let start = CodeAddress::Pc(Avma(registers.rip));
+        let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
+        out.push(start, Method::Context);
+        let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out);
+        if run.rule.kind == Kind::Root {
+            return Walked { ended: Ended::Root, reached: run.sp };
+        }
         let mut frame = Frame::new(registers);
-        out.push(frame.address, Method::Context);
-        let walked = self.follow(how, &mut frame, input, out);
+        let walked = self.follow(how, &mut frame, run, input, out);
         if how == How::Auto && walked.ended == Ended::BadFrame {
             return scan::reconnect(self, &frame, walked, input, out);
         }
@@ -91,22 +109,44 @@ impl Unwinder {
 
     /// Goes on from a frame that is in `out`, without a search. Where it ends with
     /// [`Ended::BadFrame`] it leaves `frame` at the last one.
-    fn follow(&mut self, how: How, frame: &mut Frame, input: &Input<'_>, out: &mut Frames) -> Walked {
-        let words = Words::new(input.stack);
+    fn go_on(&mut self, how: How, frame: &mut Frame, input: &Input<'_>, out: &mut Frames) -> Walked {
+        let run = self.run_from(frame, input, out);
+        self.follow(how, frame, run, input, out)
+    }
+
+    fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
+        let (sp, frame_pointer) = (frame.registers[RSP], frame.registers[RBP]);
+        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out)
+    }
+
+    /// The same behind a run that began at `frame`.
+    fn follow(
+        &mut self,
+        how: How,
+        frame: &mut Frame,
+        mut run: Run,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
         let mut reached = frame.sp();
+        let mut doubts = Doubts::default();
         loop {
-            let run = self.run(frame, words, input, out);
             // After a signal frame the stack may be another one.
             reached = reached.max(run.sp);
-            if run.rule.kind == Kind::Root {
-                return Walked { ended: Ended::Root, reached };
+            let at_root = run.rule.kind == Kind::Root;
+            if at_root && !doubts.need_registers() {
+                return Walked { ended: doubts.at_root(reached, input), reached };
             }
-            if let Err((failure, left)) = self.catch_up(frame, run.steps, input) {
+            if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
                 out.truncate(out.len() - left);
                 return Walked { ended: failure.ended(), reached };
             }
+            if at_root {
+                return Walked { ended: doubts.at_root(reached, input), reached };
+            }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
+            let switch = self.cache.switch(rule);
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
             // Only code that nothing else is known of may be walked by frame pointer: where
@@ -121,9 +161,13 @@ impl Unwinder {
             };
             let (next, method) = match checked {
                 Ok(found) => found,
-                Err(Failure::Refused) if may_use_record => {
-                    let ended = frame.end_of_records(reached, input, out.methods.last());
-                    return Walked { ended, reached };
+                Err(Failure::Refused) => {
+                    let ended = if may_use_record {
+                        frame.end_of_records(reached, input, out.methods.last())
+                    } else {
+                        Ended::BadFrame
+                    };
+                    return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
                 }
                 Err(failure) => return Walked { ended: failure.ended(), reached },
             };
@@ -131,19 +175,30 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
+            doubts.note(rule, switch, frame, &next, method, input);
             *frame = next;
             out.push(frame.address, method);
+            run = self.run_from(frame, input, out);
         }
     }
 
-    /// Pushes the callers of `frame` as far as ordinary rules lead to ones that stand every
+    /// Pushes the callers of a frame as far as ordinary rules lead to ones that stand every
     /// check. Why it stops is for the caller to find out. Each look-up tells of an address
     /// both that a call returns there and where its own caller is.
-    fn run(&mut self, frame: &Frame, words: Words<'_>, input: &Input<'_>, out: &mut Frames) -> Run {
-        let mut rule = self.cache.rule(frame.address, input.code);
-        let (mut sp, mut frame_pointer) = (frame.sp().0, frame.registers[RBP]);
-        let before = out.len();
-        while rule.is_ordinary() && out.len() < input.max_depth {
+    #[inline(always)]
+    fn run(
+        &mut self,
+        from: CodeAddress,
+        mut sp: u64,
+        mut frame_pointer: u64,
+        words: Words<'_>,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Run {
+        let mut rule = self.cache.rule(from, input.code);
+        let most = input.max_depth.saturating_sub(out.len());
+        let mut steps = 0;
+        while rule.is_ordinary() && steps < most {
             let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer & input.code_mask };
             let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
             let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
@@ -161,11 +216,12 @@ impl Unwinder {
                 break;
             }
             out.push(address, rule.method());
+            steps += 1;
             sp = cfa;
             frame_pointer = if is_saved { saved } else { frame_pointer };
             rule = next;
         }
-        Run { steps: out.len() - before, sp: Avma(sp), rule }
+        Run { steps, sp: Avma(sp), rule }
     }
 
     /// Makes the steps of a run again, with all registers: these may lie where nothing was
@@ -174,10 +230,12 @@ impl Unwinder {
         &mut self,
         frame: &mut Frame,
         steps: usize,
+        doubts: &mut Doubts,
         input: &Input<'_>,
     ) -> Result<(), (Failure, usize)> {
         for done in 0..steps {
             let rule = self.cache.rule(frame.address, input.code);
+            doubts.note_ordinary(rule, frame);
             *frame = frame.step(rule, &mut self.cache, input).map_err(|failure| (failure, steps - done))?;
         }
         Ok(())

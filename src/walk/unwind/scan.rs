@@ -46,7 +46,7 @@ pub(super) fn reconnect(
         frame.registers[RSP] = below.0 + 8;
         frame.registers[RETURN_ADDRESS] = word;
         out.push(frame.address, Method::Scan);
-        let further = unwinder.follow(How::Auto, &mut frame, input, out);
+        let further = unwinder.go_on(How::Auto, &mut frame, input, out);
         match further.ended {
             Ended::Root => return Walked { ended: Ended::Scanned, ..further },
             Ended::WindowRanOut => window_ran_out = true,

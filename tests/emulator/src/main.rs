@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use stackprof::addr::Avma;
 use stackprof::registers::{Aarch64, Registers, X86_64};
 use stackprof::sampler::ImageCode;
 use stackprof::walk::{self, Ended, Frames, How, Unwinder};
@@ -81,8 +82,18 @@ fn by_records_alone(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u
         Registers::Aarch64(registers) => registers.x[Aarch64::FP],
         Registers::X86_64(registers) => registers.gpr[X86_64::RBP],
     };
-    let code = ImageCode(boundary.images);
-    walk::fp::follow(fp, boundary.registers.sp(), None, &input(boundary, &code), found).ended
+    let mut record = Avma(fp & ADDRESS_MASK);
+    while let (Some(saved), Some(word)) = (boundary.stack.word(record), boundary.stack.word(record + 8)) {
+        if word & ADDRESS_MASK == 0 {
+            break;
+        }
+        found.push((word & ADDRESS_MASK) - 1);
+        if saved & ADDRESS_MASK <= record.0 {
+            break;
+        }
+        record = Avma(saved & ADDRESS_MASK);
+    }
+    Ended::Root
 }
 
 fn main() -> ExitCode {

@@ -2,9 +2,13 @@
 //! its last, and at each boundary the walk is compared with the shadow stack. Input: a
 //! [`Program`]; output: a [`Score`] per way of walking, and the addresses where it failed.
 //!
-//! An instruction of ours that reaches the root with other frames than the truth is
-//! `wrong`, one that ends early `incomplete` (as is a stack bridged by a scan).
+//! A walk that claims to be complete with other frames than the truth is `wrong`, one that
+//! does not claim it `incomplete`. Some stacks are not told by the copied bytes: a handler
+//! on a stack of its own (`sigaltstack`) has callers elsewhere, and a program may have
+//! overwritten a return address (libgcc, while it installs a landing pad) or be between two
+//! stacks. A walk that says there that it is incomplete is counted apart.
 
+mod classes;
 pub(crate) mod programs;
 mod ptrace;
 pub(crate) mod report;
@@ -15,7 +19,6 @@ use std::fs;
 use std::path::PathBuf;
 
 use stackprof::addr::Avma;
-use stackprof::frame_rule::{Cfa, Column};
 use stackprof::image::Images;
 use stackprof::registers::{Registers, X86_64};
 use stackprof::sampler::ImageCode;
@@ -37,10 +40,12 @@ pub(crate) struct Program {
     pub(crate) arguments: Vec<String>,
     /// Bind all symbols at the start.
     pub(crate) bind_now: bool,
+    /// Begin at the program's entry point, not at the dynamic linker's.
+    pub(crate) from_entry: bool,
     /// After the program's own first SIGUSR1, one more after each of so many instructions.
     pub(crate) signal_every: Option<u64>,
-    /// Compare at each of so many boundaries after the first 150,000.
-    pub(crate) compare_every: u64,
+    /// End it after so many boundaries.
+    pub(crate) boundaries_max: u64,
 }
 
 /// Boundaries by outcome.
@@ -49,9 +54,12 @@ pub(crate) struct Score {
     pub(crate) exact: u64,
     pub(crate) wrong: u64,
     pub(crate) incomplete: u64,
+    /// Said to be incomplete where the copied stack does not tell all frames.
+    pub(crate) untold: u64,
 }
 
 impl Score {
+    /// Boundaries whose stack the copied bytes tell, or that were called complete.
     pub(crate) fn all(&self) -> u64 {
         self.exact + self.wrong + self.incomplete
     }
@@ -65,12 +73,16 @@ pub(crate) struct Failure {
     pub(crate) incomplete: u64,
     /// One case: why the walk ended, what it found, what is true.
     pub(crate) example: String,
+    /// The bytes at that place, if they are known.
+    pub(crate) code: Vec<u8>,
 }
 
 /// What came of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) boundaries: u64,
+    /// Frames of the shadow stack that are not in code: faults of the harness itself.
+    pub(crate) untrue: u64,
     pub(crate) scores: [Score; WAYS.len()],
     /// Failures of each way by image path and stated address.
     pub(crate) failures: [BTreeMap<(String, u64), Failure>; WAYS.len()],
@@ -115,6 +127,9 @@ pub(crate) fn run(program: &Program) -> Outcome {
         environment.push(("LD_BIND_NOW", "1"));
     }
     let pid = ptrace::start(&program.path, &program.arguments, &environment);
+    if program.from_entry {
+        ptrace::run_to_entry(pid);
+    }
     let mut session = Session {
         program,
         pid,
@@ -166,11 +181,11 @@ impl Session<'_> {
                     if due && signals_seen && thread.signal == 0 {
                         thread.signal = libc::SIGUSR1;
                     }
-                    let warm = self.outcome.boundaries > 150_000;
-                    if !warm || steps.is_multiple_of(self.program.compare_every) {
-                        self.compare(thread, &now);
-                    }
+                    self.compare(thread, &now);
                     self.outcome.boundaries += 1;
+                    if self.outcome.boundaries >= self.program.boundaries_max {
+                        break;
+                    }
                     thread.before = Some(now);
                 }
             }
@@ -182,6 +197,7 @@ impl Session<'_> {
             ptrace::step(tid, signal);
         }
         ptrace::kill(self.pid);
+        while ptrace::wait().is_some_and(|(_, stop)| stop != Stop::Gone) {}
     }
 
     /// Brings the thread's shadow stack up to the registers `now`.
@@ -195,7 +211,8 @@ impl Session<'_> {
         };
         let top = thread.stack_top;
         let own = |sp: u64| sp <= top && top - sp < 8 << 20;
-        if std::mem::take(&mut thread.signal) != 0 {
+        // A signal that is blocked stays pending, and the instruction is executed instead.
+        if std::mem::take(&mut thread.signal) != 0 && shadow::begins_handler(&before, now, word) {
             thread.shadow.interrupted(&before, now, own, word);
             return;
         }
@@ -223,10 +240,13 @@ impl Session<'_> {
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
         self.stack.resize((end - sp).min(512 << 10) as usize, 0);
         let len = read(self.pid, sp, &mut self.stack);
-        thread.shadow.truth(now.rip, &mut self.truth);
+        let stack = StackBytes { base: Avma(sp), bytes: &self.stack[..len] };
+        let told = thread.shadow.truth(now.rip, |slot| stack.word(Avma(slot)), &mut self.truth);
+        self.outcome.untrue +=
+            self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
         let code = ImageCode(&self.images);
         let input = Input {
-            stack: StackBytes { base: Avma(sp), bytes: &self.stack[..len] },
+            stack,
             stack_top: Some(Avma(thread.stack_top)),
             stack_limit: None,
             fp_always: false,
@@ -239,13 +259,17 @@ impl Session<'_> {
             let walked = walk::unwind(how, &Registers::X86_64(*now), &input, unwinder, &mut self.frames);
             let score = &mut self.outcome.scores[index];
             let same = self.frames.addresses == self.truth;
-            match (walked.ended, same) {
-                (Ended::Root, true) => score.exact += 1,
-                (Ended::Root, false) => score.wrong += 1,
-                _ => score.incomplete += 1,
+            let complete = walked.ended == Ended::Root;
+            let untold = told < self.truth.len()
+                && !complete
+                && self.frames.addresses.get(..told) == self.truth.get(..told);
+            match (complete, same) {
+                (true, true) => score.exact += 1,
+                (true, false) => score.wrong += 1,
+                (false, _) if untold => score.untold += 1,
+                (false, _) => score.incomplete += 1,
             }
-            if walked.ended != Ended::Root || !same {
-                let complete = walked.ended == Ended::Root;
+            if !(complete && same || untold) {
                 note(
                     &mut self.outcome.failures[index],
                     &self.images,
@@ -276,22 +300,13 @@ fn note(
         place.map_or(("[no image]".to_owned(), culprit.0), |place| (place.image.path.clone(), place.svma.0));
     let failure = failures.entry(key).or_default();
     if failure.class.is_empty() {
-        failure.class = match images.row(culprit) {
-            _ if place.is_none() => "outside images",
-            None => "no unwind information",
-            Some(row) if row.signal => "signal frame",
-            Some(row)
-                if matches!(row.cfa, Cfa::Expression(_))
-                    || row.columns.iter().any(|column| matches!(column, Column::AtExpression(_))) =>
-            {
-                "expression"
-            }
-            Some(_) => "row of numbers",
-        };
+        failure.code =
+            images.code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
+        failure.class = classes::class(images, culprit, agree <= 1);
         let tail = |list: &[u64]| {
             list.iter()
                 .skip(agree.saturating_sub(1))
-                .take(4)
+                .take(6)
                 .map(|a| format!("{a:x}"))
                 .collect::<Vec<_>>()
                 .join(" ")

@@ -7,79 +7,138 @@ use std::process::Command;
 
 use super::{Program, has};
 
-/// How one program is built and run.
+/// How one program is built and run. Unless said otherwise: all symbols bound at the start,
+/// stepped from its entry point on, in the long form only.
+#[derive(Clone, Copy)]
 struct Variant {
     source: &'static str,
     compiler: &'static str,
     flags: &'static [&'static str],
-    bind_now: bool,
-    /// Also in the short form.
+    arguments: &'static [&'static str],
+    lazy: bool,
+    from_linker: bool,
     short: bool,
 }
 
-const fn variant(
-    source: &'static str,
-    compiler: &'static str,
-    flags: &'static [&'static str],
-    bind_now: bool,
-    short: bool,
-) -> Variant {
-    Variant { source, compiler, flags, bind_now, short }
+const fn variant(source: &'static str, compiler: &'static str, flags: &'static [&'static str]) -> Variant {
+    Variant { source, compiler, flags, arguments: &[], lazy: false, from_linker: false, short: false }
+}
+
+impl Variant {
+    /// Symbols are bound when they are first called.
+    const fn lazy(self) -> Variant {
+        Variant { lazy: true, ..self }
+    }
+
+    /// Stepped from the dynamic linker's first instruction on.
+    const fn from_linker(self) -> Variant {
+        Variant { from_linker: true, ..self }
+    }
+
+    /// Also in the short form.
+    const fn short(self) -> Variant {
+        Variant { short: true, ..self }
+    }
+
+    /// Run with arguments.
+    const fn with(self, arguments: &'static [&'static str]) -> Variant {
+        Variant { arguments, ..self }
+    }
+
+    fn name(&self) -> String {
+        let flags: String = self.flags.iter().map(|flag| format!(" {flag}")).collect();
+        let arguments = self.arguments.first().map(|first| format!(" ({first})")).unwrap_or_default();
+        if self.compiler == INSTALLED {
+            return format!("{}{arguments}", self.source);
+        }
+        let binding = if self.lazy { "lazy" } else { "now" };
+        let from = if self.from_linker { ", from ld.so" } else { "" };
+        format!("{}{arguments} {}{flags} {binding}{from}", self.source, self.compiler)
+    }
 }
 
 const FP: &str = "-fno-omit-frame-pointer";
-const NOW: bool = true;
-const LAZY: bool = false;
+const LEAF_FP: &str = "-mno-omit-leaf-frame-pointer";
+const RUST_FP: &str = "-Cforce-frame-pointers=yes";
 
-const VARIANTS: [Variant; 29] = [
-    variant("plain.c", "gcc", &["-O2"], NOW, false),
-    variant("plain.c", "gcc", &["-O2"], LAZY, true),
-    variant("plain.c", "gcc", &["-O2", FP], NOW, false),
-    variant("plain.c", "gcc", &["-O2", FP], LAZY, false),
-    variant("plain.c", "gcc", &["-O0"], NOW, false),
-    variant("plain.c", "gcc", &["-O0"], LAZY, false),
-    variant("plain.c", "gcc", &["-O2", "-static"], NOW, true),
-    variant("plain.c", "clang-19", &["-O2"], NOW, false),
-    variant("plain.c", "clang-19", &["-O2"], LAZY, false),
-    variant("signals.c", "gcc", &["-O2"], NOW, false),
-    variant("signals.c", "gcc", &["-O2"], LAZY, false),
-    variant("signals.c", "gcc", &["-O2", "-static"], NOW, true),
-    variant("signals.c", "gcc", &["-O0"], LAZY, false),
-    variant("contexts.c", "gcc", &["-O2"], NOW, false),
-    variant("contexts.c", "gcc", &["-O2", "-static"], NOW, true),
-    variant("contexts.c", "gcc", &["-O2", FP], LAZY, false),
-    variant("threads.c", "gcc", &["-O2", "-pthread"], NOW, false),
-    variant("threads.c", "gcc", &["-O2", "-pthread"], LAZY, false),
-    variant("threads.c", "gcc", &["-O2", "-pthread", "-static", "-DSTATIC"], NOW, true),
-    variant("throws.cpp", "g++", &["-O2"], NOW, false),
-    variant("throws.cpp", "g++", &["-O2"], LAZY, false),
-    variant("throws.cpp", "g++", &["-O2", "-static-libstdc++", "-static-libgcc"], NOW, true),
-    variant("throws.cpp", "g++", &["-O2", FP], NOW, false),
-    variant("throws.cpp", "g++", &["-O0"], LAZY, false),
-    variant("throws.cpp", "clang++-19", &["-O2"], LAZY, false),
-    variant("mixed.rs", "rustc", &["-O"], NOW, false),
-    variant("mixed.rs", "rustc", &["-O"], LAZY, true),
-    variant("mixed.rs", "rustc", &["-O", "-Cforce-frame-pointers=yes"], NOW, false),
-    variant("mixed.rs", "rustc", &[], NOW, false),
+/// In the place of a compiler: the source is the path of a program of the system.
+const INSTALLED: &str = "";
+/// Most boundaries of such a program.
+const INSTALLED_BOUNDARIES_MAX: u64 = 250_000;
+
+const PERL: &str = r"my %n; for my $i (1..40) { my $w = sprintf('%05d', $i * 37 % 997); $n{$w} .= reverse $w; }
+    my $t = join ',', sort { $n{$a} cmp $n{$b} } keys %n; $t =~ s/(\d)(\d)/$2$1/g; print $t";
+const PYTHON: &str =
+    "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
+const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+const VARIANTS: [Variant; 41] = [
+    variant("plain.c", "gcc", &["-O2"]).from_linker(),
+    variant("plain.c", "gcc", &["-O2"]).lazy().from_linker().short(),
+    variant("plain.c", "gcc", &["-O2", FP]),
+    variant("plain.c", "gcc", &["-O2", FP]).lazy(),
+    variant("plain.c", "gcc", &["-O0"]),
+    variant("plain.c", "gcc", &["-O0"]).lazy(),
+    variant("plain.c", "gcc", &["-O2", "-static"]).short(),
+    variant("plain.c", "clang-19", &["-O2"]),
+    variant("plain.c", "clang-19", &["-O2"]).lazy(),
+    variant("plain.c", "clang-19", &["-O2", FP, LEAF_FP]),
+    variant("signals.c", "gcc", &["-O2"]),
+    variant("signals.c", "gcc", &["-O2"]).lazy(),
+    variant("signals.c", "gcc", &["-O2", "-static"]).short(),
+    variant("signals.c", "gcc", &["-O0"]).lazy(),
+    variant("signals.c", "gcc", &["-O2"]).with(&["alt"]),
+    variant("signals.c", "gcc", &["-O2"]).with(&["alt"]).lazy(),
+    variant("signals.c", "gcc", &["-O2", "-static"]).with(&["alt"]).short(),
+    variant("signals.c", "clang-19", &["-O0"]).with(&["alt"]).lazy(),
+    variant("contexts.c", "gcc", &["-O2"]),
+    variant("contexts.c", "gcc", &["-O2", "-static"]).short(),
+    variant("contexts.c", "gcc", &["-O2", FP]).lazy(),
+    variant("contexts.c", "clang-19", &["-O0"]).lazy(),
+    variant("threads.c", "gcc", &["-O2", "-pthread"]),
+    variant("threads.c", "gcc", &["-O2", "-pthread"]).lazy(),
+    variant("threads.c", "gcc", &["-O2", "-pthread", "-static", "-DSTATIC"]).short(),
+    variant("throws.cpp", "g++", &["-O2"]),
+    variant("throws.cpp", "g++", &["-O2"]).lazy(),
+    variant("throws.cpp", "g++", &["-O2", "-static-libstdc++", "-static-libgcc"]).short(),
+    variant("throws.cpp", "g++", &["-O2", FP]),
+    variant("throws.cpp", "g++", &["-O0"]).lazy(),
+    variant("throws.cpp", "clang++-19", &["-O2"]).lazy(),
+    variant("mixed.rs", "rustc", &["-O"]),
+    variant("mixed.rs", "rustc", &["-O"]).lazy().short(),
+    variant("mixed.rs", "rustc", &["-O", RUST_FP]),
+    variant("mixed.rs", "rustc", &["-O", "-Cpanic=unwind", "-Ctarget-cpu=native"]),
+    variant("mixed.rs", "rustc", &[]),
+    variant("/bin/ls", INSTALLED, &[]).with(&["-lR", "/usr/include/linux/netfilter"]).short(),
+    variant("/usr/bin/sort", INSTALLED, &[]).with(&[CARGO_TOML]).short(),
+    variant("/usr/bin/perl", INSTALLED, &[]).with(&["-e", PERL]).short(),
+    variant("/usr/bin/xz", INSTALLED, &[]).with(&["-c", CARGO_TOML]),
+    variant("/usr/bin/python3", INSTALLED, &[]).with(&["-S", "-c", PYTHON]),
 ];
 
-/// Compiles the programs of the long or the short form; also what was left out and why.
-pub(crate) fn build(short: bool) -> (Vec<Program>, Vec<String>) {
+/// Compiles the programs of the long or the short form whose names contain one of the
+/// filters, all without; also what was left out and why.
+pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<String>) {
     let (mut programs, mut left_out) = (Vec::new(), Vec::new());
     for variant in VARIANTS.iter().filter(|variant| variant.short || !short) {
-        let binding = if variant.bind_now { "now" } else { "lazy" };
-        let flags = variant.flags.iter().map(|flag| format!(" {flag}")).collect::<String>();
-        let name = format!("{} {}{flags} {binding}", variant.source, variant.compiler);
+        let name = variant.name();
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
+            continue;
+        }
         match compile(variant, &name) {
             Ok(path) => {
                 let signals = variant.source == "signals.c";
                 programs.push(Program {
                     name,
                     path,
-                    arguments: Vec::new(),
-                    bind_now: variant.bind_now,
+                    arguments: variant.arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+                    bind_now: !variant.lazy,
+                    from_entry: !variant.from_linker,
                     signal_every: signals.then_some(211),
-                    compare_every: if short { 7 } else { 3 },
+                    boundaries_max: match variant.compiler {
+                        INSTALLED => INSTALLED_BOUNDARIES_MAX,
+                        _ => u64::MAX,
+                    },
                 });
             }
             Err(why) => left_out.push(format!("{name}: {why}")),
@@ -89,23 +148,27 @@ pub(crate) fn build(short: bool) -> (Vec<Program>, Vec<String>) {
 }
 
 fn compile(variant: &Variant, name: &str) -> Result<PathBuf, String> {
+    if variant.compiler == INSTALLED {
+        let path = PathBuf::from(variant.source);
+        return if path.exists() { Ok(path) } else { Err("not installed".to_owned()) };
+    }
     if !has(variant.compiler) {
         return Err(format!("{} is not installed", variant.compiler));
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/exact").join(variant.source);
     let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exact");
     fs::create_dir_all(&into).map_err(|error| error.to_string())?;
-    let path = into.join(name.replace([' ', '=', '/'], "_"));
+    let path = into.join(name.replace([' ', '=', '/', ',', '(', ')'], "_"));
     // Renamed into place: another run may be executing the old one.
     let fresh =
         into.join(format!("{}.{}", path.file_name().unwrap_or_default().display(), std::process::id()));
     let mut command = Command::new(variant.compiler);
     if variant.compiler == "rustc" {
         command.args(["--edition", "2021"]);
-        if !variant.bind_now {
+        if variant.lazy {
             command.args(["-Zunstable-options", "-Crelro-level=partial"]).env("RUSTC_BOOTSTRAP", "1");
         }
-    } else if !variant.bind_now {
+    } else if variant.lazy {
         command.arg("-Wl,-z,lazy");
     }
     let output = command.args(variant.flags).arg("-o").arg(&fresh).arg(source).output();

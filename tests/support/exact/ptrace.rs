@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use libc::{c_int, c_void, pid_t};
+use libc::{c_int, c_long, c_void, pid_t};
 use stackprof::registers::X86_64;
 
 /// What a stop is.
@@ -54,6 +54,32 @@ pub(crate) fn step(tid: pid_t, signal: c_int) {
     // SAFETY: an integer call; a thread that has gone gives an error, and its end is waited for.
     unsafe {
         libc::ptrace(libc::PTRACE_SINGLESTEP, tid, 0, signal);
+    }
+}
+
+/// Lets a program that was just started run to its entry point, past the dynamic linker.
+pub(crate) fn run_to_entry(pid: pid_t) {
+    const AT_ENTRY: u64 = 9;
+    const BREAKPOINT: c_long = 0xcc;
+    let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+    let words: Vec<u64> = vector.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let entry = words.as_chunks::<2>().0.iter().find(|[key, _]| *key == AT_ENTRY);
+    let [_, entry] = entry.unwrap_or_else(|| panic!("/proc/{pid}/auxv names no entry point"));
+    let mut status = 0;
+    // SAFETY: the program is our child and stopped; the pointers are to locals, and the word
+    // at the entry point, which the kernel checks, is put back before it is executed.
+    unsafe {
+        let word = libc::ptrace(libc::PTRACE_PEEKTEXT, pid, *entry, 0);
+        let changed = word & !0xff | BREAKPOINT;
+        assert_eq!(libc::ptrace(libc::PTRACE_POKETEXT, pid, *entry, changed), 0);
+        assert_eq!(libc::ptrace(libc::PTRACE_CONT, pid, 0, 0), 0);
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+        assert!(libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTRAP, "{status:#x}");
+        assert_eq!(libc::ptrace(libc::PTRACE_POKETEXT, pid, *entry, word), 0);
+        let mut raw: libc::user_regs_struct = std::mem::zeroed();
+        assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, pid, 0, &raw mut raw), 0);
+        raw.rip = *entry;
+        assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, pid, 0, &raw const raw), 0);
     }
 }
 

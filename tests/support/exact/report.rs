@@ -2,35 +2,51 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 use std::process::Command;
 
-use super::{Failure, Outcome, Score, WAYS};
+use super::{Failure, Outcome, Score, WAYS, has};
 
 /// Addresses that are shown with their instructions.
 const WORST: usize = 20;
+/// Bytes of code that are shown for one.
+const BYTES_SHOWN: usize = 16;
 
 /// A table with one line per program, exact / wrong / incomplete in percent for each way.
 pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
-    let mut out = format!("{:<48} {:>9}", "program", "compared");
+    let width = outcomes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let mut out = format!("{:<width$} {:>9} {:>9}", "program", "compared", "untold");
     for (name, _) in WAYS {
         let _ = write!(out, "  {:<22}", format!("{name}: exact/wrong/inc."));
     }
     out.push('\n');
-    let mut sum = [Score::default(); WAYS.len()];
     for (name, outcome) in outcomes {
-        line(&mut out, name, &outcome.scores);
+        line(&mut out, name, width, &outcome.scores);
+    }
+    line(&mut out, "all", width, &sum(outcomes));
+    out.push_str(
+        "untold: not complete, and said so, where the copied stack does not tell all frames (of auto)\n",
+    );
+    out
+}
+
+/// The scores of all programs together, one per way.
+pub(crate) fn sum(outcomes: &[(String, Outcome)]) -> [Score; WAYS.len()] {
+    let mut sum = [Score::default(); WAYS.len()];
+    for (_, outcome) in outcomes {
         for (sum, score) in sum.iter_mut().zip(&outcome.scores) {
             sum.exact += score.exact;
             sum.wrong += score.wrong;
             sum.incomplete += score.incomplete;
+            sum.untold += score.untold;
         }
     }
-    line(&mut out, "all", &sum);
-    out
+    sum
 }
 
-fn line(out: &mut String, name: &str, scores: &[Score]) {
-    let _ = write!(out, "{name:<48} {:>9}", scores[0].all());
+fn line(out: &mut String, name: &str, width: usize, scores: &[Score; WAYS.len()]) {
+    let auto = &scores[WAYS.len() - 1];
+    let _ = write!(out, "{name:<width$} {:>9} {:>9}", auto.all() + auto.untold, auto.untold);
     for score in scores {
         let share = |n: u64| 100.0 * n as f64 / score.all().max(1) as f64;
         let text =
@@ -40,27 +56,48 @@ fn line(out: &mut String, name: &str, scores: &[Score]) {
     out.push('\n');
 }
 
-/// Failures of one way of walking: by class, then the worst addresses.
-pub(crate) fn failures(outcomes: &[(String, Outcome)], way: usize) -> String {
+/// Failures by what they failed at: wrong but complete, and incomplete, of each way.
+pub(crate) fn classes(outcomes: &[(String, Outcome)]) -> String {
+    let mut classes: BTreeMap<&str, [Score; WAYS.len()]> = BTreeMap::new();
+    for (_, outcome) in outcomes {
+        for (way, failures) in outcome.failures.iter().enumerate() {
+            for failure in failures.values() {
+                let score = &mut classes.entry(failure.class).or_default()[way];
+                score.wrong += failure.wrong;
+                score.incomplete += failure.incomplete;
+            }
+        }
+    }
+    let mut out = format!("{:<24}", "failed at");
+    for (name, _) in WAYS {
+        let _ = write!(out, "  {:<18}", format!("{name}: wrong/inc."));
+    }
+    out.push('\n');
+    for (class, scores) in classes {
+        let _ = write!(out, "{class:<24}");
+        for score in scores {
+            let _ = write!(out, "  {:<18}", format!("{}/{}", score.wrong, score.incomplete));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The worst addresses of one way of walking, with their instructions.
+pub(crate) fn worst(outcomes: &[(String, Outcome)], way: usize) -> String {
     let mut all: BTreeMap<&(String, u64), Failure> = BTreeMap::new();
-    let mut classes: BTreeMap<&str, Score> = BTreeMap::new();
     for (_, outcome) in outcomes {
         for (place, failure) in &outcome.failures[way] {
             let entry =
                 all.entry(place).or_insert_with(|| Failure { wrong: 0, incomplete: 0, ..failure.clone() });
             entry.wrong += failure.wrong;
             entry.incomplete += failure.incomplete;
-            let class = classes.entry(failure.class).or_default();
-            class.wrong += failure.wrong;
-            class.incomplete += failure.incomplete;
         }
     }
-    let mut out = format!("failures of {}: class, wrong but complete, incomplete\n", WAYS[way].0);
-    for (class, score) in classes {
-        let _ = writeln!(out, "  {class:<24} {:>8} {:>8}", score.wrong, score.incomplete);
-    }
     let mut worst: Vec<_> = all.into_iter().collect();
-    worst.sort_by_key(|(_, failure)| std::cmp::Reverse((failure.wrong + failure.incomplete, failure.wrong)));
+    worst.sort_by_key(|(_, failure)| std::cmp::Reverse((failure.wrong, failure.incomplete)));
+    let mut out =
+        format!("worst addresses of {}, {} of {}\n", WAYS[way].0, worst.len().min(WORST), worst.len());
     for ((path, svma), failure) in worst.into_iter().take(WORST) {
         let file = path.rsplit('/').next().unwrap_or(path);
         let _ = writeln!(
@@ -70,17 +107,31 @@ pub(crate) fn failures(outcomes: &[(String, Outcome)], way: usize) -> String {
             failure.incomplete,
             failure.class,
             failure.example,
-            disassembly(path, *svma)
+            disassembly(path, *svma, &failure.code)
         );
     }
     out
 }
 
-fn disassembly(path: &str, svma: u64) -> String {
-    let range = [format!("--start-address={svma:#x}"), format!("--stop-address={:#x}", svma + 12)];
-    let output = Command::new("objdump").args(["-d", "--no-show-raw-insn"]).args(range).arg(path).output();
-    let Ok(output) = output else { return String::new() };
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let lines = text.lines().filter(|line| line.contains('\t') || line.ends_with(">:")).take(3);
-    lines.map(|line| format!("        {}\n", line.trim())).collect::<String>()
+/// The instructions at an address by the disassembler that is there; else their bytes.
+fn disassembly(path: &str, svma: u64, code: &[u8]) -> String {
+    let tools = ["objdump", "llvm-objdump", "llvm-objdump-19"];
+    let range =
+        [format!("--start-address={svma:#x}"), format!("--stop-address={:#x}", svma.saturating_add(12))];
+    if Path::new(path).exists()
+        && let Some(tool) = tools.into_iter().find(|tool| has(tool))
+        && let Ok(output) =
+            Command::new(tool).args(["-d", "-C", "--no-show-raw-insn"]).args(range).arg(path).output()
+    {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines = text.lines().filter(|line| line.contains('\t') || line.ends_with(">:")).take(3);
+        return lines.map(|line| format!("        {}\n", line.trim())).collect();
+    }
+    match code {
+        [] => "        SKIP no instructions: the address is in no image\n".to_owned(),
+        code => {
+            let bytes: String = code.iter().take(BYTES_SHOWN).map(|byte| format!(" {byte:02x}")).collect();
+            format!("       {bytes}\n")
+        }
+    }
 }

@@ -34,6 +34,21 @@ pub(crate) fn kind(code: &[u8]) -> Kind {
     }
 }
 
+/// Whether `after` are the registers at the first instruction of a handler that interrupted
+/// `before`: the kernel has left its frame at the stack pointer.
+///
+/// Source: Linux arch/x86/include/asm/sigframe.h (`struct rt_sigframe`: the return address,
+/// then `struct ucontext`) and uapi/asm/sigcontext.h (rsp, rip).
+pub(crate) fn begins_handler(before: &X86_64, after: &X86_64, word: impl Fn(u64) -> u64) -> bool {
+    const SAVED_RSP: u64 = 8 + 40 + 15 * 8;
+    const SAVED_RIP: u64 = 8 + 40 + 16 * 8;
+    let sp = after.gpr[X86_64::RSP];
+    sp != before.gpr[X86_64::RSP]
+        && word(sp.wrapping_add(SAVED_RSP)) == before.gpr[X86_64::RSP]
+        // A system call that begins anew is two bytes before.
+        && matches!(before.rip.wrapping_sub(word(sp.wrapping_add(SAVED_RIP))), 0 | 2)
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// Where the return address is; for an interrupted frame, its stack pointer.
@@ -53,6 +68,9 @@ pub(crate) struct Shadow {
     fresh: bool,
     /// What was taken off last: code that switches stacks pushes it again.
     last: Option<Entry>,
+    /// The stack pointer was loaded with that of another stack, whose top frame has no
+    /// return address yet.
+    between: bool,
 }
 
 /// Stacks other than a thread's first are told apart by this: the fixtures align them to it.
@@ -71,7 +89,9 @@ impl Shadow {
     ) {
         let sp = after.gpr[X86_64::RSP];
         let stack = if own(sp) { 0 } else { sp / STACK_ALIGN + 1 };
+        self.between &= !matches!(kind, Kind::Call | Kind::Return | Kind::Push | Kind::Syscall);
         if stack != self.current {
+            self.between = kind == Kind::Other;
             self.current = stack;
             self.fresh = !self.stacks.contains_key(&stack) && stack != 0;
         }
@@ -130,24 +150,35 @@ impl Shadow {
         self.fresh = false;
     }
 
-    /// The look-up addresses of all frames at a program counter, leaf first.
-    pub(crate) fn truth(&self, pc: u64, into: &mut Vec<u64>) {
+    /// The look-up addresses of all frames at a program counter, leaf first; also how many
+    /// of them the memory of the stack that the thread is on tells. That is not all of them in
+    /// a handler with a stack of its own, between two stacks, and where the program has
+    /// overwritten a return address. `word` reads that memory.
+    pub(crate) fn truth(&self, pc: u64, word: impl Fn(u64) -> Option<u64>, into: &mut Vec<u64>) -> usize {
         into.clear();
         into.push(pc);
         let mut stack = self.current;
-        let mut hops = 0;
+        let (mut hops, mut told) = (0, self.between.then_some(1));
         'stacks: while let Some(entries) = self.stacks.get(&stack) {
             for entry in entries.iter().rev() {
+                if let CodeAddress::Return(address) = entry.address
+                    && told.is_none()
+                    && word(entry.slot) != Some(address.0)
+                {
+                    told = Some(into.len());
+                }
                 into.push(entry.address.lookup().0);
                 if let Some(other) = entry.interrupted_on
                     && hops < 8
                 {
                     stack = other;
                     hops += 1;
+                    told.get_or_insert(into.len());
                     continue 'stacks;
                 }
             }
             break;
         }
+        told.unwrap_or(into.len())
     }
 }

@@ -1,9 +1,11 @@
-//! Seeded numbers: a splitmix64 generator and a hash built on the same mixing step.
+//! Seeded numbers: a splitmix64 generator and a hash built on the same mixing step. A leaf:
+//! the simulated process and the resampling of `gate` must replay from one number.
 //!
 //! Input: a seed. Output: the same numbers on every platform. Not for cryptography.
 
 /// The splitmix64 finaliser: spreads each input bit over all output bits.
-pub(super) fn mix(value: u64) -> u64 {
+#[must_use]
+pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -11,36 +13,45 @@ pub(super) fn mix(value: u64) -> u64 {
 }
 
 /// One number out of several, depending on their order.
-pub(super) fn hash(parts: &[u64]) -> u64 {
+#[must_use]
+pub fn hash(parts: &[u64]) -> u64 {
     parts.iter().fold(0x5354_4143_4b50_524f, |hash, part| mix(hash ^ mix(*part)))
 }
 
 /// A splitmix64 generator.
 #[derive(Clone, Debug)]
-pub(super) struct Rng {
+pub struct Rng {
     state: u64,
 }
 
 impl Rng {
     /// A generator whose whole sequence follows from `seed`.
-    pub(super) fn new(seed: u64) -> Rng {
+    #[must_use]
+    pub fn new(seed: u64) -> Rng {
         Rng { state: seed }
     }
 
     /// The next number, all 64 bits.
-    pub(super) fn next(&mut self) -> u64 {
+    // An endless sequence: there is no end that an `Iterator` could tell.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> u64 {
         let number = mix(self.state);
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         number
     }
 
     /// A number in `low..=high`. The slight bias of the remainder does not matter here.
-    pub(super) fn within(&mut self, low: u64, high: u64) -> u64 {
+    pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low).saturating_add(1)
     }
 
+    /// An index below `len`; 0 if there is none. The slight bias does not matter here.
+    pub fn below(&mut self, len: usize) -> usize {
+        if len == 0 { 0 } else { usize::try_from(self.next() % len as u64).unwrap_or(0) }
+    }
+
     /// True `times` out of `out_of`.
-    pub(super) fn chance(&mut self, times: u64, out_of: u64) -> bool {
+    pub fn chance(&mut self, times: u64, out_of: u64) -> bool {
         self.next() % out_of < times
     }
 }

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Measures how exact stack walks are on Linux x86_64: programs are executed one instruction
+# at a time, and the walk at each boundary is compared with a shadow stack of the calls that
+# were made (tests/support/exact).
+#
+# Usage: scripts/exactness.sh [FILTER...]
+#
+# A filter is a part of a program's name, such as `throws.cpp` or `clang`. Prints a line per
+# program, failures by kind of instruction, and the worst addresses of each way of walking;
+# the same goes to target/exactness.txt. Fails below the bar of tests/exact.rs. Needs cargo,
+# gcc, g++, clang-19 and objdump: what is missing is installed through apt-get, as root or
+# by `sudo -n`. Takes minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/setup.sh
+source scripts/setup.sh
+
+if [[ $(uname -sm) != "Linux x86_64" ]]; then
+    echo "SKIP the exactness harness steps programs of Linux on x86_64, this is $(uname -sm)"
+    exit 0
+fi
+missing=()
+command -v gcc >/dev/null || missing+=(gcc libc6-dev)
+command -v g++ >/dev/null || missing+=(g++)
+command -v clang-19 >/dev/null || missing+=(clang-19)
+command -v objdump >/dev/null || missing+=(binutils)
+if ((${#missing[@]})); then
+    install_packages "${missing[@]}"
+fi
+mkdir -p target
+cargo bench --locked --bench exact -- "$@" | tee target/exactness.txt

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# stackprof watches its own cost with itself: two of its benchmarks, the trie and naming of
+# addresses, are recorded and gated against the baselines in profiles/.
+# Usage: scripts/own-performance.sh [--update] [RUNS]
+# Only reports: the baselines are of one machine, and say little about another. What fails
+# it is a recording or a gate that does not work. --update replaces the baselines.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+update=()
+if [[ ${1:-} == --update ]]; then
+    update=(--update)
+    shift
+fi
+runs=${1:-7}
+[[ -n ${STACKPROF:-} ]] || cargo build --release --locked
+# The names of benchmarks' files change with every build, those of their processes must not.
+mkdir -p target/own-performance
+cargo bench --locked --no-run --bench trie --bench symbol --message-format=json-render-diagnostics |
+    sed -n 's/.*"name":"\(trie\|symbol\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
+    while read -r name executable; do
+        cp "$executable" "target/own-performance/bench-$name"
+    done
+for name in trie symbol; do
+    scripts/perf-regression.sh --report-only --runs "$runs" ${update[@]+"${update[@]}"} \
+        --baseline "profiles/$name" -- "target/own-performance/bench-$name"
+done

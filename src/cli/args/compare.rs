@@ -1,0 +1,121 @@
+//! What `diff` and `gate` have in common on the command line: how functions are matched, where
+//! reports go, percentages. No I/O.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::{Destination, bad, check_distinct, number, usage};
+use crate::diff::stacks::Matching;
+use crate::error::Result;
+
+/// Rows of a table unless `--top` says otherwise.
+pub const TOP_DEFAULT: usize = 20;
+
+const MATCHING: &str = "Matching";
+
+/// How functions of two builds are matched.
+#[derive(Debug, Args)]
+pub(super) struct MatchingFlags {
+    /// Match names as they are. Without this, what compilers number anew is left
+    /// out: hashes, {closure#3}, .llvm.123, .cold, .part.0, .constprop.0,
+    /// .isra.0, lambda numbers, offsets in [module+0x1f40], lines
+    #[arg(long, help_heading = MATCHING)]
+    no_normalize: bool,
+    /// Count inlined functions as the function they became part of, where the
+    /// profile tells them apart. For builds that inline differently
+    #[arg(long, help_heading = MATCHING)]
+    no_inline: bool,
+}
+
+impl MatchingFlags {
+    /// The flags as values; `waiting` is of `diff` only.
+    pub(super) fn matching(&self, waiting: bool) -> Matching {
+        Matching { normalize: !self.no_normalize, inlines: !self.no_inline, waiting }
+    }
+}
+
+/// A form of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportFormat {
+    /// Differential flame graph.
+    Svg,
+    /// `stack BASE NEW`.
+    Folded,
+    /// A table for a comment.
+    Markdown,
+    /// Everything, for programs.
+    Json,
+}
+
+/// Extensions of reports.
+const EXTENSIONS: [(&str, ReportFormat); 5] = [
+    (".svg", ReportFormat::Svg),
+    (".folded", ReportFormat::Folded),
+    (".txt", ReportFormat::Folded),
+    (".md", ReportFormat::Markdown),
+    (".json", ReportFormat::Json),
+];
+
+/// One report to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportOutput {
+    /// Where it goes.
+    pub to: Destination,
+    /// In which form.
+    pub format: ReportFormat,
+}
+
+/// The outputs of `-o`; the extension tells the form, `-` is `stdout`.
+pub(super) fn report_outputs(
+    paths: &[PathBuf],
+    allowed: &[ReportFormat],
+    stdout: ReportFormat,
+) -> Result<Vec<ReportOutput>> {
+    let mut outputs = Vec::with_capacity(paths.len());
+    for path in paths {
+        let to = Destination::from(path.clone());
+        let format = match &to {
+            Destination::Stdout => stdout,
+            Destination::File(path) => format_of(path, allowed)?,
+        };
+        outputs.push(ReportOutput { to, format });
+    }
+    check_distinct(outputs.iter().map(|output| &output.to))?;
+    Ok(outputs)
+}
+
+fn format_of(path: &Path, allowed: &[ReportFormat]) -> Result<ReportFormat> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let known = EXTENSIONS.iter().filter(|(_, format)| allowed.contains(format));
+    let told = known.clone().find(|(extension, _)| name.ends_with(extension)).map(|(_, format)| *format);
+    told.ok_or_else(|| {
+        let extensions: Vec<&str> = known.map(|(extension, _)| *extension).collect();
+        usage(format!(
+            "--output `{}`: expected a name that ends with {}",
+            path.display(),
+            extensions.join(", ")
+        ))
+    })
+}
+
+/// Rows to show: 1 or more.
+pub(super) fn top(flag: Option<&OsStr>) -> Result<usize> {
+    flag.map_or(Ok(TOP_DEFAULT), |text| number("--top", text, "a whole number, 1 or more", |top| top >= 1))
+}
+
+/// `5%` or `5` as 0.05.
+pub(super) fn percentage(
+    option: &str,
+    flag: Option<&OsString>,
+    default: f64,
+    expected: &str,
+    allowed: impl Fn(f64) -> bool,
+) -> Result<f64> {
+    let Some(text) = flag else { return Ok(default) };
+    let number =
+        text.to_str().and_then(|text| text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok());
+    let percent = number.filter(|percent| percent.is_finite() && allowed(*percent));
+    percent.map(|percent| percent / 100.0).ok_or_else(|| bad(option, text, expected))
+}

@@ -1,0 +1,198 @@
+//! `stackprof diff`: the flags as clap sees them, and what they ask for. No I/O.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser};
+
+use super::compare::{MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
+use super::{Command, MIN_WIDTH_DEFAULT_PERCENT, Split, Verbosity, colors, number, split, usage, verbosity};
+use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
+use crate::diff::compare::Wish;
+use crate::diff::stacks::Matching;
+use crate::error::Result;
+use crate::output::svg::Colors;
+
+/// `stackprof diff ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof diff",
+    version,
+    about = "Show what changed between two profiles: self and total of every function.",
+    override_usage = "stackprof diff BASE NEW [-o FILE] [OPTIONS]",
+    before_help = "Two recordings of a whole command, or two that took equally long, are compared
+by CPU seconds, others by shares of the profile; the output says which and why.
+One profile a side tells nothing about noise: see stackprof gate.
+
+Examples:
+  stackprof diff old.pb.gz new.pb.gz
+  stackprof diff old.pb.gz new.pb.gz -o diff.svg   differential flame graph
+  stackprof diff old.folded new.folded --absolute  by samples
+",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+struct DiffFlags {
+    /// Compare CPU seconds; samples where no file tells its rate
+    #[arg(long, help_heading = COMPARING)]
+    absolute: bool,
+    /// Compare shares of the profile
+    #[arg(long, help_heading = COMPARING)]
+    share: bool,
+    /// Also compare waiting threads, for profiles recorded with --idle
+    #[arg(long, help_heading = COMPARING)]
+    idle: bool,
+    #[command(flatten)]
+    matching: MatchingFlags,
+    /// Write the comparison here; may be given more than once. The extension
+    /// tells the form: .svg differential flame graph, .folded `stack BASE NEW`,
+    /// .md and .json tables; - is folded on standard output
+    #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
+    output: Vec<PathBuf>,
+    /// Functions shown [default: 20]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = OUTPUT)]
+    top: Option<OsString>,
+    /// Heading of the flame graph
+    #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
+    title: Option<String>,
+    /// Leave out frames narrower than this part of the graph [default: 0.01]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
+    min_width: Option<OsString>,
+    #[command(flatten)]
+    look: LookFlags,
+    #[command(flatten)]
+    common: CommonFlags,
+    #[arg(hide = true)]
+    profiles: Vec<PathBuf>,
+}
+
+const COMPARING: &str = "Comparing";
+const OUTPUT: &str = "Output";
+
+/// Two profiles to be compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Diff {
+    /// The profile before.
+    pub base: PathBuf,
+    /// The profile after.
+    pub new: PathBuf,
+    /// By what they are compared.
+    pub wish: Wish,
+    /// How functions are matched.
+    pub matching: Matching,
+    /// What is written.
+    pub outputs: Vec<ReportOutput>,
+    /// Functions in tables.
+    pub top: usize,
+    /// Heading of the flame graph instead of the default one.
+    pub title: Option<String>,
+    /// Frames narrower than this percentage are left out of the flame graph.
+    pub min_width_percent: f64,
+    /// Colours of the flame graph.
+    pub colors: Colors,
+    /// Flame graph on a dark page.
+    pub dark: bool,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
+/// Understands the arguments behind `diff`.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+    const FORM: &str = "stackprof diff BASE NEW [-o FILE]";
+    let mut flags: DiffFlags = match split("stackprof diff", words)? {
+        Split::Flags(flags) => flags,
+        Split::Print(text) => return Ok(Command::Print(text)),
+    };
+    // After `--` every word is a file.
+    flags.profiles.extend(launch.unwrap_or_default().iter().map(PathBuf::from));
+    let [base, new] = flags.profiles.as_slice() else {
+        let given = flags.profiles.len();
+        return Err(usage(format!("diff compares two profiles, {given} given: {FORM}")));
+    };
+    if base == new && base.as_os_str() == "-" {
+        return Err(usage("standard input can be read only once; give one -"));
+    }
+    let wish = match (flags.absolute, flags.share) {
+        (true, true) => return Err(usage("--absolute and --share exclude each other; leave one out")),
+        (true, false) => Wish::Absolute,
+        (false, true) => Wish::Share,
+        (false, false) => Wish::Auto,
+    };
+    let forms = [ReportFormat::Svg, ReportFormat::Folded, ReportFormat::Markdown, ReportFormat::Json];
+    let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
+    if let Some(output) =
+        outputs.iter().find(|output| flags.profiles.iter().any(|path| path == output.to.as_path()))
+        && output.to.as_path().as_os_str() != "-"
+    {
+        return Err(usage(format!(
+            "`{}` is read and written; name another output",
+            output.to.as_path().display()
+        )));
+    }
+    let min_width_percent = match &flags.min_width {
+        Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
+            (0.0..100.0).contains(&width)
+        })?,
+        None => MIN_WIDTH_DEFAULT_PERCENT,
+    };
+    Ok(Command::Diff(Diff {
+        base: base.clone(),
+        new: new.clone(),
+        wish,
+        matching: flags.matching.matching(flags.idle),
+        outputs,
+        top: top(flags.top.as_deref())?,
+        title: flags.title,
+        min_width_percent,
+        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
+        dark: flags.look.dark,
+        verbosity: verbosity(&flags.common)?,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_line(line: &str) -> Result<Command> {
+        crate::cli::args::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn everything_that_can_be_asked_for() {
+        let line =
+            "diff a b -o x.svg -o x.md -o - --share --idle --no-normalize --no-inline --top 3 --min-width 2";
+        let Ok(Command::Diff(diff)) = parse_line(line) else { panic!("no diff: {line}") };
+        assert_eq!((diff.base, diff.new), (PathBuf::from("a"), PathBuf::from("b")));
+        assert_eq!(
+            diff.outputs.iter().map(|output| output.format).collect::<Vec<_>>(),
+            [ReportFormat::Svg, ReportFormat::Markdown, ReportFormat::Folded]
+        );
+        assert_eq!(diff.matching, Matching { normalize: false, inlines: false, waiting: true });
+        assert_eq!((diff.wish, diff.top, diff.min_width_percent), (Wish::Share, 3, 2.0));
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (line, expected) in [
+            ("diff a", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
+            ("diff a b c", "diff compares two profiles, 3 given: stackprof diff BASE NEW [-o FILE]"),
+            ("diff - -", "standard input can be read only once; give one -"),
+            ("diff a b --share --absolute", "--absolute and --share exclude each other; leave one out"),
+            ("diff a.svg b -o a.svg", "`a.svg` is read and written; name another output"),
+            ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),
+            (
+                "diff a b -o x.pb.gz",
+                "--output `x.pb.gz`: expected a name that ends with .svg, .folded, .txt, .md, .json",
+            ),
+        ] {
+            assert_eq!(parse_line(line).expect_err("refused").to_string(), expected, "{line}");
+        }
+    }
+}

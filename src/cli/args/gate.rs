@@ -1,0 +1,259 @@
+//! `stackprof gate`: the flags as clap sees them, and what they ask for. No I/O.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser};
+
+use super::compare::{MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
+use super::{Command, Destination, Split, Verbosity, check_distinct, number, split, usage, verbosity};
+use crate::cli::flags::{CommonFlags, TEMPLATE};
+use crate::diff::stacks::Matching;
+use crate::error::Result;
+use crate::gate::Options;
+
+/// `stackprof gate ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof gate",
+    version,
+    about = "Fail when a program got slower: several recordings before, several after.",
+    override_usage = "stackprof gate --base FILE... --new FILE... [OPTIONS]",
+    before_help = "Record the same command 5 to 10 times a side, in turn (base, new, base, ...) and on
+one machine. A directory stands for all files in it.
+
+It fails if the program's CPU time grew by more than the limit, or a function's
+own did, and in permuted runs that hardly ever happens by chance. Cost that only
+moved between functions is told and passes. With fewer than 4 runs a side there
+is no test: only growth beyond limit and usual noise in every run is told.
+
+Examples:
+  for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- ./prog; done
+  stackprof gate --base base --new new
+  stackprof gate --base base --new new --max-increase 3% -o gate.md -o gate.json
+  stackprof gate --new new --update-baseline base
+
+Exit codes: 0 passed, 1 error, 2 wrong usage, 3 something got slower,
+            4 no data to compare
+",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+struct GateFlags {
+    /// Recordings before the change, or a directory of them
+    #[arg(long, value_name = "FILE", num_args = 1.., action = ArgAction::Append, help_heading = RUNS)]
+    base: Vec<PathBuf>,
+    /// Recordings after the change, or a directory of them
+    #[arg(long, value_name = "FILE", num_args = 1.., action = ArgAction::Append, help_heading = RUNS)]
+    new: Vec<PathBuf>,
+    /// If the gate passes, or without --base, keep the new recordings here as
+    /// the base of later gates, in place of those kept before
+    #[arg(long, value_name = "DIR", help_heading = RUNS)]
+    update_baseline: Option<PathBuf>,
+    /// Compare programs of different names
+    #[arg(long, help_heading = RUNS)]
+    allow_different_names: bool,
+    /// Growth that passes, of the program's CPU time and of a function's own
+    /// [default: 5%]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = VERDICT)]
+    max_increase: Option<OsString>,
+    /// Functions below this part of the program's CPU time are not tested, and
+    /// growth by less of it is no regression [default: 0.5%]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = VERDICT)]
+    min_share: Option<OsString>,
+    /// How often a gate of unchanged code may fail [default: 5%]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = VERDICT)]
+    false_alarms: Option<OsString>,
+    /// Also fail when cost moved from one function to another
+    #[arg(long, help_heading = VERDICT)]
+    strict: bool,
+    /// Seed for drawing runs; the same files and seed give the same report
+    /// [default: 0]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = VERDICT)]
+    seed: Option<OsString>,
+    #[command(flatten)]
+    matching: MatchingFlags,
+    /// Write the report here; may be given more than once (.md, .json)
+    #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
+    output: Vec<PathBuf>,
+    /// Write the report as Markdown, whatever the file is called
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    markdown: Option<PathBuf>,
+    /// Functions shown [default: 20]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = OUTPUT)]
+    top: Option<OsString>,
+    #[command(flatten)]
+    common: CommonFlags,
+    #[arg(hide = true)]
+    stray: Vec<OsString>,
+}
+
+const RUNS: &str = "Runs";
+const VERDICT: &str = "Verdict";
+const OUTPUT: &str = "Output";
+
+/// Runs to be judged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gate {
+    /// Recordings before, or directories of them; empty only to make a baseline.
+    pub base: Vec<PathBuf>,
+    /// Recordings after, or directories of them; never empty.
+    pub new: Vec<PathBuf>,
+    /// Where the new recordings are kept.
+    pub update_baseline: Option<PathBuf>,
+    /// Whether names of processes may differ.
+    pub allow_different_names: bool,
+    /// What counts as slower.
+    pub options: Options,
+    /// How functions are matched.
+    pub matching: Matching,
+    /// What is written.
+    pub outputs: Vec<ReportOutput>,
+    /// Functions in tables.
+    pub top: usize,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
+/// Understands the arguments behind `gate`.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+    const FORM: &str = "stackprof gate --base FILE... --new FILE...";
+    let flags: GateFlags = match split("stackprof gate", words)? {
+        Split::Flags(flags) => flags,
+        Split::Print(text) => return Ok(Command::Print(text)),
+    };
+    if let Some(word) = flags.stray.first().or_else(|| launch?.first()) {
+        return Err(usage(format!("say whether `{}` is of --base or of --new: {FORM}", word.display())));
+    }
+    if flags.new.is_empty() {
+        return Err(usage(format!("say which recordings are new: {FORM}")));
+    }
+    if flags.base.is_empty() && flags.update_baseline.is_none() {
+        return Err(usage(format!(
+            "say what to compare with: {FORM} (--update-baseline DIR makes a first base)"
+        )));
+    }
+    if flags.base.is_empty() && (!flags.output.is_empty() || flags.markdown.is_some()) {
+        return Err(usage("there is no report without --base; leave the outputs out"));
+    }
+    let mut outputs =
+        report_outputs(&flags.output, &[ReportFormat::Markdown, ReportFormat::Json], ReportFormat::Json)?;
+    outputs
+        .extend(flags.markdown.map(|path| ReportOutput { to: path.into(), format: ReportFormat::Markdown }));
+    check_distinct(outputs.iter().map(|output| &output.to))?;
+    if let Some(output) = outputs.iter().find(|output| {
+        matches!(&output.to, Destination::File(path) if flags.base.contains(path) || flags.new.contains(path))
+    }) {
+        return Err(usage(format!("`{}` is read and written; name another output", output.to.as_path().display())));
+    }
+    let default = Options::default();
+    let share = "a percentage from 0 to 100";
+    let options = Options {
+        max_increase: percentage(
+            "--max-increase",
+            flags.max_increase.as_ref(),
+            default.max_increase,
+            "a percentage from 0 to 1000 (5%)",
+            |percent| (0.0..=1000.0).contains(&percent),
+        )?,
+        min_share: percentage(
+            "--min-share",
+            flags.min_share.as_ref(),
+            default.min_share,
+            share,
+            |percent| (0.0..=100.0).contains(&percent),
+        )?,
+        alpha: percentage(
+            "--false-alarms",
+            flags.false_alarms.as_ref(),
+            default.alpha,
+            "a percentage from 0.1 to 50",
+            |percent| (0.1..=50.0).contains(&percent),
+        )?,
+        strict: flags.strict,
+        seed: flags
+            .seed
+            .as_deref()
+            .map_or(Ok(default.seed), |seed| number("--seed", seed, "a whole number", |_: u64| true))?,
+    };
+    Ok(Command::Gate(Gate {
+        base: flags.base,
+        new: flags.new,
+        update_baseline: flags.update_baseline,
+        allow_different_names: flags.allow_different_names,
+        options,
+        matching: flags.matching.matching(false),
+        outputs,
+        top: top(flags.top.as_deref())?,
+        verbosity: verbosity(&flags.common)?,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_line(line: &str) -> Result<Command> {
+        crate::cli::args::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn everything_that_can_be_asked_for() {
+        let line = "gate --base a b --new c --new d --max-increase 3% --min-share 1 --false-alarms 1% --strict \
+                    --seed 7 --top 3 -o x.md -o x.json --markdown summary --allow-different-names \
+                    --update-baseline kept --no-inline";
+        let Ok(Command::Gate(gate)) = parse_line(line) else { panic!("no gate: {line}") };
+        assert_eq!((gate.base, gate.new), (vec!["a".into(), "b".into()], vec!["c".into(), "d".into()]));
+        let options = Options { max_increase: 0.03, min_share: 0.01, alpha: 0.01, strict: true, seed: 7 };
+        assert_eq!((gate.options, gate.top), (options, 3));
+        assert!(gate.allow_different_names && !gate.matching.inlines && gate.matching.normalize);
+        let formats: Vec<_> = gate.outputs.iter().map(|output| output.format).collect();
+        assert_eq!(formats, [ReportFormat::Markdown, ReportFormat::Json, ReportFormat::Markdown]);
+        assert_eq!(gate.update_baseline, Some("kept".into()));
+        let Ok(Command::Gate(gate)) = parse_line("gate --base a --new b") else { panic!("no gate") };
+        assert_eq!(gate.options, Options::default());
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (line, expected) in [
+            ("gate", "say which recordings are new: stackprof gate --base FILE... --new FILE..."),
+            (
+                "gate a --new b",
+                "say whether `a` is of --base or of --new: stackprof gate --base FILE... --new FILE...",
+            ),
+            (
+                "gate --new b",
+                "say what to compare with: stackprof gate --base FILE... --new FILE... \
+                 (--update-baseline DIR makes a first base)",
+            ),
+            (
+                "gate --new b --update-baseline d -o x.md",
+                "there is no report without --base; leave the outputs out",
+            ),
+            (
+                "gate --base a --new b --max-increase -1",
+                "--max-increase `-1`: expected a percentage from 0 to 1000 (5%)",
+            ),
+            ("gate --base a --new b --min-share x%", "--min-share `x%`: expected a percentage from 0 to 100"),
+            (
+                "gate --base a --new b --false-alarms 0",
+                "--false-alarms `0`: expected a percentage from 0.1 to 50",
+            ),
+            ("gate --base a --new b -o x.svg", "--output `x.svg`: expected a name that ends with .md, .json"),
+            ("gate --base a --new b.md -o b.md", "`b.md` is read and written; name another output"),
+            (
+                "gate --base a --new b -o x.md --markdown x.md",
+                "`x.md` is given twice; each output needs its own file",
+            ),
+        ] {
+            assert_eq!(parse_line(line).expect_err("refused").to_string(), expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! `stackprof render`: the flags as clap sees them, and what they ask for. No I/O.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser};
+use regex_lite::Regex;
+
+use super::{
+    Command, Destination, MIN_WIDTH_DEFAULT_PERCENT, Output, Split, Verbosity, check_distinct, colors,
+    number, outputs, split, usage, verbosity,
+};
+use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
+use crate::error::Result;
+use crate::output::Format;
+use crate::output::svg::Colors;
+
+/// `stackprof render ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof render",
+    version,
+    about = "Turn saved profiles into a flame graph or any other format; several are merged.",
+    override_usage = "stackprof render PROFILE... -o FILE [OPTIONS]",
+    before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, `perf script` text; their
+content tells which, compressed with gzip or not. - is standard input.
+
+Examples:
+  stackprof render a.pb.gz -o a.svg
+  stackprof render 1.pb.gz 2.pb.gz -o both.pb.gz        merge
+  stackprof render a.pb.gz --include parse -o -         stacks through parse
+  stackprof render a.pb.gz --root '^main$' -o a.svg     seen from main on
+",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+struct RenderFlags {
+    /// Write the profile here; may be given more than once. The extension tells
+    /// the format (.svg .folded .txt .pb.gz .pprof .speedscope.json
+    /// .firefox.json), - is folded stacks on standard output
+    #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
+    output: Vec<PathBuf>,
+    /// svg, folded, pprof, speedscope or firefox, where the extension does not
+    /// tell
+    #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
+    format: Option<OsString>,
+    /// Heading of the flame graph [default: the name of the process]
+    #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
+    title: Option<String>,
+    /// Flame graph from the leaf functions to their callers
+    #[arg(long, help_heading = OUTPUT)]
+    reverse: bool,
+    /// Frames with their source line: function (file:line), where the profile
+    /// has them
+    #[arg(long, help_heading = OUTPUT)]
+    lines: bool,
+    /// Leave out frames narrower than this part of the graph [default: 0.01]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
+    min_width: Option<OsString>,
+    #[command(flatten)]
+    look: LookFlags,
+    /// Only threads whose name, or `name (id)`, matches; for profiles recorded
+    /// with --threads
+    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
+    thread: Vec<OsString>,
+    /// Only stacks with a matching frame; given twice, one match is enough
+    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
+    include: Vec<OsString>,
+    /// No stacks with a matching frame
+    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
+    exclude: Vec<OsString>,
+    /// Only stacks with a matching function, seen from the outermost one on
+    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
+    root: Vec<OsString>,
+    #[command(flatten)]
+    common: CommonFlags,
+    #[arg(hide = true)]
+    profiles: Vec<PathBuf>,
+}
+
+const OUTPUT: &str = "Output";
+const STACKS: &str = "Which stacks";
+
+/// Saved profiles to be turned into others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Render {
+    /// What is read, merged if it is more than one; never empty. `-` is standard input.
+    pub profiles: Vec<PathBuf>,
+    /// What is written; never empty.
+    pub outputs: Vec<Output>,
+    /// Which threads are kept.
+    pub thread: Patterns,
+    /// Which stacks are kept.
+    pub include: Patterns,
+    /// Which stacks are not.
+    pub exclude: Patterns,
+    /// From which function on.
+    pub root: Patterns,
+    /// Heading of the flame graph instead of the default one.
+    pub title: Option<String>,
+    /// Flame graph from the leaves.
+    pub reverse: bool,
+    /// `function (file:line)`.
+    pub lines: bool,
+    /// Frames narrower than this percentage are left out of the flame graph.
+    pub min_width_percent: f64,
+    /// Colours of the flame graph.
+    pub colors: Colors,
+    /// Flame graph on a dark page.
+    pub dark: bool,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
+/// Regular expressions of one option, of which one has to match.
+#[derive(Clone, Debug, Default)]
+pub struct Patterns(Vec<Regex>);
+
+impl Patterns {
+    fn new(option: &str, texts: &[OsString]) -> Result<Patterns> {
+        let regex = |text: &OsString| {
+            let text = text.to_string_lossy();
+            Regex::new(&text).map_err(|error| {
+                usage(format!("{option} `{text}`: expected a regular expression: {}", first_line(&error)))
+            })
+        };
+        texts.iter().map(regex).collect::<Result<_>>().map(Patterns)
+    }
+
+    /// Whether none was given.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether one of them matches somewhere in a name.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        self.0.iter().any(|regex| regex.is_match(name))
+    }
+
+    /// As the user wrote them.
+    #[must_use]
+    pub fn texts(&self) -> Vec<&str> {
+        self.0.iter().map(Regex::as_str).collect()
+    }
+}
+
+impl PartialEq for Patterns {
+    fn eq(&self, other: &Patterns) -> bool {
+        self.texts() == other.texts()
+    }
+}
+
+fn first_line(error: &regex_lite::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_lowercase()
+}
+
+/// Understands the arguments behind `render`.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+    const FORM: &str = "stackprof render PROFILE... -o FILE";
+    let mut flags: RenderFlags = match split("stackprof render", words)? {
+        Split::Flags(flags) => flags,
+        Split::Print(text) => return Ok(Command::Print(text)),
+    };
+    // After `--` every word is a file.
+    flags.profiles.extend(launch.unwrap_or_default().iter().map(PathBuf::from));
+    if flags.profiles.is_empty() {
+        return Err(usage(format!("say which profiles to render: {FORM}")));
+    }
+    if flags.profiles.iter().filter(|path| path.as_os_str() == "-").count() > 1 {
+        return Err(usage("standard input can be read only once; give one -"));
+    }
+    if flags.output.is_empty() {
+        return Err(usage(format!("say what to write: {FORM} (-o - prints folded stacks)")));
+    }
+    let format =
+        flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
+    let outputs = outputs(&flags.output, format)?;
+    check_distinct(outputs.iter().map(|output| &output.to))?;
+    let overwritten = outputs
+        .iter()
+        .find(|output| matches!(&output.to, Destination::File(path) if flags.profiles.contains(path)));
+    if let Some(output) = overwritten {
+        return Err(usage(format!(
+            "`{}` is read and written; name another output",
+            output.to.as_path().display()
+        )));
+    }
+    let min_width_percent = match &flags.min_width {
+        Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
+            (0.0..100.0).contains(&width)
+        })?,
+        None => MIN_WIDTH_DEFAULT_PERCENT,
+    };
+    Ok(Command::Render(Render {
+        profiles: flags.profiles,
+        outputs,
+        thread: Patterns::new("--thread", &flags.thread)?,
+        include: Patterns::new("--include", &flags.include)?,
+        exclude: Patterns::new("--exclude", &flags.exclude)?,
+        root: Patterns::new("--root", &flags.root)?,
+        title: flags.title,
+        reverse: flags.reverse,
+        lines: flags.lines,
+        min_width_percent,
+        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
+        dark: flags.look.dark,
+        verbosity: verbosity(&flags.common)?,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_line(line: &str) -> Result<Command> {
+        crate::cli::args::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    fn refused(line: &str) -> String {
+        parse_line(line).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn every_option_is_understood() {
+        let line = "render a b.pb.gz -o x.svg -o - --thread io --include a --include b --exclude c --root ^m$ \
+                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark -q -- -d";
+        let Ok(Command::Render(render)) = parse_line(line) else { panic!("no render: {line}") };
+        assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
+        assert_eq!(
+            render.outputs.iter().map(|output| output.format).collect::<Vec<_>>(),
+            [Format::Svg, Format::Folded]
+        );
+        assert_eq!(render.include.texts(), ["a", "b"]);
+        assert!(render.include.matches("xbx") && !render.include.matches("c"));
+        assert!(render.root.matches("m") && !render.root.matches("main"));
+        assert!(render.reverse && render.lines && render.dark);
+        assert_eq!((render.title.as_deref(), render.min_width_percent), (Some("T"), 2.0));
+        assert_eq!((render.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert_eq!(refused("render"), "say which profiles to render: stackprof render PROFILE... -o FILE");
+        assert_eq!(
+            refused("render a"),
+            "say what to write: stackprof render PROFILE... -o FILE (-o - prints folded stacks)"
+        );
+        assert_eq!(refused("render - - -o -"), "standard input can be read only once; give one -");
+        assert_eq!(refused("render a.svg -o a.svg"), "`a.svg` is read and written; name another output");
+        let bad = refused("render a -o - --root (");
+        assert!(bad.starts_with("--root `(`: expected a regular expression: "), "{bad}");
+    }
+}

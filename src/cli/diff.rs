@@ -1,0 +1,88 @@
+//! `stackprof diff`: two profiles in, what changed out.
+
+use std::path::Path;
+
+use super::args::compare::ReportFormat;
+use super::args::diff::Diff;
+use super::args::{Destination, Verbosity};
+use super::outputs::write_to;
+use super::{messages, saved_files};
+use crate::diff::compare::{Comparison, Measure};
+use crate::diff::report::{folded, headline, json, markdown, measure_words, text};
+use crate::diff::stacks::Stacks;
+use crate::diff::tree;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::file;
+use crate::output::svg::{self, Compared, Graph};
+
+/// Reads, compares, writes and prints.
+///
+/// # Errors
+/// One line: a file that is no profile, profiles that cannot be compared, an output that
+/// cannot be written.
+pub fn run(diff: &Diff) -> Result<()> {
+    for output in &diff.outputs {
+        if let Destination::File(path) = &output.to {
+            file::check_writable(path)?;
+        }
+    }
+    let mut stacks = Stacks::new(diff.matching);
+    // Programs of different names are compared as one: only the paths below matter.
+    let process = add(&mut stacks, &diff.base, None)?;
+    add(&mut stacks, &diff.new, process.as_deref())?;
+    let comparison = Comparison::of(&stacks, diff.wish).map_err(|why| Error::new(ErrorKind::NoData, why))?;
+    for output in &diff.outputs {
+        let write_text = |text: String| write_to(&output.to, &mut |out| out.write_all(text.as_bytes()));
+        match output.format {
+            ReportFormat::Markdown => write_text(markdown::markdown(&comparison, diff.top))?,
+            ReportFormat::Json => write_text(json::json(&comparison))?,
+            ReportFormat::Folded => {
+                write_to(&output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
+            }
+            ReportFormat::Svg => picture(diff, &stacks, &comparison, &output.to)?,
+        }
+    }
+    let on_stdout = diff.outputs.iter().any(|output| output.to == Destination::Stdout);
+    if diff.verbosity != Verbosity::Quiet && !on_stdout {
+        messages::lines(&text::text(&comparison, diff.top));
+    }
+    Ok(())
+}
+
+/// Adds a profile and returns the name under which the other side's process is to appear: the
+/// only one there is, or none if there are several to be told apart.
+fn add(stacks: &mut Stacks, path: &Path, process: Option<&str>) -> Result<Option<String>> {
+    let (name, saved) = saved_files::read(path)?;
+    let processes = saved.processes();
+    let only = match processes.as_slice() {
+        [only] => Some((*only).to_owned()),
+        _ => None,
+    };
+    let process = process.filter(|_| only.is_some());
+    stacks
+        .add(&name, &saved, process)
+        .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")))?;
+    Ok(only)
+}
+
+fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destination) -> Result<()> {
+    let nodes = tree::nodes(stacks, comparison);
+    let nodes: Vec<svg::Node<'_>> = nodes
+        .iter()
+        .map(|node| svg::Node { depth: node.depth, name: node.name, base: node.base, new: node.new })
+        .collect();
+    let compared = match comparison.measure {
+        Measure::Share => Compared::Shares,
+        Measure::Seconds | Measure::Samples => Compared::Counts,
+    };
+    let default = format!("{} → {}", comparison.base.source, comparison.new.source);
+    let graph = Graph {
+        title: diff.title.clone().unwrap_or(default),
+        subtitle: format!("{}, by {}", headline(comparison), measure_words(comparison)),
+        unit: comparison.unit.clone(),
+        min_width_percent: diff.min_width_percent,
+        colors: diff.colors,
+        dark: diff.dark,
+    };
+    write_to(to, &mut |out| svg::write_diff(&graph, compared, &nodes, out))
+}

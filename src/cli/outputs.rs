@@ -1,0 +1,80 @@
+//! Writes a saved profile to wherever and in whatever form the user asked for.
+//!
+//! Input: the profile, the outputs, and what a picture is to look like. Output: files, whole
+//! or not at all. Recording and rendering both end here.
+
+use std::io;
+
+use super::args::{Destination, Output};
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::svg::Graph;
+use crate::output::{Format, file, svg};
+use crate::profile::{ByName, CallTree, Direction, Full, Saved, firefox, folded, pprof, speedscope};
+
+/// How the profile is to be shown where a form leaves a choice.
+#[derive(Clone, Debug)]
+pub(super) struct Shown {
+    /// The picture, its heading included.
+    pub(super) graph: Graph,
+    /// The user's own heading, for forms that have a place for it.
+    pub(super) title: Option<String>,
+    /// `function (file:line)`.
+    pub(super) lines: bool,
+    /// Pictures begin with the functions that work: what stands on them are their callers.
+    pub(super) reverse: bool,
+}
+
+/// Writes every output.
+///
+/// # Errors
+/// One line that names the output and what stands in the way.
+pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<()> {
+    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string());
+    // Several outputs may want it.
+    let mut by_name = None;
+    for output in outputs {
+        match output.format {
+            Format::Folded => {
+                let stacks = match by_name.take() {
+                    Some(stacks) => stacks,
+                    None => ByName::of(saved, shown.lines).map_err(too_large)?,
+                };
+                write_to(&output.to, &mut |out| folded::write(&stacks, out))?;
+                by_name = Some(stacks);
+            }
+            Format::Svg => {
+                let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
+                let least = shown.graph.min_width_percent / 100.0;
+                let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
+                let node = |node: &crate::profile::call_tree::Called| svg::Node {
+                    depth: node.depth,
+                    name: tree.text(node.name),
+                    base: 0,
+                    new: node.total,
+                };
+                let nodes: Vec<svg::Node<'_>> = tree.nodes().iter().map(node).collect();
+                write_to(&output.to, &mut |out| svg::write(&shown.graph, &nodes, out))?;
+            }
+            Format::Pprof => write_to(&output.to, &mut |out| pprof::write::write(saved, out))?,
+            Format::Speedscope => {
+                write_to(&output.to, &mut |out| speedscope::write(saved, shown.title.as_deref(), out))?;
+            }
+            Format::Firefox => write_to(&output.to, &mut |out| firefox::write(saved, out))?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes one output; standard output is not closed.
+///
+/// # Errors
+/// One line that names the output and what stands in the way.
+pub(super) fn write_to(
+    to: &Destination,
+    content: &mut dyn FnMut(&mut dyn io::Write) -> io::Result<()>,
+) -> Result<()> {
+    match to {
+        Destination::File(path) => file::write(path, content),
+        Destination::Stdout => file::write_stream("standard output", &mut io::stdout().lock(), content),
+    }
+}

@@ -1,0 +1,188 @@
+//! `stackprof render`: saved profiles in, merged and filtered, any other form out.
+
+use std::io;
+use std::path::Path;
+
+use super::args::render::{Patterns, Render};
+use super::args::{Destination, Verbosity};
+use super::messages;
+use super::outputs::{self, Shown};
+use super::text::plural;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::file;
+use crate::output::svg::Graph;
+use crate::profile::filter::{self, Filter, Left};
+use crate::profile::{Full, Refused, Saved, SavedBuilder, read};
+
+/// Reads, merges, filters and writes.
+///
+/// # Errors
+/// One line: a file that is no profile, profiles that do not fit together, nothing left.
+pub fn run(render: &Render) -> Result<()> {
+    for output in &render.outputs {
+        if let Destination::File(path) = &output.to {
+            file::check_writable(path)?;
+        }
+    }
+    let saved = filtered(render, merged(&render.profiles)?)?;
+    let shown = Shown {
+        graph: Graph {
+            title: heading(&saved, render.title.as_deref()),
+            subtitle: subtitle(&saved),
+            unit: saved.about.unit.clone(),
+            min_width_percent: render.min_width_percent,
+            colors: render.colors,
+            dark: render.dark,
+        },
+        title: render.title.clone(),
+        lines: render.lines,
+        reverse: render.reverse,
+    };
+    outputs::write(&saved, &render.outputs, &shown)?;
+    if render.verbosity != Verbosity::Quiet {
+        let files: Vec<String> =
+            render.outputs.iter().map(|output| output.to.as_path().display().to_string()).collect();
+        let files: Vec<&str> =
+            files.iter().map(|file| if file == "-" { "standard output" } else { file }).collect();
+        messages::note(&format!(
+            "{}: {} in {}, wrote {}",
+            saved.processes().join(", "),
+            counted(&saved, saved.total()),
+            plural(saved.trie().distinct_stacks() as u64, "stack"),
+            files.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+/// All profiles as one.
+fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
+    let mut paths = paths.iter();
+    let Some(first_path) = paths.next() else { return Ok(Saved::default()) };
+    let first = read_one(first_path)?;
+    let mut others = paths.peekable();
+    if others.peek().is_none() {
+        return Ok(first);
+    }
+    let mut builder = SavedBuilder::new(first.about.clone());
+    let full = |path: &Path, full: Full| Error::new(ErrorKind::Input, format!("{}: {full}", path.display()));
+    builder.add_stacks(&first).map_err(|why| full(first_path, why))?;
+    drop(first);
+    for path in others {
+        builder.merge(&read_one(path)?).map_err(|refused| match refused {
+            Refused::Full(why) => full(path, why),
+            Refused::Different(why) => Error::new(
+                ErrorKind::Input,
+                format!(
+                    "`{}` and `{}` cannot be merged: {why}; render each by itself",
+                    first_path.display(),
+                    path.display()
+                ),
+            ),
+        })?;
+    }
+    Ok(builder.finish())
+}
+
+fn read_one(path: &Path) -> Result<Saved> {
+    let saved = if path == Path::new("-") {
+        read::read(io::stdin().lock(), "standard input", 0)?
+    } else {
+        read::read_file(path)?
+    };
+    if saved.total() == 0 {
+        let name =
+            if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
+        return Err(Error::new(ErrorKind::NoData, format!("{name}: the profile has no samples")));
+    }
+    Ok(saved)
+}
+
+fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
+    let options = [
+        ("--thread", &render.thread),
+        ("--include", &render.include),
+        ("--exclude", &render.exclude),
+        ("--root", &render.root),
+    ];
+    if options.iter().all(|(_, patterns)| patterns.is_empty()) {
+        return Ok(saved);
+    }
+    let matches = options.map(|(_, patterns)| move |name: &str| patterns.matches(name));
+    let [thread, include, exclude, root] = &matches;
+    let given = |patterns: &Patterns| !patterns.is_empty();
+    let filter = Filter {
+        thread: given(&render.thread).then_some(thread as _),
+        include: given(&render.include).then_some(include as _),
+        exclude: given(&render.exclude).then_some(exclude as _),
+        root: given(&render.root).then_some(root as _),
+    };
+    let (kept, left) = filter::apply(&saved, &filter, render.lines)
+        .map_err(|full| Error::new(ErrorKind::Input, full.to_string()))?;
+    if left.root > 0 {
+        return Ok(kept);
+    }
+    Err(nothing_left(&saved, &options, left))
+}
+
+/// Says which option left nothing.
+fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: Left) -> Error {
+    let mut before = saved.total();
+    let mut what = String::new();
+    for ((option, patterns), after) in
+        options.iter().zip([left.thread, left.include, left.exclude, left.root])
+    {
+        if after == 0 {
+            let patterns = patterns.texts().join("`, `");
+            what = format!("{option} `{patterns}` left nothing of {}", counted(saved, before));
+            break;
+        }
+        before = after;
+    }
+    if left.thread == 0 && saved.roots().iter().all(|root| root.thread.is_none()) {
+        what += "; the profile does not keep threads apart (record with --threads)";
+    }
+    Error::new(ErrorKind::NoData, what)
+}
+
+/// `3 samples`, or in whatever unit the profile counts.
+fn counted(saved: &Saved, count: u64) -> String {
+    match saved.about.unit.strip_suffix('s') {
+        Some(unit) => plural(count, unit),
+        None => format!("{count} {}", saved.about.unit),
+    }
+}
+
+/// The heading of the graph.
+fn heading(saved: &Saved, title: Option<&str>) -> String {
+    if let Some(title) = title {
+        return title.to_owned();
+    }
+    let names = saved.processes();
+    let named = names.iter().take(HEADING_NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
+    let named = if names.len() > HEADING_NAMES_MAX { format!("{named}, …") } else { named };
+    match saved.about.pid {
+        Some(pid) => format!("{named} (pid {pid})"),
+        None => named,
+    }
+}
+
+/// Most processes that a heading names.
+const HEADING_NAMES_MAX: usize = 5;
+
+/// The line under it: what is known of the recording.
+fn subtitle(saved: &Saved) -> String {
+    let about = &saved.about;
+    let mut parts = vec![counted(saved, saved.total())];
+    if let Some(duration_ns) = about.duration_ns {
+        parts[0] += &format!(" in {:.1} s", duration_ns as f64 / 1e9);
+    }
+    if let Some(hz) = about.hz {
+        parts.push(format!("{hz} Hz"));
+    }
+    let lost: u64 = about.lost.values().fold(0, |sum, count| sum.saturating_add(*count));
+    if lost > 0 {
+        parts.push(format!("{lost} missed"));
+    }
+    parts.join(" · ")
+}

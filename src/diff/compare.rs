@@ -1,0 +1,328 @@
+//! Two profiles, function by function.
+//!
+//! Input: [`Stacks`] of a base and a new profile, and by what to compare them. Output: a
+//! [`Comparison`]: rows sorted by the size of the change. What two recordings are compared by
+//! changes the answer, so it is part of it, with the reason:
+//!
+//! - CPU *seconds* where both are recordings of a whole command, or took equally long: then a
+//!   second more is a second more of work.
+//! - *Shares* of the profile else: of two looks at a server, the longer one has more of
+//!   everything.
+//! - *Samples* if asked for and the files do not tell the rate (folded text).
+
+use super::functions::functions;
+use super::stacks::{Run, Stacks};
+
+/// Durations of attached recordings that differ by less than this part are equal.
+pub const EQUAL_DURATIONS: f64 = 0.02;
+
+/// Standard errors of counting below which a change is marked as noise.
+pub const COUNTING_ERRORS: f64 = 2.0;
+
+/// By what profiles are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Seconds of CPU time (with `--idle`, of threads' time).
+    Seconds,
+    /// Parts of all samples of the profile.
+    Share,
+    /// Samples.
+    Samples,
+}
+
+/// What the user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// Decide by what the profiles tell.
+    #[default]
+    Auto,
+    /// Seconds or samples.
+    Absolute,
+    /// Shares.
+    Share,
+}
+
+/// A figure of both sides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pair {
+    /// Samples of the base profile.
+    pub base: u64,
+    /// Samples of the new profile.
+    pub new: u64,
+}
+
+/// A function on both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Name.
+    pub name: String,
+    /// Samples of stacks that end in it.
+    pub own: Pair,
+    /// Samples of stacks that it is part of.
+    pub total: Pair,
+}
+
+/// One side as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Side {
+    /// Path of the profile.
+    pub source: String,
+    /// Its processes.
+    pub processes: Vec<String>,
+    /// All samples.
+    pub samples: u64,
+    /// Of these, of stacks that were not walked to their thread's root.
+    pub incomplete: u64,
+    /// Samples of waiting threads that were left out.
+    pub waiting_left_out: u64,
+    /// Length of one sample; `None` where the file does not tell the rate.
+    pub period_s: Option<f64>,
+    /// Length of the recording; `None` where the file does not tell it.
+    pub duration_s: Option<f64>,
+}
+
+impl Side {
+    fn of(run: &Run) -> Side {
+        Side {
+            source: run.source.clone(),
+            processes: run.processes.clone(),
+            samples: run.total,
+            incomplete: run.incomplete,
+            waiting_left_out: run.waiting_left_out,
+            period_s: run.about.period_ns().map(|ns| ns / 1e9),
+            duration_s: run.about.duration_ns.map(|ns| ns as f64 / 1e9),
+        }
+    }
+
+    /// A count of this side as a value to compare.
+    #[must_use]
+    pub fn value(&self, count: u64, measure: Measure) -> f64 {
+        match measure {
+            Measure::Samples => count as f64,
+            Measure::Share => self.share(count),
+            Measure::Seconds => count as f64 * self.period_s.unwrap_or(0.0),
+        }
+    }
+
+    /// A count as a part of all samples of this side.
+    #[must_use]
+    pub fn share(&self, count: u64) -> f64 {
+        if self.samples == 0 { 0.0 } else { count as f64 / self.samples as f64 }
+    }
+}
+
+/// Two profiles compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// By what.
+    pub measure: Measure,
+    /// Why by that.
+    pub why: &'static str,
+    /// What is counted: samples, or what another program's profile counts (`bytes`).
+    pub unit: String,
+    /// The base profile.
+    pub base: Side,
+    /// The new profile.
+    pub new: Side,
+    /// All functions: by the change of their own value, then of their total, largest first.
+    pub rows: Vec<Row>,
+}
+
+impl Comparison {
+    /// Compares the two profiles of `stacks`.
+    ///
+    /// # Errors
+    /// One line that says why they cannot be compared.
+    pub fn of(stacks: &Stacks, wish: Wish) -> Result<Comparison, String> {
+        let [base, new] = stacks.runs() else {
+            return Err(format!("{} profiles; diff compares two", stacks.runs().len()));
+        };
+        for run in [base, new] {
+            if run.total == 0 {
+                let waiting = if run.waiting_left_out > 0 {
+                    " of running threads; --idle compares waiting ones, too"
+                } else {
+                    ""
+                };
+                return Err(format!("{} holds no samples{waiting}", run.source));
+            }
+        }
+        if base.about.unit != new.about.unit {
+            let units = [&base.about.unit, &new.about.unit];
+            return Err(format!(
+                "{} counts {} and {} counts {}",
+                base.source, units[0], new.source, units[1]
+            ));
+        }
+        let unit = base.about.unit.clone();
+        let (base, new) = (Side::of(base), Side::of(new));
+        let launched = stacks.runs().iter().all(|run| run.about.launched == Some(true));
+        let (measure, why) = measure(wish, &base, &new, launched)?;
+        let pair = |counts: &[u64]| Pair {
+            base: counts.first().copied().unwrap_or(0),
+            new: counts.get(1).copied().unwrap_or(0),
+        };
+        let rows = functions(stacks);
+        let rows = rows.iter().map(|row| Row {
+            name: stacks.text(row.name).to_owned(),
+            own: pair(&row.own),
+            total: pair(&row.total),
+        });
+        let mut comparison = Comparison { measure, why, unit, base, new, rows: rows.collect() };
+        let mut rows = std::mem::take(&mut comparison.rows);
+        let size = |pair: Pair| comparison.change(pair).abs();
+        rows.sort_by(|a, b| {
+            size(b.own)
+                .total_cmp(&size(a.own))
+                .then(size(b.total).total_cmp(&size(a.total)))
+                .then(a.name.cmp(&b.name))
+        });
+        comparison.rows = rows;
+        Ok(comparison)
+    }
+
+    /// The values of both sides.
+    #[must_use]
+    pub fn values(&self, pair: Pair) -> (f64, f64) {
+        (self.base.value(pair.base, self.measure), self.new.value(pair.new, self.measure))
+    }
+
+    /// new − base.
+    #[must_use]
+    pub fn change(&self, pair: Pair) -> f64 {
+        let (base, new) = self.values(pair);
+        new - base
+    }
+
+    /// Whether counting alone explains the change: it is below [`COUNTING_ERRORS`] standard
+    /// errors of two counts. How runs differ beyond that, two profiles cannot tell.
+    #[must_use]
+    pub fn is_counting_noise(&self, pair: Pair) -> bool {
+        let (base, new) = (pair.base as f64, pair.new as f64);
+        let factor = self.base_factor();
+        (new - base * factor).abs() < COUNTING_ERRORS * (base * factor * factor + new).sqrt()
+    }
+
+    /// All samples of both sides.
+    #[must_use]
+    pub fn whole(&self) -> Pair {
+        Pair { base: self.base.samples, new: self.new.samples }
+    }
+
+    /// By what counts of base are multiplied so that they compare with counts of new.
+    #[must_use]
+    pub fn base_factor(&self) -> f64 {
+        match self.measure {
+            Measure::Samples => 1.0,
+            Measure::Share if self.base.samples == 0 => 1.0,
+            Measure::Share => self.new.samples as f64 / self.base.samples as f64,
+            Measure::Seconds => match (self.base.period_s, self.new.period_s) {
+                (Some(base), Some(new)) if new > 0.0 => base / new,
+                _ => 1.0,
+            },
+        }
+    }
+}
+
+fn measure(wish: Wish, base: &Side, new: &Side, launched: bool) -> Result<(Measure, &'static str), String> {
+    let rates = (base.period_s, new.period_s);
+    match (wish, rates) {
+        (Wish::Share, _) => return Ok((Measure::Share, "as asked")),
+        (Wish::Absolute, (Some(_), Some(_))) => return Ok((Measure::Seconds, "as asked")),
+        (Wish::Absolute, (None, None)) => {
+            return Ok((Measure::Samples, "as asked; the files do not tell their rates, taken for equal"));
+        }
+        (Wish::Absolute, _) => {
+            let untold = if base.period_s.is_none() { base } else { new };
+            return Err(format!(
+                "{} does not tell its rate, so CPU time cannot be compared; leave --absolute out, or record both as .pb.gz",
+                untold.source
+            ));
+        }
+        (Wish::Auto, (Some(_), Some(_))) => {}
+        (Wish::Auto, _) => return Ok((Measure::Share, "the files do not tell how long they recorded")),
+    }
+    if launched {
+        return Ok((Measure::Seconds, "both are recordings of a whole command"));
+    }
+    match (base.duration_s, new.duration_s) {
+        (Some(a), Some(b)) if (a - b).abs() <= EQUAL_DURATIONS * a.max(b) => {
+            Ok((Measure::Seconds, "both recordings took equally long"))
+        }
+        (Some(_), Some(_)) => Ok((Measure::Share, "the recordings took differently long")),
+        _ => Ok((Measure::Share, "the files do not tell how long they recorded")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stacks::Matching;
+    use super::super::stacks::tests::saved;
+    use super::*;
+    use crate::profile::About;
+
+    fn compare(base: About, new: About, wish: Wish) -> Result<Comparison, String> {
+        let mut stacks = Stacks::new(Matching::default());
+        let base = saved(base, "work", &[("main;a", 60), ("main;b", 40)]);
+        let new = saved(new, "work", &[("main;a", 60), ("main;b", 100), ("main;c", 40)]);
+        stacks.add("base", &base, None).expect("fits");
+        stacks.add("new", &new, None).expect("fits");
+        Comparison::of(&stacks, wish)
+    }
+
+    fn recording(hz: u32, launched: bool, seconds: u64) -> About {
+        About {
+            hz: Some(hz),
+            launched: Some(launched),
+            duration_ns: Some(seconds * 1_000_000_000),
+            ..About::default()
+        }
+    }
+
+    fn names(comparison: &Comparison) -> Vec<&str> {
+        comparison.rows.iter().map(|row| row.name.as_str()).collect()
+    }
+
+    #[test]
+    fn the_recordings_decide_what_is_compared() {
+        let untold = About::default;
+        for (base, new, measure) in [
+            (untold(), untold(), Measure::Share),
+            (recording(100, true, 3), recording(100, true, 9), Measure::Seconds),
+            (recording(100, false, 3), recording(100, false, 3), Measure::Seconds),
+            (recording(100, false, 3), recording(100, false, 9), Measure::Share),
+            (recording(100, true, 3), untold(), Measure::Share),
+        ] {
+            assert_eq!(compare(base, new, Wish::Auto).expect("both have samples").measure, measure);
+        }
+        let absolute = compare(untold(), untold(), Wish::Absolute).expect("both have samples");
+        assert_eq!(absolute.measure, Measure::Samples);
+        let why = compare(untold(), recording(9, true, 3), Wish::Absolute).expect_err("one rate");
+        assert!(why.starts_with("base does not tell its rate"), "{why}");
+        let bytes = About { unit: "bytes".into(), ..About::default() };
+        assert!(compare(bytes, untold(), Wish::Auto).is_err());
+    }
+
+    #[test]
+    fn the_largest_change_comes_first_by_the_measure_chosen() {
+        let shares = compare(About::default(), About::default(), Wish::Share).expect("both have samples");
+        // a: 60 % to 30 %, c: 0 to 20 %, b: 40 % to 50 %.
+        assert_eq!(names(&shares), ["a", "c", "b", "main"]);
+        let samples = compare(About::default(), About::default(), Wish::Absolute).expect("both have samples");
+        assert_eq!(names(&samples), ["b", "c", "main", "a"]);
+        assert_eq!((shares.base_factor(), samples.base_factor()), (2.0, 1.0));
+        assert!(shares.is_counting_noise(Pair { base: 40, new: 100 }), "80 or 100, give or take 16");
+        assert!(!shares.is_counting_noise(Pair { base: 0, new: 40 }));
+        let rates = compare(recording(100, true, 1), recording(200, true, 1), Wish::Auto).expect("rates");
+        assert_eq!(rates.base_factor(), 2.0);
+        assert_eq!(rates.values(Pair { base: 60, new: 60 }), (0.6, 0.3));
+    }
+
+    #[test]
+    fn nothing_is_not_compared() {
+        let mut stacks = Stacks::new(Matching::default());
+        stacks.add("a", &saved(About::default(), "work", &[("main", 1)]), None).expect("fits");
+        stacks.add("b", &saved(About::default(), "work", &[]), None).expect("fits");
+        assert_eq!(Comparison::of(&stacks, Wish::Auto), Err("b holds no samples".to_owned()));
+    }
+}

@@ -1,0 +1,19 @@
+//! What changed between profiles.
+//!
+//! ```text
+//! normalize   names that survive a rebuild
+//! stacks      saved profiles → one tree of names, counts by run
+//! functions   → self and total of each function, by run
+//! compare     two runs → rows, by seconds or by shares
+//! tree        two runs → nodes in pre-order, for a flame graph
+//! report      rows → text, Markdown, JSON, folded stacks with two counts
+//! ```
+//!
+//! Not for a verdict with error rates: that needs several runs a side, see [`gate`](crate::gate).
+
+pub mod compare;
+pub mod functions;
+pub mod normalize;
+pub mod report;
+pub mod stacks;
+pub mod tree;

@@ -1,0 +1,291 @@
+//! Names that survive a rebuild: what a compiler numbers or hashes anew is taken out.
+//!
+//! Input: a function's name as a profile shows it. Output: the name under which it is matched
+//! between two profiles (and, inside one, counted). Not for display of single profiles:
+//! clones and closures of one function become one.
+//!
+//! | in the name | becomes | written by |
+//! |---|---|---|
+//! | `f::h0123456789abcdef` | `f` | Rust, legacy mangling |
+//! | `core[846817f741e54dfd]::f` | `core::f` | Rust, v0 mangling |
+//! | `{closure#3}`, `{{closure}}`, `{impl#2}`, `{shim:vtable#0}` | `{closure}`, `{impl}`, `{shim:vtable}` | Rust |
+//! | `{lambda(int)#2}`, `{unnamed type#1}`, `'lambda3'(int)`, `$_4` | `{lambda(int)}`, `{unnamed type}`, `'lambda'(int)`, `$_` | C++ |
+//! | `_GLOBAL__N_1`, `{anonymous}` | `(anonymous namespace)` | C++ |
+//! | `f.llvm.123`, `f.cold`, `f.part.0`, `f.constprop.0`, `f.isra.0`, `f.lto_priv.0`, `f [clone .cold]` | `f` | LLVM, GCC |
+//! | `[libc.so.6+0x1f40]` | `[libc.so.6]` | stackprof |
+//! | `f (file.rs:12)` | `f (file.rs)` | stackprof `--lines` |
+//!
+//! `f@plt` stays: the entry is other code than `f`.
+
+use std::borrow::Cow;
+
+/// Suffixes of clones; digits and points may follow each.
+const CLONES: [&str; 9] =
+    [".llvm", ".cold", ".part", ".constprop", ".isra", ".lto_priv", ".clone", ".warm", ".localalias"];
+
+/// The name under which a function is matched.
+#[must_use]
+pub fn normalize(name: &str) -> Cow<'_, str> {
+    // Most names have none of these and are given back as they are.
+    if !name.contains(['[', '{', '.', '#', '$', '\''])
+        && !name.contains("::h")
+        && !name.contains("_GLOBAL__N_")
+        && !name.ends_with(')')
+    {
+        return Cow::Borrowed(name);
+    }
+    if let Some(module) = place(name) {
+        return Cow::Owned(format!("[{module}]"));
+    }
+    let (name, file) = split_line(name);
+    let mut text = without_numbers(without_suffixes(name));
+    if text.contains("_GLOBAL__N_") || text.contains("{anonymous}") {
+        text = text.replace("{anonymous}", "(anonymous namespace)");
+        text = replace_anonymous(&text);
+    }
+    if let Some(file) = file {
+        text.push_str(" (");
+        text.push_str(file);
+        text.push(')');
+    }
+    Cow::Owned(text)
+}
+
+/// The module of `[module+0x1f40]`.
+fn place(name: &str) -> Option<&str> {
+    let (module, offset) = name.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("+0x")?;
+    (!offset.is_empty() && offset.bytes().all(|b| b.is_ascii_hexdigit())).then_some(module)
+}
+
+/// Splits `f (file.rs:12)` into the function and the file.
+fn split_line(name: &str) -> (&str, Option<&str>) {
+    let split = || {
+        let (function, place) = name.strip_suffix(')')?.rsplit_once(" (")?;
+        let (file, line) = place.rsplit_once(':')?;
+        let is_line = !line.is_empty() && line.bytes().all(|b| b.is_ascii_digit());
+        (is_line && !file.is_empty() && !file.ends_with(':')).then_some((function, file))
+    };
+    match split() {
+        Some((function, file)) => (function, Some(file)),
+        None => (name, None),
+    }
+}
+
+fn without_suffixes(mut name: &str) -> &str {
+    loop {
+        let before = name;
+        if let Some((function, clone)) = name.strip_suffix(']').and_then(|name| name.rsplit_once(" [clone "))
+            && clone.starts_with('.')
+        {
+            name = function;
+        }
+        name = without_clone(name);
+        if let Some((function, hash)) = name.rsplit_once("::h")
+            && hash.len() == 16
+            && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        {
+            name = function;
+        }
+        if name.len() == before.len() {
+            return name;
+        }
+    }
+}
+
+/// `f.part.0` is `f`. Nothing is left out at the front: `.cold` alone is a name.
+fn without_clone(name: &str) -> &str {
+    let is_number = |c: char| c.is_ascii_digit() || c == '.';
+    let trimmed = name.trim_end_matches(is_number);
+    let of = |name: &str| {
+        let suffix = CLONES.iter().find(|suffix| name.ends_with(**suffix))?;
+        Some(name.len() - suffix.len()).filter(|len| *len > 0)
+    };
+    match of(trimmed) {
+        Some(len) => name.get(..len).unwrap_or(name),
+        None => name,
+    }
+}
+
+/// Takes out `#3` before `}`, crate hashes in brackets, and the numbers of C++ lambdas.
+fn without_numbers(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some(at) = rest.find(['#', '[', '{', '$', '\'']) {
+        let (before, from) = rest.split_at(at);
+        text.push_str(before);
+        let (kept, skipped) = replaced(from, text.chars().next_back());
+        text.push_str(kept);
+        rest = from.get(skipped..).unwrap_or_default();
+    }
+    text.push_str(rest);
+    text
+}
+
+/// What stands for the beginning of `from`, and how many bytes of it that replaces.
+fn replaced(from: &str, before: Option<char>) -> (&str, usize) {
+    let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
+    if let Some(number) = from.strip_prefix('#') {
+        let len = digits(number);
+        if len > 0 && number.get(len..).is_some_and(|rest| rest.starts_with('}')) {
+            return ("", 1 + len);
+        }
+    }
+    if let Some(hash) = from.strip_prefix('[') {
+        let len = hash.bytes().take_while(u8::is_ascii_hexdigit).count();
+        let behind_name = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        if behind_name && (8..=16).contains(&len) && hash.get(len..).is_some_and(|rest| rest.starts_with(']'))
+        {
+            return ("", len + 2);
+        }
+    }
+    if from.starts_with("{{closure}}") {
+        return ("{closure}", "{{closure}}".len());
+    }
+    for lambda in ["$_", "'lambda"] {
+        let len = from.strip_prefix(lambda).map_or(0, digits);
+        if len > 0 {
+            return (lambda, lambda.len() + len);
+        }
+    }
+    let first = from.chars().next().map_or(0, char::len_utf8);
+    (from.get(..first).unwrap_or_default(), first)
+}
+
+fn replace_anonymous(name: &str) -> String {
+    const MARK: &str = "_GLOBAL__N_";
+    let mut text = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((before, after)) = rest.split_once(MARK) {
+        text.push_str(before);
+        text.push_str("(anonymous namespace)");
+        rest = after.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    }
+    text.push_str(rest);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str, expected: &str) {
+        assert_eq!(normalize(name), expected, "{name}");
+        assert_eq!(normalize(expected), expected, "the result stays as it is");
+    }
+
+    #[test]
+    fn what_compilers_number_anew_is_taken_out() {
+        check("core::fmt::write::h0123456789abcdef", "core::fmt::write");
+        check("core[846817f741e54dfd]::slice::sort", "core::slice::sort");
+        check(
+            "<alloc[1a2b3c4d5e6f7a8b]::vec::Vec<u8> as a[0123456789abcdef]::T>::f",
+            "<alloc::vec::Vec<u8> as a::T>::f",
+        );
+        check("work::run::{closure#3}", "work::run::{closure}");
+        check("work::run::{{closure}}::h00000000deadbeef", "work::run::{closure}");
+        check("work::{impl#12}::go::{closure#0}::{closure#1}", "work::{impl}::go::{closure}::{closure}");
+        check("core::ops::FnOnce::call_once::{shim:vtable#0}", "core::ops::FnOnce::call_once::{shim:vtable}");
+        check(
+            "main::{lambda(int, char)#2}::operator()(int, char) const",
+            "main::{lambda(int, char)}::operator()(int, char) const",
+        );
+        check("run()::$_4::operator()() const", "run()::$_::operator()() const");
+        check("run()::'lambda3'(int)", "run()::'lambda'(int)");
+        check("{unnamed type#1}::f", "{unnamed type}::f");
+        check("a::_GLOBAL__N_1::f", "a::(anonymous namespace)::f");
+        check("{anonymous}::f(int)", "(anonymous namespace)::f(int)");
+    }
+
+    #[test]
+    fn clones_are_their_function() {
+        for clone in [
+            "f.cold",
+            "f.cold.3",
+            "f.part.0",
+            "f.constprop.0",
+            "f.isra.0",
+            "f.llvm.1234567890123",
+            "f.lto_priv.0",
+            "f.part.0.isra.0",
+            "f.isra.0.cold",
+            "f [clone .cold]",
+            "f [clone .isra.0] [clone .part.1]",
+        ] {
+            check(clone, "f");
+        }
+        check("f(int) [clone .constprop.0]", "f(int)");
+        check("a::b::h0123456789abcdef.llvm.77", "a::b");
+    }
+
+    #[test]
+    fn addresses_and_lines_go_and_files_stay() {
+        check("[libc.so.6+0x1f40]", "[libc.so.6]");
+        assert_eq!(normalize("[a+0x1+0xff]"), "[a+0x1]", "the last offset is ours");
+        check("run (main.rs:12)", "run (main.rs)");
+        check("run::{closure#1} (main.rs:12)", "run::{closure} (main.rs)");
+    }
+
+    #[test]
+    fn other_names_stay_as_they_are() {
+        for name in [
+            "main",
+            "memcpy@plt",
+            "[unknown]",
+            "[incomplete]",
+            "operator new[](unsigned long)",
+            "f(int [4])",
+            "f(char const (&) [12345678])",
+            "<[u8; 4] as T>::f",
+            "std::__cxx11::f[abi:cxx11](int)",
+            "::h",
+            "a::hash",
+            "a::h0123",
+            ".cold",
+            "x.1",
+            "f#1",
+            "{#}",
+            "'",
+            "$_",
+            "std::vector<int>::push_back(int&&)",
+            "f (a::b)",
+            "_start",
+            "é[",
+            "a.b.c",
+        ] {
+            check(name, name);
+        }
+    }
+
+    #[test]
+    fn no_text_breaks_it() {
+        let pieces = [
+            "[",
+            "]",
+            "{",
+            "}",
+            "#",
+            "1",
+            "::h",
+            "é",
+            "$_",
+            "'lambda",
+            ".cold",
+            ".",
+            " (",
+            ":",
+            ")",
+            "_GLOBAL__N_",
+            "0123456789abcdef",
+        ];
+        let mut rng = 1u64;
+        for _ in 0..20_000 {
+            let mut name = String::new();
+            for _ in 0..8 {
+                rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                name.push_str(pieces[(rng >> 33) as usize % pieces.len()]);
+            }
+            let once = normalize(&name).into_owned();
+            assert!(once.len() <= name.len() + 8 * "(anonymous namespace)".len(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The comparison as JSON with stable keys; README.md lists them.
+//!
+//! Figures are as counted: `samples` always, `cpu_s` or null where the rate is not told,
+//! `share` of the profile.
+
+use serde::Serialize;
+
+use crate::diff::compare::{Comparison, Measure, Pair, Side};
+
+#[derive(Serialize)]
+struct Document<'a> {
+    version: &'static str,
+    compared_by: &'static str,
+    why: &'a str,
+    unit: &'a str,
+    base: Profile<'a>,
+    new: Profile<'a>,
+    functions: Vec<Function<'a>>,
+}
+
+#[derive(Serialize)]
+struct Profile<'a> {
+    profile: &'a str,
+    processes: &'a [String],
+    samples: u64,
+    samples_incomplete: u64,
+    cpu_s: Option<f64>,
+    duration_s: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    #[serde(rename = "self")]
+    own: Both,
+    total: Both,
+}
+
+#[derive(Serialize)]
+struct Both {
+    base: Figure,
+    new: Figure,
+    /// new − base by what is compared.
+    change: f64,
+}
+
+#[derive(Serialize)]
+struct Figure {
+    samples: u64,
+    cpu_s: Option<f64>,
+    share: f64,
+}
+
+/// All functions of the comparison, one JSON object and a line end.
+#[must_use]
+pub fn json(comparison: &Comparison) -> String {
+    let both = |pair: Pair| Both {
+        base: figure(&comparison.base, pair.base),
+        new: figure(&comparison.new, pair.new),
+        change: comparison.change(pair),
+    };
+    let functions = comparison.rows.iter().map(|row| Function {
+        name: &row.name,
+        own: both(row.own),
+        total: both(row.total),
+    });
+    let document = Document {
+        version: env!("CARGO_PKG_VERSION"),
+        compared_by: match comparison.measure {
+            Measure::Seconds => "cpu_s",
+            Measure::Share => "share",
+            Measure::Samples => "samples",
+        },
+        why: comparison.why,
+        unit: &comparison.unit,
+        base: profile(&comparison.base),
+        new: profile(&comparison.new),
+        functions: functions.collect(),
+    };
+    // Plain strings and finite numbers: there is nothing that JSON cannot hold.
+    let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn profile(side: &Side) -> Profile<'_> {
+    Profile {
+        profile: &side.source,
+        processes: &side.processes,
+        samples: side.samples,
+        samples_incomplete: side.incomplete,
+        cpu_s: side.period_s.map(|period| side.samples as f64 * period),
+        duration_s: side.duration_s,
+    }
+}
+
+fn figure(side: &Side, count: u64) -> Figure {
+    Figure {
+        samples: count,
+        cpu_s: side.period_s.map(|period| count as f64 * period),
+        share: side.share(count),
+    }
+}

@@ -1,0 +1,276 @@
+//! From measured runs to a verdict.
+//!
+//! Input: [`Measured`] and [`Options`]. Output: a [`Report`] without places. The definitions,
+//! which README.md tells users:
+//!
+//! - The *total* got slower if its mean CPU time grew by more than `max_increase` and the
+//!   permutation test over runs gives p ≤ `alpha` / 2.
+//! - A *function* got slower if its own (self) CPU time grew by more than `max_increase` of
+//!   itself, that with p ≤ `alpha`; and it gained at least `min_share` of the program's CPU time
+//!   compared with the rest of the program, that with q ≤ `alpha`; and the largest gain of all
+//!   functions is one that unchanged code shows at most in `alpha` / 2 of gates. The
+//!   comparison with the rest is the sensitive one, for a slow moment of the machine slows all
+//!   functions; the comparison in seconds keeps a function from being blamed because another
+//!   one got faster.
+//! - Growth of functions is *moved* cost if the functions that changed gained nothing together,
+//!   or the function with all it calls did not grow, or the rest of the program fell by as much.
+//!
+//! With too few runs for a test see [`weak`](super::weak).
+
+use super::bootstrap::{change, interval};
+use super::family::{self, Family, test_one};
+use super::measured::{FunctionSamples, Measured};
+use super::orders::Orders;
+use super::quantile;
+use super::statistic::{Values, mean, variance};
+use super::verdict::{Change, FunctionChange, MovedWhy, Options, Report, State, Strength, Verdict};
+use super::weak;
+
+/// The rest of the program has fallen if chance does as much this seldom. Strict, because a
+/// real regression is taken for moved cost when this is wrong.
+const REST_FELL_P: f64 = 0.01;
+
+/// Normal quantile of the power for which [`Report::total_visible`] is told, 80 %.
+const VISIBLE_POWER: f64 = 0.8;
+
+/// Judges the runs.
+#[must_use]
+pub fn judge(measured: &Measured, options: &Options) -> Report {
+    let runs = (measured.base_runs, measured.totals.len().saturating_sub(measured.base_runs));
+    let mut functions: Vec<Candidate<'_>> =
+        measured.functions.iter().map(|samples| Candidate::of(measured, samples)).collect();
+    let all = functions.len();
+    functions.retain(|function| function.share_base.max(function.share_new) >= options.min_share);
+    let too_small = all - functions.len();
+    let weak = weak::too_few(runs, options.alpha);
+    let total_cpu = measured.in_unit(&measured.totals);
+    let mut report = Report {
+        verdict: Verdict::Pass,
+        strength: Strength::Weak,
+        runs,
+        unit: measured.unit,
+        options: *options,
+        total: cpu_change(measured, &total_cpu, options.seed),
+        total_grown: false,
+        total_visible: None,
+        functions: Vec::new(),
+        functions_too_small: too_small,
+        moved_why: None,
+        total_place: None,
+    };
+    if weak {
+        report.total_grown = weak::total_grown(measured, options);
+        for function in &mut functions {
+            if weak::function_grown(measured, function.samples, function.gained, options) {
+                function.state = State::Grown;
+            }
+        }
+    } else {
+        let orders = Orders::of(runs.0, runs.1, options.seed);
+        report.strength = Strength::Tested { orders: orders.len(), exact: orders.exact() };
+        let p = test_one(&Values::new(&total_cpu, None), &orders);
+        report.total.p = Some(p);
+        report.total_grown = report.total.relative > options.max_increase && p <= options.alpha / 2.0;
+        report.total_visible = visible(measured, &total_cpu, options.alpha / 2.0);
+        test_functions(measured, &mut functions, &orders, options);
+        report.moved_why = moved(measured, &functions, &orders, options);
+    }
+    if report.moved_why.is_some() {
+        for function in functions.iter_mut().filter(|function| function.state == State::Grown) {
+            function.state = State::Moved;
+        }
+    }
+    functions.sort_by(|a, b| {
+        a.state
+            .cmp(&b.state)
+            .then(b.gained.abs().total_cmp(&a.gained.abs()))
+            .then(a.samples.name.cmp(&b.samples.name))
+    });
+    let fails = |state| state == State::Grown || (options.strict && state == State::Moved);
+    if report.total_grown || functions.iter().any(|function| fails(function.state)) {
+        report.verdict = Verdict::Regression;
+    }
+    report.functions = functions.into_iter().map(|function| function.tell(measured, options)).collect();
+    report
+}
+
+/// A function on its way through the tests.
+struct Candidate<'a> {
+    samples: &'a FunctionSamples,
+    shares: Vec<f64>,
+    share_base: f64,
+    share_new: f64,
+    gained: f64,
+    state: State,
+    p: Option<f64>,
+    q: Option<f64>,
+}
+
+impl<'a> Candidate<'a> {
+    fn of(measured: &Measured, samples: &'a FunctionSamples) -> Candidate<'a> {
+        let shares = measured.shares(&samples.own);
+        let (base, new) = measured.sides(&shares);
+        let (share_base, share_new) = (mean(base), mean(new));
+        Candidate {
+            samples,
+            share_base,
+            share_new,
+            gained: gained(share_base, share_new),
+            shares,
+            state: State::Steady,
+            p: None,
+            q: None,
+        }
+    }
+
+    fn tell(self, measured: &Measured, options: &Options) -> FunctionChange {
+        FunctionChange {
+            name: self.samples.name.clone(),
+            state: self.state,
+            cpu: cpu_change(measured, &measured.in_unit(&self.samples.own), options.seed),
+            share_base: self.share_base,
+            share_new: self.share_new,
+            gained: self.gained,
+            p: self.p,
+            q: self.q,
+            place: None,
+        }
+    }
+}
+
+/// What something gained, as a part of the program's CPU time before, if the rest of the
+/// program did not change: shares of a whole that has grown itself tell too little.
+fn gained(share_base: f64, share_new: f64) -> f64 {
+    // Where there is hardly any rest it cannot be a measure.
+    const REST_MIN: f64 = 0.01;
+    let rest = (1.0 - share_new).max(REST_MIN);
+    share_new / rest * (1.0 - share_base) - share_base
+}
+
+fn cpu_change(measured: &Measured, values: &[f64], seed: u64) -> Change {
+    let (base, new) = measured.sides(values);
+    let (mean_base, mean_new) = (mean(base), mean(new));
+    Change {
+        base: mean_base,
+        new: mean_new,
+        relative: change(mean_base, mean_new),
+        interval: interval(base, new, seed),
+        p: None,
+    }
+}
+
+/// Tests all functions in both directions and sets their states.
+fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: &Orders, options: &Options) {
+    let shares: Vec<&[f64]> = functions.iter().map(|function| function.shares.as_slice()).collect();
+    let values = share_values(measured, &shares);
+    let up = family::test(&values, orders);
+    let negated: Vec<Values> = values.iter().map(Values::negated).collect();
+    let down = family::test(&negated, orders);
+    let stands_out = |family: &Family| family.p_any <= options.alpha / 2.0;
+    let (any_up, any_down) = (stands_out(&up), stands_out(&down));
+    for ((function, up), down) in functions.iter_mut().zip(&up.tests).zip(&down.tests) {
+        let grew = function.gained >= 0.0;
+        let test = if grew { up } else { down };
+        (function.p, function.q) = (Some(test.p), Some(test.q));
+        let any = if grew { any_up } else { any_down };
+        if !any || test.q > options.alpha || function.gained.abs() < options.min_share {
+            continue;
+        }
+        let cpu = measured.in_unit(&function.samples.own);
+        let (base, new) = measured.sides(&cpu);
+        let relative = change(mean(base), mean(new));
+        let cpu = Values::new(&cpu, None);
+        if grew && relative > options.max_increase && test_one(&cpu, orders) <= options.alpha {
+            function.state = State::Grown;
+        } else if !grew
+            && relative < -options.max_increase
+            && test_one(&cpu.negated(), orders) <= options.alpha
+        {
+            function.state = State::Shrunk;
+        }
+    }
+}
+
+/// Shares with what is known of their noise: counting, and how much functions of this program
+/// differ from run to run beyond that (the median over functions of the squared coefficient of
+/// variation, which the few that changed do not move).
+fn share_values(measured: &Measured, shares: &[&[f64]]) -> Vec<Values> {
+    let per_count = mean(&measured.totals.iter().map(|total| 1.0 / total.max(1.0)).collect::<Vec<_>>());
+    let counting = |share: f64| share * (1.0 - share) * per_count;
+    let mut excess: Vec<f64> = shares
+        .iter()
+        .map(|shares| {
+            let share = mean(shares);
+            ((variance(shares) - counting(share)) / (share * share).max(f64::MIN_POSITIVE)).max(0.0)
+        })
+        .collect();
+    excess.sort_unstable_by(f64::total_cmp);
+    let typical = excess.get(excess.len() / 2).copied().unwrap_or(0.0);
+    let known = |share: f64| counting(share) + typical * share * share;
+    shares.iter().map(|shares| Values::new(shares, Some(known(mean(shares))))).collect()
+}
+
+/// Whether the growth of functions is cost that was elsewhere before.
+fn moved(
+    measured: &Measured,
+    functions: &[Candidate<'_>],
+    orders: &Orders,
+    options: &Options,
+) -> Option<MovedWhy> {
+    let in_state = |state| functions.iter().filter(move |function| function.state == state);
+    let grown = in_state(State::Grown).map(|function| function.samples.own.as_slice());
+    let grown: Vec<f64> = sum(measured, grown);
+    if in_state(State::Grown).next().is_none() {
+        return None;
+    }
+    let (gained_by_grown, _) = gain(measured, &grown, orders);
+    if in_state(State::Shrunk).next().is_some() {
+        let shrunk = in_state(State::Shrunk).map(|function| function.samples.own.as_slice());
+        let changed = sum(measured, shrunk.chain([grown.as_slice()]));
+        let (gained, p) = gain(measured, &changed, orders);
+        if gained < options.min_share || p > options.alpha {
+            return Some(MovedWhy::Balanced);
+        }
+    }
+    let with_callees = in_state(State::Grown).all(|function| {
+        let (gained, p) = gain(measured, &function.samples.total, orders);
+        gained < function.gained / 2.0 && p > options.alpha
+    });
+    if with_callees {
+        return Some(MovedWhy::FromCallees);
+    }
+    let rest: Vec<f64> = measured.totals.iter().zip(&grown).map(|(total, grown)| total - grown).collect();
+    let rest = measured.in_unit(&rest);
+    let (rest_base, rest_new) = measured.sides(&rest);
+    let all = measured.in_unit(&measured.totals);
+    let fallen = (mean(rest_base) - mean(rest_new)) / mean(measured.sides(&all).0).max(f64::MIN_POSITIVE);
+    let fell = fallen > gained_by_grown / 2.0
+        && test_one(&Values::new(&rest, None).negated(), orders) <= REST_FELL_P;
+    fell.then_some(MovedWhy::RestFell)
+}
+
+/// What samples taken together gained, and its p.
+fn gain(measured: &Measured, samples: &[f64], orders: &Orders) -> (f64, f64) {
+    let shares = measured.shares(samples);
+    let (base, new) = measured.sides(&shares);
+    let p = test_one(&Values::new(&shares, None), orders);
+    (gained(mean(base), mean(new)), p)
+}
+
+fn sum<'a>(measured: &Measured, parts: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
+    let mut sum = vec![0.0; measured.totals.len()];
+    for part in parts {
+        sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    sum
+}
+
+/// The smallest relative growth of the total that would be found with [`VISIBLE_POWER`].
+fn visible(measured: &Measured, total: &[f64], alpha: f64) -> Option<f64> {
+    let (base, new) = measured.sides(total);
+    let degrees = total.len().checked_sub(2).filter(|degrees| *degrees > 0)?;
+    let error = (variance(base) / base.len() as f64 + variance(new) / new.len() as f64).sqrt();
+    let quantiles = quantile::student(1.0 - alpha, degrees) + quantile::normal(VISIBLE_POWER);
+    let mean = mean(base);
+    (mean > 0.0).then(|| quantiles * error / mean)
+}

@@ -1,0 +1,297 @@
+//! What the gate measures: each run's CPU time, whole and by function.
+//!
+//! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measured`], or why
+//! these runs must not be compared. Nothing is tested here.
+
+use crate::diff::functions::functions;
+use crate::diff::stacks::{Run, Stacks};
+use crate::profile::SAMPLES;
+
+/// The fewest samples of a run that is worth a comparison. A run below has not sampled the
+/// program but its start; it is refused rather than passed.
+pub const SAMPLES_MIN: u64 = 20;
+
+/// A run with less than this part of its side's median was cut short.
+pub const TRUNCATED_BELOW: f64 = 0.25;
+
+/// A run that lost more than this part of its samples does not tell its CPU time.
+pub const LOST_MAX: f64 = 0.10;
+
+/// What CPU time is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Seconds of CPU time of the whole run.
+    Seconds,
+    /// Seconds of CPU time for each second of recording: attached recordings end when they are
+    /// told to, and their whole tells how long that took.
+    SecondsPerSecond,
+    /// Samples, where the files do not tell the rate (folded text).
+    Samples,
+}
+
+impl Unit {
+    /// The unit behind a number.
+    #[must_use]
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Unit::Seconds => "s",
+            Unit::SecondsPerSecond => "s/s",
+            Unit::Samples => "samples",
+        }
+    }
+}
+
+/// A function's samples, by run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionSamples {
+    /// Name.
+    pub name: String,
+    /// Samples of stacks that end in it (self).
+    pub own: Vec<f64>,
+    /// Samples of stacks that it is part of (total).
+    pub total: Vec<f64>,
+}
+
+/// Samples of several runs of each side, and what a sample stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// How many of the runs are base; they come first.
+    pub base_runs: usize,
+    /// Samples of each run.
+    pub totals: Vec<f64>,
+    /// By run: what one sample is in `unit`.
+    pub per_sample: Vec<f64>,
+    /// The unit of `per_sample`.
+    pub unit: Unit,
+    /// Functions with their samples.
+    pub functions: Vec<FunctionSamples>,
+}
+
+impl Measured {
+    /// Counts of the runs of `stacks`, the first `base_runs` of which are base.
+    ///
+    /// # Errors
+    /// One line that says which runs cannot be compared and why.
+    pub fn of(stacks: &Stacks, base_runs: usize, different_names: bool) -> Result<Measured, String> {
+        let runs = stacks.runs();
+        let (base, new) = runs.split_at(base_runs.min(runs.len()));
+        if base.is_empty() || new.is_empty() {
+            return Err("there are no runs to compare; give files for --base and for --new".to_owned());
+        }
+        for run in runs {
+            check_run(run)?;
+        }
+        check_alike(runs, different_names)?;
+        check_whole(base)?;
+        check_whole(new)?;
+        let (unit, per_sample) = unit(runs);
+        let rows = functions(stacks);
+        let counts = |counts: &[u64]| counts.iter().map(|count| *count as f64).collect();
+        let functions =
+            rows.iter().filter(|row| row.own.iter().any(|count| *count > 0)).map(|row| FunctionSamples {
+                name: stacks.text(row.name).to_owned(),
+                own: counts(&row.own),
+                total: counts(&row.total),
+            });
+        Ok(Measured {
+            base_runs: base.len(),
+            totals: runs.iter().map(|run| run.total as f64).collect(),
+            per_sample,
+            unit,
+            functions: functions.collect(),
+        })
+    }
+
+    /// Splits values of all runs into those of base and new.
+    #[must_use]
+    pub fn sides<'a>(&self, values: &'a [f64]) -> (&'a [f64], &'a [f64]) {
+        values.split_at(self.base_runs.min(values.len()))
+    }
+
+    /// Samples of all runs in [`Measured::unit`].
+    #[must_use]
+    pub fn in_unit(&self, samples: &[f64]) -> Vec<f64> {
+        samples.iter().zip(&self.per_sample).map(|(samples, each)| samples * each).collect()
+    }
+
+    /// Samples of all runs as parts of their run.
+    #[must_use]
+    pub fn shares(&self, samples: &[f64]) -> Vec<f64> {
+        samples.iter().zip(&self.totals).map(|(samples, total)| samples / total.max(1.0)).collect()
+    }
+}
+
+fn check_run(run: &Run) -> Result<(), String> {
+    let Run { source, total, waiting_left_out, .. } = run;
+    if run.about.unit != SAMPLES {
+        return Err(format!("{source} counts {}; expected {SAMPLES} of CPU time", run.about.unit));
+    }
+    match total {
+        0 if *waiting_left_out > 0 => {
+            Err(format!("{source} holds only waiting threads; record without --idle"))
+        }
+        0 => Err(format!("{source} is empty; record it again")),
+        1..SAMPLES_MIN => Err(format!(
+            "{source} has only {total} samples, fewer than {SAMPLES_MIN}; record a longer run or with a higher --hz"
+        )),
+        _ => check_lost(run),
+    }
+}
+
+fn check_lost(run: &Run) -> Result<(), String> {
+    let lost: u64 = run.about.lost.values().fold(0, |sum, count| sum.saturating_add(*count));
+    let part = lost as f64 / (lost as f64 + run.total as f64);
+    if part <= LOST_MAX {
+        return Ok(());
+    }
+    let most = run.about.lost.iter().max_by_key(|(_, count)| **count).map_or("", |(why, _)| why);
+    Err(format!(
+        "{} lost {:.0}% of its samples ({most}), so its CPU time is not known; record it again",
+        run.source,
+        100.0 * part
+    ))
+}
+
+fn check_alike(runs: &[Run], different_names: bool) -> Result<(), String> {
+    let Some((first, others)) = runs.split_first() else { return Ok(()) };
+    for other in others {
+        let (a, b) = (&first.source, &other.source);
+        match (first.about.hz, other.about.hz) {
+            (Some(ours), Some(theirs)) if ours != theirs => {
+                return Err(format!(
+                    "{a} was recorded at {ours} Hz and {b} at {theirs} Hz; use one --hz for all"
+                ));
+            }
+            (Some(_), None) | (None, Some(_)) => {
+                let (told, untold) = if first.about.hz.is_some() { (a, b) } else { (b, a) };
+                return Err(format!(
+                    "{untold} does not tell its rate and {told} does; record all in one format (.pb.gz tells it)"
+                ));
+            }
+            _ => {}
+        }
+        if first.processes != other.processes && !different_names {
+            return Err(format!(
+                "{a} is of {} and {b} of {}; if they are the same program, add --allow-different-names",
+                first.processes.join(", "),
+                other.processes.join(", ")
+            ));
+        }
+        if first.about.launched.is_some()
+            && other.about.launched.is_some()
+            && first.about.launched != other.about.launched
+        {
+            let of = |run: &Run| {
+                if run.about.launched == Some(true) { "a whole command" } else { "a running process" }
+            };
+            return Err(format!(
+                "{a} is a recording of {} and {b} of {}; record all in one way",
+                of(first),
+                of(other)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A recording that broke off passes as a fast one unless somebody looks.
+fn check_whole(side: &[Run]) -> Result<(), String> {
+    let mut totals: Vec<u64> = side.iter().map(|run| run.total).collect();
+    totals.sort_unstable();
+    // The upper one of two: a run that was cut short is known by the other.
+    let Some(median) = totals.get(totals.len() / 2).copied() else { return Ok(()) };
+    match side.iter().find(|run| (run.total as f64) < TRUNCATED_BELOW * median as f64) {
+        Some(run) => Err(format!(
+            "{} has {} samples where its side's median is {median}; it looks cut short, record it again",
+            run.source, run.total
+        )),
+        None => Ok(()),
+    }
+}
+
+fn unit(runs: &[Run]) -> (Unit, Vec<f64>) {
+    let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);
+    let Some(periods) = runs.iter().map(period).collect::<Option<Vec<f64>>>() else {
+        return (Unit::Samples, vec![1.0; runs.len()]);
+    };
+    let duration = |run: &Run| run.about.duration_ns.filter(|ns| *ns > 0).map(|ns| ns as f64 / 1e9);
+    let attached = runs.iter().any(|run| run.about.launched == Some(false));
+    match runs.iter().map(duration).collect::<Option<Vec<f64>>>() {
+        Some(durations) if attached => {
+            let rates = periods.iter().zip(durations).map(|(period, duration)| period / duration);
+            (Unit::SecondsPerSecond, rates.collect())
+        }
+        _ => (Unit::Seconds, periods),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diff::stacks::Matching;
+    use crate::diff::stacks::tests::saved;
+    use crate::profile::About;
+
+    fn at(hz: Option<u32>) -> About {
+        About { hz, ..About::default() }
+    }
+
+    fn measured(runs: &[(About, &str, u64)], base_runs: usize) -> Result<Measured, String> {
+        let mut stacks = Stacks::new(Matching::default());
+        for (index, (about, process, count)) in runs.iter().enumerate() {
+            let run = saved(about.clone(), process, &[("main;f", *count)]);
+            stacks.add(&format!("{index}.pb.gz"), &run, None).expect("fits");
+        }
+        Measured::of(&stacks, base_runs, false)
+    }
+
+    #[test]
+    fn samples_become_seconds_where_the_rate_is_told() {
+        let two = measured(&[(at(Some(100)), "w", 200), (at(Some(100)), "w", 400)], 1).expect("alike");
+        assert_eq!((two.unit, two.in_unit(&two.totals)), (Unit::Seconds, vec![2.0, 4.0]));
+        assert_eq!(
+            two.functions,
+            [FunctionSamples { name: "f".into(), own: vec![200.0, 400.0], total: vec![200.0, 400.0] }]
+        );
+        assert_eq!(two.shares(&[100.0, 100.0]), [0.5, 0.25]);
+        let folded = measured(&[(at(None), "w", 200), (at(None), "w", 400)], 1).expect("alike");
+        assert_eq!((folded.unit, folded.per_sample), (Unit::Samples, vec![1.0, 1.0]));
+        let attached = |seconds: u64| About {
+            launched: Some(false),
+            duration_ns: Some(seconds * 1_000_000_000),
+            ..at(Some(100))
+        };
+        let busy = measured(&[(attached(10), "w", 200), (attached(20), "w", 400)], 1).expect("alike");
+        assert_eq!((busy.unit, busy.in_unit(&busy.totals)), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused_by_name() {
+        let launched = |launched| About { launched: Some(launched), ..at(Some(100)) };
+        let bytes = About { unit: "bytes".into(), ..About::default() };
+        let lossy = About { lost: [("stack unreadable".to_owned(), 20)].into(), ..About::default() };
+        for (runs, part) in [
+            (
+                vec![(at(None), "w", 100), (lossy, "w", 100)],
+                "1.pb.gz lost 17% of its samples (stack unreadable)",
+            ),
+            (vec![(at(None), "w", 100), (at(None), "w", 0)], "1.pb.gz is empty"),
+            (vec![(at(None), "w", 100), (at(None), "w", 19)], "1.pb.gz has only 19 samples"),
+            (vec![(at(Some(99)), "w", 100), (at(Some(997)), "w", 100)], "at 99 Hz and 1.pb.gz at 997 Hz"),
+            (vec![(at(Some(99)), "w", 100), (at(None), "w", 100)], "1.pb.gz does not tell its rate"),
+            (vec![(at(None), "w", 100), (at(None), "v", 100)], "--allow-different-names"),
+            (vec![(bytes, "w", 100), (at(None), "w", 100)], "counts bytes"),
+            (vec![(launched(true), "w", 100), (launched(false), "w", 100)], "of a running process"),
+            (
+                vec![(at(None), "w", 500), (at(None), "w", 500), (at(None), "w", 100), (at(None), "w", 480)],
+                "2.pb.gz has 100 samples where its side's median is 480",
+            ),
+        ] {
+            let base_runs = runs.len() / 2;
+            let why = measured(&runs, base_runs).expect_err("refused");
+            assert!(why.contains(part), "{why}");
+        }
+        assert!(measured(&[(at(None), "w", 100)], 1).is_err());
+        assert!(measured(&[(at(None), "w", 100)], 0).is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! Did it get slower? Several recordings of a program before a change, several after it, one verdict.
+//!
+//! ```text
+//! measured     runs → CPU time of each run, whole and by function; or why not
+//! orders       every way to tell the runs apart as base and new
+//! statistic    how far apart the sides are, for one order
+//! family       many functions at once: p, q, and whether any stands out
+//! bootstrap    confidence intervals over runs
+//! weak         the rule for too few runs
+//! judge        all of these → a report
+//! place        where in the call tree it happened
+//! report       the report as text, Markdown, JSON
+//! ```
+//!
+//! Everything is resampled over *runs*: samples of one run say how sure its own figures are,
+//! not how much the next run will differ. Same input and seed, same bytes. Not for comparing
+//! single profiles ([`diff`](crate::diff)), and not for programs whose work differs from run to run.
+
+pub mod bootstrap;
+pub mod family;
+pub mod judge;
+pub mod measured;
+pub mod orders;
+pub mod place;
+pub mod quantile;
+pub mod report;
+pub mod statistic;
+pub mod verdict;
+pub mod weak;
+
+pub use judge::judge;
+pub use measured::Measured;
+pub use verdict::{Options, Report, Verdict};
+
+use crate::diff::stacks::Stacks;
+
+/// Judges the runs of `stacks`, of which the first `base_runs` are base.
+///
+/// # Errors
+/// One line that says which runs cannot be compared and why.
+pub fn check(
+    stacks: &Stacks,
+    base_runs: usize,
+    different_names: bool,
+    options: &Options,
+) -> Result<Report, String> {
+    let measured = Measured::of(stacks, base_runs, different_names)?;
+    let mut report = judge(&measured, options);
+    let places = place::Places::of(stacks, &measured);
+    for function in &mut report.functions {
+        if matches!(function.state, verdict::State::Grown | verdict::State::Moved) {
+            function.place = places.of_function(&function.name);
+        }
+    }
+    let explained = report.functions.iter().any(|function| function.place.is_some());
+    if report.total_grown && !explained {
+        report.total_place = places.of_total();
+    }
+    Ok(report)
+}

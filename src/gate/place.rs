@@ -1,0 +1,122 @@
+//! Where in the call tree cost appeared.
+//!
+//! Input: [`Stacks`] of the runs and a function that grew. Output: the path that gained most.
+//! Not a test: whether it grew is decided before.
+
+use std::collections::BTreeMap;
+
+use super::measured::Measured;
+use super::verdict::Place;
+use crate::diff::stacks::Stacks;
+use crate::trie::NodeId;
+
+/// Mean CPU time at each node that any run has stacks at.
+#[derive(Clone, Debug)]
+pub struct Places<'a> {
+    stacks: &'a Stacks,
+    /// By node: mean of base and new, of the stacks that end there.
+    own: BTreeMap<NodeId, (f64, f64)>,
+}
+
+impl<'a> Places<'a> {
+    /// The places of these runs, in the unit of `measured`.
+    #[must_use]
+    pub fn of(stacks: &'a Stacks, measured: &Measured) -> Places<'a> {
+        let mut own: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
+        let base_runs = measured.base_runs.max(1) as f64;
+        let new_runs = measured.totals.len().saturating_sub(measured.base_runs).max(1) as f64;
+        for (index, (run, each)) in stacks.runs().iter().zip(&measured.per_sample).enumerate() {
+            for (node, count) in run.own() {
+                let (base, new) = own.entry(node).or_default();
+                if index < measured.base_runs {
+                    *base += count as f64 * each / base_runs;
+                } else {
+                    *new += count as f64 * each / new_runs;
+                }
+            }
+        }
+        Places { stacks, own }
+    }
+
+    /// The path to the function called `name` whose own time grew most; `None` if none did.
+    #[must_use]
+    pub fn of_function(&self, name: &str) -> Option<Place> {
+        let mut most: Option<(NodeId, f64, f64)> = None;
+        let mut growth = 0.0;
+        for (&node, &(base, new)) in &self.own {
+            if self.stacks.function(node).is_none() || self.stacks.name(node) != name {
+                continue;
+            }
+            growth += (new - base).max(0.0);
+            if most.is_none_or(|(_, most_base, most_new)| new - base > most_new - most_base) {
+                most = Some((node, base, new));
+            }
+        }
+        let (node, base, new) = most.filter(|(_, base, new)| new > base)?;
+        Some(self.place(node, base, new, growth))
+    }
+
+    /// The deepest path that holds at least half of the whole growth.
+    #[must_use]
+    pub fn of_total(&self) -> Option<Place> {
+        let mut inclusive = vec![(0.0, 0.0); self.stacks.node_count()];
+        // Callers have lower numbers than callees.
+        for id in (0..inclusive.len()).rev() {
+            let node = NodeId(id as u32);
+            let (base, new) = self.own.get(&node).copied().unwrap_or_default();
+            let Some(here) = inclusive.get_mut(id) else { continue };
+            *here = (here.0 + base, here.1 + new);
+            let here = *here;
+            if let Some(above) =
+                self.stacks.parent(node).and_then(|parent| inclusive.get_mut(parent.0 as usize))
+            {
+                *above = (above.0 + here.0, above.1 + here.1);
+            }
+        }
+        let growth = inclusive.first().map(|(base, new)| new - base).filter(|growth| *growth > 0.0)?;
+        let depth = |mut node: NodeId| {
+            let mut depth = 0u32;
+            while let Some(parent) = self.stacks.parent(node) {
+                (node, depth) = (parent, depth + 1);
+            }
+            depth
+        };
+        let enough = inclusive.iter().enumerate().filter(|(_, (base, new))| new - base >= growth / 2.0);
+        let deepest = enough.map(|(id, at)| (NodeId(id as u32), *at)).max_by(|(a, at_a), (b, at_b)| {
+            depth(*a).cmp(&depth(*b)).then((at_a.1 - at_a.0).total_cmp(&(at_b.1 - at_b.0)))
+        });
+        deepest.map(|(node, (base, new))| self.place(node, base, new, growth))
+    }
+
+    fn place(&self, node: NodeId, base: f64, new: f64, growth: f64) -> Place {
+        let path = self.stacks.path(node).into_iter().map(str::to_owned).collect();
+        let part = if growth > 0.0 { ((new - base) / growth).min(1.0) } else { 0.0 };
+        Place { path, base, new, part }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diff::stacks::Matching;
+    use crate::diff::stacks::tests::saved;
+    use crate::profile::About;
+
+    #[test]
+    fn the_path_that_gained_most_is_told() {
+        let mut stacks = Stacks::new(Matching::default());
+        let base = [("main;a;f", 50), ("main;b;f", 50), ("main;c", 100)];
+        let new = [("main;a;f", 60), ("main;b;f", 90), ("main;c", 100)];
+        stacks.add("base", &saved(About::default(), "work", &base), None).expect("fits");
+        stacks.add("new", &saved(About::default(), "work", &new), None).expect("fits");
+        let measured = Measured::of(&stacks, 1, false).expect("alike");
+        let places = Places::of(&stacks, &measured);
+        let place = places.of_function("f").expect("it grew");
+        assert_eq!(place.path, ["work", "main", "b", "f"]);
+        assert_eq!((place.base, place.new, place.part), (50.0, 90.0, 0.8));
+        assert_eq!(places.of_function("c"), None);
+        assert_eq!(places.of_function("main"), None, "no stack ends there");
+        let total = places.of_total().expect("it grew");
+        assert_eq!((total.path.last().map(String::as_str), total.part), (Some("f"), 0.8));
+    }
+}

@@ -1,0 +1,132 @@
+//! The verdict as JSON with stable keys; README.md lists them.
+//!
+//! Relative changes are fractions (0.05 is 5 %), null for what is new.
+
+use serde::Serialize;
+
+use crate::gate::bootstrap::Interval;
+use crate::gate::verdict::{Change, Place, Report, Strength, Verdict};
+
+#[derive(Serialize)]
+struct Document<'a> {
+    version: &'static str,
+    verdict: &'static str,
+    weak: bool,
+    max_increase: f64,
+    min_share: f64,
+    alpha: f64,
+    strict: bool,
+    seed: u64,
+    runs_base: usize,
+    runs_new: usize,
+    orders: Option<usize>,
+    orders_exact: Option<bool>,
+    unit: &'static str,
+    total: Figures,
+    total_slower: bool,
+    total_visible: Option<f64>,
+    total_where: Option<Where<'a>>,
+    moved_why: Option<&'static str>,
+    functions_too_small: usize,
+    functions: Vec<Function<'a>>,
+}
+
+#[derive(Serialize)]
+struct Figures {
+    base: f64,
+    new: f64,
+    change: Option<f64>,
+    change_low: Option<f64>,
+    change_high: Option<f64>,
+    p: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    state: &'static str,
+    #[serde(rename = "self")]
+    own: Figures,
+    share_base: f64,
+    share_new: f64,
+    gained: f64,
+    q: Option<f64>,
+    #[serde(rename = "where")]
+    place: Option<Where<'a>>,
+}
+
+#[derive(Serialize)]
+struct Where<'a> {
+    path: &'a [String],
+    base: f64,
+    new: f64,
+    part: f64,
+}
+
+/// The whole report, one JSON object and a line end.
+#[must_use]
+pub fn json(report: &Report) -> String {
+    let (orders, orders_exact) = match report.strength {
+        Strength::Tested { orders, exact } => (Some(orders), Some(exact)),
+        Strength::Weak => (None, None),
+    };
+    let functions = report.functions.iter().map(|row| Function {
+        name: &row.name,
+        state: row.state.word(),
+        own: Figures { p: row.p, ..figures(&row.cpu) },
+        share_base: row.share_base,
+        share_new: row.share_new,
+        gained: row.gained,
+        q: row.q,
+        place: row.place.as_ref().map(place),
+    });
+    let document = Document {
+        version: env!("CARGO_PKG_VERSION"),
+        verdict: match report.verdict {
+            Verdict::Pass => "pass",
+            Verdict::Regression => "regression",
+        },
+        weak: report.strength == Strength::Weak,
+        max_increase: report.options.max_increase,
+        min_share: report.options.min_share,
+        alpha: report.options.alpha,
+        strict: report.options.strict,
+        seed: report.options.seed,
+        runs_base: report.runs.0,
+        runs_new: report.runs.1,
+        orders,
+        orders_exact,
+        unit: report.unit.symbol(),
+        total: figures(&report.total),
+        total_slower: report.total_grown,
+        total_visible: report.total_visible.and_then(finite),
+        total_where: report.total_place.as_ref().map(place),
+        moved_why: report.moved_why.map(|why| why.words()),
+        functions_too_small: report.functions_too_small,
+        functions: functions.collect(),
+    };
+    // Plain strings and finite numbers: there is nothing that JSON cannot hold.
+    let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn figures(change: &Change) -> Figures {
+    let end = |end: fn(Interval) -> f64| change.interval.map(end).and_then(finite);
+    Figures {
+        base: change.base,
+        new: change.new,
+        change: finite(change.relative),
+        change_low: end(|interval| interval.low),
+        change_high: end(|interval| interval.high),
+        p: change.p,
+    }
+}
+
+fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}
+
+fn place(place: &Place) -> Where<'_> {
+    Where { path: &place.path, base: place.base, new: place.new, part: place.part }
+}

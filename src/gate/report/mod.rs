@@ -1,0 +1,167 @@
+//! A verdict as something to read: for the terminal, for a comment on a change, for a program.
+//!
+//! Input: a [`Report`](super::Report). Output: text; the first line is the verdict. Nothing is
+//! decided here.
+
+pub mod json;
+pub mod markdown;
+pub mod text;
+
+use super::bootstrap::Interval;
+use super::measured::Unit;
+use super::verdict::{Change, FunctionChange, Place, Report, State, Strength, Verdict};
+use super::weak;
+use crate::diff::report::{digits, percent};
+
+/// The verdict in one line.
+#[must_use]
+pub fn headline(report: &Report) -> String {
+    let limit = format!("{:.4}", 100.0 * report.options.max_increase);
+    let limit = limit.trim_end_matches('0').trim_end_matches('.');
+    let in_state = |state| report.functions.iter().filter(move |row| row.state == state).count();
+    let mut slower = Vec::new();
+    if report.total_grown {
+        slower.push(format!("the program's CPU time grew by {}", percent(report.total.relative)));
+    }
+    let grown = in_state(State::Grown);
+    match (grown, report.functions.first()) {
+        (1, Some(row)) => slower.push(format!("{} got slower by {}", row.name, percent(row.cpu.relative))),
+        (2.., Some(row)) => slower.push(format!(
+            "{grown} functions got slower, {} by {}",
+            row.name,
+            percent(row.cpu.relative)
+        )),
+        _ => {}
+    }
+    let moved = in_state(State::Moved);
+    if report.options.strict && moved > 0 && report.verdict == Verdict::Regression {
+        slower.push(format!("cost moved to {}", functions(moved)));
+    }
+    let weak = if report.strength == Strength::Weak { " (weak: too few runs for a test)" } else { "" };
+    match report.verdict {
+        Verdict::Regression => format!("REGRESSION{weak}: {} (limit {limit}%)", slower.join("; ")),
+        Verdict::Pass => {
+            let also =
+                if moved > 0 { format!("; cost moved to {}", functions(moved)) } else { String::new() };
+            format!("PASS{weak}: nothing got slower by more than {limit}%{also}")
+        }
+    }
+}
+
+fn functions(count: usize) -> String {
+    if count == 1 { "1 function".to_owned() } else { format!("{count} functions") }
+}
+
+/// The total in one line.
+fn total(report: &Report) -> String {
+    let Change { base, new, relative, interval, p } = &report.total;
+    let mut line = format!(
+        "{} -> {} of CPU time, {}{}",
+        number(*base, report.unit),
+        amount(*new, report.unit),
+        percent(*relative),
+        within(*interval)
+    );
+    if let Some(p) = p {
+        line += &format!(", p {}", chance(*p));
+    }
+    if report.total_grown {
+        line += ": slower";
+    } else if report.total.relative > report.options.max_increase && report.strength != Strength::Weak {
+        line += ": could be noise";
+    }
+    line
+}
+
+/// What the verdict rests on, in one line.
+fn basis(report: &Report) -> String {
+    let (base, new) = report.runs;
+    let sides = format!("{new} new against {base} base");
+    match report.strength {
+        Strength::Tested { orders, exact } => {
+            let how = if exact { "all" } else { "a draw of" };
+            format!("{sides}; permutation test over {how} {orders} orders of them")
+        }
+        Strength::Weak => format!(
+            "{sides}, too few for a test: told is only what grew beyond the limit and {:.0}% noise in every run; record 5 or more a side",
+            100.0 * weak::NOISE_FLOOR
+        ),
+    }
+}
+
+/// Remarks, one line each.
+fn notes(report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(why) = report.moved_why {
+        notes.push(format!("moved, not added: {}; --strict fails on it", why.words()));
+    }
+    if let Some(visible) = report.total_visible
+        && visible > report.options.max_increase
+        && !report.total_grown
+    {
+        notes.push(format!(
+            "these runs differ so much that growth of the total below {} would mostly go unseen; record more runs",
+            percent(visible)
+        ));
+    }
+    // A side that lost so much did not do its work, or is another program.
+    const SUSPICIOUS: f64 = -0.75;
+    if report.total.relative < SUSPICIOUS {
+        notes.push(
+            "new used less than a quarter of the CPU time of base; check that its runs are whole".to_owned(),
+        );
+    }
+    if report.unit == Unit::Samples {
+        notes.push("the files do not tell their rate; it is taken for the same in all".to_owned());
+    }
+    notes
+}
+
+/// Functions to show: those that changed.
+fn shown(report: &Report) -> Vec<&FunctionChange> {
+    report.functions.iter().filter(|row| row.state != State::Steady).collect()
+}
+
+/// CPU time without its unit.
+fn number(value: f64, unit: Unit) -> String {
+    if unit == Unit::Samples { format!("{value:.1}") } else { digits(value) }
+}
+
+/// CPU time with its unit.
+fn amount(value: f64, unit: Unit) -> String {
+    format!("{} {}", number(value, unit), unit.symbol())
+}
+
+/// ` (+1.1% to +9.0%)`, or nothing where the runs do not tell.
+fn within(interval: Option<Interval>) -> String {
+    interval.map_or_else(String::new, |Interval { low, high }| {
+        if low.is_infinite() { String::new() } else { format!(" ({} to {})", percent(low), upper(high)) }
+    })
+}
+
+fn upper(high: f64) -> String {
+    if high.is_infinite() { "more".to_owned() } else { percent(high) }
+}
+
+/// A probability with as many digits as it has.
+fn chance(p: f64) -> String {
+    match p {
+        0.0..0.0001 => "<0.0001".to_owned(),
+        0.0001..0.001 => format!("{p:.4}"),
+        0.001..0.0995 => format!("{p:.3}"),
+        _ => format!("{p:.2}"),
+    }
+}
+
+fn optional_chance(p: Option<f64>) -> String {
+    p.map_or_else(|| "-".to_owned(), chance)
+}
+
+/// The inner end of a path, readable in one line.
+fn path_text(place: &Place) -> String {
+    const SHOWN: usize = 6;
+    let skipped = place.path.len().saturating_sub(SHOWN);
+    let inner = place.path.get(skipped..).unwrap_or_default().join(" > ");
+    let front = if skipped > 0 { "... > " } else { "" };
+    format!("{front}{inner}")
+}

@@ -1,0 +1,185 @@
+//! The words of a verdict: what a gate is asked for and what it answers.
+//!
+//! Plain types, made by [`judge`](super::judge::judge) and written out by the reports.
+
+use super::bootstrap::Interval;
+use super::measured::Unit;
+
+/// What counts as slower.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// The largest growth that passes, 0.05 for 5 %: of the program's CPU time, and of a
+    /// function's own.
+    pub max_increase: f64,
+    /// Functions below this part of the program's CPU time on both sides are not tested, and
+    /// a function that grew by less of it than this is no regression.
+    pub min_share: f64,
+    /// How often a gate of unchanged code may fail: half for the total, half for functions.
+    pub alpha: f64,
+    /// Cost that moved from one function to another fails, too.
+    pub strict: bool,
+    /// For drawing runs.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { max_increase: 0.05, min_share: 0.005, alpha: 0.05, strict: false, seed: 0 }
+    }
+}
+
+/// Pass or fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing got slower as far as these runs can tell.
+    Pass,
+    /// Something did.
+    Regression,
+}
+
+/// What stands behind a verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strength {
+    /// A permutation test over so many orders of the runs.
+    Tested {
+        /// Orders tried.
+        orders: usize,
+        /// Whether they are all that there are.
+        exact: bool,
+    },
+    /// Too few runs for a test: only what exceeds the noise floor in every run is told.
+    Weak,
+}
+
+/// CPU time on both sides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// Mean of the base runs, in the unit of the report.
+    pub base: f64,
+    /// Mean of the new runs.
+    pub new: f64,
+    /// new / base − 1; infinite for what is new.
+    pub relative: f64,
+    /// 95 % confidence interval of `relative`; `None` with one run on a side.
+    pub interval: Option<Interval>,
+    /// Chance of a growth this large (or, of a function that shrank, a loss) if nothing
+    /// changed; `None` where nothing was tested.
+    pub p: Option<f64>,
+}
+
+/// What became of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// It got slower.
+    Grown,
+    /// It grew by what other functions lost.
+    Moved,
+    /// It got faster.
+    Shrunk,
+    /// No change that the runs can tell from noise.
+    Steady,
+}
+
+impl State {
+    /// The word for it in reports.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Grown => "slower",
+            State::Moved => "moved",
+            State::Shrunk => "faster",
+            State::Steady => "steady",
+        }
+    }
+}
+
+/// A function that was tested.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionChange {
+    /// Name.
+    pub name: String,
+    /// What became of it.
+    pub state: State,
+    /// Its own CPU time (self).
+    pub cpu: Change,
+    /// Mean part of its own in the run's CPU time, base.
+    pub share_base: f64,
+    /// The same, new.
+    pub share_new: f64,
+    /// What it gained (or lost), as a part of the program's CPU time before. Compared with the
+    /// rest of the program in the same run, so that a machine that was slower for a while does
+    /// not show.
+    pub gained: f64,
+    /// Chance of such a gain if nothing changed; `None` in a weak verdict.
+    pub p: Option<f64>,
+    /// False discovery rate among the functions that stand out as much.
+    pub q: Option<f64>,
+    /// The place where most of the growth is.
+    pub place: Option<Place>,
+}
+
+/// Where in the call tree cost appeared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// Names from the process down.
+    pub path: Vec<String>,
+    /// CPU time there, mean of the base runs.
+    pub base: f64,
+    /// CPU time there, mean of the new runs.
+    pub new: f64,
+    /// Its part of the whole growth, 0 to 1.
+    pub part: f64,
+}
+
+/// Why a growth is taken for moved cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MovedWhy {
+    /// Other functions lost as much.
+    Balanced,
+    /// The functions that it calls lost as much, as when they are inlined.
+    FromCallees,
+    /// The rest of the program as a whole lost as much.
+    RestFell,
+}
+
+impl MovedWhy {
+    /// The reason in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            MovedWhy::Balanced => "other functions lost as much",
+            MovedWhy::FromCallees => "what they call lost as much, as by inlining",
+            MovedWhy::RestFell => "the rest of the program lost as much",
+        }
+    }
+}
+
+/// A gate's whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The answer.
+    pub verdict: Verdict,
+    /// What it rests on.
+    pub strength: Strength,
+    /// Runs of base and new.
+    pub runs: (usize, usize),
+    /// The unit of all CPU times.
+    pub unit: Unit,
+    /// What was asked for.
+    pub options: Options,
+    /// The program's CPU time.
+    pub total: Change,
+    /// Whether the program as a whole got slower.
+    pub total_grown: bool,
+    /// The smallest growth of the total that these runs would show four times out of five;
+    /// `None` where nothing was tested.
+    pub total_visible: Option<f64>,
+    /// Functions that were tested: those that changed first, by what they gained or lost.
+    pub functions: Vec<FunctionChange>,
+    /// Functions too small to be tested.
+    pub functions_too_small: usize,
+    /// Why growths were taken for moved cost, if any was.
+    pub moved_why: Option<MovedWhy>,
+    /// Where the total grew most, if it did and no function explains it.
+    pub total_place: Option<Place>,
+}

@@ -1,0 +1,133 @@
+//! Verdicts of too few runs for a test: only what every run shows, beyond a fixed noise floor.
+//!
+//! Input: [`Measured`] and [`Options`]. Output: whether the total or a function got slower. The
+//! error rate of such a verdict is not known, and the report says so. The floors are what runs
+//! of one program differ by on a busy machine, see `benches/gate.rs`.
+
+use super::measured::{FunctionSamples, Measured};
+use super::orders;
+use super::statistic::mean;
+use super::verdict::Options;
+
+/// Fewest runs a side for a test.
+pub const RUNS_MIN: usize = 3;
+
+/// Relative difference in CPU time that two runs of one program may have, beyond the limit.
+pub const NOISE_FLOOR: f64 = 0.15;
+
+/// Spread of a function's share from run to run beyond counting, relative to the share.
+pub const FUNCTION_NOISE: f64 = 0.20;
+
+/// Standard errors, of counting and [`FUNCTION_NOISE`] together, that a function's gain must
+/// exceed: of 200 functions one exceeds four by chance in one comparison of 150.
+pub const ERRORS: f64 = 4.0;
+
+/// Whether a test of `runs` (base, new) cannot reach the level `alpha` / 2: with three runs
+/// against three, the observed order is one of only 20.
+#[must_use]
+pub fn too_few(runs: (usize, usize), alpha: f64) -> bool {
+    runs.0.min(runs.1) < RUNS_MIN || (orders::count(runs.0, runs.1) as f64) * alpha / 2.0 < 1.0
+}
+
+/// The fastest new run is slower than the slowest base run by more than limit and floor.
+#[must_use]
+pub fn total_grown(measured: &Measured, options: &Options) -> bool {
+    let cpu = measured.in_unit(&measured.totals);
+    every_pair(measured, |base, new| exceeds(cpu.get(base), cpu.get(new), options))
+}
+
+/// The same for a function's own CPU time, in the run's unit and as a part of the run, where
+/// its usual noise does not explain it.
+#[must_use]
+pub fn function_grown(
+    measured: &Measured,
+    function: &FunctionSamples,
+    gained: f64,
+    options: &Options,
+) -> bool {
+    if gained < options.min_share {
+        return false;
+    }
+    let cpu = measured.in_unit(&function.own);
+    let shares = measured.shares(&function.own);
+    let total = |run: usize| measured.totals.get(run).copied().unwrap_or(0.0).max(1.0);
+    let pooled = mean(&shares);
+    every_pair(measured, |base, new| {
+        let (Some(share_base), Some(share_new)) = (shares.get(base), shares.get(new)) else { return false };
+        let counting = pooled * (1.0 - pooled) * (1.0 / total(base) + 1.0 / total(new));
+        let error = (counting + 2.0 * (FUNCTION_NOISE * pooled).powi(2)).sqrt();
+        exceeds(cpu.get(base), cpu.get(new), options)
+            && exceeds(Some(share_base), Some(share_new), options)
+            && share_new - share_base > ERRORS * error
+    })
+}
+
+fn exceeds(base: Option<&f64>, new: Option<&f64>, options: &Options) -> bool {
+    let (Some(base), Some(new)) = (base, new) else { return false };
+    *new > base * (1.0 + options.max_increase) * (1.0 + NOISE_FLOOR)
+}
+
+fn every_pair(measured: &Measured, holds: impl Fn(usize, usize) -> bool) -> bool {
+    let news = measured.base_runs..measured.totals.len();
+    news.clone().next().is_some()
+        && (0..measured.base_runs).all(|base| news.clone().all(|new| holds(base, new)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::measured::Unit;
+
+    fn measured(base: &[f64], new: &[f64], own: &[f64]) -> Measured {
+        let totals = [base, new].concat();
+        let function = FunctionSamples { name: "f".into(), own: own.to_vec(), total: own.to_vec() };
+        Measured {
+            base_runs: base.len(),
+            per_sample: vec![1.0; totals.len()],
+            totals,
+            unit: Unit::Samples,
+            functions: vec![function],
+        }
+    }
+
+    #[test]
+    fn three_against_three_cannot_be_tested() {
+        for (runs, weak) in
+            [((1, 9), true), ((2, 50), true), ((3, 3), true), ((3, 5), false), ((4, 4), false)]
+        {
+            assert_eq!(too_few(runs, 0.05), weak, "{runs:?}");
+        }
+    }
+
+    #[test]
+    fn every_new_run_must_be_slower_than_every_base_run() {
+        let options = Options::default();
+        for (base, new, grown) in [
+            (&[1000.0][..], &[1200.0][..], false),
+            (&[1000.0], &[1210.0], true),
+            (&[1000.0, 900.0], &[1210.0, 2000.0], true),
+            (&[1000.0, 1100.0], &[1210.0, 2000.0], false),
+        ] {
+            let none = vec![0.0; base.len() + new.len()];
+            assert_eq!(total_grown(&measured(base, new, &none), &options), grown, "{base:?} {new:?}");
+        }
+    }
+
+    #[test]
+    fn a_function_must_exceed_what_noise_explains() {
+        let options = Options::default();
+        for (own, grown) in [
+            ([50.0, 70.0], false),
+            ([50.0, 150.0], true),
+            ([50.0, 100.0], false),
+            ([0.0, 40.0], true),
+            ([4.0, 9.0], false),
+        ] {
+            let measured = measured(&[1000.0], &[1050.0], &own);
+            let got = function_grown(&measured, &measured.functions[0], 0.01, &options);
+            assert_eq!(got, grown, "{own:?}");
+        }
+        let measured = measured(&[1000.0], &[1050.0], &[0.0, 40.0]);
+        assert!(!function_grown(&measured, &measured.functions[0], 0.001, &options), "below min_share");
+    }
+}

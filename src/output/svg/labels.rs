@@ -1,0 +1,259 @@
+//! What stands in and on the frames: inferno draws frames that are called by their number,
+//! and this writer puts names and tooltips where it finds the numbers.
+//!
+//! inferno colours by name, reads `worker 12` as two counts and `# x` as a remark, merges
+//! only neighbours, and knows no tooltip with two profiles. Numbers have none of these
+//! troubles. Input: the bytes of its file. Output: the same with `<title>` and `<text>` of
+//! each frame written anew, and style rules of ours after its own.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use super::layout::{Picture, Shown};
+use super::{Compared, Node};
+
+/// Inferno's width of the picture without the margins it is drawn with, and of a character.
+const PICTURE_PX: f64 = 1200.0;
+const CHARACTER_PX: f64 = 12.0 * 0.59;
+
+/// What inferno calls the frame that is not there: the part of `all` on which nothing stands.
+pub(super) const NOTHING: &str = "nothing";
+
+/// A frame in inferno's file.
+const OPEN: &str = "<g>";
+const CLOSE: &str = "</g>";
+
+/// Writes inferno's bytes on with labels of `picture`.
+pub(super) struct Labels<'a, W> {
+    out: W,
+    picture: &'a Picture<'a>,
+    compared: Option<Compared>,
+    /// What is counted, in the plural.
+    unit: &'a str,
+    style: &'static str,
+    /// Bytes that do not end a frame yet.
+    pending: Vec<u8>,
+    /// How much of it has been searched for the end of a frame.
+    searched: usize,
+    styled: bool,
+}
+
+impl<'a, W: Write> Labels<'a, W> {
+    pub(super) fn new(
+        out: W,
+        picture: &'a Picture<'a>,
+        compared: Option<Compared>,
+        unit: &'a str,
+        style: &'static str,
+    ) -> Labels<'a, W> {
+        Labels { out, picture, compared, unit, style, pending: Vec::new(), searched: 0, styled: false }
+    }
+
+    /// Writes what comes after the last frame.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.out.write_all(&self.pending)?;
+        self.out.flush()
+    }
+
+    /// One frame, and whatever came before it.
+    fn relabel(&mut self, piece: &str) -> io::Result<()> {
+        let (before, frame) = piece.rsplit_once(OPEN).ok_or_else(unexpected)?;
+        if self.styled {
+            self.out.write_all(before.as_bytes())?;
+        } else {
+            let (head, rest) = before.split_once("</style>").ok_or_else(unexpected)?;
+            write!(self.out, "{head}{}</style>{rest}", self.style)?;
+            self.styled = true;
+        }
+        let (_, title, rest) = element(frame, "<title>", "</title>").ok_or_else(unexpected)?;
+        let (rect, text) = rest.split_once("<text").ok_or_else(unexpected)?;
+        let (attributes, _) = text.split_once('>').ok_or_else(unexpected)?;
+        let number = title.split(' ').next().unwrap_or_default();
+        if number == NOTHING {
+            return Ok(());
+        }
+        let (tooltip, label) = if number == "all" {
+            (self.whole(), Cow::Borrowed("all"))
+        } else {
+            let shown = number.parse().ok().and_then(|index: usize| self.picture.frames.get(index));
+            let shown = shown.ok_or_else(unexpected)?;
+            (self.tooltip(shown), fitting(shown, self.picture.width))
+        };
+        write!(self.out, "{OPEN}<title>{}</title>{rect}", escaped(&tooltip))?;
+        write!(self.out, "<text{attributes}>{}</text>{CLOSE}", escaped(&label))
+    }
+
+    /// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
+    /// name for inferno's script, so there are no others in it.
+    fn tooltip(&self, shown: &Shown<'_>) -> String {
+        let Node { name, base, new, .. } = shown.node;
+        let figures = match self.compared {
+            None => format!("{}, {:.2}%", counted(new, self.unit), percent(new, self.picture.new)),
+            Some(compared) => self.change(base, new, compared),
+        };
+        format!("{} ({figures})", printable(name))
+    }
+
+    fn whole(&self) -> String {
+        let Picture { base, new, .. } = *self.picture;
+        match self.compared {
+            None => format!("all ({}, 100%)", counted(new, self.unit)),
+            Some(compared) => format!("all ({})", self.change(base, new, compared)),
+        }
+    }
+
+    /// `base 120 samples, 12.00%; new 150 samples, 15.00%; +25.0%`: the last is the frame's own
+    /// change, of its share where shares are compared.
+    fn change(&self, base: u64, new: u64, compared: Compared) -> String {
+        let (base_percent, new_percent) = (percent(base, self.picture.base), percent(new, self.picture.new));
+        let side = |name, count, percent| format!("{name} {}, {percent:.2}%", counted(count, self.unit));
+        let (before, after) = match compared {
+            Compared::Counts => (base as f64, new as f64),
+            Compared::Shares => (base_percent, new_percent),
+        };
+        let change = match (base, new) {
+            (0, _) => "only in new".to_owned(),
+            (_, 0) => "only in base".to_owned(),
+            _ => format!("{:+.1}%", 100.0 * (after - before) / before),
+        };
+        format!("{}; {}; {change}", side("base", base, base_percent), side("new", new, new_percent))
+    }
+}
+
+impl<W: Write> Write for Labels<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.pending.extend_from_slice(bytes);
+        // An end may have begun in what was searched before.
+        let from = self.searched.saturating_sub(CLOSE.len());
+        let tail = self.pending.get(from..).unwrap_or_default();
+        let found = tail.windows(CLOSE.len()).position(|window| window == CLOSE.as_bytes());
+        let Some(at) = found else {
+            self.searched = self.pending.len();
+            return Ok(bytes.len());
+        };
+        let mut piece = std::mem::take(&mut self.pending);
+        self.pending = piece.split_off((from + at + CLOSE.len()).min(piece.len()));
+        self.searched = 0;
+        piece.truncate(from + at);
+        self.relabel(std::str::from_utf8(&piece).map_err(|_| unexpected())?)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A release of inferno that writes frames in another way; tests see it first.
+fn unexpected() -> io::Error {
+    io::Error::other("inferno wrote a frame in a form that is not known here")
+}
+
+/// What stands before, in and after an element.
+fn element<'t>(text: &'t str, open: &str, close: &str) -> Option<(&'t str, &'t str, &'t str)> {
+    let (before, rest) = text.split_once(open)?;
+    let (inside, after) = rest.split_once(close)?;
+    Some((before, inside, after))
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+}
+
+/// `1 sample`, `9,970 samples`, by what is counted.
+fn counted(count: u64, unit: &str) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() * 2);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    let one = unit.strip_suffix('s').filter(|_| count == 1);
+    // Parentheses would end the name for inferno's script.
+    let unit = printable(one.unwrap_or(unit)).replace(['(', ')'], " ");
+    format!("{text} {unit}")
+}
+
+/// The end of a name, as much as the frame has room for at inferno's width: what viewers
+/// show that run no script. The end tells more than the start, which is a path of modules.
+fn fitting<'t>(shown: &Shown<'t>, whole: u64) -> Cow<'t, str> {
+    let px = PICTURE_PX * shown.width as f64 / whole.max(1) as f64 - 3.0;
+    let room = (px / CHARACTER_PX).max(0.0) as usize;
+    let name = printable(shown.node.name);
+    let length = name.chars().count();
+    if length <= room {
+        return name;
+    }
+    if room < 4 {
+        return Cow::Borrowed("");
+    }
+    Cow::Owned(name.chars().skip(length - (room - 2)).fold("..".to_owned(), |mut text, c| {
+        text.push(c);
+        text
+    }))
+}
+
+/// The text without the characters that XML 1.0 cannot hold.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let bad = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+    if text.contains(bad) { Cow::Owned(text.replace(bad, " ")) } else { Cow::Borrowed(text) }
+}
+
+fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(['&', '<', '>']) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_grouped_by_thousands() {
+        for (count, text) in [
+            (0, "0 samples"),
+            (1, "1 sample"),
+            (999, "999 samples"),
+            (1000, "1,000 samples"),
+            (1_234_567, "1,234,567 samples"),
+        ] {
+            assert_eq!(counted(count, "samples"), text);
+        }
+        assert_eq!((counted(1, "bytes"), counted(2, "alloc (x)")), ("1 byte".into(), "2 alloc  x ".into()));
+    }
+
+    #[test]
+    fn a_frame_of_another_form_is_an_error_and_not_a_wrong_picture() {
+        let picture = super::super::layout::lay_out(&[], None, 0.0);
+        for bad in ["<g>x</g>", "<style></style><g><title>7 (1 s)</title><rect/><text>7</text></g>"] {
+            let mut labels = Labels::new(Vec::new(), &picture, None, "samples", "");
+            assert!(labels.write_all(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_size_make_the_same_file() {
+        let nodes = [Node { depth: 0, name: "é<b>", base: 0, new: 3 }];
+        let picture = super::super::layout::lay_out(&nodes, None, 0.0);
+        let file =
+            "<style>x</style>head<g><title>0 (3 samples, 100%)</title><rect/><text x=\"1\">0</text></g>tail";
+        for size in 1..file.len() {
+            let mut out = Vec::new();
+            let mut labels = Labels::new(&mut out, &picture, None, "samples", "!");
+            for piece in file.as_bytes().chunks(size) {
+                labels.write_all(piece).expect("a Vec takes everything");
+            }
+            labels.finish().expect("a Vec takes everything");
+            assert_eq!(
+                String::from_utf8(out).expect("UTF-8"),
+                "<style>x!</style>head<g><title>é&lt;b&gt; (3 samples, 100.00%)</title><rect/>\
+                 <text x=\"1\">é&lt;b&gt;</text></g>tail",
+                "{size}"
+            );
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What is known of a recording, as comment lines of a pprof file: `stackprof.KEY: VALUE`.
+//!
+//! Lines of other programs are kept as they are. `go tool pprof -comments` shows them all.
+
+use crate::profile::about::{About, SAMPLES};
+
+const PREFIX: &str = "stackprof.";
+const LOST: &str = "lost ";
+const INCOMPLETE: &str = "incomplete ";
+
+/// The comments of a profile.
+pub(super) fn to_comments(about: &About) -> Vec<String> {
+    let mut comments = Vec::new();
+    let mut tell = |key: &str, value: Option<String>| {
+        if let Some(value) = value {
+            comments.push(format!("{PREFIX}{key}: {value}"));
+        }
+    };
+    tell("version", about.version.clone());
+    tell("hz", about.hz.map(|hz| hz.to_string()));
+    tell("pid", about.pid.map(|pid| pid.to_string()));
+    tell("arch", about.arch.clone());
+    tell("command", about.command.clone());
+    tell("launched", about.launched.map(|yes| yes.to_string()));
+    tell("idle", about.idle.map(|yes| yes.to_string()));
+    tell("ticks", about.ticks.map(|ticks| ticks.to_string()));
+    tell("unit", Some(about.unit.clone()).filter(|unit| unit != SAMPLES));
+    for (reason, count) in &about.lost {
+        tell(&format!("{LOST}{reason}"), Some(count.to_string()));
+    }
+    for (reason, count) in &about.incomplete {
+        tell(&format!("{INCOMPLETE}{reason}"), Some(count.to_string()));
+    }
+    comments.extend(about.comments.iter().cloned());
+    comments
+}
+
+/// Takes in a comment; one that says nothing to us is kept.
+pub(super) fn take_comment(about: &mut About, comment: &str) {
+    let known = comment.strip_prefix(PREFIX).and_then(|line| line.split_once(": "));
+    let taken = known.is_some_and(|(key, value)| take(about, key, value));
+    if !taken && !comment.is_empty() {
+        about.comments.push(comment.to_owned());
+    }
+}
+
+fn take(about: &mut About, key: &str, value: &str) -> bool {
+    fn put<T: std::str::FromStr>(into: &mut Option<T>, value: &str) -> bool {
+        *into = value.parse().ok();
+        into.is_some()
+    }
+    match key {
+        "version" => put(&mut about.version, value),
+        "hz" => put(&mut about.hz, value) && about.hz != Some(0),
+        "pid" => put(&mut about.pid, value),
+        "arch" => put(&mut about.arch, value),
+        "command" => put(&mut about.command, value),
+        "launched" => put(&mut about.launched, value),
+        "idle" => put(&mut about.idle, value),
+        "ticks" => put(&mut about.ticks, value),
+        "unit" => {
+            value.clone_into(&mut about.unit);
+            true
+        }
+        _ => {
+            let (counts, reason) = match (key.strip_prefix(LOST), key.strip_prefix(INCOMPLETE)) {
+                (Some(reason), _) => (&mut about.lost, reason),
+                (None, Some(reason)) => (&mut about.incomplete, reason),
+                (None, None) => return false,
+            };
+            let Ok(count) = value.parse() else { return false };
+            counts.insert(reason.to_owned(), count);
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn everything_told_comes_back() {
+        let about = About {
+            hz: Some(997),
+            pid: Some(4242),
+            arch: Some("x86_64".into()),
+            command: Some("./work: --all".into()),
+            launched: Some(true),
+            idle: Some(false),
+            unit: "bytes".into(),
+            ticks: Some(12),
+            lost: BTreeMap::from([("thread ended".into(), 3)]),
+            incomplete: BTreeMap::from([("bad frame".into(), 4)]),
+            comments: vec!["of another: program".into()],
+            version: Some("0.1.0".into()),
+            ..About::default()
+        };
+        let mut back = About::default();
+        to_comments(&about).iter().for_each(|comment| take_comment(&mut back, comment));
+        assert_eq!(back, about);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_kept() {
+        let mut about = About::default();
+        for comment in ["stackprof.hz: many", "stackprof.new: 1", "stackprof.lost x: -1", "hz: 5"] {
+            take_comment(&mut about, comment);
+        }
+        assert_eq!(about.comments.len(), 4);
+        assert_eq!((about.hz, about.lost.len()), (None, 0));
+    }
+}

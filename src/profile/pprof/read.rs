@@ -1,0 +1,424 @@
+//! pprof, of any program, as a saved profile.
+//!
+//! Input: the unpacked message, hostile. Output: [`Saved`], or what is wrong and where. The
+//! message is gone through twice: for the tables, then for the samples, which may stand
+//! before what they name.
+//!
+//! Of several values of a sample, `samples` is taken, else the one that the profile says to
+//! show, else the last, as `go tool pprof` does; times become samples where the period is
+//! told. The process is named by the labels that stackprof writes, else by the first mapping,
+//! which is the program.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use prost::Message;
+use prost::bytes::Buf;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use super::proto::{self, field};
+use super::{label, metadata};
+use crate::profile::about::{About, SAMPLES};
+use crate::profile::builder::SavedBuilder;
+use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
+use crate::profile::texts::TextId;
+
+/// Most bytes of one sample: a message takes up to sixteen times its size in memory.
+const MAX_SAMPLE_BYTES: usize = 4 << 20;
+/// Most bytes of one location with its inlined functions.
+const MAX_LOCATION_BYTES: usize = 1 << 20;
+/// Most frames of a stack, as in a recording.
+const MAX_DEPTH: usize = 65_536;
+/// Longest period that can be a rate: one sample a second.
+const MAX_PERIOD_NS: i64 = 1_000_000_000;
+
+/// Reads an unpacked profile.
+///
+/// # Errors
+/// What is wrong, and where, as a line for people without the name of the file.
+pub fn read(bytes: &[u8]) -> Result<Saved, String> {
+    let tables = Tables::read(bytes)?;
+    let mut reader =
+        Reader { tables: &tables, builder: SavedBuilder::new(about(&tables)?), texts: Vec::new() };
+    reader.texts = vec![None; tables.strings.len()];
+    let known = reader.known()?;
+    reader.samples(bytes, &known)?;
+    Ok(reader.builder.finish())
+}
+
+/// A field of the outermost message.
+enum Value<'a> {
+    Bytes(&'a [u8]),
+    Number(u64),
+}
+
+/// Calls `visit` with each field of a message that has bytes or a number.
+fn for_each_field<'a>(
+    bytes: &'a [u8],
+    mut visit: impl FnMut(u32, Value<'a>) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let at = bytes.len() - rest.len();
+        let broken =
+            |what: &dyn std::fmt::Display| format!("broken at byte {at} of the unpacked profile: {what}");
+        let (number, wire) = decode_key(&mut rest).map_err(|error| broken(&error))?;
+        match wire {
+            WireType::LengthDelimited => {
+                let len = decode_varint(&mut rest).map_err(|error| broken(&error))?;
+                let len = usize::try_from(len).ok().filter(|len| *len <= rest.remaining());
+                let len = len.ok_or_else(|| broken(&"it ends early"))?;
+                let (value, after) = rest.split_at(len);
+                rest = after;
+                visit(number, Value::Bytes(value))?;
+            }
+            WireType::Varint => {
+                let value = decode_varint(&mut rest).map_err(|error| broken(&error))?;
+                visit(number, Value::Number(value))?;
+            }
+            _ => skip_field(wire, number, &mut rest, DecodeContext::default())
+                .map_err(|error| broken(&error))?,
+        }
+    }
+    Ok(())
+}
+
+/// Everything but the samples, as the file has it.
+#[derive(Default)]
+struct Tables<'a> {
+    strings: Vec<&'a str>,
+    sample_types: Vec<proto::ValueType>,
+    mappings: Vec<proto::Mapping>,
+    functions: Vec<proto::Function>,
+    locations: Vec<Range<u32>>,
+    /// Of all locations, as `locations` cuts them.
+    location_bytes: &'a [u8],
+    comments: Vec<u64>,
+    time_ns: u64,
+    duration_ns: u64,
+    period_type: proto::ValueType,
+    period: i64,
+    default_type: u64,
+    samples: u64,
+}
+
+impl<'a> Tables<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Tables<'a>, String> {
+        if u32::try_from(bytes.len()).is_err() {
+            return Err("larger than 4 GiB".to_owned());
+        }
+        let mut tables = Tables { location_bytes: bytes, ..Tables::default() };
+        for_each_field(bytes, |number, value| {
+            match (number, value) {
+                (field::STRING_TABLE, Value::Bytes(text)) => {
+                    let index = tables.strings.len();
+                    limit(index, crate::profile::texts::MAX_TEXTS, "strings")?;
+                    let text =
+                        std::str::from_utf8(text).map_err(|_| format!("string {index} is not UTF-8"))?;
+                    tables.strings.push(text);
+                }
+                (field::SAMPLE_TYPE, Value::Bytes(bytes)) => {
+                    limit(tables.sample_types.len(), 64, "sample types")?;
+                    tables.sample_types.push(message(bytes, "sample type", tables.sample_types.len())?);
+                }
+                (field::MAPPING, Value::Bytes(bytes)) => {
+                    limit(tables.mappings.len(), crate::profile::builder::MAX_MAPPINGS, "mappings")?;
+                    tables.mappings.push(message(bytes, "mapping", tables.mappings.len())?);
+                }
+                (field::FUNCTION, Value::Bytes(bytes)) => {
+                    limit(tables.functions.len(), crate::profile::builder::MAX_FUNCTIONS, "functions")?;
+                    tables.functions.push(message(bytes, "function", tables.functions.len())?);
+                }
+                (field::LOCATION, Value::Bytes(location)) => {
+                    limit(tables.locations.len(), crate::trie::MAX_FRAMES, "locations")?;
+                    if location.len() > MAX_LOCATION_BYTES {
+                        return Err(format!("location {} is too long", tables.locations.len()));
+                    }
+                    // A slice of `bytes`, so its place fits in 32 bits.
+                    let start = location.as_ptr().addr().wrapping_sub(bytes.as_ptr().addr()) as u32;
+                    tables.locations.push(start..start.wrapping_add(location.len() as u32));
+                }
+                (field::PERIOD_TYPE, Value::Bytes(bytes)) => {
+                    tables.period_type = message(bytes, "period type", 0)?;
+                }
+                (field::SAMPLE, Value::Bytes(_)) => tables.samples += 1,
+                (field::TIME_NANOS, Value::Number(value)) => tables.time_ns = value,
+                (field::DURATION_NANOS, Value::Number(value)) => tables.duration_ns = value,
+                (field::PERIOD, Value::Number(value)) => tables.period = value.cast_signed(),
+                (field::DEFAULT_SAMPLE_TYPE, Value::Number(value)) => tables.default_type = value,
+                (field::COMMENT, Value::Number(value)) => {
+                    limit(tables.comments.len(), MAX_COMMENTS, "comments")?;
+                    tables.comments.push(value);
+                }
+                (field::COMMENT, Value::Bytes(mut packed)) => {
+                    while packed.has_remaining() {
+                        limit(tables.comments.len(), MAX_COMMENTS, "comments")?;
+                        let value = decode_varint(&mut packed);
+                        tables
+                            .comments
+                            .push(value.map_err(|error| format!("the comments are broken: {error}"))?);
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        if tables.strings.first().is_some_and(|first| !first.is_empty()) {
+            return Err("string 0 is not empty; this is not a pprof profile".to_owned());
+        }
+        if tables.sample_types.is_empty() {
+            return Err("no sample type; this is not a pprof profile".to_owned());
+        }
+        Ok(tables)
+    }
+
+    fn string(&self, index: i64, of: &str) -> Result<&'a str, String> {
+        let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
+        match text {
+            Some(text) => Ok(text),
+            // A profile without strings names nothing.
+            None if index == 0 => Ok(""),
+            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len())),
+        }
+    }
+}
+
+/// Most comment lines.
+const MAX_COMMENTS: usize = 100_000;
+
+fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), String> {
+    if count < limit { Ok(()) } else { Err(Full { what, limit }.to_string()) }
+}
+
+fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, String> {
+    M::decode(bytes).map_err(|error| format!("{what} {index} is broken: {error}"))
+}
+
+/// Which value of a sample counts, and how.
+#[derive(Clone, Copy)]
+struct Chosen {
+    index: usize,
+    /// What one count is of the value.
+    divisor: u64,
+}
+
+fn chosen(tables: &Tables<'_>) -> Result<(Chosen, String), String> {
+    let mut types = Vec::new();
+    for (index, value) in tables.sample_types.iter().enumerate() {
+        let of = format!("sample type {index}");
+        types.push((tables.string(value.kind, &of)?, tables.string(value.unit, &of)?));
+    }
+    let default = tables.string(tables.default_type.cast_signed(), "the default sample type")?;
+    let named = |name: &str| types.iter().position(|(kind, _)| !name.is_empty() && *kind == name);
+    let index = named(SAMPLES).or_else(|| named(default)).unwrap_or(types.len() - 1);
+    let (kind, unit) = types.get(index).copied().unwrap_or_default();
+    let one = Chosen { index, divisor: 1 };
+    Ok(match unit {
+        "nanoseconds" if tables.period > 0 && kind != SAMPLES => {
+            (Chosen { index, divisor: tables.period.unsigned_abs() }, SAMPLES.to_owned())
+        }
+        "count" | "" => (one, if kind.is_empty() { SAMPLES.to_owned() } else { kind.to_owned() }),
+        unit if kind == SAMPLES => (one, if unit == SAMPLES { SAMPLES } else { unit }.to_owned()),
+        unit => (one, unit.to_owned()),
+    })
+}
+
+fn about(tables: &Tables<'_>) -> Result<About, String> {
+    let told = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
+    let mut about = About {
+        time_unix_ns: told(tables.time_ns),
+        duration_ns: told(tables.duration_ns),
+        unit: chosen(tables)?.1,
+        ..About::default()
+    };
+    let unit = tables.string(tables.period_type.unit, "the period type")?;
+    let is_rate = unit == "nanoseconds" && (1..=MAX_PERIOD_NS).contains(&tables.period);
+    if is_rate && about.unit == SAMPLES {
+        about.hz = Some((1e9 / tables.period as f64).round() as u32);
+    }
+    for comment in &tables.comments {
+        metadata::take_comment(&mut about, tables.string(comment.cast_signed(), "a comment")?);
+    }
+    Ok(about)
+}
+
+struct Reader<'t, 'a> {
+    tables: &'t Tables<'a>,
+    builder: SavedBuilder,
+    /// By string of the file.
+    texts: Vec<Option<TextId>>,
+}
+
+/// What samples refer to.
+struct Known {
+    /// By id of a location: the frame.
+    frames: HashMap<u64, u32>,
+    /// Name of the process of samples that do not say.
+    process: TextId,
+}
+
+impl Reader<'_, '_> {
+    fn text(&mut self, index: i64, of: &str) -> Result<TextId, String> {
+        let slot = usize::try_from(index).unwrap_or(usize::MAX);
+        if let Some(Some(known)) = self.texts.get(slot) {
+            return Ok(*known);
+        }
+        let text = self.tables.string(index, of)?;
+        let text = self.builder.text(text).map_err(|full| full.to_string())?;
+        if let Some(slot) = self.texts.get_mut(slot) {
+            *slot = Some(text);
+        }
+        Ok(text)
+    }
+
+    /// Takes in mappings, functions and locations.
+    fn known(&mut self) -> Result<Known, String> {
+        let tables = self.tables;
+        let mut mappings = HashMap::with_capacity(tables.mappings.len());
+        for mapping in &tables.mappings {
+            let of = format!("mapping {}", mapping.id);
+            let (path, build_id) = (self.text(mapping.filename, &of)?, self.text(mapping.build_id, &of)?);
+            let taken = self.builder.mapping(Mapping {
+                start: mapping.memory_start,
+                limit: mapping.memory_limit,
+                file_offset: mapping.file_offset,
+                path,
+                build_id,
+            });
+            define(&mut mappings, mapping.id, taken.map_err(|full| full.to_string())?, "mapping")?;
+        }
+        let mut functions = HashMap::with_capacity(tables.functions.len());
+        for function in &tables.functions {
+            let of = format!("function {}", function.id);
+            let taken = Function {
+                name: self.text(function.name, &of)?,
+                system_name: self.text(function.system_name, &of)?,
+                file: self.text(function.filename, &of)?,
+                start_line: line_number(function.start_line),
+            };
+            let taken = self.builder.function(taken).map_err(|full| full.to_string())?;
+            define(&mut functions, function.id, taken, "function")?;
+        }
+        let frames = self.locations(&mappings, &functions)?;
+        let main =
+            tables.mappings.first().map_or(Ok(""), |main| tables.string(main.filename, "a mapping"))?;
+        let process = main.rsplit(['/', '\\']).next().unwrap_or_default();
+        let process = self.builder.text(process).map_err(|full| full.to_string())?;
+        Ok(Known { frames, process })
+    }
+
+    fn locations(
+        &mut self,
+        mappings: &HashMap<u64, u32>,
+        functions: &HashMap<u64, u32>,
+    ) -> Result<HashMap<u64, u32>, String> {
+        let tables = self.tables;
+        let mut frames = HashMap::with_capacity(tables.locations.len());
+        let mut lines = Vec::new();
+        for (index, span) in tables.locations.iter().enumerate() {
+            let bytes = tables.location_bytes.get(span.start as usize..span.end as usize).unwrap_or_default();
+            let location: proto::Location = message(bytes, "location", index)?;
+            let id = location.id;
+            lines.clear();
+            // The file has the innermost function first.
+            for line in location.line.iter().rev() {
+                let function = functions.get(&line.function_id).copied().ok_or_else(|| {
+                    format!("location {id} names function {}, which is not there", line.function_id)
+                })?;
+                lines.push(Line { function, line: line_number(line.line) });
+            }
+            let mapping =
+                match location.mapping_id {
+                    0 => None,
+                    mapping => Some(*mappings.get(&mapping).ok_or_else(|| {
+                        format!("location {id} names mapping {mapping}, which is not there")
+                    })?),
+                };
+            let frame = self.builder.frame(location.address, mapping, &lines);
+            define(&mut frames, id, frame.map_err(|full| full.to_string())?, "location")?;
+        }
+        Ok(frames)
+    }
+
+    fn samples(&mut self, bytes: &[u8], known: &Known) -> Result<(), String> {
+        let (chosen, _) = chosen(self.tables)?;
+        let mut number = 0u64;
+        let mut stack = Vec::new();
+        for_each_field(bytes, |field, value| {
+            let (field::SAMPLE, Value::Bytes(bytes)) = (field, value) else { return Ok(()) };
+            number += 1;
+            let of = || format!("sample {number}");
+            if bytes.len() > MAX_SAMPLE_BYTES {
+                return Err(format!("{} is longer than {MAX_SAMPLE_BYTES} bytes", of()));
+            }
+            let sample =
+                proto::Sample::decode(bytes).map_err(|error| format!("{} is broken: {error}", of()))?;
+            let types = self.tables.sample_types.len();
+            if sample.value.len() != types {
+                return Err(format!("{} has {} values, expected {types}", of(), sample.value.len()));
+            }
+            let value = sample.value.get(chosen.index).copied().unwrap_or(0);
+            let count = u64::try_from(value)
+                .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
+            // Rounded: the times of a profile are whole periods, up to what a clock is off.
+            let count = count / chosen.divisor + u64::from(count % chosen.divisor > chosen.divisor / 2);
+            if sample.location_id.len() > MAX_DEPTH {
+                return Err(format!("{} has more than {MAX_DEPTH} frames", of()));
+            }
+            stack.clear();
+            for id in sample.location_id.iter().rev() {
+                let frame = known.frames.get(id);
+                stack
+                    .push(*frame.ok_or_else(|| format!("{} names location {id}, which is not there", of()))?);
+            }
+            let root = self.root(&sample, known, &of)?;
+            let root = self.builder.root(root).map_err(|full| full.to_string())?;
+            self.builder.add(root, &stack, count).map_err(|full| format!("{}: {full}", of()))?;
+            Ok(())
+        })
+    }
+
+    /// The family of a sample, by its labels.
+    fn root(
+        &mut self,
+        sample: &proto::Sample,
+        known: &Known,
+        of: &dyn Fn() -> String,
+    ) -> Result<StackRoot, String> {
+        let mut root = StackRoot { process: known.process, thread: None, complete: true, waiting: false };
+        let (mut thread, mut tid) = (TextId::EMPTY, None);
+        for found in &sample.label {
+            let tables = self.tables;
+            let key = tables.string(found.key, "a label")?;
+            let text = tables.string(found.str, "a label")?;
+            match key {
+                label::PROCESS => root.process = self.text(found.str, &of())?,
+                label::THREAD => thread = self.text(found.str, &of())?,
+                label::TID => tid = Some(found.num.cast_unsigned()),
+                label::STATE if text == label::WAITING || text == label::RUNNING => {
+                    root.waiting = text == label::WAITING;
+                    self.builder.about().idle.get_or_insert(true);
+                }
+                label::INCOMPLETE if text == label::YES => root.complete = false,
+                _ => {}
+            }
+        }
+        root.thread = tid.map(|tid| (thread, tid));
+        Ok(root)
+    }
+}
+
+/// Notes where the thing with an id of the file is.
+fn define(ids: &mut HashMap<u64, u32>, id: u64, index: u32, what: &str) -> Result<(), String> {
+    if id == 0 {
+        return Err(format!("a {what} has id 0, which stands for none"));
+    }
+    if ids.insert(id, index).is_some() {
+        return Err(format!("{what} {id} is there twice"));
+    }
+    Ok(())
+}
+
+fn line_number(line: i64) -> u32 {
+    u32::try_from(line).unwrap_or(0)
+}

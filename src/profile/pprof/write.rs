@@ -1,0 +1,331 @@
+//! A saved profile as pprof.
+//!
+//! The fields of the message are written as they are made, so nothing of the size of the
+//! file is in memory. Only what a stack leads to is written.
+
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint};
+
+use super::proto::{Function, Label, Line, Location, Mapping, Sample, ValueType, field};
+use super::{label, metadata};
+use crate::profile::about::SAMPLES;
+use crate::profile::saved::{Frame, Saved, StackRoot};
+use crate::profile::texts::TextId;
+
+/// Bytes of messages that are collected before they are compressed.
+const BUFFER_BYTES: usize = 1 << 16;
+
+/// Writes `saved` as gzipped pprof.
+///
+/// # Errors
+/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a count beyond the
+/// format's 63 bits.
+pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+    // No time and no name in the header: same profile, same bytes.
+    let mut writer = Writer {
+        saved,
+        strings: Strings { ids: vec![None; saved.texts().count()], ..Strings::default() },
+        buffer: Vec::with_capacity(BUFFER_BYTES),
+        out: GzEncoder::new(out, Compression::default()),
+    };
+    writer.profile()?;
+    writer.flush()?;
+    writer.out.finish()?.flush()
+}
+
+struct Writer<'s, 'o> {
+    saved: &'s Saved,
+    strings: Strings,
+    buffer: Vec<u8>,
+    out: GzEncoder<&'o mut dyn Write>,
+}
+
+/// The table of strings, in the order of first use; number 0 is the empty one.
+#[derive(Default)]
+struct Strings {
+    /// By text of the profile.
+    ids: Vec<Option<u32>>,
+    used: Vec<Used>,
+}
+
+enum Used {
+    Text(TextId),
+    Own(String),
+}
+
+impl Strings {
+    fn text(&mut self, text: TextId) -> i64 {
+        if text == TextId::EMPTY {
+            return 0;
+        }
+        let Some(id) = self.ids.get_mut(text.0 as usize) else { return 0 };
+        let used = &mut self.used;
+        i64::from(*id.get_or_insert_with(|| {
+            used.push(Used::Text(text));
+            used.len() as u32
+        }))
+    }
+
+    /// A string that is not one of the profile's; the caller asks once for each.
+    fn own(&mut self, text: &str) -> i64 {
+        self.used.push(Used::Own(text.to_owned()));
+        self.used.len() as i64
+    }
+}
+
+/// Numbers of the strings of labels.
+struct Keys {
+    process: i64,
+    thread: i64,
+    tid: i64,
+    state: i64,
+    waiting: i64,
+    running: i64,
+    incomplete: i64,
+    yes: i64,
+}
+
+impl Writer<'_, '_> {
+    fn profile(&mut self) -> io::Result<()> {
+        let saved = self.saved;
+        let about = &saved.about;
+        let period_ns = about.period_ns();
+        let samples = ValueType { kind: self.strings.own(&about.unit), unit: self.strings.own("count") };
+        self.message(field::SAMPLE_TYPE, &samples)?;
+        if period_ns.is_some() {
+            let cpu = ValueType { kind: self.strings.own("cpu"), unit: self.strings.own("nanoseconds") };
+            self.message(field::SAMPLE_TYPE, &cpu)?;
+            self.message(field::PERIOD_TYPE, &cpu)?;
+            self.number(field::PERIOD, period_ns.map_or(0, |ns| ns.round() as u64))?;
+            self.number(field::DEFAULT_SAMPLE_TYPE, cpu.kind.unsigned_abs())?;
+        }
+        self.number(field::TIME_NANOS, about.time_unix_ns.unwrap_or(0))?;
+        self.number(field::DURATION_NANOS, about.duration_ns.unwrap_or(0))?;
+        for comment in metadata::to_comments(about) {
+            let comment = self.strings.own(&comment);
+            self.number(field::COMMENT, comment.unsigned_abs())?;
+        }
+        let used = self.samples(period_ns)?;
+        self.locations(&used)?;
+        self.table()
+    }
+
+    /// Writes the samples; returns which frames they have.
+    fn samples(&mut self, period_ns: Option<f64>) -> io::Result<Vec<bool>> {
+        let saved = self.saved;
+        let mut own = |text: &str| self.strings.own(text);
+        let keys = Keys {
+            process: own(label::PROCESS),
+            thread: own(label::THREAD),
+            tid: own(label::TID),
+            state: own(label::STATE),
+            waiting: own(label::WAITING),
+            running: own(label::RUNNING),
+            incomplete: own(label::INCOMPLETE),
+            yes: own(label::YES),
+        };
+        let mut used = vec![false; saved.frames().len()];
+        let mut written = Ok(());
+        let mut sample = Sample::default();
+        saved.for_each_stack(|root, frames, count| {
+            if written.is_err() {
+                return;
+            }
+            for frame in frames {
+                if let Some(used) = used.get_mut(*frame as usize) {
+                    *used = true;
+                }
+            }
+            sample.location_id.clear();
+            sample.location_id.extend(frames.iter().rev().map(|frame| u64::from(*frame) + 1));
+            sample.label.clear();
+            self.labels(root, &keys, &mut sample.label);
+            written = i64::try_from(count).map_err(|_| too_large(count)).and_then(|value| {
+                sample.value.clear();
+                sample.value.push(value);
+                if let Some(period_ns) = period_ns {
+                    // A thread that waits uses no CPU. Values stay within 63 bits: the cast saturates.
+                    let cpu_ns = if root.waiting { 0.0 } else { count as f64 * period_ns.round() };
+                    sample.value.push(cpu_ns as i64);
+                }
+                self.message(field::SAMPLE, &sample)
+            });
+        });
+        written.map(|()| used)
+    }
+
+    fn labels(&mut self, root: &StackRoot, keys: &Keys, labels: &mut Vec<Label>) {
+        let text = |key, str| Label { key, str, ..Label::default() };
+        labels.push(text(keys.process, self.strings.text(root.process)));
+        if let Some((name, id)) = root.thread {
+            labels.push(text(keys.thread, self.strings.text(name)));
+            // Bit for bit: numbers beyond 63 bits come back as they were.
+            labels.push(Label { key: keys.tid, num: id.cast_signed(), ..Label::default() });
+        }
+        if root.waiting {
+            labels.push(text(keys.state, keys.waiting));
+        } else if self.saved.about.idle == Some(true) {
+            labels.push(text(keys.state, keys.running));
+        }
+        if !root.complete {
+            labels.push(text(keys.incomplete, keys.yes));
+        }
+    }
+
+    /// Writes locations with the functions and mappings that they name.
+    fn locations(&mut self, used: &[bool]) -> io::Result<()> {
+        let saved = self.saved;
+        let mut functions = vec![false; saved.functions().len()];
+        let mut mappings = vec![Kinds::default(); saved.mappings().len()];
+        for (index, frame) in saved.frames().iter().enumerate() {
+            if used.get(index) != Some(&true) {
+                continue;
+            }
+            let lines = saved.lines_of(frame);
+            for line in lines {
+                if let Some(function) = functions.get_mut(line.function as usize) {
+                    *function = true;
+                }
+            }
+            if let Some(kinds) = frame.mapping.and_then(|mapping| mappings.get_mut(mapping as usize)) {
+                kinds.add(saved, frame);
+            }
+            let line = |line: &crate::profile::Line| Line {
+                function_id: u64::from(line.function) + 1,
+                line: i64::from(line.line),
+            };
+            let location = Location {
+                id: index as u64 + 1,
+                mapping_id: frame.mapping.map_or(0, |mapping| u64::from(mapping) + 1),
+                address: frame.address,
+                line: lines.iter().rev().map(line).collect(),
+            };
+            self.message(field::LOCATION, &location)?;
+        }
+        for (index, function) in saved.functions().iter().enumerate() {
+            if functions.get(index) == Some(&true) {
+                let function = Function {
+                    id: index as u64 + 1,
+                    name: self.strings.text(function.name),
+                    system_name: self.strings.text(function.system_name),
+                    filename: self.strings.text(function.file),
+                    start_line: i64::from(function.start_line),
+                };
+                self.message(field::FUNCTION, &function)?;
+            }
+        }
+        for index in main_first(saved) {
+            let (Some(mapping), Some(kinds)) = (saved.mappings().get(index), mappings.get(index)) else {
+                continue;
+            };
+            if kinds.used {
+                let mapping = Mapping {
+                    id: index as u64 + 1,
+                    memory_start: mapping.start,
+                    memory_limit: mapping.limit,
+                    file_offset: mapping.file_offset,
+                    filename: self.strings.text(mapping.path),
+                    build_id: self.strings.text(mapping.build_id),
+                    has_functions: kinds.functions,
+                    has_filenames: kinds.files,
+                    has_line_numbers: kinds.lines,
+                    has_inline_frames: kinds.inlines,
+                };
+                self.message(field::MAPPING, &mapping)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the table of strings; nothing can be named after that.
+    fn table(&mut self) -> io::Result<()> {
+        let used = std::mem::take(&mut self.strings.used);
+        self.bytes(field::STRING_TABLE, b"")?;
+        for text in &used {
+            let text = match text {
+                Used::Text(text) => self.saved.text(*text),
+                Used::Own(text) => text,
+            };
+            self.bytes(field::STRING_TABLE, text.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, field: u32, message: &impl Message) -> io::Result<()> {
+        encode_key(field, WireType::LengthDelimited, &mut self.buffer);
+        message.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
+        self.flush_if_full()
+    }
+
+    fn bytes(&mut self, field: u32, bytes: &[u8]) -> io::Result<()> {
+        encode_key(field, WireType::LengthDelimited, &mut self.buffer);
+        encode_varint(bytes.len() as u64, &mut self.buffer);
+        self.buffer.extend_from_slice(bytes);
+        self.flush_if_full()
+    }
+
+    /// Writes a number; 0 is what a missing one means.
+    fn number(&mut self, field: u32, value: u64) -> io::Result<()> {
+        if value > 0 {
+            encode_key(field, WireType::Varint, &mut self.buffer);
+            encode_varint(value, &mut self.buffer);
+        }
+        self.flush_if_full()
+    }
+
+    fn flush_if_full(&mut self) -> io::Result<()> {
+        if self.buffer.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// What is known of the code of a mapping.
+#[derive(Clone, Copy, Default)]
+struct Kinds {
+    used: bool,
+    functions: bool,
+    files: bool,
+    lines: bool,
+    inlines: bool,
+}
+
+impl Kinds {
+    fn add(&mut self, saved: &Saved, frame: &Frame) {
+        let lines = saved.lines_of(frame);
+        self.used = true;
+        self.functions |= !lines.is_empty();
+        self.inlines |= lines.len() > 1;
+        self.lines |= lines.iter().any(|line| line.line > 0);
+        self.files |= lines.iter().any(|line| saved.function(line.function).file != TextId::EMPTY);
+    }
+}
+
+/// Mappings in the order in which they are written: tools take the first for the program.
+fn main_first(saved: &Saved) -> Vec<usize> {
+    let process = saved.roots().first().map_or("", |root| saved.text(root.process));
+    let is_main = |index: &usize| {
+        let path = saved.mappings().get(*index).map_or("", |mapping| saved.text(mapping.path));
+        // The kernel cuts names of processes.
+        !process.is_empty() && path.rsplit('/').next().is_some_and(|name| name.starts_with(process))
+    };
+    let mut order: Vec<usize> = (0..saved.mappings().len()).collect();
+    order.sort_by_key(|index| !is_main(index));
+    order
+}
+
+fn too_large(count: u64) -> io::Error {
+    let unit = SAMPLES;
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("a stack has {count} {unit}, more than pprof can hold; write folded instead"),
+    )
+}

@@ -1,0 +1,239 @@
+//! The debug map of a linked Mach-O image: its addresses → the object files with their DWARF.
+//!
+//! Apple's linkers leave DWARF where it was, in the object files, and note in the symbol table
+//! which function came from which (stabs). Input: an image, hostile, and sorted addresses.
+//! Output: object files, each with those addresses as it states them itself. Not for: reading
+//! the DWARF (see `dwarf`), images with a dSYM, in which `dsymutil` has joined it all.
+//!
+//! Format: `<mach-o/stab.h>` of xnu; the stabs of a function are `N_FUN` with its name and
+//! address, then `N_FUN` without name with its size.
+
+mod archive;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use hashbrown::HashMap;
+use object::LittleEndian;
+use object::macho::{MH_OBJECT, MachHeader64, N_FUN, N_OSO, N_SO};
+use object::read::macho::MachHeader as _;
+
+use super::nlist::{Nlists, is_defined, stab};
+use super::table::MAX_NAME_BYTES;
+use crate::image::Image;
+use crate::image::macho::fat;
+use crate::target::{Files, ImageBytes};
+use archive::Archive;
+
+/// Lines about object files of one image; the others are counted in one more.
+const MAX_PROBLEMS: usize = 4;
+
+/// An object file that has DWARF for some of the addresses.
+#[derive(Debug)]
+pub(super) struct ObjectFile {
+    /// The file, or the member of an archive.
+    pub bytes: ImageBytes,
+    /// Addresses as the object file states them, rising and without duplicates.
+    pub addresses: Vec<u64>,
+    /// For each of them its index among the addresses that were asked for.
+    pub indices: Vec<u32>,
+}
+
+/// The object files of an image that have some of the addresses, `wanted`, which are sorted
+/// stated addresses of the image; and what could not be used, each a line for people. None
+/// for images without debug map.
+///
+/// An object file has no UUID. What tells that it is the one that was linked is the time of
+/// its last change, which the map notes; without one in the map it is taken as it is.
+#[must_use]
+pub(super) fn objects(
+    image: &Image,
+    bytes: &ImageBytes,
+    wanted: &[u64],
+    files: &dyn Files,
+) -> (Vec<ObjectFile>, Vec<String>) {
+    let Some(macho) = image.object().and_then(|object| object.macho()) else { return Default::default() };
+    // What was read from memory has no file to be relative to.
+    let nlists = if bytes.linkedit().is_some() { None } else { Nlists::read(bytes.bytes()) };
+    let Some(nlists) = nlists else { return Default::default() };
+    let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let wanted_in = |range: Range<u64>| {
+        let first = wanted.get(wanted.partition_point(|address| *address < range.start));
+        first.is_some_and(|address| *address < range.end)
+    };
+    let map = Map::read(&nlists, wanted_in);
+    let mut opener =
+        Opener { files, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype, archive: None };
+    let (mut found, mut problems, mut more) = (Vec::new(), Vec::new(), 0u64);
+    for ((path, modified_s), asked) in map.by_file(wanted, &nlists, directory) {
+        match opener.open(&path, modified_s).and_then(|bytes| place(bytes, &asked, &nlists)) {
+            Ok(object) => found.push(object),
+            Err(why) if problems.len() < MAX_PROBLEMS => problems.push(format!("{path}: {why}")),
+            Err(_) => more += 1,
+        }
+    }
+    if more > 0 {
+        problems.push(format!("{}: {more} more of its object files cannot be used", image.path));
+    }
+    (found, problems)
+}
+
+/// An object file as the map names it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Named {
+    /// Offset of its path.
+    path: u32,
+    /// When it was changed last, in seconds since 1970; 0 if the map does not say.
+    modified_s: u64,
+}
+
+struct Function {
+    start: u64,
+    end: u64,
+    /// Offset of its name.
+    name: u32,
+    file: Named,
+}
+
+/// The functions of a map that have addresses, by their start.
+struct Map(Vec<Function>);
+
+/// An address that an object file is asked for.
+struct Asked<'f> {
+    function: &'f Function,
+    /// Bytes from the function's start.
+    into: u64,
+    index: u32,
+}
+
+impl Map {
+    fn read(nlists: &Nlists<'_>, wanted_in: impl Fn(Range<u64>) -> bool) -> Map {
+        let mut functions = Vec::new();
+        let (mut file, mut open): (Option<Named>, Option<(u64, u32)>) = (None, None);
+        for (symbol, kind) in nlists.symbols.iter().filter_map(|symbol| Some((symbol, stab(symbol)?))) {
+            let (name, value) = (symbol.n_strx.get(LittleEndian), symbol.n_value.get(LittleEndian));
+            match kind {
+                N_SO => file = None,
+                N_OSO => file = Some(Named { path: name, modified_s: value }),
+                N_FUN if !nlists.name(name, 1).is_empty() => open = Some((value, name)),
+                N_FUN => {
+                    let (Some((start, name)), Some(file)) = (open.take(), file) else { continue };
+                    let end = start.saturating_add(value);
+                    if wanted_in(start..end) {
+                        functions.push(Function { start, end, name, file });
+                    }
+                }
+                _ => open = None,
+            }
+        }
+        functions.sort_by_key(|function| function.start);
+        // Where the linker folded equal functions, the first one serves.
+        functions.dedup_by_key(|function| function.start);
+        Map(functions)
+    }
+
+    /// The addresses by path and time of change of their object file.
+    fn by_file(
+        &self,
+        wanted: &[u64],
+        nlists: &Nlists<'_>,
+        directory: &str,
+    ) -> BTreeMap<(String, u64), Vec<Asked<'_>>> {
+        let mut by_place: HashMap<Named, Vec<Asked<'_>>> = HashMap::new();
+        for (index, address) in (0u32..).zip(wanted) {
+            let after = self.0.partition_point(|function| function.start <= *address);
+            let function = after.checked_sub(1).and_then(|at| self.0.get(at));
+            let Some(function) = function.filter(|function| *address < function.end) else { continue };
+            let asked = Asked { function, into: address - function.start, index };
+            by_place.entry(function.file).or_default().push(asked);
+        }
+        let mut files: BTreeMap<(String, u64), Vec<Asked<'_>>> = BTreeMap::new();
+        for (named, asked) in by_place {
+            let path = String::from_utf8_lossy(nlists.name(named.path, MAX_NAME_BYTES));
+            // With `-oso_prefix`, the directory that was built in is cut off.
+            let path = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
+            files.entry((path, named.modified_s)).or_default().extend(asked);
+        }
+        // A path can stand in the names more than once.
+        files.values_mut().for_each(|asked| asked.sort_unstable_by_key(|asked| asked.index));
+        files
+    }
+}
+
+/// Opens object files, each archive once.
+struct Opener<'f> {
+    files: &'f dyn Files,
+    cpu_type: u32,
+    cpu_subtype: u32,
+    archive: Option<(String, Result<Archive, String>)>,
+}
+
+impl Opener<'_> {
+    /// A file by its path, or `archive.a(member.o)`; paths come sorted.
+    fn open(&mut self, path: &str, modified_s: u64) -> Result<ImageBytes, String> {
+        let in_archive = path.strip_suffix(')').and_then(|path| path.rsplit_once('('));
+        let Some((archive, member)) = in_archive else {
+            let bytes = self.for_processor(&self.files.open(path)?)?;
+            return match self.files.modified_s(path) {
+                _ if modified_s == 0 => Ok(bytes),
+                Some(now) if now == modified_s => Ok(bytes),
+                Some(_) => Err("it was changed after the image was linked; link it again".to_owned()),
+                None => Err("when it was changed cannot be told".to_owned()),
+            };
+        };
+        if self.archive.as_ref().is_none_or(|(known, _)| known != archive) {
+            let read = self.files.open(archive).and_then(|bytes| self.for_processor(&bytes));
+            self.archive = Some((archive.to_owned(), read.and_then(Archive::read)));
+        }
+        match &self.archive {
+            Some((_, Ok(archive))) => archive.member(member.as_bytes(), modified_s),
+            Some((_, Err(why))) => Err(why.clone()),
+            None => Err("not read".to_owned()),
+        }
+    }
+
+    /// The part of a fat file, or the file.
+    fn for_processor(&self, bytes: &ImageBytes) -> Result<ImageBytes, String> {
+        if !fat::is_fat(bytes.bytes()) {
+            return Ok(bytes.clone());
+        }
+        let wanted = fat::Wanted { uuid: None, cpu_type: self.cpu_type, cpu_subtype: self.cpu_subtype };
+        fat::choose(bytes, &wanted)
+    }
+}
+
+/// Where the addresses are in an object file: its functions have the same names there, and
+/// others addresses.
+fn place(bytes: ImageBytes, asked: &[Asked<'_>], nlists: &Nlists<'_>) -> Result<ObjectFile, String> {
+    let mut starts: HashMap<&[u8], Option<u64>> = HashMap::new();
+    for asked in asked.chunk_by(|a, b| a.function.start == b.function.start) {
+        starts.entry(nlists.name(asked[0].function.name, MAX_NAME_BYTES)).or_insert(None);
+    }
+    let data = bytes.bytes();
+    let is_object = MachHeader64::<LittleEndian>::parse(data, 0)
+        .is_ok_and(|header| header.filetype(LittleEndian) == MH_OBJECT);
+    let own = Nlists::read(data).filter(|_| is_object).ok_or("not a Mach-O object file")?;
+    let longest = starts.keys().map(|name| name.len()).max().unwrap_or(0);
+    for symbol in own.symbols {
+        if is_defined(symbol) {
+            let name = own.name(symbol.n_strx.get(LittleEndian), longest + 1);
+            if let Some(start @ None) = starts.get_mut(name) {
+                *start = Some(symbol.n_value.get(LittleEndian));
+            }
+        }
+    }
+    let mut places: Vec<(u64, u32)> = asked
+        .iter()
+        .filter_map(|asked| {
+            let start = *starts.get(nlists.name(asked.function.name, MAX_NAME_BYTES))?;
+            Some((start?.checked_add(asked.into)?, asked.index))
+        })
+        .collect();
+    places.sort_unstable();
+    places.dedup_by_key(|(address, _)| *address);
+    if places.is_empty() {
+        return Err("it has none of the functions that are said to be from it".to_owned());
+    }
+    let (addresses, indices) = places.into_iter().unzip();
+    Ok(ObjectFile { bytes, addresses, indices })
+}

@@ -1,0 +1,80 @@
+//! The file that several debug files have in common: what `dwz -m` took out of each.
+//!
+//! Input: a debug file, hostile, and [`Files`]. Output: the file that it names, if it is the
+//! one that was made with it. Not for: reading it (see `dwarf`).
+//!
+//! Formats: `.gnu_debugaltlink` is a path and a build id (dwz(1)); `.debug_sup` of DWARF 5,
+//! 7.3.6, is a path and a checksum that the other file repeats.
+
+use std::borrow::Cow;
+
+use super::{build_id_path, mismatch, section};
+use crate::image::macho::uleb;
+use crate::target::{Files, ImageBytes};
+
+/// What tells that a file is the right one.
+enum Mark<'a> {
+    BuildId(&'a [u8]),
+    Checksum(&'a [u8]),
+}
+
+/// Finds the file; `None` if none is named, or none fits, which `problems` then tells.
+pub(super) fn find(
+    debug: &ImageBytes,
+    debug_path: &str,
+    files: &dyn Files,
+    problems: &mut Vec<String>,
+) -> Option<ImageBytes> {
+    let (path, mark) = named(debug.bytes())?;
+    let directory = debug_path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let stated = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
+    let by_id = match mark {
+        Mark::BuildId(id) => build_id_path(id),
+        Mark::Checksum(_) => None,
+    };
+    let mut why = Vec::new();
+    for path in std::iter::once(stated).chain(by_id) {
+        let fits = |file: ImageBytes| match mark {
+            Mark::BuildId(id) => mismatch(file.bytes(), id).map(|()| file),
+            Mark::Checksum(sum) => match supplement(file.bytes()) {
+                Some(found) if found.is_the_common_file && found.checksum == sum => Ok(file),
+                _ => {
+                    Err("it is of another build (its checksum differs); install the one that fits".to_owned())
+                }
+            },
+        };
+        match files.open(&path).and_then(fits) {
+            Ok(file) => return Some(file),
+            Err(reason) => why.push(format!("{path}: {reason}")),
+        }
+    }
+    problems.push(why.join(", "));
+    None
+}
+
+/// The path that a debug file names, and how the file is known.
+fn named(debug: &[u8]) -> Option<(Cow<'_, str>, Mark<'_>)> {
+    if let Some(link) = section(debug, ".gnu_debugaltlink") {
+        let end = link.iter().position(|byte| *byte == 0)?;
+        let (path, id) = (link.get(..end)?, link.get(end + 1..)?);
+        return Some((String::from_utf8_lossy(path), Mark::BuildId(id)));
+    }
+    let found = supplement(debug).filter(|found| !found.is_the_common_file)?;
+    Some((String::from_utf8_lossy(found.path), Mark::Checksum(found.checksum)))
+}
+
+struct Supplement<'a> {
+    is_the_common_file: bool,
+    path: &'a [u8],
+    checksum: &'a [u8],
+}
+
+/// Reads `.debug_sup`.
+fn supplement(file: &[u8]) -> Option<Supplement<'_>> {
+    let (head, rest) = section(file, ".debug_sup")?.split_first_chunk::<3>()?;
+    let [5, 0, is_the_common_file] = *head else { return None };
+    let end = rest.iter().position(|byte| *byte == 0)?;
+    let (path, mut rest) = (rest.get(..end)?, rest.get(end + 1..)?);
+    let length = usize::try_from(uleb(&mut rest)?).ok()?;
+    Some(Supplement { is_the_common_file: is_the_common_file != 0, path, checksum: rest.get(..length)? })
+}

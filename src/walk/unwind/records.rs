@@ -1,0 +1,76 @@
+//! When a walk by frame pointers is complete. A chain of frame records that ends near the
+//! thread's birth proves nothing: a function without one leaves rbp alone, or uses it for
+//! something else, and its caller or all others are missing. Input: registers, stack, rows;
+//! output: the frames of a chain in which every function is known to keep a record.
+//!
+//! Not for: a way around functions without frame records, which is `How::Auto`.
+
+use super::Unwinder;
+use super::frame::Frame;
+use super::rule::{Kind, Rule};
+use crate::addr::{Avma, CodeAddress};
+use crate::registers::X86_64;
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::{Ended, Input, Walked};
+
+/// Frames of start code, which C libraries build without frame pointers: `_start`,
+/// `__libc_start_main`, `__libc_start_call_main`; `clone3`, `start_thread`. They are walked
+/// by their rows.
+const START_FRAMES_MAX: usize = 4;
+
+impl Unwinder {
+    /// Walks by records that are all known to be there, to the thread's first function.
+    /// `None`, with `out` as it may be, where that is not known of one.
+    pub(in crate::walk) fn by_kept_records(
+        &mut self,
+        registers: &X86_64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Option<Walked> {
+        let mut frame = Frame::new(registers);
+        out.clear();
+        out.push(frame.address, Method::Context);
+        let mut reached = frame.sp();
+        loop {
+            if out.len() >= input.max_depth {
+                return None;
+            }
+            let rule = self.cache.rule(frame.address, input.code);
+            if rule.kind == Kind::Root {
+                return Some(Walked { ended: Ended::Root, reached });
+            }
+            let is_leaf = out.len() == 1 && rule.is_ordinary() && rule.method() == Method::Cfi;
+            if !is_leaf && !keeps_record(rule) {
+                break;
+            }
+            let next = frame.step(rule, &mut self.cache, input).ok()?;
+            (frame, _) = self.check(&frame, next, Method::FramePointer, input).ok()?;
+            reached = frame.sp();
+            out.push(frame.address, Method::FramePointer);
+        }
+        let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
+        let input = Input { max_depth: limit, ..*input };
+        let walked = self.go_on(How::Cfi, &mut frame, &input, out);
+        (walked.ended == Ended::Root).then_some(walked)
+    }
+
+    /// Whether unwind information is known of any of these frames (look-up addresses).
+    pub(in crate::walk) fn knows_rows(&mut self, addresses: &[u64], input: &Input<'_>) -> bool {
+        addresses.iter().enumerate().any(|(index, lookup)| {
+            let address = match index {
+                0 => CodeAddress::Pc(Avma(*lookup)),
+                _ => CodeAddress::Return(Avma(lookup.wrapping_add(1))),
+            };
+            let rule = self.cache.rule(address, input.code);
+            rule.kind == Kind::Unusual || rule.is_ordinary() && rule.method() == Method::Cfi
+        })
+    }
+}
+
+/// Whether rbp points to the frame record of the function: CFA = rbp+16, the caller's rbp
+/// and the return address right below it.
+fn keeps_record(rule: Rule) -> bool {
+    (rule.kind, rule.method()) == (Kind::FramePointer, Method::Cfi)
+        && (rule.cfa, rule.return_at, rule.frame_pointer_at) == (2, 1, 0)
+        && rule.saves_frame_pointer()
+}

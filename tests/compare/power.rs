@@ -1,0 +1,205 @@
+//! How often the gate is right, on made-up runs: forty functions, runs that differ by a common
+//! factor, functions that differ beyond it, and counting noise. The rates of real runs are
+//! those of `cargo bench --bench gate`; the noise here is set after them.
+
+use stackprof::gate::measured::{FunctionSamples, Unit};
+use stackprof::gate::verdict::{MovedWhy, State};
+use stackprof::gate::{Measured, Options, Report, Verdict, judge};
+use stackprof::rng::Rng;
+
+const FUNCTIONS: usize = 40;
+const RUNS: usize = 7;
+/// Samples of a run: 1.2 s at 997 Hz.
+const SAMPLES: f64 = 1200.0;
+/// Spread of the common factor of a run.
+const RUN_NOISE: f64 = 0.045;
+/// Spread of each function in a run beyond that.
+const FUNCTION_NOISE: f64 = 0.15;
+const SLOWED: usize = 11;
+
+/// What the new code costs: of each function, in parts of the program's whole cost before.
+type Change = fn(usize) -> f64;
+
+fn normal(rng: &mut Rng) -> f64 {
+    (0..12).map(|_| rng.within(0, 1 << 40) as f64 / (1u64 << 40) as f64).sum::<f64>() - 6.0
+}
+
+/// Knuth's product of uniform numbers, in pieces that do not underflow.
+fn poisson(rng: &mut Rng, mut mean: f64) -> f64 {
+    let mut count = 0.0;
+    while mean > 0.0 {
+        let piece = mean.min(30.0);
+        mean -= piece;
+        let mut product = 1.0;
+        loop {
+            product *= (rng.within(0, (1 << 40) - 1) as f64 + 0.5) / (1u64 << 40) as f64;
+            if product < (-piece).exp() {
+                break;
+            }
+            count += 1.0;
+        }
+    }
+    count
+}
+
+fn share(function: usize) -> f64 {
+    let weight = |function: usize| 1.0 / (function * 7 % FUNCTIONS + 4) as f64;
+    weight(function) / (0..FUNCTIONS).map(weight).sum::<f64>()
+}
+
+fn runs(rng: &mut Rng, runs_per_side: usize, more: Change) -> Measured {
+    let mut functions: Vec<FunctionSamples> = (0..FUNCTIONS)
+        .map(|function| FunctionSamples { name: format!("f{function:02}"), own: vec![], total: vec![] })
+        .collect();
+    let mut totals = Vec::new();
+    for run in 0..2 * runs_per_side {
+        let factor = (RUN_NOISE * normal(rng)).exp();
+        let mut total = 0.0;
+        for (index, function) in functions.iter_mut().enumerate() {
+            let cost = share(index) + if run < runs_per_side { 0.0 } else { more(index) };
+            let noise = (FUNCTION_NOISE * normal(rng)).exp();
+            let count = poisson(rng, SAMPLES * cost.max(0.0) * factor * noise);
+            function.own.push(count);
+            total += count;
+        }
+        totals.push(total);
+    }
+    for function in &mut functions {
+        function.total = function.own.clone();
+    }
+    Measured {
+        base_runs: runs_per_side,
+        per_sample: vec![1.0 / 997.0; totals.len()],
+        totals,
+        unit: Unit::Seconds,
+        functions,
+    }
+}
+
+/// Reports of so many gates.
+fn gates(count: usize, runs_per_side: usize, more: Change) -> Vec<Report> {
+    let mut rng = Rng::new(20_240);
+    (0..count).map(|_| judge(&runs(&mut rng, runs_per_side, more), &Options::default())).collect()
+}
+
+fn failed(reports: &[Report]) -> usize {
+    reports.iter().filter(|report| report.verdict == Verdict::Regression).count()
+}
+
+/// Gates that fail and name the slowed function first.
+fn named_first(reports: &[Report]) -> usize {
+    let first = format!("f{SLOWED:02}");
+    let named = |report: &&Report| {
+        report.verdict == Verdict::Regression
+            && report.functions.first().is_some_and(|row| row.name == first && row.state == State::Grown)
+    };
+    reports.iter().filter(named).count()
+}
+
+fn slowed_by(function: usize, part: f64) -> f64 {
+    if function == SLOWED { part } else { 0.0 }
+}
+
+#[test]
+fn unchanged_code_fails_in_at_most_one_gate_of_twenty() {
+    for runs_per_side in [4, RUNS] {
+        let reports = gates(200, runs_per_side, |_| 0.0);
+        assert!(failed(&reports) <= 10, "{} of 200 gates, {runs_per_side} runs a side", failed(&reports));
+    }
+}
+
+#[test]
+fn too_few_runs_do_not_cry_wolf() {
+    for runs_per_side in [1, 2, 3] {
+        let reports = gates(200, runs_per_side, |_| 0.0);
+        assert!(failed(&reports) <= 10, "{} of 200 gates, {runs_per_side} runs a side", failed(&reports));
+    }
+    // +60 % of the whole is seen even so.
+    let reports = gates(100, 1, |function| slowed_by(function, 0.6));
+    assert!(named_first(&reports) >= 95, "{}", named_first(&reports));
+}
+
+#[test]
+fn five_percent_of_the_total_in_one_function_are_found_and_named_first() {
+    let reports = gates(100, RUNS, |function| slowed_by(function, 0.05));
+    assert!(named_first(&reports) >= 95, "{} of 100", named_first(&reports));
+    let inside = reports.iter().filter(|report| {
+        let row = &report.functions[0];
+        let truth = 0.05 / share(SLOWED);
+        row.cpu.interval.is_some_and(|interval| interval.low <= truth && truth <= interval.high)
+    });
+    assert!(inside.count() >= 88, "the interval holds what was planted");
+}
+
+#[test]
+fn a_uniform_slowdown_is_the_totals_and_no_functions() {
+    let reports = gates(100, RUNS, |function| share(function) * 0.15);
+    let total = reports.iter().filter(|report| report.total_grown).count();
+    assert!(total >= 95, "{total} of 100");
+    let blamed = reports.iter().filter(|report| report.functions.iter().any(|row| row.state == State::Grown));
+    assert!(blamed.count() <= 5);
+}
+
+#[test]
+fn moved_cost_is_told_and_fails_only_when_asked() {
+    let moved: Change = |function| match function {
+        SLOWED => 0.05,
+        0 => -0.05,
+        _ => 0.0,
+    };
+    let reports = gates(100, RUNS, moved);
+    assert!(failed(&reports) <= 10, "{} of 100 fail", failed(&reports));
+    let told = |report: &&Report| {
+        let state = |name: &str| report.functions.iter().find(|row| row.name == name).map(|row| row.state);
+        state("f11") == Some(State::Moved) && state("f00") == Some(State::Shrunk)
+    };
+    assert!(reports.iter().filter(told).count() >= 80, "{}", reports.iter().filter(told).count());
+    let mut rng = Rng::new(7);
+    let measured = runs(&mut rng, RUNS, moved);
+    let strict = judge(&measured, &Options { strict: true, ..Options::default() });
+    assert_eq!(strict.verdict, Verdict::Regression);
+}
+
+#[test]
+fn callees_that_were_inlined_are_no_regression() {
+    // Each of the callees loses too little to be seen by itself.
+    let callees = 20..FUNCTIONS;
+    let mut rng = Rng::new(4);
+    let mut by_inlining = 0;
+    for _ in 0..100 {
+        let mut measured = runs(&mut rng, RUNS, |function| match function {
+            SLOWED => 0.06,
+            20.. => -0.06 / 20.0,
+            _ => 0.0,
+        });
+        let mut total = measured.functions[SLOWED].own.clone();
+        for callee in callees.clone() {
+            total.iter_mut().zip(&measured.functions[callee].own).for_each(|(sum, own)| *sum += own);
+        }
+        measured.functions[SLOWED].total = total;
+        let report = judge(&measured, &Options::default());
+        let row = report.functions.iter().find(|row| row.name == "f11").unwrap();
+        by_inlining +=
+            usize::from(row.state == State::Moved && report.moved_why == Some(MovedWhy::FromCallees));
+    }
+    assert!(by_inlining >= 80, "{by_inlining} of 100");
+}
+
+#[test]
+fn nobody_is_blamed_because_another_function_got_faster() {
+    let reports = gates(100, RUNS, |function| if function == 0 { -0.09 } else { 0.0 });
+    assert!(failed(&reports) <= 5, "{} of 100 fail", failed(&reports));
+    let faster =
+        |report: &&Report| report.functions.iter().any(|row| row.name == "f00" && row.state == State::Shrunk);
+    let found = reports.iter().filter(faster).count();
+    assert!(found >= 95, "{found} of 100");
+}
+
+#[test]
+fn the_same_runs_give_the_same_report() {
+    let measured = runs(&mut Rng::new(3), 12, |function| slowed_by(function, 0.03));
+    let options = Options { seed: 5, ..Options::default() };
+    assert_eq!(judge(&measured, &options), judge(&measured, &options));
+    let other = judge(&measured, &Options { seed: 6, ..options });
+    assert_eq!(other.verdict, judge(&measured, &options).verdict);
+}

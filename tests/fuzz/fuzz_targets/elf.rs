@@ -1,0 +1,22 @@
+//! A whole ELF or Mach-O file: headers, and where its bytes and addresses belong together.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use stackprof::addr::Svma;
+use stackprof::image::elf::same_file;
+use stackprof::image::object::Object;
+use stackprof::symbol::sections;
+
+fuzz_target!(|data: &[u8]| {
+    let _ = sections::all(data);
+    let (head, file) = data.split_at(data.len() / 2);
+    let _ = same_file(head, file);
+    let Ok(object) = Object::parse(data) else { return };
+    let (_, _, _) = (object.base_svma(), object.build_id(), object.entry());
+    for at in (0..4096).map(|index| index * 16).chain([u64::MAX, u64::MAX / 2]) {
+        if let Some(offset) = object.svma_of(at).and_then(|svma| object.file_offset_of(svma)) {
+            let _ = object.svma_of(offset);
+        }
+        let _ = object.file_offset_of(Svma(at));
+    }
+});
