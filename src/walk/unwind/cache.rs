@@ -6,8 +6,9 @@
 use super::code::{self, Leads};
 use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
+use super::{body, flow};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 use crate::walk::table::Table;
 use crate::walk::{Code, call};
@@ -144,6 +145,9 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
         return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
+    if code.begins_threads(address.lookup()).is_some() {
+        return (in_macho(address, code), follows_call);
+    }
     let here = code.code(at).unwrap_or_default();
     if call::is_sigreturn(here) {
         return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
@@ -163,6 +167,19 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         None => Found::Nothing,
     };
     (found, follows_call)
+}
+
+/// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
+fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
+    let said = match code.body(address.lookup()) {
+        Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
+        _ => None,
+    };
+    let found = match said {
+        Some((row, method)) if row.signal => Some((row, method)),
+        said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
+    };
+    found.map_or(Found::Nothing, |(row, method)| Found::Row(row, method))
 }
 
 /// How far into `__start_context` an address is. The first function of a `makecontext`
