@@ -179,7 +179,7 @@ fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
         Some((row, method)) if row.signal => Some((row, method)),
         said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
     };
-    found.map_or(Found::Nothing, |(row, method)| Found::Row(row, method))
+    found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
 }
 
 /// How far into `__start_context` an address is. The first function of a `makecontext`
