@@ -78,7 +78,7 @@ cc -O1 -g -fno-omit-frame-pointer -fexceptions -pthread -shared-libgcc -Wall -We
 mach_o() {
     local from="$1" to="$2"
     shift 2
-    clang-19 -target x86_64-apple-macos11 -ffreestanding -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror \
+    clang-19 -target x86_64-apple-macos11 -fno-builtin -fno-stack-protector -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror \
         -Wno-incompatible-library-redeclaration -c -o "$to.o" "$from"
     ld64.lld-19 -arch x86_64 -platform_version macos 11.0 11.0 "-L$stubs" -lSystem "$@" -o "$to" "$to.o"
     rm "$to.o"

@@ -8,13 +8,20 @@ pub const COLUMNS: usize = 17;
 /// The column of the return address.
 pub const RETURN_ADDRESS: usize = 16;
 
-/// A row of x86_64 unwind information in full.
+/// Columns of a row of aarch64: x0 to x30 and the stack pointer by DWARF number, then the
+/// program counter, which only signal frames have apart from x30 (AADWARF64, 4.1).
+pub const AARCH64_COLUMNS: usize = 33;
+
+/// The column of the program counter that a signal interrupted, on aarch64.
+pub const AARCH64_PC: usize = 32;
+
+/// A row of unwind information in full; of x86_64 unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct Row<const N: usize = COLUMNS> {
     /// Where the canonical frame address (CFA) is: the stack pointer before the call.
     pub cfa: Cfa,
     /// Where each register of the caller is.
-    pub columns: [Column; COLUMNS],
+    pub columns: [Column; N],
     /// The "caller" was interrupted by a signal: its registers are all exact, and its
     /// program counter is one, not a return address.
     pub signal: bool,
@@ -47,6 +54,36 @@ pub enum Column {
     AtExpression(Box<[u8]>),
     /// It is the value of such an expression.
     IsExpression(Box<[u8]>),
+}
+
+/// A row of aarch64.
+pub type RowAarch64 = Row<AARCH64_COLUMNS>;
+
+impl<const N: usize> Row<N> {
+    /// A row that saves nothing.
+    #[must_use]
+    pub fn new(cfa: Cfa) -> Row<N> {
+        Row { cfa, columns: std::array::from_fn(|_| Column::Same), signal: false }
+    }
+}
+
+/// What unwind information says of the body of a function. In its prologue and epilogue,
+/// which Mach-O's does not describe, only the instructions tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// The row in the body.
+    pub row: BodyRow,
+    /// Compact unwind information says so, otherwise DWARF.
+    pub compact: bool,
+}
+
+/// A row, by processor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BodyRow {
+    /// x86_64.
+    X86_64(Box<Row>),
+    /// aarch64.
+    Aarch64(Box<RowAarch64>),
 }
 
 impl Row {

@@ -1,23 +1,25 @@
-//! Unwind information of an x86_64 ELF file: what a function's caller is found by at one
-//! instruction. Input: file bytes (or a vDSO's memory) and a stated address; output: a
-//! [`Row`].
+//! DWARF unwind information of ELF files for x86_64 and aarch64: what a function's caller is
+//! found by at one instruction. Input: file bytes (or a vDSO's memory) and a stated address;
+//! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
 //!
 //! `.eh_frame` through the binary search table of `.eh_frame_hdr` where that has one, else
 //! through an index made here, and `.debug_frame` for functions that are only there.
-//! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4.
+//! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian,
-    RegisterRule, UnwindContext, UnwindExpression, UnwindOffset, UnwindSection,
+    RegisterRule, UnwindContext, UnwindExpression, UnwindOffset, UnwindSection, Vendor,
 };
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Object, ObjectSection};
 
+use super::b_key::{self, Rewritten};
 use crate::addr::Svma;
-use crate::frame_rule::{COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
+use crate::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
 
 type Reader<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -30,6 +32,8 @@ pub struct Cfi {
     /// `.eh_frame`, then `.debug_frame`.
     tables: Vec<Table>,
     bases: BaseAddresses,
+    /// Registers that a row of the file's processor has.
+    columns: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -49,11 +53,17 @@ enum Search {
 }
 
 impl Cfi {
-    /// Finds the sections; `None` if the file has none, or is not for x86_64.
+    /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64 or
+    /// aarch64.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<Cfi> {
         let file = object::File::parse(bytes).ok()?;
-        if file.architecture() != object::Architecture::X86_64 || !file.is_64() {
+        let columns = match file.architecture() {
+            object::Architecture::X86_64 => COLUMNS,
+            object::Architecture::Aarch64 => AARCH64_COLUMNS,
+            _ => return None,
+        };
+        if file.format() != object::BinaryFormat::Elf || !file.is_64() || !file.is_little_endian() {
             return None;
         }
         let section = |name: &str| -> Option<(u64, Range<usize>)> {
@@ -80,35 +90,41 @@ impl Cfi {
             });
             let search = match header {
                 Some((_, header)) => Search::Header(header),
-                None => Search::Index(index(EhFrame::new(&bytes[frames.clone()], LittleEndian), &bases)),
+                None => Search::Index(index(eh_frame(&bytes[frames.clone()]), &bases)),
             };
             tables.push(Table { frames, is_debug: false, search });
         }
         if let Some((_, frames)) = section(".debug_frame") {
-            let mut section = DebugFrame::new(&bytes[frames.clone()], LittleEndian);
-            section.set_address_size(8);
+            let section = debug_frame(&bytes[frames.clone()]);
             tables.push(Table { search: Search::Index(index(section, &bases)), frames, is_debug: true });
         }
-        (!tables.is_empty()).then_some(Cfi { tables, bases })
+        (!tables.is_empty()).then_some(Cfi { tables, bases, columns })
     }
 
     /// The row at an instruction; `bytes` are those that [`Cfi::find`] was given. `None`
-    /// where there is no information.
+    /// where there is no information, and for the rows of another processor.
     #[must_use]
-    pub fn row(&self, bytes: &[u8], pc: Svma) -> Option<Row> {
+    pub fn row<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+        if N != self.columns {
+            return None;
+        }
         self.tables.iter().find_map(|table| {
             let frames = bytes.get(table.frames.clone())?;
             if table.is_debug {
-                let mut section = DebugFrame::new(frames, LittleEndian);
-                section.set_address_size(8);
-                self.row_in(table, section, None, pc.0)
+                self.row_in(table, debug_frame(frames), None, pc.0)
             } else {
-                self.row_in(table, EhFrame::new(frames, LittleEndian), Some(bytes), pc.0)
+                self.row_in(table, eh_frame(frames), Some(bytes), pc.0)
             }
         })
     }
 
-    fn row_in<'a, S>(&self, table: &Table, section: S, bytes: Option<&'a [u8]>, pc: u64) -> Option<Row>
+    fn row_in<'a, S, const N: usize>(
+        &self,
+        table: &Table,
+        section: S,
+        bytes: Option<&'a [u8]>,
+        pc: u64,
+    ) -> Option<Row<N>>
     where
         S: UnwindSection<Reader<'a>>,
         S::Offset: UnwindOffset<usize>,
@@ -122,48 +138,120 @@ impl Cfi {
                 let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
                 usize::try_from(offset).ok()?
             }
-            Search::Index(index) => {
-                let at = index.partition_point(|(start, ..)| *start <= pc).checked_sub(1)?;
-                index.get(at).filter(|(_, end, _)| pc < *end)?.2
-            }
+            Search::Index(index) => entry_at(index, pc)?,
         };
-        let fde = section.fde_from_offset(&self.bases, S::Offset::from(offset), S::cie_from_offset).ok()?;
-        if !fde.contains(pc) {
-            return None;
-        }
-        let mut context = UnwindContext::new();
-        let row = fde.unwind_info_for_address(&section, &self.bases, &mut context, pc).ok()?;
-        let expression = |expression: UnwindExpression<usize>| -> Option<Box<[u8]>> {
-            let bytes = expression.get(&section).ok()?.0.slice();
-            (bytes.len() <= EXPRESSION_BYTES_MAX).then(|| bytes.into())
-        };
-        let cfa = match row.cfa() {
-            CfaRule::RegisterAndOffset { register, offset } => RowCfa::Register(
-                u8::try_from(register.0).ok().filter(|n| usize::from(*n) < COLUMNS)?,
-                *offset,
-            ),
-            CfaRule::Expression(code) => RowCfa::Expression(expression(*code)?),
-        };
-        let mut columns: [Column; COLUMNS] = Default::default();
-        for (register, rule) in row.registers() {
-            let Some(column) = columns.get_mut(usize::from(register.0)) else { continue };
-            *column = match rule {
-                RegisterRule::Undefined => Column::Undefined,
-                RegisterRule::SameValue => Column::Same,
-                RegisterRule::Offset(at) => Column::At(*at),
-                RegisterRule::ValOffset(at) => Column::Is(*at),
-                RegisterRule::Register(other) => Column::In(u8::try_from(other.0).ok()?),
-                RegisterRule::Expression(code) => Column::AtExpression(expression(*code)?),
-                RegisterRule::ValExpression(code) => Column::IsExpression(expression(*code)?),
-                _ => return None,
-            };
-        }
-        // A return address that stays in its column would be the pc itself.
-        if columns[RETURN_ADDRESS] == Column::Same {
-            return None;
-        }
-        Some(Row { cfa, columns, signal: fde.cie().is_signal_trampoline() })
+        row_of(section, &self.bases, offset, pc, &[])
     }
+}
+
+fn eh_frame(bytes: &[u8]) -> EhFrame<Reader<'_>> {
+    let mut section = EhFrame::new(bytes, LittleEndian);
+    // The others have no such instruction, so it need not be told which processor it is.
+    section.set_vendor(Vendor::AArch64);
+    section
+}
+
+fn debug_frame(bytes: &[u8]) -> DebugFrame<Reader<'_>> {
+    let mut section = DebugFrame::new(bytes, LittleEndian);
+    section.set_address_size(8);
+    section.set_vendor(Vendor::AArch64);
+    section
+}
+
+/// An `.eh_frame` section that is searched by offset or by an index of its own.
+#[derive(Clone, Debug)]
+pub(super) struct Entries {
+    bases: BaseAddresses,
+    index: OnceLock<Vec<(u64, u64, usize)>>,
+    rewritten: OnceLock<Option<Rewritten>>,
+}
+
+impl Entries {
+    /// Of a section that the file states at `svma`; `text` is what text-relative pointers
+    /// count from.
+    pub(super) fn new(svma: Svma, text: Svma) -> Entries {
+        let bases = BaseAddresses::default().set_eh_frame(svma.0).set_text(text.0);
+        Entries { bases, index: OnceLock::new(), rewritten: OnceLock::new() }
+    }
+
+    /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
+    pub(super) fn row<const N: usize>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<N>> {
+        let (bytes, not_signal) = self.readable(bytes);
+        row_of(eh_frame(bytes), &self.bases, offset, pc.0, not_signal)
+    }
+
+    /// The row at `pc`, whose entry is searched for.
+    pub(super) fn search<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+        let (readable, _) = self.readable(bytes);
+        let index = self.index.get_or_init(|| index(eh_frame(readable), &self.bases));
+        self.row(bytes, entry_at(index, pc.0)?, pc)
+    }
+
+    /// The section as gimli reads it, and the CIEs whose mark of signal trampolines is not theirs.
+    fn readable<'a>(&'a self, bytes: &'a [u8]) -> (&'a [u8], &'a [usize]) {
+        match self.rewritten.get_or_init(|| b_key::rewrite(bytes)) {
+            Some(rewritten) => (&rewritten.bytes, &rewritten.not_signal),
+            None => (bytes, &[]),
+        }
+    }
+}
+
+/// The offset of the entry that covers an address.
+fn entry_at(index: &[(u64, u64, usize)], pc: u64) -> Option<usize> {
+    let at = index.partition_point(|(start, ..)| *start <= pc).checked_sub(1)?;
+    index.get(at).filter(|(_, end, _)| pc < *end).map(|(.., offset)| *offset)
+}
+
+/// The row of the entry at an offset.
+fn row_of<'a, S, const N: usize>(
+    section: S,
+    bases: &BaseAddresses,
+    offset: usize,
+    pc: u64,
+    not_signal: &[usize],
+) -> Option<Row<N>>
+where
+    S: UnwindSection<Reader<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    let fde = section.fde_from_offset(bases, S::Offset::from(offset), S::cie_from_offset).ok()?;
+    if !fde.contains(pc) {
+        return None;
+    }
+    let mut context = UnwindContext::new();
+    let row = fde.unwind_info_for_address(&section, bases, &mut context, pc).ok()?;
+    let expression = |expression: UnwindExpression<usize>| -> Option<Box<[u8]>> {
+        let bytes = expression.get(&section).ok()?.0.slice();
+        (bytes.len() <= EXPRESSION_BYTES_MAX).then(|| bytes.into())
+    };
+    let cfa = match row.cfa() {
+        CfaRule::RegisterAndOffset { register, offset } => {
+            RowCfa::Register(u8::try_from(register.0).ok().filter(|n| usize::from(*n) < N)?, *offset)
+        }
+        CfaRule::Expression(code) => RowCfa::Expression(expression(*code)?),
+    };
+    let mut found = Row::<N>::new(cfa);
+    for (register, rule) in row.registers() {
+        // Others are not kept: vector registers, whether the return address is signed (it is
+        // stripped all the same).
+        let Some(column) = found.columns.get_mut(usize::from(register.0)) else { continue };
+        *column = match rule {
+            RegisterRule::Undefined => Column::Undefined,
+            RegisterRule::SameValue => Column::Same,
+            RegisterRule::Offset(at) => Column::At(*at),
+            RegisterRule::ValOffset(at) => Column::Is(*at),
+            RegisterRule::Register(other) => Column::In(u8::try_from(other.0).ok()?),
+            RegisterRule::Expression(code) => Column::AtExpression(expression(*code)?),
+            RegisterRule::ValExpression(code) => Column::IsExpression(expression(*code)?),
+            _ => return None,
+        };
+    }
+    // On x86_64 a return address that stays in its column would be the pc itself.
+    if N == COLUMNS && found.columns[RETURN_ADDRESS] == Column::Same {
+        return None;
+    }
+    found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
+    Some(found)
 }
 
 fn checked(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {
@@ -268,9 +356,10 @@ mod tests {
     fn what_is_no_file_or_no_code_has_no_rule() {
         let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let cfi = Cfi::find(&bytes).unwrap();
-        assert_eq!(cfi.row(&bytes, Svma(0)), None);
-        assert_eq!(cfi.row(&bytes, Svma(u64::MAX)), None);
-        assert_eq!(cfi.row(&bytes[..100], Svma(0x1000)), None);
+        assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(0)), None);
+        assert_eq!(cfi.row::<AARCH64_COLUMNS>(&bytes, Svma(0x1000)), None);
+        assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(u64::MAX)), None);
+        assert_eq!(cfi.row::<COLUMNS>(&bytes[..100], Svma(0x1000)), None);
         assert!(Cfi::find(b"\x7fELF").is_none());
     }
 
@@ -292,7 +381,7 @@ mod tests {
             let mut compared = 0;
             for function in functions.step_by(29) {
                 let pc = Svma(function.address() + function.size() / 2);
-                assert_eq!(cfi.row(&other, pc), whole.row(&bytes, pc), "{pc}");
+                assert_eq!(cfi.row::<COLUMNS>(&other, pc), whole.row(&bytes, pc), "{pc}");
                 compared += 1;
             }
             assert!(compared > 50, "{compared}");
@@ -329,12 +418,12 @@ mod tests {
             }
             for _ in 0..200 {
                 let pc = Svma(text.address() + random(text.size()));
-                let _ = cfi.row(&mutated, pc);
+                let _ = cfi.row::<COLUMNS>(&mutated, pc);
             }
             if round % 50 == 0
                 && let Some(cfi) = Cfi::find(&mutated)
             {
-                let _ = cfi.row(&mutated, Svma(text.address()));
+                let _ = cfi.row::<COLUMNS>(&mutated, Svma(text.address()));
             }
         }
     }

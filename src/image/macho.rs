@@ -4,13 +4,15 @@
 //! Input: little-endian 64-bit Mach-O; every byte is hostile. Only the header and the
 //! load commands are read, so the first `32 + sizeofcmds` bytes of an image in a target's
 //! memory do as well as its file. Output: a small owned summary. Not for: symbols (see
-//! `symbol::table`), unwind tables, fixups, fat files (see [`fat`]).
+//! `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see [`fat`]).
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 
 pub mod export;
 pub mod fat;
 pub mod functions;
+pub mod unwind;
+pub mod unwind_info;
 
 #[cfg(test)]
 pub(crate) mod build;
@@ -23,8 +25,8 @@ use object::LittleEndian;
 use object::macho::{
     DyldInfoCommand, EncryptionInfoCommand64, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO,
     LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT_64, LC_SYMTAB, LC_UUID,
-    LinkeditDataCommand, MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SymtabCommand,
-    UuidCommand,
+    LinkeditDataCommand, MH_DYLINKER, MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS,
+    SymtabCommand, UuidCommand,
 };
 use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
 
@@ -103,6 +105,10 @@ pub struct MachO {
     /// Sections in the order of the file, at most [`MAX_SECTIONS`]: the addresses of those
     /// that hold instructions. The section number of a symbol is its index here plus 1.
     pub code: Vec<Option<Range<Svma>>>,
+    /// `__TEXT,__unwind_info`: compact unwind information.
+    pub unwind_info: Option<Range<Svma>>,
+    /// `__TEXT,__eh_frame`: DWARF unwind information.
+    pub eh_frame: Option<Range<Svma>>,
     /// Where the symbols are.
     pub linkedit: Linkedit,
 }
@@ -139,8 +145,18 @@ impl MachO {
             text,
             segments: found.segments,
             code: found.code,
+            unwind_info: found.unwind_info,
+            eh_frame: found.eh_frame,
             linkedit: found.linkedit,
         })
+    }
+
+    /// Whether threads begin to run in an image of this file name: in dyld's `start`, which
+    /// calls a program's `main` (before macOS 12 `start` of libdyld.dylib did), and in
+    /// `thread_start` and `start_wqthread` of libsystem_pthread.dylib.
+    #[must_use]
+    pub fn begins_threads(&self, name: &str) -> bool {
+        self.file_type == MH_DYLINKER.0 || matches!(name, "libsystem_pthread.dylib" | "libdyld.dylib")
     }
 
     /// The stated address of a byte of the file: in `__TEXT`, as far as it reaches in
@@ -222,6 +238,8 @@ struct Found {
     encrypted: bool,
     segments: Vec<Segment>,
     code: Vec<Option<Range<Svma>>>,
+    unwind_info: Option<Range<Svma>>,
+    eh_frame: Option<Range<Svma>>,
     linkedit: Linkedit,
 }
 
@@ -246,6 +264,14 @@ fn take(command: LoadCommandData<'_, LittleEndian>, found: &mut Found) -> object
                     let holds_code = flags & (S_ATTR_PURE_INSTRUCTIONS.0 | S_ATTR_SOME_INSTRUCTIONS.0) != 0;
                     let start = Svma(section.addr(endian));
                     let end = start.checked_add(section.size(endian));
+                    let unwind = match section.name() {
+                        b"__unwind_info" => Some(&mut found.unwind_info),
+                        b"__eh_frame" => Some(&mut found.eh_frame),
+                        _ => None,
+                    };
+                    if let Some((unwind, end)) = unwind.zip(end).filter(|_| segment.name() == b"__TEXT") {
+                        *unwind = Some(start..end);
+                    }
                     found.code.push(end.filter(|_| holds_code).map(|end| start..end));
                 }
             }

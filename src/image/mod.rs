@@ -4,6 +4,7 @@
 //! opens a file. Output: address → image and stated address, in any address space the
 //! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
 
+mod b_key;
 pub mod cfi;
 pub mod elf;
 pub mod macho;
@@ -15,10 +16,11 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::addr::{Avma, Svma};
-use crate::frame_rule::{FrameRule, Row};
+use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::target::{ImageBytes, Mapping, MappingKind};
 use cfi::Cfi;
 use macho::functions::Functions;
+use macho::unwind::Unwind;
 use object::Object;
 use space::{NO_IMAGE, Region, Space};
 
@@ -54,6 +56,7 @@ pub struct Image {
     object: Result<Object, String>,
     /// Read when a stack first leads here.
     cfi: OnceLock<Option<Cfi>>,
+    unwind: OnceLock<Option<Unwind>>,
     /// Read when first asked for: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
 }
@@ -75,6 +78,7 @@ impl Image {
             base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
             identity: mapping.identity,
             cfi: OnceLock::new(),
+            unwind: OnceLock::new(),
             functions: OnceLock::new(),
             bytes,
             object,
@@ -218,16 +222,49 @@ impl Images {
         self.row(pc)?.ordinary()
     }
 
-    /// What the unwind information says at a code address of the current space; `None`
-    /// where there is none.
+    /// What the unwind information of an ELF image says at a code address of the current
+    /// space; `None` where there is none, and for a row of another processor.
     #[must_use]
     pub fn row(&self, pc: Avma) -> Option<Row> {
+        self.row_of(pc)
+    }
+
+    /// The same for aarch64.
+    #[must_use]
+    pub fn row_aarch64(&self, pc: Avma) -> Option<RowAarch64> {
+        self.row_of(pc)
+    }
+
+    fn row_of<const N: usize>(&self, pc: Avma) -> Option<Row<N>> {
+        let (image, svma) = self.at(pc)?;
+        let bytes = image.bytes.as_ref().ok()?.bytes();
+        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
+        cfi.as_ref()?.row(bytes, svma)
+    }
+
+    /// What the unwind information of a Mach-O image says of the body of the function at a
+    /// code address of the current space.
+    #[must_use]
+    pub fn body(&self, pc: Avma) -> Option<Body> {
+        let (image, svma) = self.at(pc)?;
+        let macho = image.object()?.macho()?;
+        let unwind = image.unwind.get_or_init(|| Unwind::find(macho));
+        unwind.as_ref()?.body(macho, image.bytes.as_ref().ok()?, svma)
+    }
+
+    /// Whether the first functions of threads are in the Mach-O image at a code address of
+    /// the current space; `None` elsewhere, where they may be anywhere.
+    #[must_use]
+    pub fn begins_threads(&self, pc: Avma) -> Option<bool> {
+        let (image, _) = self.at(pc)?;
+        Some(image.object()?.macho()?.begins_threads(&image.name))
+    }
+
+    fn at(&self, pc: Avma) -> Option<(&Image, Svma)> {
         let region = self.current().find(pc.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
-        let bytes = image.bytes.as_ref().ok()?.bytes();
-        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
-        cfi.as_ref()?.row(bytes, image.object()?.svma_of(offset)?)
+        Some((image, image.object()?.svma_of(offset)?))
     }
 
     /// Where the program or library that a code address of the current space belongs to

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::Recording;
 use crate::addr::Avma;
-use crate::frame_rule::{FrameRule, Row};
+use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::image::Images;
 use crate::target::{Capture, Fault, ThreadId};
 use crate::walk::{self, Code, Ended, How, StackBytes, root};
@@ -40,6 +40,18 @@ impl Code for ImageCode<'_> {
 
     fn row(&self, lookup: Avma) -> Option<Row> {
         self.0.row(lookup)
+    }
+
+    fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
+        self.0.row_aarch64(lookup)
+    }
+
+    fn body(&self, lookup: Avma) -> Option<Body> {
+        self.0.body(lookup)
+    }
+
+    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
+        self.0.begins_threads(lookup)
     }
 
     fn entry(&self, pc: Avma) -> Option<Avma> {

@@ -21,8 +21,20 @@ pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, ou
     let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
     let link = registers.x[Aarch64::LR] & input.code_mask;
     out.push(CodeAddress::Pc(pc).lookup().0);
+    let leaf_return = link_is_caller(pc, link, frame_pointer, input);
+    let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
+    if let Some(address) = leaf_return {
+        out.push(CodeAddress::Return(address).lookup().0);
+    }
+    // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
+    // accepts 8 as some assembly does; progress and bounds are checked all the same.
+    fp::follow(frame_pointer, sp, leaf_return, input, facts, out)
+}
+
+/// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.
+pub(super) fn link_is_caller(pc: Avma, link: u64, frame_pointer: u64, input: &Input<'_>) -> bool {
     let in_record = input.stack.word(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
-    let link_is_caller = match record::is_own(pc, input.code) {
+    let no_record = match record::is_own(pc, input.code) {
         // Also when it repeats the record's return address: a function that recurses
         // from one place is stopped in its prologue.
         Some(own) => !own,
@@ -31,14 +43,7 @@ pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, ou
     // Behind the call in a function that saved only the link register, it holds the pc itself.
     // (So it does at a function whose caller, which it does not return to, ends right before.)
     let is_stale = link == pc.0 && record::reloads_link_register(pc, input.code);
-    let leaf_return = link_is_caller && link != 0 && !is_stale && is_code(link, input.code);
-    let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
-    if let Some(address) = leaf_return {
-        out.push(CodeAddress::Return(address).lookup().0);
-    }
-    // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
-    // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow(frame_pointer, sp, leaf_return, input, facts, out)
+    no_record && link != 0 && !is_stale && is_code(link, input.code)
 }
 
 /// Whether a link register can be one: the call before it is code, whatever comes after.

@@ -45,7 +45,8 @@ pub(super) fn follow(
         // The masks of aarch64: bits 63..47 may hold a signature.
         let return_address = word & input.code_mask;
         if return_address == 0 {
-            let ended = if next == 0 { Ended::Root } else { Ended::BadFrame };
+            let begins = outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup()));
+            let ended = if next == 0 && begins != Some(false) { Ended::Root } else { Ended::BadFrame };
             return Walked { ended, reached: record + 16 };
         }
         let lookup = CodeAddress::Return(Avma(return_address)).lookup();

@@ -26,7 +26,7 @@ use std::ops::Range;
 use facts::Facts;
 
 use crate::addr::Avma;
-use crate::frame_rule::{FrameRule, Row};
+use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::registers::Registers;
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -73,6 +73,23 @@ pub trait Code {
 
     /// What the unwind information says at a look-up address; `None` where there is none.
     fn row(&self, _lookup: Avma) -> Option<Row> {
+        None
+    }
+
+    /// The same for aarch64.
+    fn row_aarch64(&self, _lookup: Avma) -> Option<RowAarch64> {
+        None
+    }
+
+    /// What the unwind information of a Mach-O image says of the body of the function at a
+    /// look-up address; `None` where there is none.
+    fn body(&self, _lookup: Avma) -> Option<Body> {
+        None
+    }
+
+    /// Whether threads begin to run in the Mach-O image at a look-up address; `None`
+    /// elsewhere, where they may begin anywhere.
+    fn begins_threads(&self, _lookup: Avma) -> Option<bool> {
         None
     }
 
@@ -194,6 +211,9 @@ pub fn unwind(
     out.clear();
     match (how, registers) {
         (How::Auto | How::Cfi, Registers::X86_64(registers)) => unwinder.walk(how, registers, input, out),
+        (How::Auto | How::Cfi, Registers::Aarch64(registers)) => {
+            unwinder.walk_aarch64(how, registers, input, out)
+        }
         (_, Registers::X86_64(x86_64)) => match unwinder.by_kept_records(x86_64, input, out) {
             Some(complete) => complete,
             None => {

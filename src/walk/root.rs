@@ -8,7 +8,7 @@
 //! what its last return address returns to: the code that ends a program or a thread.
 
 use super::{Code, Ended, Input, StackBytes, fp};
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 
 /// Room for the frames of the start code between the outermost frame record and the
 /// thread's first stack pointer: `_start`, `__libc_start_main`, `__libc_start_call_main`
@@ -39,7 +39,12 @@ impl Chain {
     /// What it means that the chain ends here.
     #[must_use]
     pub fn end(&self, input: &Input<'_>) -> Ended {
+        let lookup = |outermost| CodeAddress::Return(outermost).lookup();
+        let begins_threads =
+            self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
         let whole = match (input.stack_top, self.outermost) {
+            // Of Mach-O images it is known where threads begin.
+            _ if begins_threads.is_some() => begins_threads == Some(true) && self.next == 0,
             _ if input.fp_always && self.next == 0 => true,
             // In the thread's first function itself, which nothing called.
             (top, None) => {

@@ -161,7 +161,7 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         cpus: cpus.filter(|cpus| *cpus > 0).unwrap_or(usize::MAX),
         code_mask: (1 << bits) - 1,
         fp_always: arch == Arch::Aarch64,
-        cfi: false,
+        cfi: true,
         stops_waits_unseen: true,
     }
 }

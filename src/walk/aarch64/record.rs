@@ -33,14 +33,15 @@ const FORWARD_MAX: usize = 4096;
 /// Instructions of a function that are read to see whether it is a piece of others.
 const OUTLINED_MAX: usize = 16;
 
-/// Most instructions that are read on the way back.
-const BACKWARD_MAX: usize = 32 << 10;
+/// Most instructions that are read on the way back: some 100 µs, as no walk by frame pointers
+/// keeps what it found.
+const BACKWARD_MAX: usize = 8 << 10;
 
 /// Bytes before the pc that are read where the start of the function is not known.
 const BACK_BYTES: u64 = 4096;
 
 /// Longest function whose branches are searched for the way to the pc.
-const FUNCTION_BYTES_MAX: u64 = 128 << 10;
+const FUNCTION_BYTES_MAX: u64 = 16 << 10;
 
 /// `ldr x30, [sp], #16`: the end of a call in a function that saved the link register alone.
 const POP_LINK_REGISTER: u32 = 0xf841_07fe;

@@ -21,6 +21,8 @@ pub(super) enum Failure {
     OutsideWindow,
     /// To what cannot be a caller.
     Refused,
+    /// To nothing, from the first function of a thread.
+    First,
 }
 
 impl Failure {
@@ -28,6 +30,7 @@ impl Failure {
         match self {
             Failure::OutsideWindow => Ended::WindowRanOut,
             Failure::Refused => Ended::BadFrame,
+            Failure::First => Ended::Root,
         }
     }
 }
@@ -66,7 +69,11 @@ impl Frame {
     }
 
     fn ordinary(&self, rule: Rule, saved: Saved, input: &Input<'_>) -> Result<Frame, Failure> {
-        let base = self.registers[if rule.kind == Kind::StackPointer { RSP } else { RBP }];
+        // Swift marks frame pointers above their address (see `fp::follow`).
+        let base = match rule.kind {
+            Kind::StackPointer => self.registers[RSP],
+            _ => self.registers[RBP] & input.code_mask,
+        };
         let at = |words: i16| Avma(base.wrapping_add_signed(i64::from(words) * 8));
         let address = self.word(at(rule.return_at), input)?;
         let mut next = *self;
@@ -168,15 +175,16 @@ impl Frame {
     /// The word at an address of the stack.
     #[inline]
     fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
-        input.stack.word(at).ok_or_else(|| self.why_not(at, input))
+        input.stack.word(at).ok_or_else(|| why_not(at, input))
     }
+}
 
-    #[cold]
-    fn why_not(&self, at: Avma, input: &Input<'_>) -> Failure {
-        let base = input.stack.base;
-        let above = at >= base && at - base < MAX_STACK_BYTES;
-        let in_stack = input.stack_limit.is_none_or(|limit| at < limit)
-            && input.stack_top.is_none_or(|top| base > top || at < top);
-        if above && in_stack { Failure::OutsideWindow } else { Failure::Refused }
-    }
+/// Why there is no word at an address of the stack.
+#[cold]
+pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
+    let base = input.stack.base;
+    let above = at >= base && at - base < MAX_STACK_BYTES;
+    let in_stack = input.stack_limit.is_none_or(|limit| at < limit)
+        && input.stack_top.is_none_or(|top| base > top || at < top);
+    if above && in_stack { Failure::OutsideWindow } else { Failure::Refused }
 }

@@ -1,4 +1,4 @@
-//! Unwinding on x86_64: from each frame to its caller by the row of unwind information at
+//! Unwinding on x86_64 (`aarch64.rs` mirrors it): from each frame to its caller by the row of unwind information at
 //! its address, or else by its code, its frame record, or a search of the stack. Input:
 //! registers, copied stack, `Code`; output: [`Frames`] and why the walk ended.
 //!
@@ -13,10 +13,13 @@
 //! one, its steps are made again from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
+mod aarch64;
+mod body;
 mod cache;
 mod code;
 mod doubts;
 mod expression;
+mod flow;
 mod frame;
 mod length;
 mod records;
@@ -29,7 +32,7 @@ use super::frames::{Frames, How, Method};
 use super::words::Words;
 use super::{Ended, Input, Walked};
 use crate::addr::{Avma, CodeAddress};
-use crate::registers::X86_64;
+use crate::registers::{Aarch64, X86_64};
 use cache::Cache;
 use doubts::Doubts;
 use frame::{Failure, Frame};
@@ -43,6 +46,7 @@ const RSP: usize = X86_64::RSP;
 #[derive(Clone, Debug, Default)]
 pub struct Unwinder {
     cache: Cache,
+    aarch64: aarch64::Unwinder,
     facts: Facts,
 }
 
@@ -60,12 +64,24 @@ impl Unwinder {
     /// Forgets what was learned: addresses may have another meaning now.
     pub fn images_changed(&mut self) {
         self.cache.clear();
+        self.aarch64.images_changed();
         self.facts.clear();
     }
 
     /// What walks by frame pointers keep.
     pub(super) fn facts(&mut self) -> &mut Facts {
         &mut self.facts
+    }
+
+    /// The same as [`Unwinder::walk`] on aarch64; see `aarch64.rs`.
+    pub(super) fn walk_aarch64(
+        &mut self,
+        how: How,
+        registers: &Aarch64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        self.aarch64.walk(how, registers, input, out)
     }
 
     /// Walks from the registers of a stopped thread; see [`super::unwind`].
@@ -183,7 +199,7 @@ impl Unwinder {
         let most = input.max_depth.saturating_sub(out.len());
         let mut steps = 0;
         while rule.is_ordinary() && steps < most {
-            let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer };
+            let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer & input.code_mask };
             let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
             let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
             // Below the stack pointer: see `Frame::ordinary`.
@@ -237,6 +253,12 @@ impl Unwinder {
             // A signal interrupts anywhere, and its handler may have a stack of its own.
             CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
             CodeAddress::Return(address) => {
+                let frame_pointer = next.registers[RBP] & input.code_mask;
+                if address == Avma(0)
+                    && body::is_first(from.address, address, frame_pointer, input.code) == Some(true)
+                {
+                    return Err(Failure::First);
+                }
                 next.sp() > from.sp()
                     && next.sp().0.is_multiple_of(8)
                     && self.cache.is_return(address, input.code)

@@ -42,6 +42,8 @@ impl Rule {
     const SAVES_FRAME_POINTER: u8 = 2;
     /// The rule was read from instructions, not from unwind information.
     const FROM_CODE: u8 = 4;
+    /// It was read from compact unwind information.
+    const COMPACT: u8 = 8;
 
     pub(super) fn of_kind(kind: Kind) -> Rule {
         Rule { kind, ..Rule::default() }
@@ -78,7 +80,11 @@ impl Rule {
     /// How a caller that it leads to was found.
     #[inline(always)]
     pub(super) fn method(self) -> Method {
-        if self.flags & Rule::FROM_CODE != 0 { Method::Code } else { Method::Cfi }
+        match self.flags & (Rule::FROM_CODE | Rule::COMPACT) {
+            0 => Method::Cfi,
+            Rule::COMPACT => Method::Compact,
+            _ => Method::Code,
+        }
     }
 
     /// Whether it is a row with a CFA on rsp or rbp, below which the registers lie.
@@ -140,7 +146,8 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
             saved.at[known] = Some(at);
         }
     }
-    Some((rule.with(Rule::FROM_CODE, method == Method::Code), saved))
+    let rule = rule.with(Rule::FROM_CODE, method == Method::Code);
+    Some((rule.with(Rule::COMPACT, method == Method::Compact), saved))
 }
 
 #[cfg(test)]

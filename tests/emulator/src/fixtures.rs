@@ -1,13 +1,14 @@
 //! Compiling and linking the programs of tests/fixtures/macho for macOS, without an SDK.
 //!
 //! Input: a processor, an optimisation level, what becomes of frame pointers. Output: an
-//! executable per program and one library, in a directory. Tools: clang-19, ld64.lld-19.
+//! executable per program and two libraries, in a directory. Tools: clang-19, ld64.lld-19.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs, without `.c`.
-pub const PROGRAMS: [&str; 6] = ["calls", "recursion", "tail", "stubs", "paths", "swift"];
+/// The sources of the programs.
+pub const PROGRAMS: [&str; 7] =
+    ["calls.c", "recursion.c", "tail.c", "stubs.c", "paths.c", "swift.c", "objects.cpp"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arch {
@@ -26,7 +27,7 @@ impl Arch {
 
 /// What becomes of frame pointers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Frames {
+pub enum FramePointers {
     /// `-fno-omit-frame-pointer`, the default on both processors.
     Kept,
     /// The same, but leaf functions may do without, as they do on arm64 at any rate.
@@ -37,29 +38,29 @@ pub enum Frames {
     Omitted,
 }
 
-impl Frames {
-    pub fn all(arch: Arch) -> impl Iterator<Item = Frames> {
-        let all = [Frames::Kept, Frames::KeptButInLeaves, Frames::KeptAndSigned, Frames::Omitted];
-        all.into_iter().filter(move |frames| arch == Arch::Arm64 || *frames != Frames::KeptAndSigned)
+impl FramePointers {
+    pub fn all(arch: Arch) -> impl Iterator<Item = FramePointers> {
+        let all = [FramePointers::Kept, FramePointers::KeptButInLeaves, FramePointers::KeptAndSigned, FramePointers::Omitted];
+        all.into_iter().filter(move |frames| arch == Arch::Arm64 || *frames != FramePointers::KeptAndSigned)
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            Frames::Kept => "kept",
-            Frames::KeptButInLeaves => "leafless",
-            Frames::KeptAndSigned => "signed",
-            Frames::Omitted => "omitted",
+            FramePointers::Kept => "kept",
+            FramePointers::KeptButInLeaves => "leafless",
+            FramePointers::KeptAndSigned => "signed",
+            FramePointers::Omitted => "omitted",
         }
     }
 
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Frames::Kept => &["-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer"],
-            Frames::KeptButInLeaves => &["-fno-omit-frame-pointer", "-momit-leaf-frame-pointer"],
-            Frames::KeptAndSigned => {
+            FramePointers::Kept => &["-fno-omit-frame-pointer", "-mno-omit-leaf-frame-pointer"],
+            FramePointers::KeptButInLeaves => &["-fno-omit-frame-pointer", "-momit-leaf-frame-pointer"],
+            FramePointers::KeptAndSigned => {
                 &["-fno-omit-frame-pointer", "-march=armv8.3-a", "-mbranch-protection=pac-ret"]
             }
-            Frames::Omitted => &["-fomit-frame-pointer", "-momit-leaf-frame-pointer"],
+            FramePointers::Omitted => &["-fomit-frame-pointer", "-momit-leaf-frame-pointer"],
         }
     }
 }
@@ -68,11 +69,13 @@ impl Frames {
 pub struct Variant {
     pub arch: Arch,
     pub optimisation: &'static str,
-    pub frames: Frames,
+    pub frames: FramePointers,
 }
 
 pub struct Built {
     pub dylib: PathBuf,
+    /// Where threads begin.
+    pub pthread: PathBuf,
     /// In the order of [`PROGRAMS`].
     pub programs: Vec<PathBuf>,
 }
@@ -85,7 +88,11 @@ pub fn build(variant: Variant, into: &Path) -> Built {
         let mut clang = Command::new("clang-19");
         clang.arg("-target").arg(format!("{}-apple-macos11", variant.arch.name()));
         clang.arg(format!("-{}", variant.optimisation)).args(variant.frames.flags());
-        clang.args(["-fno-stack-protector", "-ffreestanding", "-fno-builtin", "-fswift-async-fp=always"]);
+        clang.args(["-fno-stack-protector", "-fno-builtin", "-fswift-async-fp=always"]);
+        if file.ends_with(".cpp") {
+            // Virtual calls without the runtime type information of a C++ library.
+            clang.args(["-fexceptions", "-fno-rtti", "-std=c++17"]);
+        }
         clang.args(["-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument", "-c"]);
         run(clang.arg(source.join(file)).arg("-o").arg(&object));
         object
@@ -99,15 +106,19 @@ pub fn build(variant: Variant, into: &Path) -> Built {
     let dylib = into.join("libplugin.dylib");
     let name = ["-dylib", "-install_name", "@rpath/libplugin.dylib"];
     run(linker().args(name).arg(object("plugin.c")).arg("-o").arg(&dylib));
+    let pthread = into.join("libsystem_pthread.dylib");
+    let name = ["-dylib", "-install_name", "/usr/lib/system/libsystem_pthread.dylib"];
+    let parts = [object("thread_start.S"), object("pthread.c")];
+    run(linker().args(name).args(parts).arg("-o").arg(&pthread));
     let root = object("root.S");
     let program = |name: &&str| {
-        let program = into.join(name);
+        let program = into.join(Path::new(name).file_stem().unwrap());
         let mut linker = linker();
-        linker.args(["-e", "_thread_start"]).arg(object(&format!("{name}.c")));
+        linker.args(["-e", "_run"]).arg(object(name));
         run(linker.arg(&root).arg(&dylib).arg("-o").arg(&program));
         program
     };
-    Built { programs: PROGRAMS.iter().map(program).collect(), dylib }
+    Built { programs: PROGRAMS.iter().map(program).collect(), dylib, pthread }
 }
 
 /// What a tool prints.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use stackprof::addr::Avma;
 use stackprof::image::Images;
 use stackprof::registers::{Aarch64, Registers, X86_64};
-use stackprof::walk::{Ended, StackBytes};
+use stackprof::walk::{Ended, StackBytes, Unwinder};
 use unicorn_engine::{
     Arch as Cpu, Arm64CpuModel, Mode, Prot, RegisterARM64 as A, RegisterARM64CP, RegisterX86 as X, Unicorn,
     X86Insn,
@@ -46,7 +46,8 @@ pub struct Boundary<'a> {
 }
 
 /// A way to unwind: fills the look-up addresses, leaf first, and says why it ended.
-pub type Method = fn(&Boundary<'_>, &mut Vec<u64>) -> Ended;
+/// What it keeps from walk to walk is the `Unwinder`'s.
+pub type Method = fn(&Boundary<'_>, &mut Unwinder, &mut Vec<u64>) -> Ended;
 
 /// What a walk found at a boundary, compared with the truth.
 #[derive(Clone, Copy, Debug)]
@@ -54,11 +55,13 @@ pub struct Verdict {
     /// The addresses are exactly the true ones.
     pub exact: bool,
     pub ended: Ended,
+    /// The first frame that is wrong, from the leaf on, and what was found there; 0 is nothing.
+    pub differs_at: (usize, u64),
 }
 
 pub struct Outcome {
     pub judged: Vec<Judged<Verdict>>,
-    /// The function and offset of each judged address.
+    /// The function and offset of each judged address, and of what was found for it.
     pub names: BTreeMap<u64, String>,
     /// Boundaries at which the link register held a signed return address.
     pub signed: u64,
@@ -70,6 +73,7 @@ struct Run {
     arch: Arch,
     method: Method,
     images: Images,
+    unwinder: Unwinder,
     shadow: Shadow<Verdict>,
     stop: u64,
     last: Option<Last>,
@@ -101,12 +105,17 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     images.update(&mappings, &mut |mapping| Ok(loaded[mapping.identity.1 as usize].image_bytes()));
 
     // A new thread: nothing but a zero as return address on its stack, and no frame.
+    // thread_start gets the program's function as its argument.
     let sp = STACK.end - 0x100;
-    let entry = Point { pc: program.symbols["_thread_start"], sp, fp: 0, link: 0 };
+    let [start, main] = ["_thread_start", "_run"].map(|name| {
+        loaded.iter().find_map(|image| image.symbols.get(name)).copied().expect("a symbol")
+    });
+    let entry = Point { pc: start, sp, fp: 0, link: 0 };
     let run = Run {
         arch,
         method,
         images,
+        unwinder: Unwinder::default(),
         shadow: Shadow::new(functions, entry),
         stop: program.symbols["_stop"],
         last: None,
@@ -130,8 +139,8 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     }
     machine.mem_map(STACK.start, STACK.end - STACK.start, Prot::ALL).unwrap();
     match arch {
-        Arch::Arm64 => machine.reg_write(A::SP, sp).unwrap(),
-        Arch::X86_64 => machine.reg_write(X::RSP, sp).unwrap(),
+        Arch::Arm64 => machine.reg_write(A::SP, sp).and_then(|()| machine.reg_write(A::X0, main)).unwrap(),
+        Arch::X86_64 => machine.reg_write(X::RSP, sp).and_then(|()| machine.reg_write(X::RDI, main)).unwrap(),
     }
     machine.add_code_hook(1, 0, at_boundary).unwrap();
     // System calls do nothing.
@@ -146,7 +155,10 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     assert!(run.finished, "{}: {ended:?} at {pc:#x}", program.path.display());
     run.shadow.finish();
     let judged = std::mem::take(&mut run.shadow.judged);
-    let names = judged.iter().map(|judged| (judged.pc, run.shadow.name(judged.pc))).collect();
+    let found = judged.iter().map(|judged| judged.verdict.differs_at.1);
+    let known = |pc: &u64| loaded.iter().any(|image| image.text.contains(pc));
+    let addresses = judged.iter().map(|judged| judged.pc).chain(found.filter(known));
+    let names = addresses.map(|pc| (pc, run.shadow.name(pc))).collect();
     Outcome { judged, names, signed: run.signed, walking: run.walking }
 }
 
@@ -200,10 +212,13 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, address: u64, length: u32) {
     let boundary = Boundary { arch, registers, stack: bytes_there, stack_limit, images: &run.images };
     run.signed += u64::from(arch == Arch::Arm64 && link & !ADDRESS_MASK != 0);
     let before = Instant::now();
-    let ended = (run.method)(&boundary, &mut run.found);
+    let ended = (run.method)(&boundary, &mut run.unwinder, &mut run.found);
     run.walking += before.elapsed();
-    let exact = run.shadow.expected(now).eq(run.found.iter().copied());
-    run.shadow.judge(now, Verdict { exact, ended }, |at| bytes_there.word(Avma(at)));
+    let frames = run.found.iter().copied();
+    let exact = run.shadow.expected(now).eq(frames.clone());
+    let right = run.shadow.expected(now).zip(frames).take_while(|(expected, found)| expected == found).count();
+    let differs_at = (right, run.found.get(right).copied().unwrap_or(0));
+    run.shadow.judge(now, Verdict { exact, ended, differs_at }, |at| bytes_there.word(Avma(at)));
     run.stack = stack;
 }
 

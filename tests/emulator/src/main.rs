@@ -16,26 +16,49 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use stackprof::addr::Avma;
 use stackprof::registers::{Aarch64, Registers, X86_64};
 use stackprof::sampler::ImageCode;
-use stackprof::walk::{self, Ended};
+use stackprof::walk::{self, Ended, Frames, How, Unwinder};
 
-use fixtures::{Arch, Frames, PROGRAMS, Variant};
+use fixtures::{Arch, FramePointers, PROGRAMS, Variant};
 use load::Image;
 use machine::{ADDRESS_MASK, Boundary, Method};
 use report::Report;
 use shadow::Class;
 
 /// Ways to unwind that are measured, by name.
-const METHODS: [(&str, Method); 1] = [("fp", by_frame_pointers)];
+const METHODS: [(&str, Method); 3] = [("fp", by_frame_pointers), ("cfi", by_cfi), ("auto", by_auto)];
 
 /// Where the images are loaded: neither at the addresses they are linked at, nor equally far off.
 const PROGRAM_SLIDE: u64 = 0x04a1_0000;
 const LIBRARY_SLIDE: u64 = 0x1_8abc_0000;
+const PTHREAD_SLIDE: u64 = 0x1_9def_0000;
 
-fn by_frame_pointers(boundary: &Boundary<'_>, found: &mut Vec<u64>) -> Ended {
+fn by_frame_pointers(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
     let code = ImageCode(boundary.images);
     walk::walk(&boundary.registers, &input(boundary, &code), found).ended
+}
+
+fn by_cfi(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
+    by_unwind_information(How::Cfi, boundary, unwinder, found)
+}
+
+fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
+    by_unwind_information(How::Auto, boundary, unwinder, found)
+}
+
+fn by_unwind_information(
+    how: How,
+    boundary: &Boundary<'_>,
+    unwinder: &mut Unwinder,
+    found: &mut Vec<u64>,
+) -> Ended {
+    let code = ImageCode(boundary.images);
+    let mut frames = Frames { addresses: std::mem::take(found), ..Frames::default() };
+    let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames);
+    *found = frames.addresses;
+    walked.ended
 }
 
 /// What the macOS backend is to say of a thread.
@@ -52,15 +75,25 @@ fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageCode<'a>) -> walk::Input<'a
 }
 
 /// A method that is wrong on purpose: it never looks at the link register or at rsp.
-fn by_records_alone(boundary: &Boundary<'_>, found: &mut Vec<u64>) -> Ended {
+fn by_records_alone(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
     found.clear();
     found.push(boundary.registers.pc().0);
     let fp = match &boundary.registers {
         Registers::Aarch64(registers) => registers.x[Aarch64::FP],
         Registers::X86_64(registers) => registers.gpr[X86_64::RBP],
     };
-    let code = ImageCode(boundary.images);
-    walk::fp::follow(fp, boundary.registers.sp(), None, &input(boundary, &code), found).ended
+    let mut record = Avma(fp & ADDRESS_MASK);
+    while let (Some(saved), Some(word)) = (boundary.stack.word(record), boundary.stack.word(record + 8)) {
+        if word & ADDRESS_MASK == 0 {
+            break;
+        }
+        found.push((word & ADDRESS_MASK) - 1);
+        if saved & ADDRESS_MASK <= record.0 {
+            break;
+        }
+        record = Avma(saved & ADDRESS_MASK);
+    }
+    Ended::Root
 }
 
 fn main() -> ExitCode {
@@ -69,19 +102,20 @@ fn main() -> ExitCode {
     let mut report = Report::default();
     let mut proof = Report::default();
     for arch in [Arch::Arm64, Arch::X86_64] {
-        for frames in Frames::all(arch) {
+        for frames in FramePointers::all(arch) {
             for optimisation in ["O0", "O2", "Oz"] {
                 let variant = Variant { arch, optimisation, frames };
                 let name = format!("{}-{optimisation}-{}", arch.name(), frames.name());
                 let built = fixtures::build(variant, &directory.join(name));
                 let library = Image::load(&built.dylib, LIBRARY_SLIDE, arch, &[]);
+                let pthread = Image::load(&built.pthread, PTHREAD_SLIDE, arch, &[]);
                 for (program, path) in PROGRAMS.iter().zip(&built.programs) {
                     let image = Image::load(path, PROGRAM_SLIDE, arch, &[&library]);
-                    let images = [&image, &library];
+                    let images = [&image, &library, &pthread];
                     for (method, walk) in METHODS {
                         report.add(program, variant, method, &machine::execute(arch, &images, walk), &images);
                     }
-                    if frames == Frames::KeptButInLeaves && *program == "calls" {
+                    if frames == FramePointers::KeptButInLeaves && *program == "calls.c" {
                         let outcome = machine::execute(arch, &images, by_records_alone);
                         proof.add(program, variant, "records", &outcome, &images);
                     }

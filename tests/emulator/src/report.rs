@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use stackprof::walk::Ended;
 
-use crate::fixtures::{Frames, Variant, run};
+use crate::fixtures::{FramePointers, Variant, run};
 use crate::load::Image;
-use crate::machine::{Outcome, must_be_exact};
+use crate::machine::{Outcome, Verdict, must_be_exact};
 use crate::shadow::Class;
 
 /// Wrong addresses that are listed of a program, and of the whole.
@@ -21,6 +21,11 @@ const WORST: usize = 20;
 /// Boundaries that all programs of a variant have at least of each class with a bar: fewer
 /// were not measured.
 const BOUNDARIES_MIN: u64 = 1000;
+
+/// Of all boundaries of a processor and a treatment of frame pointers, those that `auto` walks
+/// exactly at least, and those that it walks wrongly and takes for complete at most.
+const EXACT_PER_MILLE: u64 = 995;
+const WRONG_ROOT_PER_10_000: u64 = 1;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
@@ -61,13 +66,15 @@ struct Row {
     walking: Duration,
 }
 
-/// An address whose walks were wrong.
+/// An address whose walks were wrong, or right and not known to be complete.
 struct Wrong {
     class: Class,
     count: u64,
     as_root: u64,
     place: String,
     instruction: String,
+    /// Of one of the walks: where it went wrong, and how it ended.
+    example: String,
 }
 
 #[derive(Default)]
@@ -85,7 +92,7 @@ impl Report {
         images: &[&Image],
     ) {
         let mut tallies: BTreeMap<Class, Tally> = BTreeMap::new();
-        let mut wrong: BTreeMap<(u64, Class), (u64, u64)> = BTreeMap::new();
+        let mut wrong: BTreeMap<(u64, Class), (u64, u64, Verdict)> = BTreeMap::new();
         for judged in &outcome.judged {
             let (exact, root) = (judged.verdict.exact, judged.verdict.ended == Ended::Root);
             tallies.entry(judged.class).or_default().add(&Tally {
@@ -94,16 +101,20 @@ impl Report {
                 unfinished: (exact && !root).into(),
                 wrong_root: (!exact && root).into(),
             });
-            if !exact {
-                let counts = wrong.entry((judged.pc, judged.class)).or_default();
+            if !(exact && root) {
+                let counts = wrong.entry((judged.pc, judged.class)).or_insert((0, 0, judged.verdict));
                 counts.0 += 1;
                 counts.1 += u64::from(root);
+                if !exact && counts.2.exact {
+                    counts.2 = judged.verdict;
+                }
             }
         }
         let instructions = if wrong.is_empty() { BTreeMap::new() } else { disassembly(images) };
         let mut wrong: Vec<Wrong> = wrong
             .into_iter()
-            .map(|((pc, class), (count, as_root))| Wrong {
+            .map(|((pc, class), (count, as_root, verdict))| Wrong {
+                example: example(&verdict, outcome),
                 class,
                 count,
                 as_root,
@@ -132,9 +143,9 @@ impl Report {
         for group in self.groups() {
             line(&mut out, "ALL", "", group[0], &sum(&group));
         }
-        out.push_str("\nworst addresses, all programs with frame pointers:\n");
-        for group in self.groups().iter().filter(|group| group[0].variant.frames != Frames::Omitted) {
-            worst(&mut out, group);
+        out.push_str("\nworst addresses by processor, frame pointers and method:\n");
+        for group in self.groups() {
+            worst(&mut out, &group);
         }
         out
     }
@@ -152,15 +163,24 @@ impl Report {
         let mut failures = Vec::new();
         for group in self.groups() {
             let (arch, frames) = (group[0].variant.arch, group[0].variant.frames);
-            if frames == Frames::KeptAndSigned && group.iter().all(|row| row.signed == 0) {
+            if frames == FramePointers::KeptAndSigned && group.iter().all(|row| row.signed == 0) {
                 failures.push(format!("{} {}: nothing was signed", arch.name(), frames.name()));
             }
+            let mut all = Tally::default();
+            sum(&group).values().for_each(|tally| all.add(tally));
+            let whole = format!("{} {} {}", arch.name(), frames.name(), group[0].method);
+            if group[0].method == "auto" && all.exact * 1000 < all.all * EXACT_PER_MILLE {
+                failures.push(format!("{whole}: only {} of {} walks are exact", all.exact, all.all));
+            }
+            if group[0].method == "auto" && all.wrong_root * 10_000 > all.all * WRONG_ROOT_PER_10_000 {
+                failures.push(format!("{whole}: {} wrong walks ended as if complete", all.wrong_root));
+            }
             for (class, tally) in sum(&group) {
-                let what = format!("{} {} {}", arch.name(), frames.name(), class.name());
+                let what = format!("{whole} {}", class.name());
                 if class == Class::Framed && tally.wrong_root > 0 {
                     failures.push(format!("{what}: {} wrong walks ended as if complete", tally.wrong_root));
                 }
-                if frames != Frames::Omitted && must_be_exact(arch, class) {
+                if frames != FramePointers::Omitted && must_be_exact(arch, class) {
                     let wrong = tally.all - tally.exact;
                     if wrong + tally.unfinished > 0 {
                         failures.push(format!(
@@ -232,7 +252,7 @@ fn worst(out: &mut String, rows: &[&Row]) {
         let variant = row.variant;
         let _ = writeln!(
             out,
-            "  {:>7} wrong, {:>7} of them as root: {:<9} {} {} {} {}: {} {}: {}",
+            "  {:>7} not right, {:>7} of them as root: {:<9} {} {} {} {}: {} {}: {}; {}",
             wrong.count,
             wrong.as_root,
             wrong.class.name(),
@@ -243,11 +263,22 @@ fn worst(out: &mut String, rows: &[&Row]) {
             row.program,
             wrong.place,
             wrong.instruction,
+            wrong.example,
         );
     }
     if wrong.len() > WORST {
         let _ = writeln!(out, "          and {} more addresses", wrong.len() - WORST);
     }
+}
+
+fn example(verdict: &Verdict, outcome: &Outcome) -> String {
+    let (frame, found) = verdict.differs_at;
+    let what = match (verdict.exact, outcome.names.get(&found)) {
+        (true, _) => "all found".to_string(),
+        (false, Some(name)) => format!("frame {frame} is {name}"),
+        (false, None) => format!("frame {frame} is {found:#x}"),
+    };
+    format!("{what}, {}", verdict.ended.reason())
 }
 
 /// The instructions of the images, at their addresses in memory.

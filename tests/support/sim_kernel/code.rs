@@ -1,8 +1,11 @@
 //! The code of simulated images: where functions lie, their bytes, and which addresses in
 //! them a program counter or a return address may have.
 //!
-//! Functions have a prologue and an epilogue, because a walker tells by them whether the
-//! leaf has a frame record; the code between is filler that nothing executes.
+//! Functions have a prologue, calls, an epilogue, and behind it a call that does not return;
+//! `__unwind_info` describes their bodies, as compilers do. Nothing executes them. A stack
+//! pointer is anywhere below the record: the prologue takes an unknown number of bytes, as
+//! for `alloca`. `thread_start` is that of libpthread (src/pthread_asm.s), without unwind
+//! information.
 
 use std::ops::Range;
 
@@ -14,12 +17,42 @@ use super::spec::SimImage;
 /// Where the first function lies in `__TEXT`: behind the header and the commands.
 pub const FIRST: u64 = 0x1000;
 
+/// The unwind information of an image: `__unwind_info` as linkers write it, of one page.
+/// Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
+fn unwind_info(arch: Arch, functions: &[Function]) -> Vec<u8> {
+    let encoding = |function: &Function| match (arch, function.kind) {
+        (_, Kind::ThreadStart) => 0,
+        (Arch::Aarch64, Kind::Framed) => 0x0400_0000,
+        (Arch::Aarch64, Kind::Frameless) => 0x0200_0000,
+        (Arch::X86_64, Kind::Framed) => 0x0100_0000,
+        // The return address alone.
+        (Arch::X86_64, Kind::Frameless) => 0x0201_0000,
+    };
+    let first = functions.first().map_or(FIRST, |function| function.range.start) as u32;
+    let end = functions.last().map_or(FIRST, |function| function.range.end) as u32;
+    // version; no common encodings, no personalities; an index of two at 28; a regular page at 52
+    let mut words = vec![1, 28, 0, 28, 0, 28, 2, first, 52, 0, end, 0, 0];
+    words.extend([2, 8 | (functions.len() as u32) << 16]);
+    for function in functions {
+        words.extend([function.range.start as u32, encoding(function)]);
+    }
+    words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect()
+}
+
+/// What a function keeps on the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Framed,
+    Frameless,
+    ThreadStart,
+}
+
 /// A function, in bytes from the start of `__TEXT`.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub name: String,
     pub range: Range<u64>,
-    pub frameless: bool,
+    pub kind: Kind,
 }
 
 /// The functions of an image.
@@ -29,6 +62,7 @@ pub struct Code {
     pub functions: Vec<Function>,
     /// Size of `__TEXT`, in whole pages.
     pub size: u64,
+    pub unwind_info: Vec<u8>,
     seed: u64,
 }
 
@@ -38,14 +72,18 @@ impl Code {
         let mut functions = Vec::new();
         for (index, name) in image.functions.iter().enumerate() {
             let bytes = 64 + hash(&[seed, image.path.len() as u64, index as u64]) % 24 * 16;
-            functions.push(Function {
-                name: name.trim_start_matches('~').to_owned(),
-                range: at..at + bytes,
-                frameless: name.starts_with('~'),
-            });
+            let kind = match name.strip_prefix('~') {
+                Some(_) => Kind::Frameless,
+                None if name == "thread_start" => Kind::ThreadStart,
+                None => Kind::Framed,
+            };
+            let name = name.trim_start_matches('~').to_owned();
+            functions.push(Function { name, range: at..at + bytes, kind });
             at += bytes;
         }
-        Code { arch, functions, size: at.next_multiple_of(page), seed }
+        let unwind_info = unwind_info(arch, &functions);
+        let size = (at + unwind_info.len() as u64).next_multiple_of(page);
+        Code { arch, functions, size, unwind_info, seed }
     }
 
     /// End of the last function.
@@ -55,61 +93,125 @@ impl Code {
 
     /// `__TEXT` as bytes, zeros before the first function.
     pub fn bytes(&self) -> Vec<u8> {
-        let (nop, prologue, epilogue, ret): (&[u8], &[u8], &[u8], &[u8]) = match self.arch {
-            // nop; push %rbp, mov %rsp,%rbp; pop %rbp; ret
-            Arch::X86_64 => (&[0x90], &[0x55, 0x48, 0x89, 0xe5], &[0x5d], &[0xc3]),
-            // nop; stp x29,x30,[sp,#-16]!, mov x29,sp; ldp x29,x30,[sp],#16; ret
-            Arch::Aarch64 => (
-                &[0x1f, 0x20, 0x03, 0xd5],
-                &[0xfd, 0x7b, 0xbf, 0xa9, 0xfd, 0x03, 0x00, 0x91],
-                &[0xfd, 0x7b, 0xc1, 0xa8],
-                &[0xc0, 0x03, 0x5f, 0xd6],
-            ),
-        };
         let mut text = vec![0; self.size as usize];
+        let mut put = |at: u64, bytes: &[u8]| text[at as usize..][..bytes.len()].copy_from_slice(bytes);
         for function in &self.functions {
-            let (start, end) = (function.range.start as usize, function.range.end as usize);
-            for (byte, filler) in text[start..end].iter_mut().zip(nop.iter().cycle()) {
-                *byte = *filler;
+            let Range { start, end } = function.range;
+            let parts = Parts::of(self.arch, function.kind);
+            for at in (start..end).step_by(parts.nop.len()) {
+                put(at, parts.nop);
             }
-            let body = end - ret.len();
-            text[body..end].copy_from_slice(ret);
-            if !function.frameless {
-                text[start..start + prologue.len()].copy_from_slice(prologue);
-                text[body - epilogue.len()..body].copy_from_slice(epilogue);
+            put(start, parts.prologue);
+            put(end - parts.epilogue.len() as u64, parts.epilogue);
+            if function.kind == Kind::Framed {
+                for after in self.calls(function) {
+                    put(after - parts.call, &call(self.arch, after, start));
+                }
             }
         }
+        put(self.end(), &self.unwind_info);
         text
     }
 
+    /// Where the calls of a function return to; the last one is its end.
+    fn calls(&self, function: &Function) -> Vec<u64> {
+        let parts = Parts::of(self.arch, function.kind);
+        let body = function.range.start + parts.prologue.len() as u64;
+        let end = function.range.end - parts.epilogue.len() as u64;
+        let count = (end - body) / parts.call;
+        (1..=count).map(|number| body + number * parts.call).chain([function.range.end]).collect()
+    }
+
     /// A program counter: where a frame record is in place, or anywhere in a function
-    /// that makes none. (x86_64: at its `ret`, the only place where a walker without
-    /// unwind information can see that.)
+    /// that makes none.
     pub fn pc(&self, function: usize, random: u64) -> u64 {
-        let Function { range, frameless, .. } = &self.functions[function];
-        let bytes = range.end - range.start;
-        let at = match (self.arch, frameless) {
-            (Arch::X86_64, true) => bytes - 1,
-            (Arch::Aarch64, true) => random % (bytes / 4) * 4,
-            (Arch::X86_64, false) => 4 + random % (bytes - 6),
-            (Arch::Aarch64, false) => 8 + random % ((bytes - 16) / 4) * 4,
-        };
-        range.start + at
+        let function = &self.functions[function];
+        let parts = Parts::of(self.arch, function.kind);
+        match function.kind {
+            Kind::Frameless => {
+                let step = parts.nop.len() as u64;
+                function.range.start + random % ((function.range.end - function.range.start) / step) * step
+            }
+            Kind::ThreadStart => function.range.start,
+            Kind::Framed => {
+                let calls = self.calls(function);
+                calls[random as usize % (calls.len() - 1)] - parts.call
+            }
+        }
     }
 
     /// The return address that a call from `caller` leaves; `callee` is any number for
     /// the function called. Sometimes the first byte after the caller, as behind a call
     /// that does not return.
     pub fn return_address(&self, caller: usize, callee: u64) -> u64 {
-        let Function { name, range, .. } = &self.functions[caller];
-        let bytes = range.end - range.start;
+        let function = &self.functions[caller];
         let random = hash(&[self.seed, caller as u64, callee]);
-        match self.arch {
-            // libpthread, pthread_asm.s: `bl __pthread_start` is its second instruction.
-            Arch::Aarch64 if name == "thread_start" => range.start + 8,
-            _ if random.is_multiple_of(16) => range.end,
-            Arch::X86_64 => range.start + 9 + (random >> 8) % (bytes - 9),
-            Arch::Aarch64 => range.start + 12 + (random >> 8) % ((bytes - 12) / 4) * 4,
+        match (function.kind, self.arch) {
+            (Kind::ThreadStart, Arch::Aarch64) => function.range.start + 8,
+            (Kind::ThreadStart, Arch::X86_64) => function.range.start + 13,
+            _ => {
+                let calls = self.calls(function);
+                let last = calls.len() - 1;
+                calls[if random.is_multiple_of(16) { last } else { (random >> 8) as usize % last }]
+            }
+        }
+    }
+}
+
+/// What functions are made of.
+struct Parts {
+    nop: &'static [u8],
+    prologue: &'static [u8],
+    /// With the call behind it.
+    epilogue: &'static [u8],
+    /// Bytes of a call.
+    call: u64,
+}
+
+impl Parts {
+    fn of(arch: Arch, kind: Kind) -> Parts {
+        let (nop, prologue, epilogue, call): (&[u8], &[u8], &[u8], _) = match (arch, kind) {
+            // push %rbp, mov %rsp,%rbp, sub %rax,%rsp; leave, ret
+            (Arch::X86_64, Kind::Framed) => {
+                (&[0x90], &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x29, 0xc4], &[0xc9, 0xc3, 0xe8, 0, 0, 0, 0], 5)
+            }
+            (Arch::X86_64, Kind::Frameless) => (&[0x90], &[], &[0xc3], 5),
+            // push %rbp, mov %rsp,%rbp, sub $24,%rsp, call, leave, ret
+            (Arch::X86_64, Kind::ThreadStart) => {
+                const CODE: &[u8] =
+                    &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 24, 0xe8, 0, 0, 0, 0, 0xc9, 0xc3];
+                (&[0x90], CODE, &[], 5)
+            }
+            // stp x29,x30,[sp,#-16]!, mov x29,sp, sub sp,sp,x16; mov sp,x29, ldp, ret
+            (Arch::Aarch64, Kind::Framed) => (
+                &[0x1f, 0x20, 0x03, 0xd5],
+                &[0xfd, 0x7b, 0xbf, 0xa9, 0xfd, 0x03, 0x00, 0x91, 0xff, 0x63, 0x30, 0xcb],
+                &[0xbf, 0x03, 0x00, 0x91, 0xfd, 0x7b, 0xc1, 0xa8, 0xc0, 0x03, 0x5f, 0xd6, 0, 0, 0, 0x94],
+                4,
+            ),
+            (Arch::Aarch64, Kind::Frameless) => {
+                (&[0x1f, 0x20, 0x03, 0xd5], &[], &[0xc0, 0x03, 0x5f, 0xd6], 4)
+            }
+            // stp xzr,xzr,[sp,#-16]!, bl, brk
+            (Arch::Aarch64, Kind::ThreadStart) => (
+                &[0x1f, 0x20, 0x03, 0xd5],
+                &[0xff, 0x7f, 0xbf, 0xa9, 0, 0, 0, 0x94, 0x20, 0, 0x20, 0xd4],
+                &[],
+                4,
+            ),
+        };
+        Parts { nop, prologue, epilogue, call }
+    }
+}
+
+/// A call that returns to `after`.
+fn call(arch: Arch, after: u64, target: u64) -> Vec<u8> {
+    let distance = target.wrapping_sub(after).cast_signed() as i32;
+    match arch {
+        Arch::X86_64 => [&[0xe8], distance.to_le_bytes().as_slice()].concat(),
+        Arch::Aarch64 => {
+            let word = 0x9400_0000 | (distance + 4).cast_unsigned() >> 2 & 0x03ff_ffff;
+            word.to_le_bytes().to_vec()
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use stackprof::target::Arch;
 
-use super::code::Code;
+use super::code::{Code, Kind};
 use super::macho::{self, Offsets, Segment, Stated};
 use super::memory::{READ, READ_EXECUTE, READ_WRITE};
 use super::rng::hash;
@@ -151,7 +151,7 @@ impl Images {
     }
 
     pub fn is_frameless(&self, (image, function): FunctionRef) -> bool {
-        self.placed[image].code.functions[function].frameless
+        self.placed[image].code.functions[function].kind == Kind::Frameless
     }
 
     pub fn pc(&self, (image, function): FunctionRef, random: u64) -> u64 {

@@ -93,13 +93,14 @@ pub fn head(image: &SimImage, code: &Code, stated: &Stated, pieces: &Pieces) -> 
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let text_section =
         Section { name: "__text", offset: FIRST, size: code.end() - FIRST, flags: 0x8000_0400 };
-    let rest = Section { name: "__const", offset: code.end(), size: code.size - code.end(), flags: 0 };
+    let unwind =
+        Section { name: "__unwind_info", offset: code.end(), size: code.unwind_info.len() as u64, flags: 0 };
     let mut commands = Vec::new();
     if image.role == Role::Main {
         let zero = Segment { size: stated.text.svma, ..Segment::default() };
         commands.push(segment("__PAGEZERO", &zero, 0, &[]));
     }
-    commands.push(segment("__TEXT", &stated.text, 5, &[text_section, rest]));
+    commands.push(segment("__TEXT", &stated.text, 5, &[text_section, unwind]));
     if let Some(data) = &stated.data {
         let section = Section { name: "__data", offset: 0, size: data.size, flags: 0 };
         commands.push(segment("__DATA", data, 3, &[section]));

@@ -1,0 +1,63 @@
+//! The row at an address where unwind information describes the bodies of functions only, or
+//! nothing: Mach-O images. Input: an address, what its unwind information says, and code;
+//! output: a row and what told it. Where instructions and unwind information differ, the
+//! address is in a prologue or an epilogue, and the instructions are right.
+
+use super::flow::{self, Processor};
+use crate::addr::{Avma, CodeAddress};
+use crate::frame_rule::Row;
+use crate::walk::Code;
+use crate::walk::frames::Method;
+
+/// A call this near to the start of a function may stand in its prologue: pieces of it that
+/// the machine outliner made, and the check of a large frame.
+const PROLOGUE_BYTES: u64 = 64;
+
+/// The row at `address`. `said` is what unwind information says there, if that is of a body.
+pub(super) fn row<P: Processor<N>, const N: usize>(
+    address: CodeAddress,
+    said: Option<(Row<N>, Method)>,
+    code: &dyn Code,
+) -> Option<(Row<N>, Method)> {
+    let (at, returned) = match address {
+        CodeAddress::Pc(at) => (at, false),
+        CodeAddress::Return(at) => (at, true),
+    };
+    let entry = code.function(address.lookup()).map(|function| function.start);
+    let since_entry = || flow::since_entry::<P, N>(entry?, at, returned, code);
+    let before_return = || flow::before_return::<P, N>(at, returned, code);
+    // A link register proves the way to a return: it is loaded on it. On x86_64 what callees
+    // take off the stack would be missed there.
+    let by_either = || match P::LINK {
+        Some(_) => before_return().or_else(since_entry),
+        None => since_entry().or_else(before_return),
+    };
+    let by_code = match (&said, entry) {
+        (Some(_), Some(entry)) if returned && at - entry <= PROLOGUE_BYTES => since_entry(),
+        (Some(_), _) if returned => None,
+        _ => by_either(),
+    };
+    match (by_code, said) {
+        (Some(row), Some((said, method))) if row == said => Some((row, method)),
+        (Some(row), _) => Some((row, Method::Code)),
+        (None, said) => said,
+    }
+}
+
+/// How a row of a body was told.
+pub(super) fn method(compact: bool) -> Method {
+    if compact { Method::Compact } else { Method::Cfi }
+}
+
+/// Whether nothing called the function at an address: threads begin in its image, and the
+/// walk led to no return address and no frame (libpthread src/pthread_asm.s, dyld
+/// dyldStartup.s). `None` outside Mach-O images, where other rules hold.
+pub(super) fn is_first(
+    address: CodeAddress,
+    caller: Avma,
+    frame_pointer: u64,
+    code: &dyn Code,
+) -> Option<bool> {
+    let begins = code.begins_threads(address.lookup())?;
+    Some(begins && caller == Avma(0) && frame_pointer == 0)
+}

@@ -1,0 +1,437 @@
+//! The caller of a function by its instructions: they are followed along the ways that they
+//! can take, and what they do to the stack pointer, to saved registers and to the return
+//! address tells the row at one of them. Input: code, and the bounds of functions where they
+//! are known; output: a [`Row`]. Not for: anything that executes, or reads the stack.
+//!
+//! Two questions lead to the same row, since what is known of one instruction holds on every
+//! way to it and from it (unwind tables rely on that, too):
+//! [`before_return`] goes on from the instruction to a return, where the stack pointer and
+//! the return address are where they were at the call; [`since_entry`] goes from the first
+//! instruction of the function to it. In prologues, in epilogues and between them.
+//!
+//! Every way is bounded by [`STEPS_MAX`] instructions in all; what a processor's instructions
+//! do is in `flow/x86_64.rs` and `flow/aarch64.rs`.
+
+pub(super) mod aarch64;
+#[cfg(test)]
+mod tests;
+pub(super) mod x86_64;
+
+use std::ops::Range;
+
+use crate::addr::Avma;
+use crate::frame_rule::{Cfa, Column, Row};
+use crate::walk::Code;
+
+/// Most instructions that are followed for one row, over all ways.
+pub(super) const STEPS_MAX: u32 = 2048;
+/// Most places that branches lead to.
+const TARGETS_MAX: usize = 48;
+/// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
+/// outliner made are that short.
+const PIECE_MAX: u32 = 16;
+/// Most saved registers that are remembered.
+const STORES_MAX: usize = 24;
+/// Registers of either processor.
+const REGISTERS: usize = 32;
+
+/// An address as a register's first value plus bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    register: u8,
+    offset: i64,
+}
+
+impl Place {
+    fn plus(self, bytes: i64) -> Place {
+        Place { offset: self.offset.wrapping_add(bytes), ..self }
+    }
+}
+
+/// What a register holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    /// What that register held at the start.
+    First(u8),
+    /// An address.
+    At(Place),
+    /// What was in memory there at the start.
+    Loaded(Place),
+    Number(u64),
+    Unknown,
+}
+
+/// Registers, and where first values were stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    registers: [Value; REGISTERS],
+    stores: [(Place, Value); STORES_MAX],
+    stored: usize,
+}
+
+impl State {
+    fn new() -> State {
+        let nothing = (Place { register: 0, offset: 0 }, Value::Unknown);
+        State {
+            registers: std::array::from_fn(|number| Value::First(number as u8)),
+            stores: [nothing; STORES_MAX],
+            stored: 0,
+        }
+    }
+
+    fn get(&self, register: u8) -> Value {
+        self.registers.get(usize::from(register)).copied().unwrap_or(Value::Unknown)
+    }
+
+    fn set(&mut self, register: u8, value: Value) {
+        if let Some(held) = self.registers.get_mut(usize::from(register)) {
+            *held = value;
+        }
+    }
+
+    /// The address that a register holds.
+    fn place(&self, register: u8) -> Option<Place> {
+        match self.get(register) {
+            Value::First(register) => Some(Place { register, offset: 0 }),
+            Value::At(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Adds to a register's address.
+    fn sum(&self, register: u8, bytes: i64) -> Value {
+        match (self.place(register), self.get(register)) {
+            (Some(place), _) => Value::At(place.plus(bytes)),
+            (None, Value::Number(number)) => Value::Number(number.wrapping_add_signed(bytes)),
+            _ => Value::Unknown,
+        }
+    }
+
+    fn store(&mut self, at: Option<Place>, value: Value) {
+        let Some(at) = at else { return };
+        if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
+            known.1 = value;
+        } else if (matches!(value, Value::First(_)) || at.offset >= 0)
+            && let Some(free) = self.stores.get_mut(self.stored)
+        {
+            *free = (at, value);
+            self.stored += 1;
+        }
+    }
+
+    /// What is loaded from a place on a stack whose pointer is the register `sp`: below where
+    /// that was at the start there was nothing.
+    fn load(&self, at: Option<Place>, sp: u8) -> Value {
+        let Some(at) = at else { return Value::Unknown };
+        let known = self.stores[..self.stored].iter().find(|(place, _)| *place == at);
+        match known {
+            Some((_, value)) => *value,
+            None if at.register == sp && at.offset < 0 => Value::Unknown,
+            None => Value::Loaded(at),
+        }
+    }
+}
+
+/// What an instruction does to the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    Plain,
+    Returns,
+    Calls(Option<Avma>),
+    Jumps(Avma),
+    MayJump(Avma),
+    /// To a place not known: a tail call, a stub, or a jump through a table.
+    JumpsAnywhere,
+    /// Nothing is known from here on.
+    Ends,
+}
+
+/// A processor.
+pub(super) trait Processor<const N: usize> {
+    const STACK_POINTER: u8;
+    const FRAME_POINTER: u8;
+    /// The register that a call leaves the return address in; else it is on the stack.
+    const LINK: Option<u8>;
+    /// Registers that a function gives back as it found them, without the stack pointer.
+    const SAVED: &'static [u8];
+
+    /// Executes the instruction at the start of `bytes`; its length with it. `None` for what
+    /// is no instruction.
+    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)>;
+}
+
+/// The row at `at`, by the ways from there to a return. `returned`: a call has just come
+/// back, so that a link register holds nothing of the caller.
+pub(super) fn before_return<P: Processor<N>, const N: usize>(
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<Row<N>> {
+    let mut state = State::new();
+    if let Some(link) = P::LINK.filter(|_| returned) {
+        state.set(link, Value::Unknown);
+    }
+    // The first instruction behind the call may be the next function's: it does not return.
+    let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
+    let mut ways = Ways::new(function, code);
+    ways.follow::<P, _, N, _>(at, state, |ways, arrived| match arrived {
+        Arrived::Returns(state) => row_at_return::<P, N>(state),
+        Arrived::Leaves(state, target) => {
+            let state = match ways.piece::<P, N>(target?, *state, None) {
+                Some(state) => state,
+                None => *state,
+            };
+            row_at_return::<P, N>(&state)
+        }
+        // Only what has given back its frame, or never had one, leaves so.
+        Arrived::LeavesAnywhere(state) => {
+            let given_back = match P::LINK {
+                Some(link) => matches!(state.get(link), Value::Loaded(_)),
+                None => {
+                    let sp = state.place(P::STACK_POINTER);
+                    sp.is_some_and(|sp| sp.register != P::STACK_POINTER || sp.offset > 0)
+                }
+            };
+            (given_back || ways.function.is_none()).then(|| row_at_return::<P, N>(state)).flatten()
+        }
+        Arrived::At(_) => None,
+    })
+}
+
+/// The row at `at`, by the ways from the first instruction of its function to there.
+pub(super) fn since_entry<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<Row<N>> {
+    let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
+    let function = function.filter(|function| function.contains(&entry))?;
+    let mut ways = Ways::new(Some(function), code);
+    ways.goal = Some(at);
+    ways.follow::<P, _, N, _>(entry, State::new(), |_, arrived| match arrived {
+        Arrived::At(state) => row_in_function::<P, N>(state),
+        _ => None,
+    })
+}
+
+fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
+    code.function(at).filter(|function| function.contains(&at))
+}
+
+/// Where a way has come to.
+enum Arrived<'a> {
+    Returns(&'a State),
+    /// At a jump out of the function.
+    Leaves(&'a State, Option<Avma>),
+    LeavesAnywhere(&'a State),
+    /// At the goal.
+    At(&'a State),
+}
+
+struct Ways<'c> {
+    function: Option<Range<Avma>>,
+    goal: Option<Avma>,
+    code: &'c dyn Code,
+    targets: [Avma; TARGETS_MAX],
+    seen: usize,
+    left: u32,
+}
+
+impl<'c> Ways<'c> {
+    fn new(function: Option<Range<Avma>>, code: &'c dyn Code) -> Ways<'c> {
+        Ways { function, goal: None, code, targets: [Avma(0); TARGETS_MAX], seen: 0, left: STEPS_MAX }
+    }
+
+    /// Follows every way from `start`, until `arrive` makes a row of where one ends.
+    fn follow<P: Processor<N>, T, const N: usize, F>(
+        &mut self,
+        start: Avma,
+        state: State,
+        mut arrive: F,
+    ) -> Option<T>
+    where
+        F: FnMut(&mut Ways<'c>, Arrived<'_>) -> Option<T>,
+    {
+        self.is_new(start);
+        let mut branches = vec![(start, state)];
+        while let Some((mut at, mut state)) = branches.pop() {
+            loop {
+                if Some(at) == self.goal {
+                    return arrive(self, Arrived::At(&state));
+                }
+                self.left = self.left.checked_sub(1)?;
+                if self.function.as_ref().is_some_and(|function| !function.contains(&at)) {
+                    break;
+                }
+                let Some(bytes) = self.code.code(at) else { break };
+                let Some((effect, length)) = P::step(at, bytes, &mut state) else { break };
+                let next = at + length;
+                let found = match effect {
+                    Effect::Plain => None,
+                    Effect::Calls(target) => {
+                        let piece = target.and_then(|target| self.piece::<P, N>(target, state, Some(next)));
+                        state = piece.unwrap_or_else(|| after_call::<P, N>(state));
+                        None
+                    }
+                    Effect::Returns => arrive(self, Arrived::Returns(&state)),
+                    Effect::Jumps(target) | Effect::MayJump(target) if self.leaves(target) => {
+                        arrive(self, Arrived::Leaves(&state, Some(target)))
+                    }
+                    Effect::JumpsAnywhere => arrive(self, Arrived::LeavesAnywhere(&state)),
+                    _ => None,
+                };
+                if found.is_some() {
+                    return found;
+                }
+                match effect {
+                    Effect::Plain | Effect::Calls(_) => at = next,
+                    Effect::MayJump(target) => {
+                        if !self.leaves(target) && self.is_new(target) {
+                            branches.push((target, state));
+                        }
+                        at = next;
+                    }
+                    Effect::Jumps(target) if !self.leaves(target) && self.is_new(target) => at = target,
+                    _ => break,
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether a jump leaves the function for another one, or begins it anew. A jump into the
+    /// middle of another is one inside hand-written code that has several labels.
+    fn leaves(&self, target: Avma) -> bool {
+        match &self.function {
+            Some(function) if function.contains(&target) => function.start == target,
+            Some(_) => true,
+            None => false,
+        }
+    }
+
+    /// Notes a place; whether it is the first time, and there is room.
+    fn is_new(&mut self, at: Avma) -> bool {
+        let new = self.seen < TARGETS_MAX && !self.targets[..self.seen].contains(&at);
+        if new {
+            self.targets[self.seen] = at;
+            self.seen += 1;
+        }
+        new
+    }
+
+    /// The state after a piece of code that ends in a return soon, without branches or calls:
+    /// the machine outliner puts parts of prologues and epilogues into such functions.
+    /// `returns_to` is what a call to it leaves as return address.
+    fn piece<P: Processor<N>, const N: usize>(
+        &mut self,
+        mut at: Avma,
+        mut state: State,
+        returns_to: Option<Avma>,
+    ) -> Option<State> {
+        if let (Some(_), Some(link)) = (returns_to, P::LINK) {
+            state.set(link, Value::Unknown);
+        } else if let (Some(_), None) = (returns_to, P::LINK) {
+            return None;
+        }
+        for _ in 0..PIECE_MAX {
+            self.left = self.left.checked_sub(1)?;
+            let (effect, length) = P::step(at, self.code.code(at)?, &mut state)?;
+            match effect {
+                Effect::Plain => at = at + length,
+                Effect::Returns => return Some(state),
+                _ => return None,
+            }
+        }
+        None
+    }
+}
+
+/// The state after a call of an ordinary function.
+fn after_call<P: Processor<N>, const N: usize>(mut state: State) -> State {
+    for register in (0..REGISTERS as u8).filter(|number| *number != P::STACK_POINTER) {
+        if !P::SAVED.contains(&register) || Some(register) == P::LINK {
+            state.set(register, Value::Unknown);
+        }
+    }
+    state
+}
+
+/// The row at the start, from the state when a function returns: its stack pointer is the
+/// canonical frame address, below which calls of x86_64 have put the return address.
+fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+    let sp = state.place(P::STACK_POINTER)?;
+    let cfa = if P::LINK.is_some() { sp } else { sp.plus(8) };
+    let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
+    let from = |place: Place| {
+        (place.register == cfa.register).then(|| place.offset.checked_sub(cfa.offset)).flatten()
+    };
+    for register in P::SAVED {
+        let column = match state.get(*register) {
+            Value::First(first) if first == *register => Some(Column::Same),
+            Value::First(first) => Some(Column::In(first)),
+            Value::Loaded(place) => from(place).map(Column::At),
+            Value::At(place) => from(place).map(Column::Is),
+            Value::Number(_) | Value::Unknown => None,
+        };
+        set_column::<P, N>(&mut row, *register, column)?;
+    }
+    if P::LINK.is_none() {
+        row.columns[N - 1] = Column::At(-8);
+    }
+    Some(row)
+}
+
+/// The row where the state is `state`, which was followed from the function's entry.
+fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+    let above = if P::LINK.is_some() { 0 } else { 8 };
+    // Bytes from the stack pointer at the entry to what a register holds now.
+    let depth = |register: u8| {
+        let place = state.place(register)?;
+        (place.register == P::STACK_POINTER).then_some(place.offset)
+    };
+    // A callee may take its arguments off the stack (Swift's do), which the call does not show.
+    let (base, offset) = [P::FRAME_POINTER, P::STACK_POINTER]
+        .into_iter()
+        .find_map(|register| Some((register, depth(register)?)))?;
+    let mut row = Row::new(Cfa::Register(base, above - offset));
+    let stores = &state.stores[..state.stored];
+    for register in P::SAVED {
+        let first = Value::First(*register);
+        let stored = || {
+            let (place, _) = stores.iter().find(|(_, value)| *value == first)?;
+            (place.register == P::STACK_POINTER).then_some(Column::At(place.offset - above))
+        };
+        // Where a register was stored it may have changed since, on another way: a link register
+        // has by every call.
+        let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
+            (Column::At(at), Some(sp)) => above + at >= sp,
+            _ => false,
+        };
+        let copied = || P::SAVED.iter().find(|other| state.get(**other) == first).map(|n| Column::In(*n));
+        let column = match state.get(*register) {
+            value if value == first => stored().filter(is_there).or(Some(Column::Same)),
+            _ => stored().or_else(copied),
+        };
+        set_column::<P, N>(&mut row, *register, column)?;
+    }
+    if P::LINK.is_none() {
+        row.columns[N - 1] = Column::At(-8);
+    }
+    Some(row)
+}
+
+/// Enters what is known of a register. Without the frame pointer or the return address there
+/// is no row; others are only needed by rare rows of callers.
+fn set_column<P: Processor<N>, const N: usize>(
+    row: &mut Row<N>,
+    register: u8,
+    column: Option<Column>,
+) -> Option<()> {
+    let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;
+    if column.is_none() && needed {
+        return None;
+    }
+    *row.columns.get_mut(usize::from(register))? = column.unwrap_or(Column::Undefined);
+    Some(())
+}
