@@ -15,14 +15,16 @@
 # speedscope, ajv and playwright-core. Pages are served from 127.0.0.1 only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=scripts/setup.sh
+. scripts/setup.sh
 
+[[ -n ${STACKPROF:-} ]] || cargo build --release --locked
 stackprof=$(realpath "${STACKPROF:-target/release/stackprof}")
-[[ -x $stackprof ]] || cargo build --release --locked
 missing=()
 command -v go >/dev/null || missing+=(golang-go)
 command -v chromium >/dev/null || missing+=(chromium)
 command -v npm >/dev/null || missing+=(npm)
-((${#missing[@]} == 0)) || apt-get install -y "${missing[@]}"
+((${#missing[@]} == 0)) || install_packages "${missing[@]}"
 place=target/profiles
 mkdir -p $place
 cd $place
