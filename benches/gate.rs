@@ -1,22 +1,20 @@
 //! How often the gate is right about real runs of a noisy program.
 //!
 //! `scripts/gate-power.sh` records `tests/fixtures/forty.c` many times, unchanged and changed,
-//! and runs `cargo bench --bench gate -- --runs DIRECTORY`. Input: `VARIANT-*.folded` of the
+//! and runs `cargo bench --bench gate -- --runs DIRECTORY`. Input: profiles `VARIANT-*` of the
 //! variants below. Output: of 200 gates of unchanged code, and 100 of each change, each with 7
 //! runs a side drawn from the recordings, how many failed and what they named. Asserts the bars
 //! that the gate claims. Without `--runs` it says so and measures nothing.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::fs;
-use std::io::BufReader;
 use std::path::Path;
 use std::time::Instant;
 
 use stackprof::diff::stacks::{Matching, Stacks};
 use stackprof::gate::verdict::State;
 use stackprof::gate::{self, Options, Report, Verdict};
-use stackprof::output::folded;
-use stackprof::profile::{About, Saved, SavedBuilder, StackRoot};
+use stackprof::profile::{Saved, read};
 use stackprof::rng::Rng;
 
 const RUNS: usize = 7;
@@ -95,7 +93,7 @@ fn one_gate(rng: &mut Rng, base: &[Saved], new: Option<&[Saved]>, runs: usize) -
         order.truncate(count);
         order
     };
-    let mut stacks = Stacks::new(Matching::default());
+    let mut stacks = Stacks::new(Matching { inlines: false, ..Matching::default() });
     let picked: Vec<&Saved> = match new {
         None => draw(base, 2 * runs).into_iter().map(|at| &base[at]).collect(),
         Some(new) => {
@@ -129,22 +127,7 @@ fn recordings(directory: &Path, variant: &str) -> Vec<Saved> {
     let mut paths: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
-    paths.retain(|path| name(path).starts_with(&format!("{variant}-")) && name(path).ends_with(".folded"));
-    assert!(paths.len() >= RUNS, "{}: too few files {variant}-*.folded", directory.display());
-    paths.iter().map(|path| read(path)).collect()
-}
-
-fn read(path: &Path) -> Saved {
-    let file = path.display().to_string();
-    let lines = folded::parse(BufReader::new(fs::File::open(path).unwrap()), &file).unwrap();
-    let mut builder = SavedBuilder::new(About::default());
-    for (stack, count) in lines {
-        let mut frames = stack.split(';');
-        let process = builder.text(frames.next().unwrap()).unwrap();
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
-        let root = builder.root(root).unwrap();
-        let frames: Vec<u32> = frames.map(|name| builder.named_frame(name).unwrap()).collect();
-        builder.add(root, &frames, count).unwrap();
-    }
-    builder.finish()
+    paths.retain(|path| name(path).starts_with(&format!("{variant}-")));
+    assert!(paths.len() >= RUNS, "{}: too few files {variant}-*", directory.display());
+    paths.iter().map(|path| read::read_file(path).unwrap()).collect()
 }

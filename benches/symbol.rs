@@ -1,7 +1,7 @@
 //! Naming 20,000 addresses of this very program, inlined functions included, over and over.
 //!
 //! Input: its own file and addresses from a fixed seed. Output: microseconds an address, median
-//! of the rounds, and how many were named; exit 1 if hardly any were. Each round begins with
+//! of the rounds, and how many were named (padding between functions is not); exit 1 below 95 %. Each round begins with
 //! nothing known. It is one of the programs whose cost `scripts/own-performance.sh` watches;
 //! beside other symbolizers: `scripts/bench-symbols.sh`. `--rounds N` sets the rounds.
 
@@ -66,5 +66,5 @@ fn main() -> ExitCode {
         "{:.2} us an address, median of {rounds} rounds; {named} of {ADDRESSES} named",
         times[times.len() / 2]
     );
-    if named * 100 >= ADDRESSES * 99 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if named * 100 >= ADDRESSES * 95 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

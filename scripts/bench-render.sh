@@ -32,7 +32,7 @@ with open(path, "w") as out:
     for _ in range(stacks):
         while kept > 0 and stack[kept] > NAMES - 40:
             kept -= 1
-        stack[kept] += 1 + shape.randrange(30)
+        stack[kept] += 1 + shape.randrange(30 if kept else 3)
         for level in range(kept + 1, DEPTH):
             stack[level] = shape.randrange(400)
         out.write("work;" + ";".join([names[n] for n in stack]) + f" {1 + counts.randrange(9)}\n")

@@ -27,12 +27,12 @@ record() {
 }
 
 for round in $(seq "$rounds"); do
-    record "base-${round}a.folded" 100
-    record "plus5-$round.folded" 100 24 5
-    record "base-${round}b.folded" 100
-    record "plus2-$round.folded" 100 24 2
-    record "all10-$round.folded" 100 all 10
-    record "moved-$round.folded" 100 24 5 0 -5
+    record "base-${round}a.pb.gz" 100
+    record "plus5-$round.pb.gz" 100 24 5
+    record "base-${round}b.pb.gz" 100
+    record "plus2-$round.pb.gz" 100 24 2
+    record "all10-$round.pb.gz" 100 all 10
+    record "moved-$round.pb.gz" 100 24 5 0 -5
 done
 cargo bench --quiet --bench gate -- --runs "$runs"
 

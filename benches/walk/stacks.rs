@@ -346,7 +346,7 @@ fn compose(sites: &[&Site], start: u64, random: &mut Random) -> Stack {
     let mut rbp = 0;
     for (index, site) in sites.iter().enumerate().rev() {
         let end = ends[index];
-        let mut put = |at: i64, word: u64| words[(end.strict_add_signed(at) / 8) as usize] = word;
+        let mut put = |at: i64, word: u64| words[(end.wrapping_add_signed(at) / 8) as usize] = word;
         put(-8, sites.get(index + 1).map_or(start, |caller| caller.address));
         let is_record = site.row.cfa == Cfa::Register(RBP, 16);
         if let Column::At(at) = site.row.columns[RBP as usize] {

@@ -26,7 +26,7 @@ const EXAMPLES: &str = "Examples:
   sudo stackprof --pid 4242 --hz 997    the same for a process of another user
   stackprof -- ./prog arg               start a program and record all of it
   stackprof -d 10 -o a.svg -o a.folded --pid 4242
-  stackprof -o a.pb.gz -- ./prog        keep it, for go tool pprof and the next line
+  stackprof -o a.pb.gz -- ./prog        keep it; go tool pprof reads it
   stackprof render a.pb.gz -o a.svg     turn a saved profile into a flame graph
   stackprof demo                        see a profile without a program at hand
 

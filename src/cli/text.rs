@@ -57,6 +57,10 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
 /// into its name.
 #[must_use]
 pub fn visible(text: &str) -> String {
+    // Nearly all are plain, and of names there are many thousands.
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text.to_owned();
+    }
     text.replace(|c: char| c.is_control(), "?")
 }
 

@@ -13,7 +13,7 @@
 //!   functions; the comparison in seconds keeps a function from being blamed because another
 //!   one got faster.
 //! - Growth of functions is *moved* cost if the functions that changed gained nothing together,
-//!   or the function with all it calls did not grow, or the rest of the program fell by as much.
+//!   or what the functions call fell, or the rest of the program did, by at least half as much.
 //!
 //! With too few runs for a test see [`weak`](super::weak).
 
@@ -26,9 +26,9 @@ use super::statistic::{Values, mean, variance};
 use super::verdict::{Change, FunctionChange, MovedWhy, Options, Report, State, Strength, Verdict};
 use super::weak;
 
-/// The rest of the program has fallen if chance does as much this seldom. Strict, because a
-/// real regression is taken for moved cost when this is wrong.
-const REST_FELL_P: f64 = 0.01;
+/// Callees, or the rest of the program, have fallen if chance does as much this seldom. Strict,
+/// because a real regression is taken for moved cost when this is wrong.
+const FELL_P: f64 = 0.01;
 
 /// Normal quantile of the power for which [`Report::total_visible`] is told, 80 %.
 const VISIBLE_POWER: f64 = 0.8;
@@ -220,9 +220,7 @@ fn moved(
     let in_state = |state| functions.iter().filter(move |function| function.state == state);
     let grown = in_state(State::Grown).map(|function| function.samples.own.as_slice());
     let grown: Vec<f64> = sum(measured, grown);
-    if in_state(State::Grown).next().is_none() {
-        return None;
-    }
+    in_state(State::Grown).next()?;
     let (gained_by_grown, _) = gain(measured, &grown, orders);
     if in_state(State::Shrunk).next().is_some() {
         let shrunk = in_state(State::Shrunk).map(|function| function.samples.own.as_slice());
@@ -232,11 +230,7 @@ fn moved(
             return Some(MovedWhy::Balanced);
         }
     }
-    let with_callees = in_state(State::Grown).all(|function| {
-        let (gained, p) = gain(measured, &function.samples.total, orders);
-        gained < function.gained / 2.0 && p > options.alpha
-    });
-    if with_callees {
+    if in_state(State::Grown).all(|function| callees_fell(measured, function, orders)) {
         return Some(MovedWhy::FromCallees);
     }
     let rest: Vec<f64> = measured.totals.iter().zip(&grown).map(|(total, grown)| total - grown).collect();
@@ -244,9 +238,26 @@ fn moved(
     let (rest_base, rest_new) = measured.sides(&rest);
     let all = measured.in_unit(&measured.totals);
     let fallen = (mean(rest_base) - mean(rest_new)) / mean(measured.sides(&all).0).max(f64::MIN_POSITIVE);
-    let fell = fallen > gained_by_grown / 2.0
-        && test_one(&Values::new(&rest, None).negated(), orders) <= REST_FELL_P;
+    let fell =
+        fallen > gained_by_grown / 2.0 && test_one(&Values::new(&rest, None).negated(), orders) <= FELL_P;
     fell.then_some(MovedWhy::RestFell)
+}
+
+/// Whether what a function calls lost at least half of what it gained itself. Measured by what
+/// is outside of both, so that its own growth does not look like a loss of the others; where
+/// nothing is outside (`main`) there is nothing to measure by.
+fn callees_fell(measured: &Measured, function: &Candidate<'_>, orders: &Orders) -> bool {
+    let FunctionSamples { own, total, .. } = function.samples;
+    let outside: Vec<f64> = measured.totals.iter().zip(total).map(|(all, total)| all - total).collect();
+    if outside.iter().any(|outside| *outside <= 0.0) {
+        return false;
+    }
+    let callees = total.iter().zip(own).map(|(total, own)| total - own);
+    let ratios: Vec<f64> = callees.zip(&outside).map(|(callees, outside)| callees / outside).collect();
+    let (base, new) = measured.sides(&ratios);
+    let outside_share = measured.shares(&outside);
+    let fallen = (mean(base) - mean(new)) * mean(measured.sides(&outside_share).0);
+    fallen > function.gained / 2.0 && test_one(&Values::new(&ratios, None).negated(), orders) <= FELL_P
 }
 
 /// What samples taken together gained, and its p.

@@ -55,7 +55,7 @@ pub fn function_grown(
     every_pair(measured, |base, new| {
         let (Some(share_base), Some(share_new)) = (shares.get(base), shares.get(new)) else { return false };
         let counting = pooled * (1.0 - pooled) * (1.0 / total(base) + 1.0 / total(new));
-        let error = (counting + 2.0 * (FUNCTION_NOISE * pooled).powi(2)).sqrt();
+        let error = (counting + 2.0 * (FUNCTION_NOISE * share_base).powi(2)).sqrt();
         exceeds(cpu.get(base), cpu.get(new), options)
             && exceeds(Some(share_base), Some(share_new), options)
             && share_new - share_base > ERRORS * error

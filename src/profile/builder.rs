@@ -244,6 +244,11 @@ impl SavedBuilder {
     /// [`Full`] if they do not all fit.
     pub fn add_stacks(&mut self, other: &Saved) -> Result<(), Full> {
         let taken = self.take_tables(other)?;
+        self.add_taken(other, &taken)
+    }
+
+    /// Adds the stacks of another profile, with frames and roots that are known already.
+    fn add_taken(&mut self, other: &Saved, taken: &Taken) -> Result<(), Full> {
         // Nodes there are numbered parents first.
         let mut nodes: Vec<NodeId> = vec![NodeId(0)];
         for id in 1..other.trie.node_count() {
@@ -306,6 +311,34 @@ impl SavedBuilder {
             taken.roots.push(self.root(StackRoot { process: text(root.process), thread, ..*root })?);
         }
         Ok(taken)
+    }
+}
+
+impl Saved {
+    /// The same stacks without addresses: those of one function at one line become one.
+    /// For formats that keep names only, whose files would repeat them.
+    ///
+    /// # Errors
+    /// [`Full`] if they do not all fit.
+    pub fn without_addresses(&self) -> Result<Saved, Full> {
+        let mut builder = SavedBuilder::new(self.about.clone());
+        let mut taken = builder.take_tables(self)?;
+        for (index, frame) in self.frames.iter().enumerate() {
+            let lines = builder.so_far().frames.get(taken.frames.get(index).copied().unwrap_or(0) as usize);
+            let lines = lines.map(|frame| builder.so_far().lines_of(frame).to_vec()).unwrap_or_default();
+            let bare = if frame.lines.is_empty() {
+                let mut place = String::new();
+                self.names_of(index as u32, false, &mut |name| name.clone_into(&mut place));
+                builder.named_frame(&place)?
+            } else {
+                builder.frame(0, None, &lines)?
+            };
+            if let Some(slot) = taken.frames.get_mut(index) {
+                *slot = bare;
+            }
+        }
+        builder.add_taken(self, &taken)?;
+        Ok(builder.finish())
     }
 }
 

@@ -44,6 +44,7 @@ const MERGED_TID: u32 = 0;
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for a stack with more than
 /// 2^41 samples.
 pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+    let saved = &saved.without_addresses().map_err(io::Error::other)?;
     let about = &saved.about;
     let period_ns = about.period_ns().unwrap_or(INTERVAL_NS);
     let start = Duration::from_nanos(about.time_unix_ns.unwrap_or(0));

@@ -24,6 +24,7 @@ const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 /// # Errors
 /// What the writer reports.
 pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
+    let saved = &saved.without_addresses().map_err(io::Error::other)?;
     let by_thread = ByThread::of(saved);
     let frames = Frames::of(saved);
     let about = &saved.about;

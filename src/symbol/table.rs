@@ -10,6 +10,7 @@ mod exports;
 pub mod macho;
 
 use std::borrow::Cow;
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
@@ -167,7 +168,8 @@ impl SymbolTable {
 pub(super) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
     let rest = strings.get(offset as usize..).unwrap_or_default();
     let rest = &rest[..rest.len().min(max)];
-    rest.iter().position(|&byte| byte == 0).map_or(rest, |end| &rest[..end])
+    // It looks for the NUL by words, not by bytes.
+    CStr::from_bytes_until_nul(rest).map_or(rest, CStr::to_bytes)
 }
 
 #[cfg(all(test, target_os = "linux"))] // the compiler must make ELF files

@@ -99,7 +99,7 @@ fn the_examples_of_the_help_are_understood() {
         assert_eq!(run.code, Some(1), "{run}");
         tried += 1;
     }
-    assert_eq!(tried, 4);
+    assert_eq!(tried, 6);
     assert!(place.files().is_empty());
 }
 

@@ -9,4 +9,5 @@ mod bad_input;
 mod help;
 mod outputs;
 mod recording;
+mod render;
 mod support;

@@ -180,6 +180,13 @@ fn options_of_the_graph_are_in_it() {
     assert!(place.read("wide.svg").len() < svg.len(), "fewer frames");
     place.run("-q --target sim:1 -o reverse.svg --reverse").succeeds();
     assert_ne!(place.read("reverse.svg"), svg);
+    for (options, expected) in [
+        ("--colors blue-orange", "orange: own work, blue: calls others"),
+        ("--dark", "stop-color=\"#1b1d21\""),
+    ] {
+        place.run(&format!("-q --target sim:1 -o look.svg {options}")).succeeds();
+        assert!(place.read("look.svg").contains(expected) && !svg.contains(expected), "{options}");
+    }
     let depth = |line: &str| {
         let run = place.run(line).succeeds();
         folded(&run.stdout).iter().map(|(stack, _)| stack.split(';').count()).max().unwrap()

@@ -168,8 +168,8 @@ fn callees_that_were_inlined_are_no_regression() {
     let mut by_inlining = 0;
     for _ in 0..100 {
         let mut measured = runs(&mut rng, RUNS, |function| match function {
-            SLOWED => 0.06,
-            20.. => -0.06 / 20.0,
+            SLOWED => 0.10,
+            20.. => -0.10 / 20.0,
             _ => 0.0,
         });
         let mut total = measured.functions[SLOWED].own.clone();
@@ -183,6 +183,30 @@ fn callees_that_were_inlined_are_no_regression() {
             usize::from(row.state == State::Moved && report.moved_why == Some(MovedWhy::FromCallees));
     }
     assert!(by_inlining >= 80, "{by_inlining} of 100");
+}
+
+#[test]
+fn a_function_that_calls_all_others_is_no_exception() {
+    let mut rng = Rng::new(5);
+    let mut found = 0;
+    for _ in 0..50 {
+        let mut measured = runs(&mut rng, RUNS, |function| slowed_by(function, 0.06));
+        measured.functions[SLOWED].total = measured.totals.clone();
+        found += named_first(&[judge(&measured, &Options::default())]);
+    }
+    assert!(found >= 47, "{found} of 50");
+    // Half of the program is outside, and what it calls has not changed.
+    let mut found = 0;
+    for _ in 0..50 {
+        let mut measured = runs(&mut rng, RUNS, |function| slowed_by(function, 0.06));
+        let mut total = measured.functions[SLOWED].own.clone();
+        for callee in 20..FUNCTIONS {
+            total.iter_mut().zip(&measured.functions[callee].own).for_each(|(sum, own)| *sum += own);
+        }
+        measured.functions[SLOWED].total = total;
+        found += named_first(&[judge(&measured, &Options::default())]);
+    }
+    assert!(found >= 47, "{found} of 50");
 }
 
 #[test]

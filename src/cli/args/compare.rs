@@ -13,7 +13,7 @@ use crate::error::Result;
 /// Rows of a table unless `--top` says otherwise.
 pub const TOP_DEFAULT: usize = 20;
 
-const MATCHING: &str = "Matching";
+pub(super) const MATCHING: &str = "Matching";
 
 /// How functions of two builds are matched.
 #[derive(Debug, Args)]
@@ -23,16 +23,12 @@ pub(super) struct MatchingFlags {
     /// .isra.0, lambda numbers, offsets in [module+0x1f40], lines
     #[arg(long, help_heading = MATCHING)]
     no_normalize: bool,
-    /// Count inlined functions as the function they became part of, where the
-    /// profile tells them apart. For builds that inline differently
-    #[arg(long, help_heading = MATCHING)]
-    no_inline: bool,
 }
 
 impl MatchingFlags {
-    /// The flags as values; `waiting` is of `diff` only.
-    pub(super) fn matching(&self, waiting: bool) -> Matching {
-        Matching { normalize: !self.no_normalize, inlines: !self.no_inline, waiting }
+    /// The flags as values, with what the commands have different defaults for.
+    pub(super) fn matching(&self, inlines: bool, waiting: bool) -> Matching {
+        Matching { normalize: !self.no_normalize, inlines, waiting }
     }
 }
 

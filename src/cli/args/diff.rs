@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
-use super::compare::{MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
+use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
 use super::{Command, MIN_WIDTH_DEFAULT_PERCENT, Split, Verbosity, colors, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
@@ -47,6 +47,10 @@ struct DiffFlags {
     idle: bool,
     #[command(flatten)]
     matching: MatchingFlags,
+    /// Count inlined functions as the function they became part of, where the
+    /// profile tells them apart. For builds that inline differently
+    #[arg(long, help_heading = MATCHING)]
+    no_inline: bool,
     /// Write the comparison here; may be given more than once. The extension
     /// tells the form: .svg differential flame graph, .folded `stack BASE NEW`,
     /// .md and .json tables; - is folded on standard output
@@ -145,7 +149,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         base: base.clone(),
         new: new.clone(),
         wish,
-        matching: flags.matching.matching(flags.idle),
+        matching: flags.matching.matching(!flags.no_inline, flags.idle),
         outputs,
         top: top(flags.top.as_deref())?,
         title: flags.title,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
-use super::compare::{MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
+use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
 use super::{Command, Destination, Split, Verbosity, check_distinct, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
@@ -19,7 +19,7 @@ use crate::gate::Options;
     version,
     about = "Fail when a program got slower: several recordings before, several after.",
     override_usage = "stackprof gate --base FILE... --new FILE... [OPTIONS]",
-    before_help = "Record the same command 5 to 10 times a side, in turn (base, new, base, ...) and on
+    before_help = "Record the same command 5 to 10 times a side, in turn (base, new, base, ...), on
 one machine. A directory stands for all files in it.
 
 It fails if the program's CPU time grew by more than the limit, or a function's
@@ -76,6 +76,10 @@ struct GateFlags {
     seed: Option<OsString>,
     #[command(flatten)]
     matching: MatchingFlags,
+    /// Test inlined functions by themselves. Without this, their time is that
+    /// of the function they became part of, where the profile tells them apart
+    #[arg(long, help_heading = MATCHING)]
+    inline: bool,
     /// Write the report here; may be given more than once (.md, .json)
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
@@ -188,7 +192,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         update_baseline: flags.update_baseline,
         allow_different_names: flags.allow_different_names,
         options,
-        matching: flags.matching.matching(false),
+        matching: flags.matching.matching(flags.inline, false),
         outputs,
         top: top(flags.top.as_deref())?,
         verbosity: verbosity(&flags.common)?,
@@ -207,17 +211,18 @@ mod tests {
     fn everything_that_can_be_asked_for() {
         let line = "gate --base a b --new c --new d --max-increase 3% --min-share 1 --false-alarms 1% --strict \
                     --seed 7 --top 3 -o x.md -o x.json --markdown summary --allow-different-names \
-                    --update-baseline kept --no-inline";
+                    --update-baseline kept --inline";
         let Ok(Command::Gate(gate)) = parse_line(line) else { panic!("no gate: {line}") };
         assert_eq!((gate.base, gate.new), (vec!["a".into(), "b".into()], vec!["c".into(), "d".into()]));
         let options = Options { max_increase: 0.03, min_share: 0.01, alpha: 0.01, strict: true, seed: 7 };
         assert_eq!((gate.options, gate.top), (options, 3));
-        assert!(gate.allow_different_names && !gate.matching.inlines && gate.matching.normalize);
+        assert!(gate.allow_different_names && gate.matching.inlines && gate.matching.normalize);
         let formats: Vec<_> = gate.outputs.iter().map(|output| output.format).collect();
         assert_eq!(formats, [ReportFormat::Markdown, ReportFormat::Json, ReportFormat::Markdown]);
         assert_eq!(gate.update_baseline, Some("kept".into()));
         let Ok(Command::Gate(gate)) = parse_line("gate --base a --new b") else { panic!("no gate") };
         assert_eq!(gate.options, Options::default());
+        assert!(!gate.matching.inlines, "helpers that are inlined everywhere tell no place");
     }
 
     #[test]

@@ -4,32 +4,156 @@
 //! Where shares are compared, or the rates differ, base counts are scaled to the new profile,
 //! for the form has nothing but counts.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use crate::diff::compare::Comparison;
 use crate::diff::stacks::Stacks;
 use crate::trie::NodeId;
 
-/// Writes the stacks of the two profiles of `comparison`, in the order of their bytes.
+/// Writes the stacks of the two profiles of `comparison`, in the order of their lines' bytes.
 ///
 /// # Errors
 /// What the writer reports.
 pub fn write(stacks: &Stacks, comparison: &Comparison, out: &mut dyn Write) -> io::Result<()> {
-    let mut counts: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
-    let factor = comparison.base_factor();
-    if let [base, new] = stacks.runs() {
-        for (node, count) in base.own() {
-            counts.entry(node).or_default().0 = (count as f64 * factor).round() as u64;
+    let tree = Tree::of(stacks, comparison);
+    // What is still to be told below each node of the path at hand, last first, and how long
+    // the text of that path is.
+    let mut open = vec![(tree.below(0), 0)];
+    let mut path = String::new();
+    while let Some((pending, length)) = open.last_mut() {
+        path.truncate(*length);
+        let Some(part) = pending.pop() else {
+            open.pop();
+            continue;
+        };
+        if !path.is_empty() {
+            path.push(';');
         }
-        for (node, count) in new.own() {
-            counts.entry(node).or_default().1 = count;
+        path.push_str(tree.name(part));
+        if part.line {
+            let (base, new) = tree.counts(part.node);
+            writeln!(out, "{path} {base} {new}")?;
+        } else {
+            open.push((tree.below(part.node), path.len()));
         }
     }
-    let mut lines: Vec<String> = counts
-        .into_iter()
-        .map(|(node, (base, new))| format!("{} {base} {new}", stacks.path(node).join(";")))
-        .collect();
-    lines.sort_unstable();
-    lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+    Ok(())
+}
+
+/// The line of a stack that ends at a node, or the lines of all that go on below it.
+#[derive(Clone, Copy)]
+struct Part {
+    node: u32,
+    line: bool,
+}
+
+/// The common tree with the counts of both sides; no stack is ever a text of its own but the
+/// one at hand.
+struct Tree<'a> {
+    stacks: &'a Stacks,
+    counts: Vec<(u64, u64)>,
+    /// By node: its first child and its next sibling, 0 if there is none.
+    first_next: Vec<(u32, u32)>,
+}
+
+impl<'a> Tree<'a> {
+    fn of(stacks: &'a Stacks, comparison: &Comparison) -> Tree<'a> {
+        let nodes = stacks.node_count();
+        let mut counts = vec![(0, 0); nodes];
+        let factor = comparison.base_factor();
+        if let [base, new] = stacks.runs() {
+            for (node, count) in base.own() {
+                if let Some((base, _)) = counts.get_mut(node.0 as usize) {
+                    *base = (count as f64 * factor).round() as u64;
+                }
+            }
+            for (node, count) in new.own() {
+                if let Some((_, new)) = counts.get_mut(node.0 as usize) {
+                    *new = count;
+                }
+            }
+        }
+        let mut first_next = vec![(0, 0); nodes];
+        for id in (1..nodes as u32).rev() {
+            let Some(parent) = stacks.parent(NodeId(id)) else { continue };
+            let Some((first, _)) = first_next.get_mut(parent.0 as usize) else { continue };
+            let sibling = std::mem::replace(first, id);
+            if let Some((_, next)) = first_next.get_mut(id as usize) {
+                *next = sibling;
+            }
+        }
+        Tree { stacks, counts, first_next }
+    }
+
+    fn counts(&self, node: u32) -> (u64, u64) {
+        self.counts.get(node as usize).copied().unwrap_or_default()
+    }
+
+    fn name(&self, part: Part) -> &str {
+        self.stacks.name(NodeId(part.node))
+    }
+
+    /// What there is below a node, last first.
+    fn below(&self, node: u32) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut child = self.first_next.get(node as usize).map_or(0, |(first, _)| *first);
+        while child != 0 {
+            parts.push(Part { node: child, line: false });
+            if self.counts(child) != (0, 0) {
+                parts.push(Part { node: child, line: true });
+            }
+            child = self.first_next.get(child as usize).map_or(0, |(_, next)| *next);
+        }
+        // Lines below a node begin with its name and `;`, its own goes on with a space.
+        parts.sort_by(|a, b| {
+            let (a_name, b_name) = (self.name(*a), self.name(*b));
+            if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
+                self.beginning(*b).cmp(&self.beginning(*a))
+            } else {
+                b_name.cmp(a_name)
+            }
+        });
+        parts
+    }
+
+    fn beginning(&self, part: Part) -> String {
+        let name = self.name(part);
+        let (base, new) = self.counts(part.node);
+        if part.line { format!("{name} {base} {new}") } else { format!("{name};") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diff::compare::Wish;
+    use crate::diff::stacks::Matching;
+    use crate::profile::folded_read;
+
+    #[test]
+    fn lines_are_those_of_both_sides_in_the_order_of_their_bytes() {
+        let names = ["a", "a 1", "a!", "a::b", "a<T>", "é"];
+        let side = |skip: usize| {
+            let mut text = String::new();
+            for (index, outer) in names.iter().enumerate().filter(|(index, _)| index % 3 != skip) {
+                text += &format!("p;{outer} {}\np;{outer};{outer};x {}\n", index + 1, 10 + skip);
+            }
+            folded_read::read(text.as_bytes(), "a").expect("reads")
+        };
+        let mut stacks = Stacks::new(Matching::default());
+        stacks.add("base", &side(0), None).expect("fits");
+        stacks.add("new", &side(1), None).expect("fits");
+        let comparison = Comparison::of(&stacks, Wish::Absolute).expect("comparable");
+        let mut out = Vec::new();
+        write(&stacks, &comparison, &mut out).expect("a Vec takes everything");
+        let text = String::from_utf8(out).expect("UTF-8");
+        let lines: Vec<&str> = text.lines().collect();
+        let mut sorted = lines.clone();
+        sorted.sort_unstable();
+        assert_eq!(lines, sorted);
+        assert_eq!(lines.len(), 12, "{text}");
+        for line in ["p;a 0 1", "p;a 1 2 0", "p;a::b 0 4", "p;a!;a!;x 10 11", "p;a::b;a::b;x 0 11"] {
+            assert!(lines.contains(&line), "{line} in\n{text}");
+        }
+    }
 }

@@ -171,11 +171,19 @@ pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
 /// the better one is shorter.
 fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize {
     if aliases.len() > 1 {
-        aliases.sort_unstable_by_key(|entry| {
+        let key = |entry: &Entry| {
             let name = name_at(names, entry.name, MAX_COMPARED_BYTES);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
-        });
+        };
+        // Nearly always one name is the best and none reaches further: then the order of the
+        // others is of no interest.
+        let best = aliases.iter().enumerate().map(|(index, entry)| (key(entry), index)).min();
+        aliases.swap(0, best.map_or(0, |(_, index)| index));
+        let reach = |entry: &Entry| sized_end.filter(|_| entry.link & UNSIZED != 0).unwrap_or(entry.end);
+        if aliases[1..].iter().any(|entry| reach(entry) > reach(&aliases[0])) {
+            aliases.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
+        }
     }
     let (mut kept, mut end) = (0, 0);
     for index in 0..aliases.len() {

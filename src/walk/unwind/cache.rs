@@ -89,7 +89,7 @@ impl Cache {
         let (rule, saved) = match found {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
-                self.keep(row, method, switch)
+                self.keep(*row, method, switch)
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
@@ -122,7 +122,7 @@ impl Cache {
 
 /// How the caller of a frame at an address is found.
 enum Found {
-    Row(Row, Method),
+    Row(Box<Row>, Method),
     /// The thread's first function.
     Root,
     /// Neither unwind information nor understandable code.
@@ -143,14 +143,14 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
-        return (Found::Row(row, Method::Cfi), returns);
+        return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
     if code.begins_threads(address.lookup()).is_some() {
         return (in_macho(address, code), follows_call);
     }
     let here = code.code(at).unwrap_or_default();
     if call::is_sigreturn(here) {
-        return (Found::Row(signal_frame(), Method::Code), is_return);
+        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if is_return && !follows_call {
         return (Found::Nothing, false);
@@ -162,7 +162,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         return (Found::Nothing, follows_call);
     }
     let found = match code::follow(at, code) {
-        Some(Leads::Back(row)) => Found::Row(*row, Method::Code),
+        Some(Leads::Back(row)) => Found::Row(row, Method::Code),
         Some(Leads::ToExit) => Found::Root,
         None => Found::Nothing,
     };
@@ -179,7 +179,7 @@ fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
         Some((row, method)) if row.signal => Some((row, method)),
         said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
     };
-    found.map_or(Found::Nothing, |(row, method)| Found::Row(row, method))
+    found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
 }
 
 /// How far into `__start_context` an address is. The first function of a `makecontext`

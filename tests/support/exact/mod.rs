@@ -5,8 +5,8 @@
 //! A walk that claims to be complete with other frames than the truth is `wrong`, one that
 //! does not claim it `incomplete`. Some stacks are not told by the copied bytes: a handler
 //! on a stack of its own (`sigaltstack`) has callers elsewhere, and a program may have
-//! overwritten a return address (libgcc, while it installs a landing pad) or be between two
-//! stacks. A walk that says there that it is incomplete is counted apart.
+//! overwritten a return address or a saved frame pointer (libgcc, while it installs a landing
+//! pad) or be between two stacks. A walk that says there that it is incomplete is counted apart.
 
 mod classes;
 pub(crate) mod programs;
@@ -260,9 +260,11 @@ impl Session<'_> {
             let score = &mut self.outcome.scores[index];
             let same = self.frames.addresses == self.truth;
             let complete = walked.ended == Ended::Root;
-            let untold = told < self.truth.len()
-                && !complete
-                && self.frames.addresses.get(..told) == self.truth.get(..told);
+            let right_until = |told: usize| {
+                told < self.truth.len() && self.frames.addresses.get(..told) == self.truth.get(..told)
+            };
+            let frame_pointers = || thread.shadow.told_by_frame_pointers(now, |slot| stack.word(Avma(slot)));
+            let untold = !complete && (right_until(told) || !same && right_until(frame_pointers()));
             match (complete, same) {
                 (true, true) => score.exact += 1,
                 (true, false) => score.wrong += 1,

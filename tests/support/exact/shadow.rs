@@ -3,7 +3,7 @@
 //! instruction with the registers before and after it; output: the look-up addresses of
 //! all frames. Knows nothing of unwind information or frame pointers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use stackprof::addr::{Avma, CodeAddress};
 use stackprof::registers::X86_64;
@@ -54,6 +54,8 @@ struct Entry {
     /// Where the return address is; for an interrupted frame, its stack pointer.
     slot: u64,
     address: CodeAddress,
+    /// rbp of the caller at the call.
+    frame_pointer: u64,
     /// The stack that the frames below this one are on, where it is another.
     interrupted_on: Option<u64>,
 }
@@ -97,6 +99,7 @@ impl Shadow {
         }
         let entries = self.stacks.entry(stack).or_default();
         // A call that was interrupted before its first instruction is a call all the same.
+        let frame_pointer = before.gpr[X86_64::RBP];
         let called = kind == Kind::Call && sp == before.gpr[X86_64::RSP].wrapping_sub(8);
         while entries.last().is_some_and(|entry| match entry.address {
             CodeAddress::Return(_) => entry.slot < sp,
@@ -109,11 +112,11 @@ impl Shadow {
         }
         if called {
             let address = CodeAddress::Return(Avma(word(sp)));
-            entries.push(Entry { slot: sp, address, interrupted_on: None });
+            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None });
         } else if self.fresh && kind == Kind::Return {
             // The first function of a context: `makecontext` laid out where it returns to.
             let address = CodeAddress::Return(Avma(word(sp)));
-            entries.push(Entry { slot: sp, address, interrupted_on: None });
+            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None });
             self.fresh = false;
         } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Push)
             && before.gpr[X86_64::RSP] == sp + 8
@@ -133,6 +136,7 @@ impl Shadow {
         word: impl Fn(u64) -> u64,
     ) {
         let from = self.current;
+        let frame_pointer = before.gpr[X86_64::RBP];
         let sp = after.gpr[X86_64::RSP];
         self.current = if own(sp) { 0 } else { sp / STACK_ALIGN + 1 };
         let elsewhere = self.current != from;
@@ -144,9 +148,11 @@ impl Shadow {
         entries.push(Entry {
             slot,
             address: CodeAddress::Pc(Avma(before.rip)),
+            frame_pointer,
             interrupted_on: elsewhere.then_some(from),
         });
-        entries.push(Entry { slot: sp, address: CodeAddress::Return(Avma(word(sp))), interrupted_on: None });
+        let address = CodeAddress::Return(Avma(word(sp)));
+        entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None });
         self.fresh = false;
     }
 
@@ -180,5 +186,99 @@ impl Shadow {
             break;
         }
         told.unwrap_or(into.len())
+    }
+    /// How many frames are told where the program has overwritten a frame pointer that a
+    /// function saved: its value at the call is neither in a register nor in the stack below
+    /// the return address. `usize::MAX` if that is not so.
+    pub(crate) fn told_by_frame_pointers(
+        &self,
+        registers: &X86_64,
+        word: impl Fn(u64) -> Option<u64>,
+    ) -> usize {
+        let sp = registers.gpr[X86_64::RSP];
+        let entries = self.stacks.get(&self.current).map(Vec::as_slice).unwrap_or_default();
+        let mut at = sp;
+        let mut seen: HashSet<u64> = registers.gpr.into_iter().collect();
+        for (index, entry) in entries.iter().rev().enumerate() {
+            while at <= entry.slot && entry.slot - sp < STACK_ALIGN {
+                seen.extend(word(at));
+                at += 8;
+            }
+            if !seen.contains(&entry.frame_pointer) {
+                return index + 2;
+            }
+        }
+        usize::MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STACK: u64 = 0x7fff_0000_2000;
+
+    fn at(rip: u64, rsp: u64) -> X86_64 {
+        let mut registers = X86_64 { rip, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = rsp;
+        registers
+    }
+
+    /// Calls from `from` to `to`; the return address is five bytes behind.
+    fn call(shadow: &mut Shadow, memory: &mut HashMap<u64, u64>, from: u64, to: u64, rsp: u64) {
+        memory.insert(rsp - 8, from + 5);
+        let word = |at: u64| memory.get(&at).copied().unwrap_or(0);
+        shadow.step(Kind::Call, &at(from, rsp), &at(to, rsp - 8), |_| true, word);
+    }
+
+    #[test]
+    fn a_blocked_signal_interrupts_nothing() {
+        let before = at(0x40_1000, STACK);
+        let handler = at(0x40_2000, STACK - 0x400);
+        let frame = [(STACK - 0x400 + 168, STACK), (STACK - 0x400 + 176, 0x40_1000)];
+        let word = |at: u64| frame.iter().find(|(place, _)| *place == at).map_or(0, |(_, word)| *word);
+        assert!(begins_handler(&before, &handler, word));
+        // The instruction was executed: a push, or one that leaves the stack alone.
+        assert!(!begins_handler(&before, &at(0x40_1001, STACK - 8), |_| 0));
+        assert!(!begins_handler(&before, &at(0x40_1003, STACK), word));
+    }
+
+    #[test]
+    fn what_was_called_is_told_until_it_is_overwritten() {
+        let (mut shadow, mut memory, mut truth) = (Shadow::default(), HashMap::new(), Vec::new());
+        call(&mut shadow, &mut memory, 0x1000, 0x2000, STACK);
+        call(&mut shadow, &mut memory, 0x2010, 0x3000, STACK - 0x40);
+        let told = shadow.truth(0x3000, |at| memory.get(&at).copied(), &mut truth);
+        assert_eq!((told, truth.as_slice()), (3, &[0x3000, 0x2014, 0x1004][..]));
+        memory.insert(STACK - 8, 0x9999);
+        assert_eq!(shadow.truth(0x3000, |at| memory.get(&at).copied(), &mut truth), 2);
+        assert_eq!(truth, [0x3000, 0x2014, 0x1004]);
+        // Return from the inner one.
+        let word = |at: u64| memory.get(&at).copied().unwrap_or(0);
+        shadow.step(Kind::Return, &at(0x3005, STACK - 0x48), &at(0x2015, STACK - 0x40), |_| true, word);
+        shadow.truth(0x2015, |_| None, &mut truth);
+        assert_eq!(truth, [0x2015, 0x1004]);
+    }
+
+    #[test]
+    fn a_saved_frame_pointer_is_in_a_register_or_on_the_stack() {
+        let (mut shadow, mut memory) = (Shadow::default(), HashMap::new());
+        let mut caller = at(0x1000, STACK);
+        caller.gpr[X86_64::RBP] = STACK + 0x30;
+        memory.insert(STACK - 8, 0x1005u64);
+        let mut callee = at(0x2000, STACK - 8);
+        callee.gpr[X86_64::RBP] = STACK + 0x30;
+        shadow.step(Kind::Call, &caller, &callee, |_| true, |_| 0x1005);
+        let told = |registers: &X86_64, memory: &HashMap<u64, u64>| {
+            shadow.told_by_frame_pointers(registers, |at| memory.get(&at).copied())
+        };
+        assert_eq!(told(&callee, &memory), usize::MAX);
+        let mut later = at(0x2008, STACK - 16);
+        memory.insert(STACK - 16, STACK + 0x30);
+        assert_eq!(told(&later, &memory), usize::MAX, "pushed");
+        memory.insert(STACK - 16, STACK + 0x90);
+        assert_eq!(told(&later, &memory), 2, "and overwritten");
+        later.gpr[3] = STACK + 0x30;
+        assert_eq!(told(&later, &memory), usize::MAX);
     }
 }

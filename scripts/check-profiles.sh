@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# Saved profiles in the tools that they are for. A recording of the demo and a large made-up
+# profile are written in every form, and then
+#
+#   go tool pprof -top    shows the same table of functions as the folded stacks do,
+#   ajv                   finds the speedscope file valid against the schema of its project,
+#   speedscope            opens folded, pprof and speedscope files in headless Chromium; its table
+#                         of the demo adds up to the samples there are,
+#   python3               finds the Firefox file as its format's documentation describes it
+#                         (speedscope reads only what Firefox itself exported before 2018).
+#
+#   scripts/check-profiles.sh
+#
+# Installs golang-go, chromium and npm (Debian) and, into target/profiles, the npm packages
+# speedscope, ajv and playwright-core. Pages are served from 127.0.0.1 only.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stackprof=$(realpath "${STACKPROF:-target/release/stackprof}")
+[[ -x $stackprof ]] || cargo build --release --locked
+missing=()
+command -v go >/dev/null || missing+=(golang-go)
+command -v chromium >/dev/null || missing+=(chromium)
+command -v npm >/dev/null || missing+=(npm)
+((${#missing[@]} == 0)) || apt-get install -y "${missing[@]}"
+place=target/profiles
+mkdir -p $place
+cd $place
+[[ -d node_modules/speedscope && -d node_modules/ajv && -d node_modules/playwright-core ]] ||
+    npm install --no-audit --no-fund --no-save speedscope ajv playwright-core
+
+"$stackprof" demo -q -d 2 --threads -o demo.folded -o demo.pb.gz -o demo.speedscope.json -o demo.firefox.json
+python3 - >large.folded <<'PY'
+import random
+rng, lines = random.Random(7), {}
+while len(lines) < 20_000:
+    stack = ";".join(["large"] + [f"module{rng.randrange(9)}::function{rng.randrange(300)}<T; N>".replace(";", ":") for _ in range(rng.randrange(2, 40))])
+    lines[stack] = rng.randrange(1, 500)
+print("\n".join(sorted(f"{stack} {count}" for stack, count in lines.items())))
+PY
+"$stackprof" render -q large.folded -o large.pb.gz -o large.speedscope.json -o large.firefox.json
+for profile in demo large; do
+    for form in pb.gz speedscope.json firefox.json; do
+        "$stackprof" render -q $profile.$form -o back.folded
+        cmp back.folded $profile.folded
+    done
+done
+echo "folded -> pprof, speedscope, Firefox -> folded: the same bytes (demo, and $(wc -l <large.folded) stacks)"
+
+for profile in demo large; do
+    PPROF_TMPDIR=$PWD go tool pprof -sample_index=samples -top -nodecount=0 -nodefraction=0 $profile.pb.gz >top.txt 2>/dev/null
+    python3 - $profile.folded top.txt <<'PY'
+import collections, re, sys
+own, total, whole = collections.Counter(), collections.Counter(), 0
+for line in open(sys.argv[1]):
+    stack, count = line.rstrip("\n").rsplit(" ", 1)
+    names, count = stack.split(";")[1:], int(count)
+    names = [name for index, name in enumerate(names)
+             if name != "[incomplete]" and not (index == 0 and re.fullmatch(r".* \(\d+\)|\(\d+\)", name))]
+    whole += count
+    if names:
+        own[names[-1]] += count
+        for name in set(names):
+            total[name] += count
+theirs = {}
+for line in open(sys.argv[2]):
+    row = re.fullmatch(r"\s*(\d+)\s+\S+%\s+\S+%\s+(\d+)\s+\S+%\s+(.*)", line.rstrip("\n"))
+    if row:
+        # Inlined functions are marked; one that is both has two rows.
+        name = row[3].removesuffix(" (inline)").removesuffix(" (partial-inline)")
+        flat, cum = theirs.get(name, (0, 0))
+        theirs[name] = (flat + int(row[1]), cum + int(row[2]))
+ours = {name: (own[name], total[name]) for name in total}
+differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+for name in sorted(differ)[:10]:
+    print(f"  {name}: stackprof {ours.get(name)}, go tool pprof {theirs.get(name)}")
+print(f"go tool pprof -top {sys.argv[1]}: {len(theirs)} functions, {whole} samples, {len(differ)} rows differ")
+sys.exit(bool(differ) or not theirs)
+PY
+done
+
+cat >check.cjs <<'JS'
+const fs = require('fs'), http = require('http'), path = require('path');
+const Ajv = require('ajv').default || require('ajv');
+const schema = JSON.parse(fs.readFileSync('node_modules/speedscope/dist/release/file-format-schema.json'));
+const valid = new Ajv({strict: false}).compile(schema);
+for (const name of ['demo', 'large']) {
+  if (!valid(JSON.parse(fs.readFileSync(`${name}.speedscope.json`)))) {
+    console.error(valid.errors);
+    process.exit(1);
+  }
+  console.log(`ajv: ${name}.speedscope.json is valid`);
+}
+const {chromium} = require('playwright-core');
+const types = {'.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css'};
+const root = 'node_modules/speedscope/dist/release';
+const server = http.createServer((request, response) => {
+  const url = decodeURIComponent(request.url.split('?')[0]);
+  const file = url.startsWith('/profiles/') ? path.basename(url) : path.join(root, url === '/' ? 'index.html' : url);
+  fs.readFile(file, (error, bytes) => {
+    if (error) { response.writeHead(404); return response.end(); }
+    response.writeHead(200, {'Content-Type': types[path.extname(file)] || 'application/octet-stream'});
+    response.end(bytes);
+  });
+});
+const folded = name => fs.readFileSync(`${name}.folded`, 'utf8').trim().split('\n')
+  .reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' ') + 1)), 0);
+server.listen(0, '127.0.0.1', async () => {
+  let failed = false;
+  const browser = await chromium.launch({
+    executablePath: '/usr/bin/chromium', headless: true,
+    args: ['--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
+      '--disable-background-networking', '--disable-component-update', '--disable-sync', '--use-gl=swiftshader', '--enable-unsafe-swiftshader'],
+  });
+  // What the table is to add up to; of several threads speedscope shows the first.
+  const expected = {
+    'demo.folded': folded('demo'),
+    'demo.pb.gz': folded('demo') * 1000 / 997,
+    'demo.speedscope.json': JSON.parse(fs.readFileSync('demo.speedscope.json')).profiles[0].endValue,
+  };
+  const units = {ns: 1e-6, 'µs': 1e-3, ms: 1, s: 1000, '': 1};
+  for (const file of ['demo.folded', 'demo.pb.gz', 'demo.speedscope.json',
+    'large.folded', 'large.pb.gz', 'large.speedscope.json']) {
+    const page = await browser.newPage({viewport: {width: 1400, height: 900}});
+    const errors = [];
+    page.on('pageerror', error => errors.push(String(error)));
+    await page.goto(`http://127.0.0.1:${server.address().port}/#profileURL=/profiles/${file}`);
+    await page.waitForFunction(() => document.title.includes('speedscope') && window.innerWidth > 0, null, {timeout: 60000});
+    await page.waitForFunction(() => /Left Heavy/.test(document.body.innerText), null, {timeout: 60000});
+    await page.keyboard.press('3');
+    await page.waitForTimeout(1500);
+    const rows = await page.evaluate(() => [...document.querySelectorAll('tr')].map(row => row.innerText));
+    await page.screenshot({path: `${file}.png`});
+    // `total (share)`, `self (share)`, name.
+    const selves = rows.map(row => [...row.matchAll(/([\d,.]+)(ns|µs|ms|s|) \(/g)][1]).filter(Boolean)
+      .map(cell => Number(cell[1].replaceAll(',', '')) * units[cell[2]]);
+    const sum = selves.reduce((sum, self) => sum + self, 0);
+    const wanted = expected[file];
+    const bad = errors.length || selves.length === 0 || (wanted && Math.abs(sum - wanted) > wanted / 100);
+    failed ||= Boolean(bad);
+    console.log(`speedscope ${bad ? 'FAILED on' : 'opens'} ${file}: ${selves.length} functions in view` +
+      (wanted ? `, together ${sum.toFixed(1)} of ${wanted.toFixed(1)}` : '') +
+      `, ${errors.length} script errors ${errors.join(' ')}`);
+    await page.close();
+  }
+  await browser.close();
+  server.close();
+  process.exit(failed ? 1 : 0);
+});
+JS
+NODE_PATH=$PWD/node_modules node check.cjs
+
+python3 - demo large <<'PY'
+import json, sys
+for name in sys.argv[1:]:
+    profile = json.load(open(f"{name}.firefox.json"))
+    meta = profile["meta"]
+    for key in ("interval", "startTime", "processType", "product", "version", "preprocessedProfileVersion", "categories", "markerSchema"):
+        assert key in meta, key
+    total = 0
+    for thread in profile["threads"]:
+        for key in ("processType", "processStartupTime", "registerTime", "pausedRanges", "name", "pid", "tid", "samples", "markers",
+                    "stackTable", "frameTable", "funcTable", "resourceTable", "nativeSymbols"):
+            assert key in thread, key
+        for table in ("samples", "stackTable", "frameTable", "funcTable"):
+            columns = {column: values for column, values in thread[table].items() if isinstance(values, list)}
+            assert all(len(values) == thread[table]["length"] for values in columns.values()), table
+        stacks, frames, functions = (thread[table] for table in ("stackTable", "frameTable", "funcTable"))
+        assert all(prefix is None or prefix < index for index, prefix in enumerate(stacks["prefix"]))
+        assert all(frame < frames["length"] for frame in stacks["frame"])
+        assert all(function < functions["length"] for function in frames["func"])
+        assert all(text < len(thread["stringArray"]) for text in functions["name"])
+        assert all(stack is None or stack < stacks["length"] for stack in thread["samples"]["stack"])
+        total += sum(thread["samples"]["weight"])
+    folded = sum(int(line.rsplit(" ", 1)[1]) for line in open(f"{name}.folded"))
+    assert total == folded, (total, folded)
+    print(f"Firefox: {name}.firefox.json has the tables of its format, {total} samples as the folded stacks")
+PY

@@ -1,0 +1,102 @@
+//! `render`: saved profiles turned into others, merged and filtered; what goes wrong.
+
+use crate::support::Place;
+
+const FOLDED: &str = "work;io (17);main;read 3\nwork;io (18);main;parse;lex 40\nwork;main;parse 2\n";
+
+#[test]
+fn any_form_is_read_whatever_it_is_called() {
+    let place = Place::new();
+    place.write("a.folded", FOLDED);
+    let all = "-o a.pb.gz -o a.speedscope.json -o a.firefox.json -o a.svg -o -";
+    let run = place.run(&format!("render a.folded {all}")).succeeds();
+    assert_eq!(run.stdout, FOLDED);
+    assert!(run.stderr.starts_with("stackprof: work: 45 samples in 3 stacks, wrote a.pb.gz, "), "{run}");
+    for form in ["a.pb.gz", "a.speedscope.json", "a.firefox.json"] {
+        std::fs::rename(place.path(form), place.path("a.svg")).unwrap();
+        let run = place.run("render a.svg -q -o -").succeeds();
+        assert_eq!((run.stdout.as_str(), run.stderr.as_str()), (FOLDED, ""), "{form}");
+    }
+    let run = place.shell("$STACKPROF render -q - -o - < a.folded").succeeds();
+    assert_eq!(run.stdout, FOLDED);
+}
+
+#[test]
+fn a_recording_comes_back_from_each_form() {
+    let place = Place::new();
+    let forms = ["r.pb.gz", "r.speedscope.json", "r.firefox.json"];
+    let outputs = forms.map(|form| format!("-o {form}")).join(" ");
+    place.run(&format!("--target sim:3 --threads --idle -q -o r.folded {outputs}")).succeeds();
+    let folded = place.read("r.folded");
+    for form in forms {
+        assert_eq!(place.run(&format!("render -q {form} -o -")).succeeds().stdout, folded, "{form}");
+    }
+    let once = std::fs::read(place.path("r.pb.gz")).unwrap();
+    place.run("--target sim:3 --threads --idle -q -o again.pb.gz").succeeds();
+    assert!(std::fs::read(place.path("again.pb.gz")).unwrap() == once, "same run, same bytes");
+}
+
+#[test]
+fn profiles_are_merged_and_filtered() {
+    let place = Place::new();
+    place.write("a", FOLDED);
+    place.write("b", "other;main 5\nwork;main;parse 1\n");
+    let text = |line: &str| place.run(&format!("render -q {line} -o -")).succeeds().stdout;
+    assert_eq!(
+        text("a b"),
+        "other;main 5\nwork;io (17);main;read 3\nwork;io (18);main;parse;lex 40\nwork;main;parse 3\n"
+    );
+    assert_eq!(text("a --thread ^io$"), "work;io (17);main;read 3\nwork;io (18);main;parse;lex 40\n");
+    assert_eq!(text("a --thread 18"), "work;io (18);main;parse;lex 40\n");
+    assert_eq!(text("a --include lex --include read"), text("a --thread io"));
+    assert_eq!(text("a --exclude (lex|read)"), "work;main;parse 2\n");
+    assert_eq!(text("a --root ^parse$"), "work;io (18);parse;lex 40\nwork;parse 2\n");
+}
+
+#[test]
+fn a_filter_that_leaves_nothing_is_named() {
+    let place = Place::new();
+    place.write("a", "work;main 5\n");
+    place.write("empty", "\n");
+    for (line, expected) in [
+        ("a --include nobody", "--include `nobody` left nothing of 5 samples"),
+        ("a --include main --exclude work", "--exclude `work` left nothing of 5 samples"),
+        ("a --root nobody", "--root `nobody` left nothing of 5 samples"),
+        (
+            "a --thread x",
+            "--thread `x` left nothing of 5 samples; the profile does not keep threads apart (record with --threads)",
+        ),
+        ("empty", "empty: the profile has no samples"),
+    ] {
+        let run = place.run(&format!("render {line} -o out.folded"));
+        assert_eq!(run.code, Some(4), "{run}");
+        assert_eq!(run.stderr, format!("stackprof: {expected}\n"));
+        assert!(!place.path("out.folded").exists());
+    }
+}
+
+#[test]
+fn what_is_no_profile_is_refused_and_nothing_written() {
+    let place = Place::new();
+    place.write("a", "work;main 5\n");
+    place.write("text", "hello world\n");
+    place.write("json", "{\"a\": 1}");
+    for hz in [99, 250] {
+        place.run(&format!("--target sim:1 -q --hz {hz} -o {hz}.pb.gz")).succeeds();
+    }
+    for (line, expected) in [
+        ("missing", "cannot read `missing`: no such file or directory"),
+        ("a text", "text:1: expected \"stack count\""),
+        ("json", "json: neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
+        (
+            "99.pb.gz 250.pb.gz",
+            "`99.pb.gz` and `250.pb.gz` cannot be merged: one was recorded at 99 Hz, the other at 250 Hz; \
+             render each by itself",
+        ),
+    ] {
+        let run = place.run(&format!("render {line} -o out.svg"));
+        assert_eq!(run.code, Some(1), "{run}");
+        assert_eq!(run.stderr, format!("stackprof: {expected}\n"));
+        assert!(!place.path("out.svg").exists());
+    }
+}

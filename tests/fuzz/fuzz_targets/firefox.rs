@@ -1,0 +1,10 @@
+//! The reader of the Firefox Profiler's JSON; other JSON is refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use stackprof::profile::read;
+
+fuzz_target!(|data: &[u8]| {
+    let file = [b"{\"meta\":", data].concat();
+    let _ = read::read(file.as_slice(), "fuzz", 0);
+});

@@ -1,0 +1,9 @@
+//! The reader of pprof, unpacked.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use stackprof::profile::pprof;
+
+fuzz_target!(|data: &[u8]| {
+    let _ = pprof::read::read(data);
+});

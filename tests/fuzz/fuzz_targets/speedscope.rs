@@ -1,0 +1,10 @@
+//! The reader of speedscope's JSON; other JSON is refused.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use stackprof::profile::read;
+
+fuzz_target!(|data: &[u8]| {
+    let file = [b"{\"shared\":", data].concat();
+    let _ = read::read(file.as_slice(), "fuzz", 0);
+});

@@ -1,0 +1,315 @@
+//! Damaged and malicious profiles: one line that names the file, no panic, no hang, no memory
+//! out of proportion.
+//!
+//! Every reader gets real files, mutated from a seed, and files made to break it. A failure
+//! prints the command that replays it; `STACKPROF_SEED` runs one seed only,
+//! `STACKPROF_ROUNDS` more of them.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use stackprof::error::ErrorKind;
+use stackprof::profile::{Saved, firefox, pprof, read, speedscope};
+
+/// Longest time for one file, generous for a debug build on a busy machine.
+const TIME_MAX: Duration = Duration::from_secs(20);
+
+/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound.max(1) as u64) as usize
+    }
+}
+
+/// Prints how to run a failed seed again.
+struct Replay(&'static str, u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile_profiles {}", self.1, self.0);
+        }
+    }
+}
+
+fn for_each_seed(test: &'static str, rounds: u64, mut check: impl FnMut(&mut Random)) {
+    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
+    let seeds = match number("STACKPROF_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
+    };
+    for seed in seeds {
+        let replay = Replay(test, seed);
+        check(&mut Random(replay.1.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
+    }
+}
+
+const FOLDED: &str =
+    "work;io (17);[incomplete];read 3\nwork;main;parse;lex 40\nwork;main;parse 2\nother;main 1\n";
+
+const PERF: &str = "work 5/6 [001] 10.5: 250000 cpu-clock:\n\t 55d0 inner+0x10 (/bin/work)\n\t \
+                    5500 main+0x5 (/bin/work)\n\nwork 5/6 [001] 10.6: cpu-clock:\n\t 7f00 [unknown] (/lib/libc.so.6)\n\n";
+
+fn parse(bytes: &[u8]) -> Result<Saved, String> {
+    let started = Instant::now();
+    let result = read::read(bytes, "a.file", bytes.len() as u64);
+    assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
+    result.map_err(|error| {
+        assert_eq!(error.kind(), ErrorKind::Input, "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("a.file:"), "the file is not named: {text}");
+        assert!(!text.contains('\n') && text.len() < 1000, "not one line: {text}");
+        text
+    })
+}
+
+/// Real files of each form.
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    let saved = parse(FOLDED.as_bytes()).unwrap();
+    let mut files = vec![("folded", FOLDED.into()), ("perf script", PERF.into())];
+    let mut written = |name, write: &dyn Fn(&mut Vec<u8>)| {
+        let mut out = Vec::new();
+        write(&mut out);
+        files.push((name, out));
+    };
+    written("pprof", &|out| pprof::write::write(&saved, out).unwrap());
+    written("speedscope", &|out| speedscope::write(&saved, None, out).unwrap());
+    written("firefox", &|out| firefox::write(&saved, out).unwrap());
+    let mut raw = Vec::new();
+    flate2::read::GzDecoder::new(files[2].1.as_slice()).read_to_end(&mut raw).unwrap();
+    files.push(("raw pprof", raw));
+    files
+}
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
+}
+
+#[test]
+fn mutated_files_are_read_or_refused() {
+    let files = files();
+    for (name, bytes) in &files {
+        parse(bytes).unwrap_or_else(|error| panic!("{name} as written: {error}"));
+    }
+    let mut refused = 0u64;
+    let mut all = 0u64;
+    for_each_seed("mutated_files_are_read_or_refused", 2000, |random| {
+        for (_, original) in &files {
+            let mut bytes = original.clone();
+            for _ in 0..1 + random.below(4) {
+                let at = random.below(bytes.len());
+                match random.below(6) {
+                    0 => bytes[at] ^= 1 << random.below(8),
+                    1 => bytes[at] = [0, 0xff, 0x7f, 0x80, b'0', b'9', b'-', b'"'][random.below(8)],
+                    2 => bytes.truncate(at.max(1)),
+                    3 => {
+                        let end = (at + random.below(40)).min(bytes.len());
+                        let part = bytes[at..end].to_vec();
+                        let to = random.below(bytes.len());
+                        bytes.splice(to..to, part);
+                    }
+                    4 => {
+                        let end = (at + random.below(40)).min(bytes.len());
+                        bytes.drain(at..end);
+                        if bytes.is_empty() {
+                            bytes.push(b'\n');
+                        }
+                    }
+                    _ => {
+                        let number = b"18446744073709551615".iter().copied();
+                        bytes.splice(at..at, number.take(1 + random.below(20)));
+                    }
+                }
+            }
+            all += 1;
+            refused += u64::from(parse(&bytes).is_err());
+        }
+    });
+    // Mutations that break nothing would test nothing, and so would those that always do.
+    assert!(
+        std::env::var_os("STACKPROF_SEED").is_some() || (refused > all / 10 && refused < all),
+        "{refused} of {all}"
+    );
+}
+
+#[test]
+fn every_truncation_is_read_or_refused() {
+    for (name, bytes) in files() {
+        // A line end at the end says nothing.
+        let end = bytes.len() - usize::from(bytes.ends_with(b"\n"));
+        for len in 0..end {
+            let result = parse(&bytes[..len]);
+            // Text ends anywhere; what is packed or bracketed does not.
+            let may_end = matches!(name, "folded" | "perf script" | "raw pprof") || len == 0;
+            assert!(may_end || result.is_err(), "{name} cut to {len} of {} was read", bytes.len());
+        }
+    }
+}
+
+/// A varint.
+fn varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// A message field: `(number, Ok(bytes))` or `(number, Err(value))`.
+fn proto(fields: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (number, value) in fields {
+        match value {
+            Ok(bytes) => {
+                varint(number << 3 | 2, &mut out);
+                varint(bytes.len() as u64, &mut out);
+                out.extend_from_slice(bytes);
+            }
+            Err(value) => {
+                varint(number << 3, &mut out);
+                varint(*value, &mut out);
+            }
+        }
+    }
+    out
+}
+
+/// A profile of one sample type, with further fields.
+fn profile(more: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
+    let kind = proto(&[(1, Err(1)), (2, Err(2))]);
+    let mut fields: Vec<(u64, Result<&[u8], u64>)> =
+        vec![(1, Ok(&kind)), (6, Ok(b"")), (6, Ok(b"samples")), (6, Ok(b"count")), (6, Ok(b"main"))];
+    fields.extend_from_slice(more);
+    proto(&fields)
+}
+
+#[test]
+fn pprof_with_wrong_references_is_refused_by_what_names_what() {
+    let function = proto(&[(1, Err(7)), (2, Err(3))]);
+    let line = proto(&[(1, Err(7)), (2, Err(5))]);
+    let location = proto(&[(1, Err(9)), (4, Ok(&line))]);
+    let sample = proto(&[(1, Ok(&[9])), (2, Ok(&[4]))]);
+    let sound = profile(&[(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&sample))]);
+    let saved = parse(&sound).unwrap();
+    assert_eq!((saved.total(), saved.frames().len()), (4, 1));
+    assert_eq!(parse(&packed(&sound)).unwrap().total(), 4);
+
+    let negative = proto(&[(1, Ok(&[9])), (2, Err((-5i64).cast_unsigned()))]);
+    let two_values = proto(&[(1, Ok(&[9])), (2, Ok(&[4, 4]))]);
+    let nowhere = proto(&[(1, Ok(&[8])), (2, Ok(&[4]))]);
+    let no_function = proto(&[(1, Err(9)), (4, Ok(&proto(&[(1, Err(6))])))]);
+    let no_mapping = proto(&[(1, Err(9)), (2, Err(3))]);
+    let zero = proto(&[(2, Err(3))]);
+    let no_string = proto(&[(1, Err(7)), (2, Err(99))]);
+    let minus_string = proto(&[(1, Err(7)), (2, Err(u64::MAX))]);
+    type Fields<'a> = Vec<(u64, Result<&'a [u8], u64>)>;
+    let cases: Vec<(Fields<'_>, &str)> = vec![
+        (
+            vec![(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&negative))],
+            "sample 1 counts -5; a difference of profiles is no profile",
+        ),
+        (
+            vec![(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&two_values))],
+            "sample 1 has 2 values, expected 1",
+        ),
+        (
+            vec![(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&nowhere))],
+            "sample 1 names location 8, which is not there",
+        ),
+        (vec![(4, Ok(&no_function))], "location 9 names function 6, which is not there"),
+        (vec![(4, Ok(&no_mapping))], "location 9 names mapping 3, which is not there"),
+        (vec![(5, Ok(&zero))], "a function has id 0, which stands for none"),
+        (vec![(5, Ok(&function)), (5, Ok(&function))], "function 7 is there twice"),
+        (vec![(5, Ok(&no_string))], "function 7 names string 99, and there are 4"),
+        (vec![(5, Ok(&minus_string))], "function 7 names string -1, and there are 4"),
+        (vec![(5, Ok(&[0xff]))], "function 0 is broken: "),
+    ];
+    for (fields, expected) in cases {
+        let error = parse(&profile(&fields)).expect_err(expected);
+        assert!(error.starts_with(&format!("a.file: {expected}")), "{error}, expected {expected}");
+    }
+}
+
+#[test]
+fn counts_at_the_edge_are_kept_or_refused() {
+    let of = |count: u64| {
+        let sample = proto(&[(2, Err(count))]);
+        profile(&[(2, Ok(&sample))])
+    };
+    assert_eq!(parse(&of(i64::MAX as u64)).unwrap().total(), i64::MAX as u64);
+    assert!(parse(&of(1 << 63)).unwrap_err().contains("counts -9223372036854775808"));
+    let sample = proto(&[(2, Err(i64::MAX as u64))]);
+    let three = profile(&[(2, Ok(&sample)), (2, Ok(&sample)), (2, Ok(&sample))]);
+    assert!(parse(&three).unwrap_err().contains("counts of all stacks together"));
+    let saved = parse(b"a 9223372036854775808\n").unwrap();
+    assert_eq!(saved.total(), 1 << 63);
+    let error = pprof::write::write(&saved, &mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("more than pprof can hold"), "{error}");
+}
+
+#[test]
+fn bombs_are_not_unpacked() {
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let zeros = vec![b'a'; 1 << 20];
+    for _ in 0..(200 << 20 >> 20) {
+        bomb.write_all(&zeros).unwrap();
+    }
+    let bomb = bomb.finish().unwrap();
+    let error = parse(&bomb).unwrap_err();
+    // One line of 200 MiB: the reader of text stops long before.
+    assert!(error.contains("line longer than 16 MiB"), "{error}");
+    let mut lines = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let text = "a 1\n".repeat(1 << 18);
+    for _ in 0..200 {
+        lines.write_all(text.as_bytes()).unwrap();
+    }
+    let error = parse(&lines.finish().unwrap()).unwrap_err();
+    assert!(error.contains("more than 500 times larger (MAX_RATIO)"), "{error}");
+    assert_eq!(
+        parse(&packed(&packed(FOLDED.as_bytes()))).unwrap_err(),
+        "a.file: it is packed twice; unpack it once"
+    );
+    assert_eq!(parse(&packed(FOLDED.as_bytes())).unwrap().total(), 46);
+}
+
+#[test]
+fn other_files_are_refused() {
+    let deep = "[".repeat(100_000);
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (b"\x1f\x8b".to_vec(), "the packed data ends early"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x00garbage".to_vec(), "the packed data"),
+        (b"\x7fELF\x02\x01\x01\x00\x00".to_vec(), "expected \"stack count\""),
+        (b"\xff\xfe\x00".to_vec(), "not UTF-8; this is not a profile"),
+        (b"{}".to_vec(), "neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
+        (b"{\"a\":1".to_vec(), "a.file:1:6: EOF while parsing"),
+        (format!("{{\"x\":{deep}").into_bytes(), "EOF while parsing a list"),
+        (vec![b'x'; 20 << 20], "a.file:1: line longer than 16 MiB; this is not a profile"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[0]],\"weights\":[1]}]}".to_vec(), "profile 1, sample 1: frame 0 is not there"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[]],\"weights\":[-1]}]}".to_vec(), "profile 1, sample 1: a weight of -1 cannot be counted"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[],\"weights\":[1]}]}".to_vec(), "profile 1 has 0 samples and 1 weights"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"evented\",\"name\":\"a\",\"unit\":\"none\"}]}".to_vec(), "profile 1 is evented; only sampled profiles can be read"),
+    ];
+    for (bytes, expected) in cases {
+        let error = parse(&bytes).expect_err(expected);
+        assert!(error.contains(expected), "{error}, expected {expected}");
+    }
+}
+
+#[test]
+fn stacks_in_circles_are_refused() {
+    let files = files();
+    let text =
+        String::from_utf8(files.iter().find(|(name, _)| *name == "firefox").unwrap().1.clone()).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["threads"][0]["stackTable"]["prefix"][0] = serde_json::json!(0);
+    let error = parse(json.to_string().as_bytes()).unwrap_err();
+    assert!(error.contains("stack 0 goes on from one that does not come before it"), "{error}");
+}
