@@ -185,7 +185,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
     let mut left: Vec<u32> = (1..=6).collect();
     let mut rest = number;
     let mut registers = [None; 6];
-    for index in 0..count {
+    for (index, place) in registers.iter_mut().enumerate().take(count) {
         // Arrangements of the registers that follow: 6 registers have as many as 5.
         let after: u32 = (index + 1..count).map(|later| 6 - later as u32).product();
         let chosen = rest / after;
@@ -193,7 +193,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
         if chosen as usize >= left.len() {
             return None;
         }
-        registers[index] = register(left.remove(chosen as usize))?;
+        *place = register(left.remove(chosen as usize))?;
     }
     Some(registers)
 }
