@@ -23,7 +23,7 @@ use stackprof::walk::{self, Frames, How, Input, StackBytes, Unwinder};
 const TIME_MAX: Duration = Duration::from_secs(20);
 /// Memory for each byte of a file, and for any file: rules of the addresses that were met.
 const MEMORY_FACTOR: usize = 8;
-const MEMORY_LEAST: usize = 1 << 20;
+const MEMORY_LEAST: usize = 4 << 20;
 const ROUNDS: u64 = 400;
 const DEPTH_MAX: usize = 64;
 const LOADED: u64 = 0x1_0000_0000;

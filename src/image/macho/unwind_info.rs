@@ -12,7 +12,6 @@
 //! src/CompactUnwinder.hpp.
 
 use crate::frame_rule::{AARCH64_COLUMNS, Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
-use crate::registers::{Aarch64, X86_64};
 
 /// Kinds of second-level pages.
 const REGULAR: u32 = 2;
@@ -30,7 +29,13 @@ const ARM64_FRAMELESS: u32 = 2;
 const ARM64_DWARF: u32 = 3;
 const ARM64_FRAME: u32 = 4;
 
-/// The stack pointer of aarch64 by DWARF number.
+/// Frame and stack pointer of x86_64 by DWARF number.
+const RBP: u8 = 6;
+const RSP: u8 = 7;
+
+/// Frame pointer, link register and stack pointer of aarch64 by DWARF number.
+const FP: u8 = 29;
+const LR: u8 = 30;
 const SP: u8 = 31;
 
 /// What is said of the functions in a range of addresses.
@@ -130,10 +135,9 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 /// ```
 #[must_use]
 pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<17>> {
-    const RBP: u8 = X86_64::RBP as u8;
     let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
     let frameless = |cfa: i64| {
-        let mut row = Row::new(Cfa::Register(X86_64::RSP as u8, cfa));
+        let mut row = Row::new(Cfa::Register(RSP, cfa));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
         let registers = permutation(bits(10, 3), bits(0, 10))?;
         // The last one pushed is the first one listed.
@@ -146,7 +150,7 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<17>> {
         RBP_FRAME => {
             let mut row = Row::new(Cfa::Register(RBP, 16));
             row.columns[RETURN_ADDRESS] = Column::At(-8);
-            row.columns[X86_64::RBP] = Column::At(-16);
+            row.columns[usize::from(RBP)] = Column::At(-16);
             let below = i64::from(bits(16, 8));
             for number in 0..5 {
                 let register = register(bits(3 * number, 3))?;
@@ -181,7 +185,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
     let mut left: Vec<u32> = (1..=6).collect();
     let mut rest = number;
     let mut registers = [None; 6];
-    for index in 0..count {
+    for (index, place) in registers.iter_mut().enumerate().take(count) {
         // Arrangements of the registers that follow: 6 registers have as many as 5.
         let after: u32 = (index + 1..count).map(|later| 6 - later as u32).product();
         let chosen = rest / after;
@@ -189,7 +193,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
         if chosen as usize >= left.len() {
             return None;
         }
-        registers[index] = register(left.remove(chosen as usize))?;
+        *place = register(left.remove(chosen as usize))?;
     }
     Some(registers)
 }
@@ -209,9 +213,9 @@ pub fn arm64(encoding: u32) -> Option<Encoded<AARCH64_COLUMNS>> {
             (RowAarch64::new(Cfa::Register(SP, size)), 0)
         }
         ARM64_FRAME => {
-            let mut row = RowAarch64::new(Cfa::Register(Aarch64::FP as u8, 16));
-            row.columns[Aarch64::FP] = Column::At(-16);
-            row.columns[Aarch64::LR] = Column::At(-8);
+            let mut row = RowAarch64::new(Cfa::Register(FP, 16));
+            row.columns[usize::from(FP)] = Column::At(-16);
+            row.columns[usize::from(LR)] = Column::At(-8);
             (row, -16)
         }
         ARM64_DWARF => return Some(Encoded::Dwarf(bits(0, 24))),

@@ -121,6 +121,7 @@ impl Cache {
 }
 
 /// How the caller of a frame at an address is found.
+#[allow(clippy::large_enum_variant, reason = "one at a time, never kept")]
 enum Found {
     Row(Box<Row>, Method),
     /// The thread's first function.

@@ -112,7 +112,7 @@ fn effect(instruction: &Instruction, target: Avma, state: &mut State) -> Effect 
         }
         // xchg
         (0, 0x90) if rex & 1 == 0 => {}
-        (0, 0x91..=0x97 | 0x90) => state.set(in_opcode, Value::Unknown),
+        (0, 0x90..=0x97) => state.set(in_opcode, Value::Unknown),
         (0, 0x87) => {
             state.set(register, Value::Unknown);
             if direct {
@@ -121,16 +121,13 @@ fn effect(instruction: &Instruction, target: Avma, state: &mut State) -> Effect 
         }
         // cmp, test
         (0, 0x38..=0x3d | 0x84 | 0x85 | 0xa8 | 0xa9) => {}
-        // others that write what the lower bits name: arithmetic, rotations, mov $N, setcc
+        // others that write what the lower bits name: arithmetic (not cmp $N), rotations, mov $N, setcc
         (0, 0x00 | 0x01 | 0x08..=0x09 | 0x10..=0x11 | 0x18..=0x19 | 0x20..=0x21 | 0x28 | 0x30..=0x31)
         | (0, 0x80 | 0x88 | 0xc0 | 0xc1 | 0xc6 | 0xc7 | 0xd0..=0xd3 | 0xfe)
         | (1, 0x90..=0x9f | 0xa4 | 0xa5 | 0xab | 0xac | 0xad | 0xb3 | 0xbb | 0xc0 | 0xc1)
-            if direct =>
+            if direct && (opcode, middle) != (0x80, 7) =>
         {
-            // cmp $N
-            if !(opcode == 0x80 && middle == 7) {
-                state.set(operand, Value::Unknown);
-            }
+            state.set(operand, Value::Unknown);
         }
         (0, 0xf6 | 0xf7) if direct && matches!(middle, 2 | 3) => state.set(operand, Value::Unknown),
         // bt only reads; bts, btr, btc by number keep what a frame pointer is, but for a mark
