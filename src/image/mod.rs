@@ -242,6 +242,18 @@ impl Images {
         cfi.as_ref()?.row(bytes, svma)
     }
 
+    /// Whether the image at a code address of the current space has unwind information for
+    /// any of its functions.
+    #[must_use]
+    pub fn describes_frames(&self, pc: Avma) -> bool {
+        let Some((image, _)) = self.at(pc) else { return false };
+        if let Some(macho) = image.object().and_then(Object::macho) {
+            return image.unwind.get_or_init(|| Unwind::find(macho)).is_some();
+        }
+        let Ok(bytes) = &image.bytes else { return false };
+        image.cfi.get_or_init(|| Cfi::find(bytes.bytes())).is_some()
+    }
+
     /// What the unwind information of a Mach-O image says of the body of the function at a
     /// code address of the current space.
     #[must_use]

@@ -46,6 +46,10 @@ impl Code for ImageCode<'_> {
         self.0.row_aarch64(lookup)
     }
 
+    fn describes_frames(&self, lookup: Avma) -> bool {
+        self.0.describes_frames(lookup)
+    }
+
     fn body(&self, lookup: Avma) -> Option<Body> {
         self.0.body(lookup)
     }

@@ -81,6 +81,12 @@ pub trait Code {
         None
     }
 
+    /// Whether the image at a look-up address has unwind information for any of its
+    /// functions. Then one that has none is an exception, which may not keep a frame record.
+    fn describes_frames(&self, _lookup: Avma) -> bool {
+        false
+    }
+
     /// What the unwind information of a Mach-O image says of the body of the function at a
     /// look-up address; `None` where there is none.
     fn body(&self, _lookup: Avma) -> Option<Body> {

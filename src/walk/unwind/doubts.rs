@@ -14,7 +14,9 @@ use crate::walk::{Ended, Input};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Doubts {
     switching: bool,
-    /// A frame record was followed from code that is known, and not known to keep one.
+    /// A frame record was followed from code without unwind information, in an image that has
+    /// some for other code: hand-written code is like that. Images without any, such as Go's,
+    /// are built with frame pointers, or their chains break.
     unproved: bool,
     installing: Option<Installing>,
 }
@@ -35,7 +37,7 @@ impl Doubts {
             (Switch::Installing, none @ None) => *none = Some(Installing::new(&next.registers)),
             (Switch::Yes, _) | (Switch::Installing, Some(_)) => self.switching = true,
         }
-        self.unproved |= method == Method::FramePointer && input.code.code(from.address.lookup()).is_some();
+        self.unproved |= method == Method::FramePointer && input.code.describes_frames(from.address.lookup());
     }
 
     /// Notes that a caller was found by a frame's stack pointer or frame pointer.
