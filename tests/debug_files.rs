@@ -91,7 +91,7 @@ fn a_debug_file_of_another_build_is_refused_with_the_reason() {
     let path = build_id_path(&image);
     let answer = name("/usr/bin/a", &image, &InMemory(HashMap::from([(path.clone(), other)])));
     assert!(!knows_the_inlined(&answer));
-    let [problem] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
+    let [problem, ..] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
     assert!(problem.starts_with(&format!("{path}: it is of another build (build id ")), "{problem}");
 }
 
@@ -280,6 +280,6 @@ fn a_dsym_beside_the_binary_is_used_if_it_fits() {
     other[at + 8] ^= 1;
     let answer = name(other);
     assert!(!knows_the_inlined(&answer));
-    let [problem] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
+    let [problem, ..] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
     assert!(problem.starts_with(&format!("{path}: it is of another build (UUID ")), "{problem}");
 }

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn keys(count: u64) -> impl Iterator<Item = u64> {
-        (0..count).map(|index| 0x5555_5540_0000 + index * 37 + (index % 7 << 36))
+        (0..count).map(|index| 0x5555_5540_0000 + index * 37 + ((index % 7) << 36))
     }
 
     #[test]

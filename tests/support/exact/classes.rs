@@ -48,11 +48,7 @@ pub(crate) fn class(images: &Images, at: Avma, is_leaf: bool) -> &'static str {
 /// `jmp *slot(%rip)`, with or without `bnd`; the stub that binds: `push $N; jmp`.
 fn is_plt(code: &[u8]) -> bool {
     let code = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
-    match code {
-        [0xff, 0x25 | 0x35, ..] | [0xf2, 0xff, 0x25, ..] => true,
-        [0x68, _, _, _, _, 0xe9 | 0xf2, ..] => true,
-        _ => false,
-    }
+    matches!(code, [0xff, 0x25 | 0x35, ..] | [0xf2, 0xff, 0x25, ..] | [0x68, _, _, _, _, 0xe9 | 0xf2, ..])
 }
 
 /// Whether near code loads the stack pointer from memory or from a register other than rbp.

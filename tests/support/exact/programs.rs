@@ -31,7 +31,7 @@ impl Variant {
     }
 
     /// Stepped from the dynamic linker's first instruction on.
-    const fn from_linker(self) -> Variant {
+    const fn stepped_from_linker(self) -> Variant {
         Variant { from_linker: true, ..self }
     }
 
@@ -73,8 +73,8 @@ const PYTHON: &str =
 const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
 const VARIANTS: [Variant; 41] = [
-    variant("plain.c", "gcc", &["-O2"]).from_linker(),
-    variant("plain.c", "gcc", &["-O2"]).lazy().from_linker().short(),
+    variant("plain.c", "gcc", &["-O2"]).stepped_from_linker(),
+    variant("plain.c", "gcc", &["-O2"]).lazy().stepped_from_linker().short(),
     variant("plain.c", "gcc", &["-O2", FP]),
     variant("plain.c", "gcc", &["-O2", FP]).lazy(),
     variant("plain.c", "gcc", &["-O0"]),

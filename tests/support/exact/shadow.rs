@@ -213,6 +213,7 @@ impl Shadow {
 }
 
 #[cfg(test)]
+#[allow(dead_code)] // the benchmark that shares this file has no test harness
 mod tests {
     use super::*;
 
