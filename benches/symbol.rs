@@ -30,7 +30,7 @@ fn addresses(file: &[u8]) -> Vec<u64> {
             state ^= state << 25;
             state ^= state >> 27;
             let random = u128::from(state.wrapping_mul(0x2545_f491_4f6c_dd1d));
-            text.address() + (random * u128::from(text.size()) >> 64) as u64
+            text.address() + ((random * u128::from(text.size())) >> 64) as u64
         })
         .collect()
 }
