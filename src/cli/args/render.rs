@@ -22,8 +22,8 @@ use crate::output::svg::Colors;
     version,
     about = "Turn saved profiles into a flame graph or any other format; several are merged.",
     override_usage = "stackprof render PROFILE... -o FILE [OPTIONS]",
-    before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, `perf script` text; their
-content tells which, compressed with gzip or not. - is standard input.
+    before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, `perf script`
+text, compressed with gzip or not; their content tells which. - is standard input.
 
 Examples:
   stackprof render a.pb.gz -o a.svg
