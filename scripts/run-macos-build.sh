@@ -306,7 +306,7 @@ check 'launch: from its start to its exit status' launched
 demo() {
     darwin "$stackprof" demo --threads -o "$work/out.folded"
     nothing_is_left
-    grep -q ';stackprof::cli::demo::recurse;stackprof::cli::demo::burn_50_percent ' "$work/out.folded"
+    grep -q ';stackprof::cli::demo::recurse;stackprof::cli::demo::burn_50_percent[ ;]' "$work/out.folded"
     grep -q '^stackprof;main thread (' "$work/out.folded"
 }
 check 'demo: Rust names, of this program itself' demo

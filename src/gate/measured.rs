@@ -182,7 +182,11 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), String> {
             && first.about.launched != other.about.launched
         {
             let of = |run: &Run| {
-                if run.about.launched == Some(true) { "a whole command" } else { "a running process" }
+                if run.about.launched == Some(true) {
+                    "a whole command"
+                } else {
+                    "a part of a process's life"
+                }
             };
             return Err(format!(
                 "{a} is a recording of {} and {b} of {}; record all in one way",
@@ -281,7 +285,7 @@ mod tests {
             (vec![(at(Some(99)), "w", 100), (at(None), "w", 100)], "1.pb.gz does not tell its rate"),
             (vec![(at(None), "w", 100), (at(None), "v", 100)], "--allow-different-names"),
             (vec![(bytes, "w", 100), (at(None), "w", 100)], "counts bytes"),
-            (vec![(launched(true), "w", 100), (launched(false), "w", 100)], "of a running process"),
+            (vec![(launched(true), "w", 100), (launched(false), "w", 100)], "of a part of a process's life"),
             (
                 vec![(at(None), "w", 500), (at(None), "w", 500), (at(None), "w", 100), (at(None), "w", 480)],
                 "2.pb.gz has 100 samples where its side's median is 480",

@@ -23,7 +23,7 @@ pub struct About {
     pub arch: Option<String>,
     /// Command line.
     pub command: Option<String>,
-    /// Whether the command was started for the recording, and so recorded from its beginning.
+    /// Whether a command was recorded whole: started for the recording, and to its end.
     pub launched: Option<bool>,
     /// Whether waiting threads were recorded too (`--idle`), so that counts are wall-clock time.
     pub idle: Option<bool>,

@@ -84,7 +84,8 @@ fn about(profile: &Profile, circumstances: Circumstances) -> About {
         pid: Some(profile.process.pid),
         arch: Some(profile.process.arch.name().to_owned()),
         command: Some(profile.process.command.clone()).filter(|command| !command.is_empty()),
-        launched: Some(circumstances.launched),
+        // One that ran on when the recording ended is a part like any other.
+        launched: Some(circumstances.launched && stats.exit_status.is_some()),
         idle: Some(circumstances.idle),
         lost: owned(&stats.samples_lost),
         incomplete: owned(&stats.stacks_incomplete),
