@@ -28,3 +28,6 @@ watch() {
 }
 watch trie --no-times
 watch symbol
+if ((${#update[@]})); then
+    python3 scripts/strip-paths.py "$PWD" profiles/trie/*.pb.gz profiles/symbol/*.pb.gz
+fi
