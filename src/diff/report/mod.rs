@@ -1,6 +1,6 @@
 //! A comparison as something to read: for the terminal, for a page, for a program.
 //!
-//! Input: a [`Comparison`](super::compare::Comparison). Output: text. Nothing is computed here
+//! Input: a [`Comparison`]. Output: text. Nothing is computed here
 //! but how a figure is written.
 
 pub mod folded;

@@ -1,6 +1,6 @@
 //! A verdict as something to read: for the terminal, for a comment on a change, for a program.
 //!
-//! Input: a [`Report`](super::Report). Output: text; the first line is the verdict. Nothing is
+//! Input: a [`Report`]. Output: text; the first line is the verdict. Nothing is
 //! decided here.
 
 pub mod json;

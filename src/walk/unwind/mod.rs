@@ -7,7 +7,7 @@
 //! was learned of an address is kept (`cache.rs`), since stacks lead to the same ones again
 //! and again.
 //!
-//! Nearly all rows count the CFA from rsp or rbp (`rule.rs`), so [`Unwinder::run`] carries
+//! Nearly all rows count the CFA from rsp or rbp (`rule.rs`), so `Unwinder::run` carries
 //! only these two and the address. The few others, in lazy binding, signal frames and
 //! realigned stacks, use other registers or expressions (`expression.rs`). Where a run meets
 //! one, its steps are made again from the frame it began at with all registers
