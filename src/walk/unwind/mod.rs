@@ -54,8 +54,10 @@ pub struct Unwinder {
 struct Run {
     /// How many.
     steps: usize,
-    /// Stack pointer of the frame where it stopped.
+    /// The frame where it stopped: its address, stack pointer and frame pointer.
+    address: CodeAddress,
     sp: Avma,
+    frame_pointer: u64,
     /// What is known of that frame's address.
     rule: Rule,
 }
@@ -95,7 +97,7 @@ impl Unwinder {
         let start = CodeAddress::Pc(Avma(registers.rip));
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(start, Method::Context);
-        let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out);
+        let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, Rule::is_ordinary);
         if run.rule.kind == Kind::Root {
             return Walked { ended: Ended::Root, reached: run.sp };
         }
@@ -116,7 +118,7 @@ impl Unwinder {
 
     fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
         let (sp, frame_pointer) = (frame.registers[RSP], frame.registers[RBP]);
-        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out)
+        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, Rule::is_ordinary)
     }
 
     /// The same behind a run that began at `frame`.
@@ -182,23 +184,25 @@ impl Unwinder {
         }
     }
 
-    /// Pushes the callers of a frame as far as ordinary rules lead to ones that stand every
-    /// check. Why it stops is for the caller to find out. Each look-up tells of an address
-    /// both that a call returns there and where its own caller is.
+    /// Pushes the callers of a frame as far as ordinary rules that `may_follow` lead to ones
+    /// that stand every check. Why it stops is for the caller to find out. Each look-up tells of
+    /// an address both that a call returns there and where its own caller is.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // a frame in its parts, which stay in registers
     fn run(
         &mut self,
-        from: CodeAddress,
+        mut from: CodeAddress,
         mut sp: u64,
         mut frame_pointer: u64,
         words: Words<'_>,
         input: &Input<'_>,
         out: &mut Frames,
+        mut may_follow: impl FnMut(Rule) -> bool,
     ) -> Run {
         let mut rule = self.cache.rule(from, input.code);
         let most = input.max_depth.saturating_sub(out.len());
         let mut steps = 0;
-        while rule.is_ordinary() && steps < most {
+        while steps < most && may_follow(rule) {
             let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer & input.code_mask };
             let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
             let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
@@ -217,11 +221,12 @@ impl Unwinder {
             }
             out.push(address, rule.method());
             steps += 1;
+            from = address;
             sp = cfa;
             frame_pointer = if is_saved { saved } else { frame_pointer };
             rule = next;
         }
-        Run { steps, sp: Avma(sp), rule }
+        Run { steps, address: from, sp: Avma(sp), frame_pointer, rule }
     }
 
     /// Makes the steps of a run again, with all registers: these may lie where nothing was

@@ -5,12 +5,13 @@
 //!
 //! Not for: a way around functions without frame records, which is `How::Auto`.
 
-use super::Unwinder;
 use super::frame::Frame;
 use super::rule::{Kind, Rule};
+use super::{RBP, RSP, Unwinder};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::X86_64;
 use crate::walk::frames::{Frames, How, Method};
+use crate::walk::words::Words;
 use crate::walk::{Ended, Input, Walked};
 
 /// Frames of start code, which C libraries build without frame pointers: `_start`,
@@ -27,6 +28,9 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Option<Walked> {
+        if let Some(walked) = self.by_ordinary_records(registers, input, out) {
+            return Some(walked);
+        }
         let mut frame = Frame::new(registers);
         out.clear();
         out.push(frame.address, Method::Context);
@@ -52,6 +56,33 @@ impl Unwinder {
         let input = Input { max_depth: limit, ..*input };
         let walked = self.go_on(How::Cfi, &mut frame, &input, out);
         (walked.ended == Ended::Root).then_some(walked)
+    }
+
+    /// The same where all rules on the way, those of the start code too, are ordinary: other
+    /// registers than rsp and rbp need not be carried. `None` decides nothing.
+    fn by_ordinary_records(
+        &mut self,
+        registers: &X86_64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Option<Walked> {
+        let start = CodeAddress::Pc(Avma(registers.rip));
+        let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
+        let words = Words::new(input.stack);
+        out.clear();
+        out.push(start, Method::Context);
+        let mut is_leaf = true;
+        let run = self.run(start, sp, frame_pointer, words, input, out, |rule| {
+            let leaf = std::mem::take(&mut is_leaf) && rule.is_ordinary() && rule.method() == Method::Cfi;
+            leaf || keeps_record(rule)
+        });
+        if let Some(callers) = out.methods.get_mut(1..) {
+            callers.fill(Method::FramePointer);
+        }
+        let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
+        let input = Input { max_depth: limit, ..*input };
+        let run = self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::is_ordinary);
+        (run.rule.kind == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
     }
 
     /// Whether unwind information is known of any of these frames (look-up addresses).
