@@ -3,7 +3,7 @@
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Unwinder as _};
 use object::{Object, ObjectSection};
-use stackprof::registers::X86_64;
+use stackprof::registers::{Registers, X86_64};
 
 use crate::stacks::{Module, Program, Stack};
 
@@ -28,7 +28,7 @@ impl Framehop {
     }
 
     pub(super) fn walk(&mut self, stack: &Stack) {
-        let registers = &stack.registers;
+        let Registers::X86_64(registers) = &stack.registers else { unreachable!("recorded on x86_64") };
         let (sp, bp) = (registers.gpr[X86_64::RSP], registers.gpr[X86_64::RBP]);
         let regs = UnwindRegsX86_64::new(registers.rip, sp, bp);
         let (base, bytes) = (stack.base.0, stack.bytes.as_slice());

@@ -35,7 +35,6 @@ mod linux {
     use std::hint::black_box;
     use std::time::Instant;
 
-    use stackprof::registers::Registers;
     use stackprof::sampler::ImageCode;
     use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
 
@@ -118,8 +117,7 @@ mod linux {
                 code_mask: u64::MAX,
                 code: &self.code,
             };
-            let registers = Registers::X86_64(stack.registers);
-            let walked = walk::unwind(how, &registers, &input, &mut self.unwinder, &mut self.frames);
+            let walked = walk::unwind(how, &stack.registers, &input, &mut self.unwinder, &mut self.frames);
             black_box(if walked.ended == Ended::Root { self.frames.addresses.len() } else { 0 })
         }
 

@@ -38,7 +38,7 @@ const RSP: u8 = X86_64::RSP as u8;
 pub(super) struct Stack {
     pub base: Avma,
     pub bytes: Vec<u8>,
-    pub registers: X86_64,
+    pub registers: Registers,
     /// Stack pointer at the thread's first instruction, where it is known.
     pub top: Option<Avma>,
 }
@@ -127,10 +127,8 @@ fn record(name: &'static str, command: &[OsString]) -> Result<Program, String> {
             let wait_ns = clock.now_ns() + 100_000_000;
             loop {
                 let event = target.next(wait_ns, &mut capture).map_err(text)?;
-                if let Event::Stopped { outcome: Outcome::Captured, .. } = event
-                    && let Registers::X86_64(registers) = capture.registers
-                {
-                    let base = capture.registers.sp();
+                if let Event::Stopped { outcome: Outcome::Captured, .. } = event {
+                    let (base, registers) = (capture.registers.sp(), capture.registers.clone());
                     recorded.push(Stack { base, bytes: capture.stack.clone(), registers, top });
                 }
                 if matches!(event, Event::Timeout | Event::Stopped { .. }) {
@@ -364,7 +362,7 @@ fn compose(sites: &[&Site], start: u64, random: &mut Random) -> Stack {
     registers.gpr[X86_64::RSP] = STACK;
     registers.gpr[X86_64::RBP] = rbp;
     let bytes = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    Stack { base: Avma(STACK), bytes, registers, top: None }
+    Stack { base: Avma(STACK), bytes, registers: Registers::X86_64(registers), top: None }
 }
 
 /// Random numbers by xorshift64.

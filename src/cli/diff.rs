@@ -14,6 +14,7 @@ use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::file;
 use crate::output::svg::{self, Compared, Graph};
+use crate::profile::Saved;
 
 /// Reads, compares, writes and prints.
 ///
@@ -27,9 +28,10 @@ pub fn run(diff: &Diff) -> Result<()> {
         }
     }
     let mut stacks = Stacks::new(diff.matching);
+    let [base, new] = read_both(&diff.base, &diff.new)?;
     // Programs of different names are compared as one: only the paths below matter.
-    let process = add(&mut stacks, &diff.base, None)?;
-    add(&mut stacks, &diff.new, process.as_deref())?;
+    let process = add(&mut stacks, base, None)?;
+    add(&mut stacks, new, process.as_deref())?;
     let comparison = Comparison::of(&stacks, diff.wish).map_err(|why| Error::new(ErrorKind::NoData, why))?;
     for output in &diff.outputs {
         let write_text = |text: String| write_to(&output.to, &mut |out| out.write_all(text.as_bytes()));
@@ -49,10 +51,27 @@ pub fn run(diff: &Diff) -> Result<()> {
     Ok(())
 }
 
+/// Reads the two profiles, at the same time where neither may be typed by somebody, who would
+/// be waited for although the other cannot be read.
+fn read_both(base: &Path, new: &Path) -> Result<[(String, Saved); 2]> {
+    if [base, new].contains(&Path::new("-")) {
+        return Ok([saved_files::read(base)?, saved_files::read(new)?]);
+    }
+    std::thread::scope(|scope| {
+        let new = scope.spawn(|| saved_files::read(new));
+        let base = saved_files::read(base);
+        let new = new.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok([base?, new?])
+    })
+}
+
 /// Adds a profile and returns the name under which the other side's process is to appear: the
 /// only one there is, or none if there are several to be told apart.
-fn add(stacks: &mut Stacks, path: &Path, process: Option<&str>) -> Result<Option<String>> {
-    let (name, saved) = saved_files::read(path)?;
+fn add(
+    stacks: &mut Stacks,
+    (name, saved): (String, Saved),
+    process: Option<&str>,
+) -> Result<Option<String>> {
     let processes = saved.processes();
     let only = match processes.as_slice() {
         [only] => Some((*only).to_owned()),

@@ -32,6 +32,14 @@ impl<'a> Words<'a> {
         let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(3)).ok()?;
         self.words.get(index).map(|word| u64::from_le_bytes(*word))
     }
+
+    /// The same of the word at `at` and the one above it.
+    #[inline(always)]
+    pub(super) fn two(&self, at: u64) -> Option<[u64; 2]> {
+        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(3)).ok()?;
+        let words = self.words.get(index..)?.first_chunk::<2>()?;
+        Some(words.map(u64::from_le_bytes))
+    }
 }
 
 #[cfg(test)]
@@ -48,6 +56,9 @@ mod tests {
             for at in (0..80).map(|at| base.wrapping_sub(16).wrapping_add(at)) {
                 let expected = stack.word(Avma(at)).filter(|_| at % 8 == 0);
                 assert_eq!(words.word(at), expected, "{at:#x} from {base:#x}");
+                let above = at.checked_add(8).and_then(|above| stack.word(Avma(above)));
+                let both = expected.zip(above).map(<[u64; 2]>::from);
+                assert_eq!(words.two(at), both, "{at:#x} from {base:#x}");
             }
         }
     }

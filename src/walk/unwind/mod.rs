@@ -203,18 +203,15 @@ impl Unwinder {
         let most = input.max_depth.saturating_sub(out.len());
         let mut steps = 0;
         while steps < most && may_follow(rule) {
-            let base = if rule.kind == Kind::StackPointer { sp } else { frame_pointer & input.code_mask };
-            let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
-            let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
-            // Below the stack pointer: see `Frame::ordinary`.
-            let is_saved = rule.saves_frame_pointer() && saved_at >= sp;
-            let saved = words.word(if is_saved { saved_at } else { return_at });
-            // Only aligned words are read, so the CFA is aligned too.
-            let (Some(return_address), Some(saved)) = (words.word(return_at), saved) else { break };
-            if cfa <= sp {
-                break;
-            }
-            let address = CodeAddress::Return(Avma(return_address));
+            // The processor foresees this branch, and goes on from record to record before
+            // it has looked up any rule.
+            let caller = if rule.is_record() {
+                by_record(sp, frame_pointer & input.code_mask, words)
+            } else {
+                by_rule(rule, sp, frame_pointer, frame_pointer & input.code_mask, words)
+            };
+            let Some(caller) = caller else { break };
+            let address = CodeAddress::Return(Avma(caller.return_address));
             let next = self.cache.rule(address, input.code);
             if !next.returns() {
                 break;
@@ -222,8 +219,7 @@ impl Unwinder {
             out.push(address, rule.method());
             steps += 1;
             from = address;
-            sp = cfa;
-            frame_pointer = if is_saved { saved } else { frame_pointer };
+            (sp, frame_pointer) = (caller.sp, caller.frame_pointer);
             rule = next;
         }
         Run { steps, address: from, sp: Avma(sp), frame_pointer, rule }
@@ -271,6 +267,36 @@ impl Unwinder {
         };
         if right { Ok((next, method)) } else { Err(Failure::Refused) }
     }
+}
+
+/// What an ordinary step finds.
+struct Caller {
+    return_address: u64,
+    sp: u64,
+    frame_pointer: u64,
+}
+
+/// The caller by a rule, if every word was copied and the stack pointer rises; `base` is the
+/// address that the frame pointer is.
+#[inline(always)]
+fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>) -> Option<Caller> {
+    let base = if rule.kind == Kind::StackPointer { sp } else { base };
+    let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
+    let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
+    // Below the stack pointer: see `Frame::ordinary`.
+    let is_saved = rule.saves_frame_pointer() && saved_at >= sp;
+    let saved = words.word(if is_saved { saved_at } else { return_at });
+    // Only aligned words are read, so the CFA is aligned too.
+    let (Some(return_address), Some(saved)) = (words.word(return_at), saved) else { return None };
+    let frame_pointer = if is_saved { saved } else { frame_pointer };
+    (cfa > sp).then_some(Caller { return_address, sp: cfa, frame_pointer })
+}
+
+/// The same by a frame record that lies above the stack pointer.
+#[inline(always)]
+fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
+    let [frame_pointer, return_address] = words.two(record)?;
+    (record >= sp).then_some(Caller { return_address, sp: record + 16, frame_pointer })
 }
 
 #[cfg(test)]

@@ -98,10 +98,7 @@ impl Unwinder {
     }
 }
 
-/// Whether rbp points to the frame record of the function: CFA = rbp+16, the caller's rbp
-/// and the return address right below it.
+/// Whether unwind information says that rbp points to the frame record of the function.
 fn keeps_record(rule: Rule) -> bool {
-    (rule.kind, rule.method()) == (Kind::FramePointer, Method::Cfi)
-        && (rule.cfa, rule.return_at, rule.frame_pointer_at) == (2, 1, 0)
-        && rule.saves_frame_pointer()
+    rule.is_record() && rule.method() == Method::Cfi
 }

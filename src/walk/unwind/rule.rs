@@ -44,6 +44,8 @@ impl Rule {
     const FROM_CODE: u8 = 4;
     /// It was read from compact unwind information.
     const COMPACT: u8 = 8;
+    /// CFA = rbp+16, the caller's rbp and the return address right below it.
+    const RECORD: u8 = 16;
 
     pub(super) fn of_kind(kind: Kind) -> Rule {
         Rule { kind, ..Rule::default() }
@@ -75,6 +77,12 @@ impl Rule {
     #[inline(always)]
     pub(super) fn saves_frame_pointer(self) -> bool {
         self.flags & Rule::SAVES_FRAME_POINTER != 0
+    }
+
+    /// Whether rbp points to the frame record of the function.
+    #[inline(always)]
+    pub(super) fn is_record(self) -> bool {
+        self.flags & Rule::RECORD != 0
     }
 
     /// How a caller that it leads to was found.
@@ -146,7 +154,10 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
             saved.at[known] = Some(at);
         }
     }
-    let rule = rule.with(Rule::FROM_CODE, method == Method::Code);
+    let is_record = kind == Kind::FramePointer
+        && rule.saves_frame_pointer()
+        && (rule.cfa, rule.return_at, rule.frame_pointer_at) == (2, 1, 0);
+    let rule = rule.with(Rule::RECORD, is_record).with(Rule::FROM_CODE, method == Method::Code);
     Some((rule.with(Rule::COMPACT, method == Method::Compact), saved))
 }
 
@@ -181,6 +192,9 @@ mod tests {
         let (rule, saved) = pack(&row(on(RBP, 16), &[]), Method::Code).expect("an ordinary row");
         assert_eq!((rule.kind, rule.cfa, rule.return_at), (Kind::FramePointer, 2, 1));
         assert!(!rule.saves_frame_pointer() && saved == Saved::default() && rule.method() == Method::Code);
+        let record = |at: i64| pack(&row(on(RBP, 16), &[(RBP, Column::At(at))]), Method::Cfi);
+        let is_record = |at: i64| record(at).is_some_and(|(rule, _)| rule.is_record());
+        assert!(is_record(-16) && !is_record(-24) && !rule.is_record());
     }
 
     #[test]
