@@ -74,6 +74,7 @@ mod linux {
         framehop: Framehop,
         unwinder: Unwinder,
         frames: Frames,
+        ended: Option<Ended>,
     }
 
     impl<'a> State<'a> {
@@ -84,6 +85,7 @@ mod linux {
                 framehop: Framehop::new(program),
                 unwinder: Unwinder::default(),
                 frames: Frames::default(),
+                ended: None,
             }
         }
 
@@ -118,6 +120,7 @@ mod linux {
                 code: &self.code,
             };
             let walked = walk::unwind(how, &stack.registers, &input, &mut self.unwinder, &mut self.frames);
+            self.ended = Some(walked.ended);
             black_box(if walked.ended == Ended::Root { self.frames.addresses.len() } else { 0 })
         }
 
@@ -149,7 +152,7 @@ mod linux {
             let mut walkers = State::of(set, &own);
             for stack in &set.stacks {
                 let alike = alike(&mut walkers, stack);
-                let found = walkers.iter().map(|walker| (walker.walker, walker.addresses()));
+                let found = walkers.iter().map(|walker| (walker.walker, walker.ended, walker.addresses()));
                 assert!(alike, "{}: {:x?}", set.name, found.collect::<Vec<_>>());
             }
         }

@@ -223,14 +223,14 @@ impl Program {
     }
 
     /// Sets composed of this program's code, of call sites that `is_whole` agrees to (asked
-    /// with a stack of one alone, and whether it keeps a frame record): walks through some code,
-    /// such as that of longjmp, are never complete.
+    /// with a stack of one that calls itself, deeper than start code is, and whether it keeps a
+    /// frame record): walks through some code, such as that of longjmp, are never complete.
     pub(super) fn composed_sets(&self, is_whole: &mut dyn FnMut(&Stack, bool) -> bool) -> Vec<Set> {
         let mut sets = Vec::new();
         let (start, mut random) = (self.start(), Random(SEED));
         let mut sites = self.sites();
         sites.retain(|site| {
-            is_whole(&compose(&[site], start, &mut random), site.row.cfa == Cfa::Register(RBP, 16))
+            is_whole(&compose(&[site; 8], start, &mut random), site.row.cfa == Cfa::Register(RBP, 16))
         });
         let (mut records, mut frameless) = (Vec::new(), Vec::new());
         for site in &sites {

@@ -67,11 +67,7 @@ fn read_both(base: &Path, new: &Path) -> Result<[(String, Saved); 2]> {
 
 /// Adds a profile and returns the name under which the other side's process is to appear: the
 /// only one there is, or none if there are several to be told apart.
-fn add(
-    stacks: &mut Stacks,
-    (name, saved): (String, Saved),
-    process: Option<&str>,
-) -> Result<Option<String>> {
+fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str>) -> Result<Option<String>> {
     let processes = saved.processes();
     let only = match processes.as_slice() {
         [only] => Some((*only).to_owned()),

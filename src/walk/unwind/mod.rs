@@ -97,10 +97,24 @@ impl Unwinder {
         let start = CodeAddress::Pc(Avma(registers.rip));
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(start, Method::Context);
-        let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, Rule::is_ordinary);
+        let run =
+            self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method);
         if run.rule.kind == Kind::Root {
             return Walked { ended: Ended::Root, reached: run.sp };
         }
+        self.walk_on(how, registers, run, input, out)
+    }
+
+    /// What no run to the root does. By itself, so that those that do are short.
+    #[inline(never)]
+    fn walk_on(
+        &mut self,
+        how: How,
+        registers: &X86_64,
+        run: Run,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
         let mut frame = Frame::new(registers);
         let walked = self.follow(how, &mut frame, run, input, out);
         if how == How::Auto && walked.ended == Ended::BadFrame {
@@ -118,7 +132,7 @@ impl Unwinder {
 
     fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
         let (sp, frame_pointer) = (frame.registers[RSP], frame.registers[RBP]);
-        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, Rule::is_ordinary)
+        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method)
     }
 
     /// The same behind a run that began at `frame`.
@@ -184,8 +198,8 @@ impl Unwinder {
         }
     }
 
-    /// Pushes the callers of a frame as far as ordinary rules that `may_follow` lead to ones
-    /// that stand every check. Why it stops is for the caller to find out. Each look-up tells of
+    /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
+    /// lead to ones that stand every check. Why it stops is for the caller to find out. Each look-up tells of
     /// an address both that a call returns there and where its own caller is.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // a frame in its parts, which stay in registers
@@ -197,12 +211,14 @@ impl Unwinder {
         words: Words<'_>,
         input: &Input<'_>,
         out: &mut Frames,
-        mut may_follow: impl FnMut(Rule) -> bool,
+        mut may_follow: impl FnMut(Rule) -> Option<Method>,
     ) -> Run {
         let mut rule = self.cache.rule(from, input.code);
         let most = input.max_depth.saturating_sub(out.len());
         let mut steps = 0;
-        while steps < most && may_follow(rule) {
+        while steps < most
+            && let Some(method) = may_follow(rule)
+        {
             // The processor foresees this branch, and goes on from record to record before
             // it has looked up any rule.
             let caller = if rule.is_record() {
@@ -216,7 +232,7 @@ impl Unwinder {
             if !next.returns() {
                 break;
             }
-            out.push(address, rule.method());
+            out.push(address, method);
             steps += 1;
             from = address;
             (sp, frame_pointer) = (caller.sp, caller.frame_pointer);

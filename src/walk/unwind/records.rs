@@ -74,14 +74,15 @@ impl Unwinder {
         let mut is_leaf = true;
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule| {
             let leaf = std::mem::take(&mut is_leaf) && rule.is_ordinary() && rule.method() == Method::Cfi;
-            leaf || keeps_record(rule)
+            (leaf || keeps_record(rule)).then_some(Method::FramePointer)
         });
-        if let Some(callers) = out.methods.get_mut(1..) {
-            callers.fill(Method::FramePointer);
+        if run.rule.kind == Kind::Root {
+            return Some(Walked { ended: Ended::Root, reached: run.sp });
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
-        let run = self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::is_ordinary);
+        let run =
+            self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::ordinary_method);
         (run.rule.kind == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
     }
 

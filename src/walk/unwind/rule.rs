@@ -95,6 +95,12 @@ impl Rule {
         }
     }
 
+    /// The same of an ordinary rule.
+    #[inline(always)]
+    pub(super) fn ordinary_method(self) -> Option<Method> {
+        self.is_ordinary().then(|| self.method())
+    }
+
     /// Whether it is a row with a CFA on rsp or rbp, below which the registers lie.
     #[inline(always)]
     pub(super) fn is_ordinary(self) -> bool {
