@@ -64,7 +64,7 @@ impl Cache {
     }
 
     fn unusual_and_switch(&self, rule: Rule) -> Option<&(Row, Switch)> {
-        self.unusual.get(rule.row()).filter(|_| rule.kind == Kind::Unusual)
+        self.unusual.get(rule.row()).filter(|_| rule.kind() == Kind::Unusual)
     }
 
     /// Where the registers of the caller are at an address with an ordinary rule.

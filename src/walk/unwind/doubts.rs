@@ -43,7 +43,7 @@ impl Doubts {
     /// Notes that a caller was found by a frame's stack pointer or frame pointer.
     pub(super) fn note_ordinary(&mut self, rule: Rule, from: &Frame) {
         if let Some(installing) = &mut self.installing
-            && rule.kind != Kind::StackPointer
+            && rule.kind() != Kind::StackPointer
         {
             installing.uses_frame_pointer(from.registers[RBP]);
         }

@@ -58,7 +58,7 @@ impl Frame {
 
     /// The caller by what is known of the frame's address.
     pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
-        match rule.kind {
+        match rule.kind() {
             Kind::StackPointer | Kind::FramePointer => {
                 let saved = cache.saved(self.address, input.code);
                 self.ordinary(rule, saved, input)
@@ -70,22 +70,22 @@ impl Frame {
 
     fn ordinary(&self, rule: Rule, saved: Saved, input: &Input<'_>) -> Result<Frame, Failure> {
         // Swift marks frame pointers above their address (see `fp::follow`).
-        let base = match rule.kind {
+        let base = match rule.kind() {
             Kind::StackPointer => self.registers[RSP],
             _ => self.registers[RBP] & input.code_mask,
         };
-        let at = |words: i16| Avma(base.wrapping_add_signed(i64::from(words) * 8));
-        let address = self.word(at(rule.return_at), input)?;
+        let at = |words: i64| Avma(base.wrapping_add_signed(words * 8));
+        let address = self.word(at(rule.return_at()), input)?;
         let mut next = *self;
         // Below the stack pointer: an epilogue has popped it already, which rows of
         // compilers do not say.
-        if rule.saves_frame_pointer() && at(rule.frame_pointer_at) >= self.sp() {
-            next.registers[RBP] = self.word(at(rule.frame_pointer_at), input)?;
+        if rule.saves_frame_pointer() && at(rule.frame_pointer_at()) >= self.sp() {
+            next.registers[RBP] = self.word(at(rule.frame_pointer_at()), input)?;
         }
         for (register, words) in saved.iter().filter(|(_, words)| at(*words) >= self.sp()) {
             next.registers[register] = self.word(at(words), input)?;
         }
-        next.registers[RSP] = at(rule.cfa).0;
+        next.registers[RSP] = at(rule.cfa()).0;
         next.registers[RETURN_ADDRESS] = address;
         next.address = CodeAddress::Return(Avma(address));
         Ok(next)

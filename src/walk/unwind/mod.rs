@@ -99,7 +99,7 @@ impl Unwinder {
         out.push(start, Method::Context);
         let run =
             self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method);
-        if run.rule.kind == Kind::Root {
+        if run.rule.kind() == Kind::Root {
             return Walked { ended: Ended::Root, reached: run.sp };
         }
         self.walk_on(how, registers, run, input, out)
@@ -149,7 +149,7 @@ impl Unwinder {
         loop {
             // After a signal frame the stack may be another one.
             reached = reached.max(run.sp);
-            let at_root = run.rule.kind == Kind::Root;
+            let at_root = run.rule.kind() == Kind::Root;
             if at_root && !doubts.need_registers() {
                 return Walked { ended: doubts.at_root(reached, input), reached };
             }
@@ -168,7 +168,7 @@ impl Unwinder {
             // Only code that nothing else is known of may be walked by frame pointer: where
             // unwind information leads to no caller, a frame record is that of another frame.
             let may_use_record =
-                how == How::Auto && (rule.kind == Kind::Unknown || rule.method() == Method::Code);
+                how == How::Auto && (rule.kind() == Kind::Unknown || rule.method() == Method::Code);
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
@@ -296,9 +296,9 @@ struct Caller {
 /// address that the frame pointer is.
 #[inline(always)]
 fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>) -> Option<Caller> {
-    let base = if rule.kind == Kind::StackPointer { sp } else { base };
-    let at = |words: i16| base.wrapping_add_signed(i64::from(words) * 8);
-    let (cfa, return_at, saved_at) = (at(rule.cfa), at(rule.return_at), at(rule.frame_pointer_at));
+    let base = if rule.is_on_stack_pointer() { sp } else { base };
+    let at = |words: i64| base.wrapping_add_signed(words * 8);
+    let (cfa, return_at, saved_at) = (at(rule.cfa()), at(rule.return_at()), at(rule.frame_pointer_at()));
     // Below the stack pointer: see `Frame::ordinary`.
     let is_saved = rule.saves_frame_pointer() && saved_at >= sp;
     let saved = words.word(if is_saved { saved_at } else { return_at });

@@ -40,7 +40,7 @@ impl Unwinder {
                 return None;
             }
             let rule = self.cache.rule(frame.address, input.code);
-            if rule.kind == Kind::Root {
+            if rule.kind() == Kind::Root {
                 return Some(Walked { ended: Ended::Root, reached });
             }
             let is_leaf = out.len() == 1 && rule.is_ordinary() && rule.method() == Method::Cfi;
@@ -76,14 +76,14 @@ impl Unwinder {
             let leaf = std::mem::take(&mut is_leaf) && rule.is_ordinary() && rule.method() == Method::Cfi;
             (leaf || keeps_record(rule)).then_some(Method::FramePointer)
         });
-        if run.rule.kind == Kind::Root {
+        if run.rule.kind() == Kind::Root {
             return Some(Walked { ended: Ended::Root, reached: run.sp });
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
         let run =
             self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::ordinary_method);
-        (run.rule.kind == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
+        (run.rule.kind() == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
     }
 
     /// Whether unwind information is known of any of these frames (look-up addresses).
@@ -94,7 +94,7 @@ impl Unwinder {
                 _ => CodeAddress::Return(Avma(lookup.wrapping_add(1))),
             };
             let rule = self.cache.rule(address, input.code);
-            rule.kind == Kind::Unusual || rule.is_ordinary() && rule.method() == Method::Cfi
+            rule.kind() == Kind::Unusual || rule.is_ordinary() && rule.method() == Method::Cfi
         })
     }
 }
