@@ -1,16 +1,17 @@
 //! Damaged and malicious files: no panic, no hang, no memory out of proportion.
 //!
-//! Real ELF and Mach-O files are mutated from a seed. A failure prints the command that replays it;
-//! `STACKPROF_SEED` runs one seed only, `STACKPROF_ROUNDS` more of them.
+//! Real ELF and Mach-O files are mutated from seeds (`support/seeds.rs`).
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
 #[path = "../src/image/macho/build.rs"]
 mod build;
+#[path = "support/seeds.rs"]
+mod seeds;
 
 use std::ops::Range;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use stackprof::addr::{Avma, Svma};
 use stackprof::image::elf::same_file;
@@ -24,58 +25,7 @@ use stackprof::symbol::{Options, symbolicate};
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::trie::{Frame, FrameId};
 
-/// Longest time for one mutated file, generous for a debug build on a busy machine.
-const TIME_MAX: Duration = Duration::from_secs(20);
-
-/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
-
-/// Prints how to run a failed seed again.
-struct Replay {
-    test: &'static str,
-    seed: u64,
-}
-
-impl Drop for Replay {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile {}", self.seed, self.test);
-        }
-    }
-}
-
-/// Runs `check` for each seed, and fails if one takes too long.
-fn for_each_seed(test: &'static str, rounds: u64, mut check: impl FnMut(&mut Random)) {
-    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
-    let seeds = match number("STACKPROF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
-    };
-    for seed in seeds {
-        let replay = Replay { test, seed };
-        let started = Instant::now();
-        // Small seeds differ in few bits: spread them.
-        check(&mut Random(replay.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
-        assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
-    }
-}
+use seeds::{Random, TIME_MAX, for_each_seed};
 
 /// A small shared library, made by the C compiler.
 fn library() -> Vec<u8> {
@@ -284,7 +234,7 @@ fn mappings(bytes: &ImageBytes, random: &mut Random) -> Vec<Mapping> {
 }
 
 fn mutations(test: &'static str, rounds: u64, original: &[u8]) {
-    exercise(original.to_vec(), &original[..4096], &mut Random(1));
+    exercise(original.to_vec(), &original[..4096], &mut Random::of_seed(1));
     for_each_seed(test, rounds, |random| {
         let mut bytes = original.to_vec();
         mutate(&mut bytes, random);
@@ -315,7 +265,7 @@ fn every_truncation_of_the_headers() {
     let library = library();
     let sections = word(&library, 40);
     for length in (1..1024).chain(sections - 8..library.len()) {
-        exercise(library[..length].to_vec(), &library[..4096], &mut Random(length as u64));
+        exercise(library[..length].to_vec(), &library[..4096], &mut Random::of_seed(length as u64));
     }
 }
 
@@ -356,7 +306,7 @@ fn a_damaged_fat_file() {
 fn every_truncation_of_a_mach_o_program() {
     let program = program().build();
     for length in (1..1024).chain(0x3ff8..program.len()) {
-        exercise(program[..length].to_vec(), &program[..4096], &mut Random(length as u64));
+        exercise(program[..length].to_vec(), &program[..4096], &mut Random::of_seed(length as u64));
     }
 }
 
@@ -427,13 +377,13 @@ fn names_that_never_end() {
     let one_address = overlapping_names(20_000, 0);
     let table = SymbolTable::parse(&ImageBytes::new(one_address)).unwrap();
     assert_eq!(table.lookup(Svma(0x1000)).unwrap().name.len(), MAX_NAME_BYTES);
-    exercise(overlapping_names(5_000, 16), b"", &mut Random(1));
+    exercise(overlapping_names(5_000, 16), b"", &mut Random::of_seed(1));
     for apart in [0, 4] {
         let file = build::File { trie: endless_prefix(apart), text_size: 0x10_0000, ..Default::default() };
         let table = SymbolTable::parse(&ImageBytes::new(file.build())).unwrap();
         assert_eq!(table.len() as u64, 1 + 1023 * apart / 4);
         assert!(table.symbols().all(|symbol| symbol.name.len() == MAX_NAME_BYTES));
-        exercise(file.build(), b"", &mut Random(1));
+        exercise(file.build(), b"", &mut Random::of_seed(1));
     }
     assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
 }

@@ -1,98 +1,37 @@
 //! Damaged debug information: no panic, no hang, no memory out of proportion.
 //!
-//! Real DWARF, debug links, packed sections and JIT maps are mutated from a seed. A failure
-//! prints the command that replays it; `STACKPROF_SEED` runs one seed only, `STACKPROF_ROUNDS`
-//! more of them. Needs `cc`, `objcopy` and `xz`.
+//! Real DWARF, debug links, packed sections and JIT maps are mutated from seeds
+//! (`support/seeds.rs`). Needs `cc`, `objcopy` and `xz`.
 #![cfg(target_os = "linux")]
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::print_stderr)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "support/memory.rs"]
+mod memory;
+#[path = "support/seeds.rs"]
+mod seeds;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use stackprof::symbol::sections::{self, Section};
 use stackprof::symbol::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
 use stackprof::symbol::{Options, Style, jit, name_addresses};
 use stackprof::target::{Files, ImageBytes};
 
-/// Longest time for one mutated file, generous for a debug build on a busy machine.
-const TIME_MAX: Duration = Duration::from_secs(20);
+use seeds::Random;
+
 /// Memory for each byte of a file and of what it unpacks to, and for any file.
 const MEMORY_FACTOR: usize = 32;
 const MEMORY_LEAST: usize = 8 << 20;
 
-/// The system's allocator, counting what is in use.
-struct Counting;
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// The count is of the process, so one test runs at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let used = IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(used, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
-
-struct Replay(&'static str, u64);
-
-impl Drop for Replay {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile_debug {}", self.1, self.0);
-        }
-    }
-}
-
 /// Runs `check` for each seed; fails if one takes too long, or more memory than `allowed` and
 /// what is usual.
 fn for_each_seed(test: &'static str, rounds: u64, allowed: usize, mut check: impl FnMut(&mut Random)) {
-    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
-    let seeds = match number("STACKPROF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
-    };
-    for seed in seeds {
-        let replay = Replay(test, seed);
-        let before = IN_USE.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
-        let started = Instant::now();
-        check(&mut Random(replay.1.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
-        assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
-        let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
+    seeds::for_each_seed(test, rounds, |random| {
+        let used = memory::peak_of(|| check(random));
         assert!(used <= allowed + MEMORY_LEAST, "took {used} bytes, {allowed} are allowed");
-    }
+    });
 }
 
 const SOURCE: &str = r#"
@@ -192,7 +131,7 @@ fn mutations(test: &'static str, rounds: u64, flags: &[&str]) {
 }
 
 fn mutate(test: &'static str, rounds: u64, dir: &tempfile::TempDir, bytes: Vec<u8>, packed: bool) {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = memory::alone();
     let mut files = InMemory::default();
     for entry in std::fs::read_dir(dir.path()).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
@@ -254,7 +193,7 @@ fn damaged_packed_dwarf() {
 
 #[test]
 fn damaged_symbols_in_xz() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = memory::alone();
     let (dir, bytes) = build(&[]);
     run(dir.path(), "objcopy", &["--only-keep-debug", "--strip-debug", "a.out", "mini"]);
     run(dir.path(), "xz", &["-k", "mini"]);
@@ -274,10 +213,7 @@ fn damaged_symbols_in_xz() {
     std::fs::write(dir.path().join("zeros"), vec![0; 256 << 20]).unwrap();
     run(dir.path(), "xz", &["-0", "zeros"]);
     let bomb = std::fs::read(dir.path().join("zeros.xz")).unwrap();
-    let before = IN_USE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    assert!(unpack::xz(&bomb).is_err());
-    let used = PEAK.load(Ordering::Relaxed) - before;
+    let used = memory::peak_of(|| assert!(unpack::xz(&bomb).is_err()));
     assert!(
         used < bomb.len() * MAX_RATIO as usize * 3 + MEMORY_LEAST + MAX_XZ_DICTIONARY,
         "{used} of {}",
@@ -287,7 +223,7 @@ fn damaged_symbols_in_xz() {
 
 #[test]
 fn damaged_debug_links() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = memory::alone();
     let (dir, bytes) = build(&["-Wl,--build-id=none"]);
     run(dir.path(), "objcopy", &["--only-keep-debug", "a.out", "a.debug"]);
     run(dir.path(), "objcopy", &["-S", "--add-gnu-debuglink=a.debug", "a.out", "stripped"]);
@@ -348,7 +284,7 @@ fn with_debug_map(dir: &Path) -> Option<(Vec<u8>, InMemory)> {
 
 #[test]
 fn damaged_debug_maps() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = memory::alone();
     let dir = tempfile::tempdir().unwrap();
     let Some((image, files)) = with_debug_map(dir.path()) else {
         return skip("damaged_debug_maps", "LLVM's tools for macOS are not installed");
@@ -379,7 +315,7 @@ fn damaged_debug_maps() {
 
 #[test]
 fn damaged_common_files() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = memory::alone();
     for flags in [&[][..], &["-5"]] {
         let (dir, image) = build(&["-gdwarf-5", "-Wl,--build-id"]);
         std::fs::copy(dir.path().join("a.out"), dir.path().join("b.out")).unwrap();
@@ -411,7 +347,7 @@ fn damaged_common_files() {
 
 #[test]
 fn maps_of_any_bytes() {
-    let _alone = ONE_AT_A_TIME.lock();
+    let _alone = memory::alone();
     let wanted: Vec<u64> = (0..4096).map(|index| index * 16).collect();
     for_each_seed("maps_of_any_bytes", 200, 1 << 20, |random| {
         let mut text = Vec::new();

@@ -1,15 +1,16 @@
 //! Damaged unwind information of Mach-O images: no panic, no hang, no memory out of proportion.
 //!
-//! Real programs (tests/fixtures/unwind_info) are mutated from a seed: load commands,
+//! Real programs (tests/fixtures/unwind_info) are mutated from seeds (`support/seeds.rs`): load commands,
 //! `__unwind_info`, `__eh_frame`, code. Rows are read at random addresses, and stacks walked
-//! from random registers. A failure prints the command that replays it; `STACKPROF_SEED` runs
-//! one seed only, `STACKPROF_ROUNDS` more of them.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::print_stderr)]
+//! from random registers.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "support/memory.rs"]
+mod memory;
+#[path = "support/seeds.rs"]
+mod seeds;
+
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use stackprof::addr::{Avma, Svma};
 use stackprof::image::Images;
@@ -19,8 +20,8 @@ use stackprof::sampler::ImageCode;
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::walk::{self, Frames, How, Input, StackBytes, Unwinder};
 
-/// Longest time for one mutated file, generous for a debug build on a busy machine.
-const TIME_MAX: Duration = Duration::from_secs(20);
+use seeds::Random;
+
 /// Memory for each byte of a file, and for any file: rules of the addresses that were met.
 const MEMORY_FACTOR: usize = 8;
 const MEMORY_LEAST: usize = 4 << 20;
@@ -31,56 +32,6 @@ const STACK: u64 = 0x1_6fdf_0000;
 
 const PROGRAMS: [&[u8]; 2] =
     [include_bytes!("fixtures/unwind_info/arm64.macho"), include_bytes!("fixtures/unwind_info/x86_64.macho")];
-
-/// The system's allocator, counting what is in use.
-struct Counting;
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let used = IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(used, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-}
-
-/// Prints how to run a failed seed again.
-struct Replay(u64);
-
-impl Drop for Replay {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile_macho_unwind", self.0);
-        }
-    }
-}
 
 /// What of a file steers unwinding, as ranges of its bytes.
 fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
@@ -100,17 +51,17 @@ fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
 
 fn mutate(bytes: &mut [u8], parts: &[Range<usize>], random: &mut Random) {
     for _ in 0..1 + random.below(40) {
-        let part = &parts[random.below(parts.len() as u64) as usize];
-        let at = part.start + random.below(part.len() as u64) as usize;
+        let part = &parts[random.below(parts.len())];
+        let at = part.start + random.below(part.len());
         let byte = random.next() as u8;
-        bytes[at] = [0, 0xff, 0x7f, 0x80, byte, bytes[at] ^ 1 << (byte & 7)][random.below(6) as usize];
+        bytes[at] = [0, 0xff, 0x7f, 0x80, byte, bytes[at] ^ 1 << (byte & 7)][random.below(6)];
     }
 }
 
 fn registers(is_arm64: bool, pc: u64, random: &mut Random) -> Registers {
     let mut word = || match random.below(3) {
-        0 => LOADED + random.below(0x4000),
-        1 => STACK + random.below(0x1000) / 8 * 8,
+        0 => LOADED + random.below(0x4000) as u64,
+        1 => STACK + random.below(0x200) as u64 * 8,
         _ => random.next() >> random.below(64),
     };
     if is_arm64 {
@@ -136,14 +87,14 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
     let mut unwinder = Unwinder::default();
     let mut frames = Frames::default();
     for _ in 0..150 {
-        let pc = LOADED + random.below(0x2000) / 4 * 4;
+        let pc = LOADED + random.below(0x800) as u64 * 4;
         let _ = (images.body(Avma(pc)), images.function(Avma(pc)));
         let registers = registers(is_arm64, pc, random);
         let stack: Vec<u8> = (0..256)
             .flat_map(|_| {
                 match random.below(3) {
-                    0 => LOADED + random.below(0x2000),
-                    1 => STACK + random.below(0x1000) / 8 * 8,
+                    0 => LOADED + random.below(0x2000) as u64,
+                    1 => STACK + random.below(0x200) as u64 * 8,
                     _ => random.next() >> random.below(64),
                 }
                 .to_le_bytes()
@@ -167,30 +118,21 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
 
 #[test]
 fn damaged_unwind_information_ends_walks_and_takes_little_memory() {
-    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
-    let seeds = match number("STACKPROF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(ROUNDS),
-    };
+    let _alone = memory::alone();
     let parts = PROGRAMS.map(steering);
-    for seed in seeds {
-        let _replay = Replay(seed);
-        let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let number = random.below(2) as usize;
+    seeds::for_each_seed("damaged_unwind_information_ends_walks_and_takes_little_memory", ROUNDS, |random| {
+        let number = random.below(2);
         let mut bytes = PROGRAMS[number].to_vec();
         mutate(&mut bytes, &parts[number], random);
-        let (started, before) = (Instant::now(), IN_USE.load(Ordering::Relaxed));
-        PEAK.store(before, Ordering::Relaxed);
-        walk_everywhere(&bytes, number == 0, random);
-        let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
+        let used = memory::peak_of(|| walk_everywhere(&bytes, number == 0, random));
         let most = bytes.len() * MEMORY_FACTOR + MEMORY_LEAST;
-        assert!(used <= most, "seed {seed}: {used} bytes for a file of {}", bytes.len());
-        assert!(started.elapsed() < TIME_MAX, "seed {seed}: {:?}", started.elapsed());
-    }
+        assert!(used <= most, "{used} bytes for a file of {}", bytes.len());
+    });
 }
 
 #[test]
 fn whole_programs_have_rows_of_every_kind() {
+    let _alone = memory::alone();
     for (bytes, is_arm64) in PROGRAMS.iter().zip([true, false]) {
         let mapping = Mapping {
             avma: Avma(LOADED)..Avma(LOADED + 0x4000),

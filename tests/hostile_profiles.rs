@@ -1,54 +1,20 @@
 //! Damaged and malicious profiles: one line that names the file, no panic, no hang, no memory
 //! out of proportion.
 //!
-//! Every reader gets real files, mutated from a seed, and files made to break it. A failure
-//! prints the command that replays it; `STACKPROF_SEED` runs one seed only,
-//! `STACKPROF_ROUNDS` more of them.
+//! Every reader gets real files, mutated from seeds (`support/seeds.rs`), and files made to
+//! break it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
+#[path = "support/seeds.rs"]
+mod seeds;
+
 use std::io::{Read, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use stackprof::error::ErrorKind;
 use stackprof::profile::{Saved, firefox, pprof, read, speedscope};
 
-/// Longest time for one file, generous for a debug build on a busy machine.
-const TIME_MAX: Duration = Duration::from_secs(20);
-
-/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound.max(1) as u64) as usize
-    }
-}
-
-/// Prints how to run a failed seed again.
-struct Replay(&'static str, u64);
-
-impl Drop for Replay {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile_profiles {}", self.1, self.0);
-        }
-    }
-}
-
-fn for_each_seed(test: &'static str, rounds: u64, mut check: impl FnMut(&mut Random)) {
-    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
-    let seeds = match number("STACKPROF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 1..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
-    };
-    for seed in seeds {
-        let replay = Replay(test, seed);
-        check(&mut Random(replay.1.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
-    }
-}
+use seeds::{TIME_MAX, for_each_seed};
 
 const FOLDED: &str =
     "work;io (17);[incomplete];read 3\nwork;main;parse;lex 40\nwork;main;parse 2\nother;main 1\n";

@@ -1,11 +1,11 @@
 //! Damaged unwind information: walks over it end, do a bounded number of steps, and do not
 //! panic. Input: `.eh_frame` of the C library and of this test (a Rust program), mutated from
-//! a seed, with registers and stacks that are anything.
-//!
-//! A failure prints the command that replays it; `STACKPROF_SEED` runs one seed only,
-//! `STACKPROF_ROUNDS` more of them.
+//! seeds (`support/seeds.rs`), with registers and stacks that are anything.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
+
+#[path = "support/seeds.rs"]
+mod seeds;
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -19,6 +19,8 @@ use stackprof::sampler::ImageCode;
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::walk::{self, Code, Ended, Frames, How, Input, StackBytes, Unwinder};
 
+use seeds::Random;
+
 const STACK: u64 = 0x7fff_0000_1000;
 /// The first address that the images are mapped at, a multiple of the page size.
 const BASE: u64 = 0x5555_5555_0000;
@@ -30,37 +32,6 @@ const WALKS: usize = 40;
 /// each of 512 words that are searched. For one address are read: 512 instructions to the
 /// return, 96 to a landing pad, 48 of start code, 64 bytes behind it, and some 30 more.
 const QUESTIONS_MAX: u64 = (17 * 2 * DEPTH_MAX as u64 + 512) * (512 + 96 + 48 + 2 * 64 + 30);
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
-
-/// Prints how to run a failed seed again.
-struct Replay {
-    test: &'static str,
-    seed: u64,
-}
-
-impl Drop for Replay {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay: STACKPROF_SEED={} cargo test --test hostile_unwind {}", self.seed, self.test);
-        }
-    }
-}
 
 /// The code of images, counting what it is asked.
 struct Counted<'a> {
@@ -203,33 +174,29 @@ fn walks(images: &Images, original: &Original, random: &mut Random) -> (u64, u64
 }
 
 fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
-    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
-    let seeds = match number("STACKPROF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
-    };
+    let seeds = seeds::seeds(0, rounds);
     let original = original(bytes);
     let (mut found, mut most, mut rows) = (0, 0, 0);
     for seed in seeds.clone() {
-        let _replay = Replay { test, seed };
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let mut bytes = original.bytes.clone();
-        // Seed 0 is the undamaged file.
-        if seed > 0 {
-            mutate(&mut bytes, &original.damaged, &mut random);
-        }
-        let mut images = Images::default();
-        let bytes = Cell::new(Some(bytes));
-        images.update(std::slice::from_ref(&original.mapping), &mut |_| {
-            bytes.take().map(ImageBytes::new).ok_or_else(|| "asked for twice".to_owned())
+        seeds::with_seed(test, seed, |random| {
+            let mut bytes = original.bytes.clone();
+            // Seed 0 is the undamaged file.
+            if seed > 0 {
+                mutate(&mut bytes, &original.damaged, random);
+            }
+            let mut images = Images::default();
+            let bytes = Cell::new(Some(bytes));
+            images.update(std::slice::from_ref(&original.mapping), &mut |_| {
+                bytes.take().map(ImageBytes::new).ok_or_else(|| "asked for twice".to_owned())
+            });
+            let known =
+                (0..200).filter(|_| images.row(Avma(random.pick(&original.returns) - 1)).is_some()).count();
+            rows += known;
+            assert!(seed > 0 || known > 190, "the undamaged file has {known} rows of 200");
+            let (frames, questions) = walks(&images, &original, random);
+            found += frames;
+            most = most.max(questions);
         });
-        let known =
-            (0..200).filter(|_| images.row(Avma(random.pick(&original.returns) - 1)).is_some()).count();
-        rows += known;
-        assert!(seed > 0 || known > 190, "the undamaged file has {known} rows of 200");
-        let (frames, questions) = walks(&images, &original, &mut random);
-        found += frames;
-        most = most.max(questions);
     }
     println!("{test}: {seeds:?}: {rows} rows, {found} callers found, at most {most} questions in a walk");
     assert!(found > 0, "no walk went anywhere");

@@ -1,0 +1,71 @@
+//! Random input from seeds, for tests with damaged bytes. A failure prints the command that
+//! replays it; `STACKPROF_SEED` runs one seed only, `STACKPROF_ROUNDS` more of them.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Longest time for one seed, generous for a debug build on a busy machine.
+pub(crate) const TIME_MAX: Duration = Duration::from_secs(20);
+
+/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn of_seed(seed: u64) -> Random {
+        // Small seeds differ in few bits: spread them.
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// Prints how to run a failed seed again.
+struct Replay<'a> {
+    test: &'a str,
+    seed: u64,
+}
+
+impl Drop for Replay<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let (seed, test) = (self.seed, self.test);
+            eprintln!("replay: STACKPROF_SEED={seed} cargo test --test {} {test}", env!("CARGO_CRATE_NAME"));
+        }
+    }
+}
+
+/// The seeds to run: `first` and `rounds` from 1 on, unless the environment says otherwise.
+pub(crate) fn seeds(first: u64, rounds: u64) -> Range<u64> {
+    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
+    match number("STACKPROF_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => first..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
+    }
+}
+
+/// Runs `check` with a seed, and fails if it takes too long.
+pub(crate) fn with_seed(test: &str, seed: u64, check: impl FnOnce(&mut Random)) {
+    let replay = Replay { test, seed };
+    let started = Instant::now();
+    check(&mut Random::of_seed(replay.seed));
+    assert!(started.elapsed() < TIME_MAX, "took {:?}", started.elapsed());
+}
+
+/// The same for seeds 1 to `rounds`.
+pub(crate) fn for_each_seed(test: &str, rounds: u64, mut check: impl FnMut(&mut Random)) {
+    seeds(1, rounds).for_each(|seed| with_seed(test, seed, &mut check));
+}
