@@ -163,16 +163,13 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse_line(line: &str) -> Result<Command> {
-        crate::cli::args::parse(line.split_whitespace().map(OsString::from))
-    }
+    use crate::cli::args::tests::parsed;
 
     #[test]
     fn everything_that_can_be_asked_for() {
         let line =
             "diff a b -o x.svg -o x.md -o - --share --idle --no-normalize --no-inline --top 3 --min-width 2";
-        let Ok(Command::Diff(diff)) = parse_line(line) else { panic!("no diff: {line}") };
+        let Ok(Command::Diff(diff)) = parsed(line) else { panic!("no diff: {line}") };
         assert_eq!((diff.base, diff.new), (PathBuf::from("a"), PathBuf::from("b")));
         assert_eq!(
             diff.outputs.iter().map(|output| output.format).collect::<Vec<_>>(),
@@ -196,7 +193,7 @@ mod tests {
                 "--output `x.pb.gz`: expected a name that ends with .svg, .folded, .txt, .md, .json",
             ),
         ] {
-            assert_eq!(parse_line(line).expect_err("refused").to_string(), expected, "{line}");
+            assert_eq!(parsed(line).expect_err("refused").to_string(), expected, "{line}");
         }
     }
 }

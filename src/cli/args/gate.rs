@@ -202,17 +202,14 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse_line(line: &str) -> Result<Command> {
-        crate::cli::args::parse(line.split_whitespace().map(OsString::from))
-    }
+    use crate::cli::args::tests::parsed;
 
     #[test]
     fn everything_that_can_be_asked_for() {
         let line = "gate --base a b --new c --new d --max-increase 3% --min-share 1 --false-alarms 1% --strict \
                     --seed 7 --top 3 -o x.md -o x.json --markdown summary --allow-different-names \
                     --update-baseline kept --inline";
-        let Ok(Command::Gate(gate)) = parse_line(line) else { panic!("no gate: {line}") };
+        let Ok(Command::Gate(gate)) = parsed(line) else { panic!("no gate: {line}") };
         assert_eq!((gate.base, gate.new), (vec!["a".into(), "b".into()], vec!["c".into(), "d".into()]));
         let options = Options { max_increase: 0.03, min_share: 0.01, alpha: 0.01, strict: true, seed: 7 };
         assert_eq!((gate.options, gate.top), (options, 3));
@@ -220,7 +217,7 @@ mod tests {
         let formats: Vec<_> = gate.outputs.iter().map(|output| output.format).collect();
         assert_eq!(formats, [ReportFormat::Markdown, ReportFormat::Json, ReportFormat::Markdown]);
         assert_eq!(gate.update_baseline, Some("kept".into()));
-        let Ok(Command::Gate(gate)) = parse_line("gate --base a --new b") else { panic!("no gate") };
+        let Ok(Command::Gate(gate)) = parsed("gate --base a --new b") else { panic!("no gate") };
         assert_eq!(gate.options, Options::default());
         assert!(!gate.matching.inlines, "helpers that are inlined everywhere tell no place");
     }
@@ -258,7 +255,7 @@ mod tests {
                 "`x.md` is given twice; each output needs its own file",
             ),
         ] {
-            assert_eq!(parse_line(line).expect_err("refused").to_string(), expected, "{line}");
+            assert_eq!(parsed(line).expect_err("refused").to_string(), expected, "{line}");
         }
     }
 }

@@ -219,20 +219,17 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse_line(line: &str) -> Result<Command> {
-        crate::cli::args::parse(line.split_whitespace().map(OsString::from))
-    }
+    use crate::cli::args::tests::parsed;
 
     fn refused(line: &str) -> String {
-        parse_line(line).expect_err("refused").to_string()
+        parsed(line).expect_err("refused").to_string()
     }
 
     #[test]
     fn every_option_is_understood() {
         let line = "render a b.pb.gz -o x.svg -o - --thread io --include a --include b --exclude c --root ^m$ \
                     --title T --reverse --lines --min-width 2 --colors blue-orange --dark -q -- -d";
-        let Ok(Command::Render(render)) = parse_line(line) else { panic!("no render: {line}") };
+        let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
         assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
         assert_eq!(
             render.outputs.iter().map(|output| output.format).collect::<Vec<_>>(),

@@ -1,6 +1,6 @@
 use super::*;
 
-fn parsed(line: &str) -> Result<Command> {
+pub(super) fn parsed(line: &str) -> Result<Command> {
     parse(line.split_whitespace().map(OsString::from))
 }
 
