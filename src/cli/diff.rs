@@ -12,7 +12,6 @@ use crate::diff::report::{folded, headline, json, markdown, measure_words, text}
 use crate::diff::stacks::Stacks;
 use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::file;
 use crate::output::svg::{self, Compared, Graph};
 use crate::profile::Saved;
 
@@ -22,11 +21,8 @@ use crate::profile::Saved;
 /// One line: a file that is no profile, profiles that cannot be compared, an output that
 /// cannot be written.
 pub fn run(diff: &Diff) -> Result<()> {
-    for output in &diff.outputs {
-        if let Destination::File(path) = &output.to {
-            file::check_writable(path)?;
-        }
-    }
+    let outputs = diff.outputs.iter().map(|output| &output.to);
+    saved_files::check_outputs([&diff.base, &diff.new], outputs)?;
     let mut stacks = Stacks::new(diff.matching);
     let [base, new] = read_both(&diff.base, &diff.new)?;
     // Programs of different names are compared as one: only the paths below matter.

@@ -9,6 +9,7 @@ use super::args::Verbosity;
 use super::args::compare::ReportFormat;
 use super::args::gate::Gate;
 use super::outputs::write_to;
+use super::text::plural;
 use super::{messages, saved_files};
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, io_text};
@@ -20,8 +21,9 @@ use crate::profile::{Saved, pprof};
 /// Most recordings a side.
 pub const RUNS_MAX: usize = 1000;
 
-/// How recordings of a baseline begin; files of other names in its directory are left alone.
+/// What recordings of a baseline are called: `base-001.pb.gz`.
 const KEPT: &str = "base-";
+const SUFFIX: &str = ".pb.gz";
 
 /// Reads, judges, tells.
 ///
@@ -29,28 +31,33 @@ const KEPT: &str = "base-";
 /// One line: a file that is no profile, runs that cannot be compared, an output that cannot
 /// be written.
 pub fn run(asked: &Gate) -> Result<Verdict> {
-    for output in &asked.outputs {
-        if let Destination::File(path) = &output.to {
-            file::check_writable(path)?;
-        }
-    }
     let base = files("--base", &asked.base)?;
     let new = files("--new", &asked.new)?;
-    if asked.base.is_empty() {
-        update(asked, &read_all(&new)?)?;
-        return Ok(Verdict::Pass);
+    check_distinct(&base, &new)?;
+    saved_files::check_outputs(base.iter().chain(&new), asked.outputs.iter().map(|output| &output.to))?;
+    if let Some(directory) = &asked.update_baseline {
+        check_baseline(directory)?;
     }
     let mut stacks = Stacks::new(asked.matching);
-    let kept = if asked.update_baseline.is_some() { read_all(&new)? } else { Vec::new() };
+    let mut kept = Vec::new();
     // Where names may differ they are compared as one program.
     let mut process = None;
-    for path in base.iter().chain(&new) {
+    for (index, path) in base.iter().chain(&new).enumerate() {
         let (name, saved) = saved_files::read(path)?;
         let first = process.get_or_insert_with(|| saved.processes().first().map(|name| (*name).to_owned()));
         let same = first.as_deref().filter(|_| asked.allow_different_names && saved.processes().len() == 1);
         stacks
             .add(&name, &saved, same)
             .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")))?;
+        if index >= base.len() && asked.update_baseline.is_some() {
+            kept.push(saved);
+        }
+    }
+    if base.is_empty() {
+        gate::check_side(stacks.runs(), asked.allow_different_names)
+            .map_err(|why| Error::new(ErrorKind::NoData, why))?;
+        update(asked, &kept)?;
+        return Ok(Verdict::Pass);
     }
     let report = gate::check(&stacks, base.len(), asked.allow_different_names, &asked.options)
         .map_err(|why| Error::new(ErrorKind::NoData, why))?;
@@ -68,7 +75,9 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     match report.verdict {
         Verdict::Pass => update(asked, &kept)?,
         Verdict::Regression => {
-            if let Some(directory) = &asked.update_baseline {
+            if let Some(directory) = &asked.update_baseline
+                && asked.verbosity != Verbosity::Quiet
+            {
                 messages::note(&format!(
                     "{} stays as it is; to accept the change: stackprof gate --new FILE... --update-baseline {}",
                     directory.display(),
@@ -108,12 +117,6 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         inside.sort();
         files.append(&mut inside);
     }
-    let mut seen = BTreeSet::new();
-    if let Some(twice) = files.iter().find(|path| !seen.insert(path.as_path())) {
-        // A copy would pass for a run without noise.
-        let text = format!("{option}: `{}` is given twice; each run is recorded by itself", twice.display());
-        return Err(Error::new(ErrorKind::Usage, text));
-    }
     if files.len() > RUNS_MAX {
         let text = format!("{option}: {} recordings; at most {RUNS_MAX} are compared", files.len());
         return Err(Error::new(ErrorKind::Usage, text));
@@ -121,34 +124,65 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read_all(paths: &[PathBuf]) -> Result<Vec<Saved>> {
-    paths.iter().map(|path| saved_files::read(path).map(|(_, saved)| saved)).collect()
+/// No recording may stand for two runs, on one side or on both: it would pass for a run without
+/// noise.
+fn check_distinct(base: &[PathBuf], new: &[PathBuf]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    match base.iter().chain(new).find(|path| !seen.insert(saved_files::identity(path))) {
+        Some(twice) => {
+            let text = format!("`{}` is given twice; each run is recorded by itself", twice.display());
+            Err(Error::new(ErrorKind::Usage, text))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The number of a recording that a baseline keeps under this name.
+fn number_of(name: &str) -> Option<usize> {
+    let number = name.strip_prefix(KEPT)?.strip_suffix(SUFFIX)?;
+    number.parse().ok().filter(|number| (1..=RUNS_MAX).contains(number) && name_of(*number) == name)
+}
+
+fn name_of(number: usize) -> String {
+    format!("{KEPT}{number:03}{SUFFIX}")
+}
+
+/// Recordings of other names in a baseline would stay part of it beside those that replace it.
+fn check_baseline(directory: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
+    for name in entries.flatten().filter(|entry| entry.path().is_file()).map(|entry| entry.file_name()) {
+        let name = name.to_string_lossy();
+        if !name.starts_with('.') && number_of(&name).is_none() {
+            let text = format!(
+                "--update-baseline: `{}` would stay part of the base; name a directory of its own",
+                directory.join(&*name).display()
+            );
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+    }
+    Ok(())
 }
 
 /// Keeps `runs` as the baseline, in place of those kept before.
 fn update(asked: &Gate, runs: &[Saved]) -> Result<()> {
     let Some(directory) = &asked.update_baseline else { return Ok(()) };
-    if let Some(empty) = runs.iter().position(|run| run.total() == 0) {
-        let text = format!("new recording {} has no samples; it cannot be a base", empty + 1);
-        return Err(Error::new(ErrorKind::NoData, text));
-    }
     let cannot = |path: &Path, error: &std::io::Error| {
         Error::new(ErrorKind::Output, format!("cannot write `{}`: {}", path.display(), io_text(error)))
     };
     fs::create_dir_all(directory).map_err(|error| cannot(directory, &error))?;
-    let name = |index: usize| format!("{KEPT}{:03}.pb.gz", index + 1);
-    for (index, run) in runs.iter().enumerate() {
-        file::write(&directory.join(name(index)), |out| pprof::write::write(run, out))?;
+    for (number, run) in (1..).zip(runs) {
+        file::write(&directory.join(name_of(number)), |out| pprof::write::write(run, out))?;
     }
     // What an earlier, larger baseline has left.
-    for index in runs.len()..RUNS_MAX {
-        let path = directory.join(name(index));
+    for number in runs.len() + 1..=RUNS_MAX {
+        let path = directory.join(name_of(number));
         if path.exists() {
             fs::remove_file(&path).map_err(|error| cannot(&path, &error))?;
         }
     }
     if asked.verbosity != Verbosity::Quiet {
-        messages::note(&format!("{}: {} recordings kept as base", directory.display(), runs.len()));
+        let kept = plural(runs.len() as u64, "recording");
+        messages::note(&format!("{}: {kept} kept as base", directory.display()));
     }
     Ok(())
 }

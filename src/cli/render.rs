@@ -3,13 +3,12 @@
 use std::io;
 use std::path::Path;
 
+use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
-use super::args::{Destination, Verbosity};
-use super::messages;
 use super::outputs::{self, Shown};
 use super::text::plural;
+use super::{messages, saved_files};
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::file;
 use crate::output::svg::Graph;
 use crate::profile::filter::{self, Filter, Left};
 use crate::profile::{Full, Refused, Saved, SavedBuilder, read};
@@ -19,11 +18,7 @@ use crate::profile::{Full, Refused, Saved, SavedBuilder, read};
 /// # Errors
 /// One line: a file that is no profile, profiles that do not fit together, nothing left.
 pub fn run(render: &Render) -> Result<()> {
-    for output in &render.outputs {
-        if let Destination::File(path) = &output.to {
-            file::check_writable(path)?;
-        }
-    }
+    saved_files::check_outputs(&render.profiles, render.outputs.iter().map(|output| &output.to))?;
     let saved = filtered(render, merged(&render.profiles)?)?;
     let shown = Shown {
         graph: Graph {

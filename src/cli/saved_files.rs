@@ -1,9 +1,12 @@
-//! Reads a saved profile from a path or standard input, with the name that messages call it.
+//! Saved profiles on the command line: reading one from a path or standard input, with the name
+//! that messages call it, and keeping outputs from being written over what is read.
 
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use crate::error::Result;
+use super::args::Destination;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::file;
 use crate::profile::{Saved, read};
 
 /// The profile and its name for people; `-` is standard input.
@@ -16,4 +19,33 @@ pub(super) fn read(path: &Path) -> Result<(String, Saved)> {
         return Ok((name.to_owned(), read::read(io::stdin().lock(), name, 0)?));
     }
     Ok((path.display().to_string(), read::read_file(path)?))
+}
+
+/// What tells that two paths are the same file; one that does not exist is what it is called.
+pub(super) fn identity(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Finds out before anything is read whether the outputs can be written, and that none of them
+/// is a file that is read, however it is spelt.
+///
+/// # Errors
+/// One line that names the output.
+pub(super) fn check_outputs<'a>(
+    inputs: impl IntoIterator<Item = &'a PathBuf>,
+    outputs: impl IntoIterator<Item = &'a Destination>,
+) -> Result<()> {
+    let inputs: Vec<PathBuf> = inputs.into_iter().map(|path| identity(path)).collect();
+    for output in outputs {
+        let Destination::File(path) = output else { continue };
+        let identity = identity(path);
+        // Devices and pipes are written to, not over.
+        let is_replaced = fs::metadata(path).map_or(true, |metadata| metadata.is_file());
+        if is_replaced && inputs.contains(&identity) {
+            let text = format!("`{}` is read and written; name another output", path.display());
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        file::check_writable(path)?;
+    }
+    Ok(())
 }

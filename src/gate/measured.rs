@@ -17,6 +17,17 @@ pub const TRUNCATED_BELOW: f64 = 0.25;
 /// A run that lost more than this part of its samples does not tell its CPU time.
 pub const LOST_MAX: f64 = 0.10;
 
+/// Whether runs can be a side of a gate: each holds enough, all are of one kind, none was cut
+/// short.
+///
+/// # Errors
+/// One line that says which run cannot be compared and why.
+pub fn check_side(runs: &[Run], different_names: bool) -> Result<(), String> {
+    runs.iter().try_for_each(check_run)?;
+    check_alike(runs, different_names)?;
+    check_whole(runs)
+}
+
 /// What CPU time is measured in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {

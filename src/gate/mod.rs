@@ -29,7 +29,7 @@ pub mod verdict;
 pub mod weak;
 
 pub use judge::judge;
-pub use measured::Measured;
+pub use measured::{Measured, check_side};
 pub use verdict::{Options, Report, Verdict};
 
 use crate::diff::stacks::Stacks;

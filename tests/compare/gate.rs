@@ -129,7 +129,9 @@ fn what_cannot_be_compared_is_refused_and_never_passes() {
         ),
         ("--base fast.pb.gz --new rateless.folded", 4, "rateless.folded does not tell its rate"),
         ("--base nothing --new new", 4, "--base: there are no files in `nothing`"),
-        ("--base base base --new new", 2, "--base: `base/0.folded` is given twice"),
+        ("--base base base --new new", 2, "`base/0.folded` is given twice; each run is recorded by itself"),
+        ("--base base/1.folded --new base/0.folded ./base/1.folded", 2, "`./base/1.folded` is given twice"),
+        ("--base - --new -", 2, "`-` is given twice"),
         ("--base base --new gone.folded", 1, "cannot read `gone.folded`: no such file"),
         ("--base base --new no-profile", 1, "no-profile"),
     ] {
@@ -167,4 +169,41 @@ fn a_baseline_is_made_kept_and_replaced() {
     assert_eq!(names(), ["base-001.pb.gz", "base-002.pb.gz"]);
     exits(place.run("gate --base kept --new new --update-baseline kept"), 0);
     assert_eq!(names().len(), 7);
+}
+
+#[test]
+fn a_baseline_holds_nothing_that_a_gate_would_refuse_or_mix_in() {
+    let place = Place::new();
+    write_sides(&place, 0.0);
+    exits(place.run("gate --new base --update-baseline kept"), 0);
+    place.write("few.folded", "work;main;f1 12\n");
+    let run = exits(place.run("gate --new few.folded --update-baseline kept"), 4);
+    assert!(run.stderr.contains("few.folded has only 12 samples"), "{run}");
+    assert_eq!(std::fs::read_dir(place.path("kept")).unwrap().count(), 7);
+    // The recordings there would be base beside those that replace them.
+    let run = exits(place.run("gate --base base --new new --update-baseline base"), 2);
+    assert!(run.stderr.contains("` would stay part of the base; name a directory of its own"), "{run}");
+    assert!(!place.path("base/base-001.pb.gz").exists());
+}
+
+#[test]
+fn recordings_are_never_overwritten_by_a_report() {
+    let place = Place::new();
+    write_sides(&place, 0.0);
+    let before = std::fs::read(place.path("base/0.folded")).unwrap();
+    place.write("a.json", &before);
+    place.write("a.folded", &before);
+    for line in [
+        "gate --base ./a.json --new new -o a.json",
+        "gate --base base --new . -o ./a.json",
+        "gate --base base --new ./a.json --markdown a.json",
+        "diff ./a.json base/0.folded -o a.json",
+        "render base/0.folded ./a.folded -o a.folded",
+    ] {
+        let run = exits(place.run(line), 2);
+        assert!(run.stderr.contains("` is read and written; name another output"), "{line}: {run}");
+        for file in ["a.json", "a.folded"] {
+            assert_eq!(std::fs::read(place.path(file)).unwrap(), before, "{line}");
+        }
+    }
 }

@@ -130,15 +130,6 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     };
     let forms = [ReportFormat::Svg, ReportFormat::Folded, ReportFormat::Markdown, ReportFormat::Json];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
-    if let Some(output) =
-        outputs.iter().find(|output| flags.profiles.iter().any(|path| path == output.to.as_path()))
-        && output.to.as_path().as_os_str() != "-"
-    {
-        return Err(usage(format!(
-            "`{}` is read and written; name another output",
-            output.to.as_path().display()
-        )));
-    }
     let min_width_percent = match &flags.min_width {
         Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
             (0.0..100.0).contains(&width)
@@ -186,7 +177,6 @@ mod tests {
             ("diff a b c", "diff compares two profiles, 3 given: stackprof diff BASE NEW [-o FILE]"),
             ("diff - -", "standard input can be read only once; give one -"),
             ("diff a b --share --absolute", "--absolute and --share exclude each other; leave one out"),
-            ("diff a.svg b -o a.svg", "`a.svg` is read and written; name another output"),
             ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),
             (
                 "diff a b -o x.pb.gz",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
-use super::{Command, Destination, Split, Verbosity, check_distinct, number, split, usage, verbosity};
+use super::{Command, Split, Verbosity, check_distinct, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
@@ -151,11 +151,6 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     outputs
         .extend(flags.markdown.map(|path| ReportOutput { to: path.into(), format: ReportFormat::Markdown }));
     check_distinct(outputs.iter().map(|output| &output.to))?;
-    if let Some(output) = outputs.iter().find(|output| {
-        matches!(&output.to, Destination::File(path) if flags.base.contains(path) || flags.new.contains(path))
-    }) {
-        return Err(usage(format!("`{}` is read and written; name another output", output.to.as_path().display())));
-    }
     let default = Options::default();
     let share = "a percentage from 0 to 100";
     let options = Options {
@@ -249,7 +244,6 @@ mod tests {
                 "--false-alarms `0`: expected a percentage from 0.1 to 50",
             ),
             ("gate --base a --new b -o x.svg", "--output `x.svg`: expected a name that ends with .md, .json"),
-            ("gate --base a --new b.md -o b.md", "`b.md` is read and written; name another output"),
             (
                 "gate --base a --new b -o x.md --markdown x.md",
                 "`x.md` is given twice; each output needs its own file",

@@ -7,8 +7,8 @@ use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
 use super::{
-    Command, Destination, MIN_WIDTH_DEFAULT_PERCENT, Output, Split, Verbosity, check_distinct, colors,
-    number, outputs, split, usage, verbosity,
+    Command, MIN_WIDTH_DEFAULT_PERCENT, Output, Split, Verbosity, check_distinct, colors, number, outputs,
+    split, usage, verbosity,
 };
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::error::Result;
@@ -184,15 +184,6 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
     check_distinct(outputs.iter().map(|output| &output.to))?;
-    let overwritten = outputs
-        .iter()
-        .find(|output| matches!(&output.to, Destination::File(path) if flags.profiles.contains(path)));
-    if let Some(output) = overwritten {
-        return Err(usage(format!(
-            "`{}` is read and written; name another output",
-            output.to.as_path().display()
-        )));
-    }
     let min_width_percent = match &flags.min_width {
         Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
             (0.0..100.0).contains(&width)
@@ -251,7 +242,6 @@ mod tests {
             "say what to write: stackprof render PROFILE... -o FILE (-o - prints folded stacks)"
         );
         assert_eq!(refused("render - - -o -"), "standard input can be read only once; give one -");
-        assert_eq!(refused("render a.svg -o a.svg"), "`a.svg` is read and written; name another output");
         let bad = refused("render a -o - --root (");
         assert!(bad.starts_with("--root `(`: expected a regular expression: "), "{bad}");
     }
