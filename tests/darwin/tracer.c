@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -104,6 +105,20 @@ static bool seize(pid_t tid)
     return true;
 }
 
+/* An address space is gone after exec, too, but then there is another one. */
+static bool is_dying(const struct task *task)
+{
+    char path[64], byte;
+    if (task_alive(task))
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/mem", task->pid);
+    int memory = open(path, O_RDONLY | O_CLOEXEC);
+    bool has_memory = memory >= 0 && pread(memory, &byte, 1, 0) < 0;
+    if (memory >= 0)
+        close(memory);
+    return !has_memory;
+}
+
 /* The end of a killed process's first thread is only told after those of the others, which
  * may wait for their burial: who waited for it without looking around would wait for ever. */
 static bool first_is_dying(const struct task *task, pid_t tid)
@@ -114,7 +129,7 @@ static bool first_is_dying(const struct task *task, pid_t tid)
         waitid(P_PID, (id_t)tid, &info, WSTOPPED | WEXITED | WNOWAIT | WNOHANG | __WALL);
         if (info.si_pid != 0)
             return false;
-        if (!task_alive(task))
+        if (is_dying(task))
             return true;
         if (tries < 50)
             sched_yield();
