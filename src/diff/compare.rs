@@ -209,6 +209,17 @@ impl Comparison {
         Pair { base: self.base.samples, new: self.new.samples }
     }
 
+    /// By what counts of base and of new are multiplied so that they compare where there is
+    /// room for counts only. Neither is made smaller: a stack of one sample must not vanish.
+    #[must_use]
+    pub fn scales(&self) -> (f64, f64) {
+        match self.base_factor() {
+            factor if factor >= 1.0 => (factor, 1.0),
+            factor if factor > 0.0 => (1.0, 1.0 / factor),
+            _ => (1.0, 1.0),
+        }
+    }
+
     /// By what counts of base are multiplied so that they compare with counts of new.
     #[must_use]
     pub fn base_factor(&self) -> f64 {

@@ -11,7 +11,7 @@
 //! | `{closure#3}`, `{{closure}}`, `{impl#2}`, `{shim:vtable#0}` | `{closure}`, `{impl}`, `{shim:vtable}` | Rust |
 //! | `{lambda(int)#2}`, `{unnamed type#1}`, `'lambda3'(int)`, `$_4` | `{lambda(int)}`, `{unnamed type}`, `'lambda'(int)`, `$_` | C++ |
 //! | `_GLOBAL__N_1`, `{anonymous}` | `(anonymous namespace)` | C++ |
-//! | `f.llvm.123`, `f.cold`, `f.part.0`, `f.constprop.0`, `f.isra.0`, `f.lto_priv.0`, `f [clone .cold]` | `f` | LLVM, GCC |
+//! | `f.llvm.123`, `f.cold`, `f.warm`, `f.part.0`, `f.constprop.0`, `f.isra.0`, `f.lto_priv.0`, `f.clone.0`, `f.localalias`, `f [clone .cold]` | `f` | LLVM, GCC, BOLT |
 //! | `[libc.so.6+0x1f40]` | `[libc.so.6]` | stackprof |
 //! | `f (file.rs:12)` | `f (file.rs)` | stackprof `--lines` |
 //!
@@ -19,9 +19,11 @@
 
 use std::borrow::Cow;
 
-/// Suffixes of clones; digits and points may follow each.
-const CLONES: [&str; 9] =
-    [".llvm", ".cold", ".part", ".constprop", ".isra", ".lto_priv", ".clone", ".warm", ".localalias"];
+/// Suffixes of clones behind which is a number; without one they end names of their own, such as
+/// Go's `maps.clone`.
+const NUMBERED: [&str; 6] = [".llvm", ".part", ".constprop", ".isra", ".lto_priv", ".clone"];
+/// Suffixes of clones behind which may be one.
+const BARE: [&str; 3] = [".cold", ".warm", ".localalias"];
 
 /// The name under which a function is matched.
 #[must_use]
@@ -96,8 +98,10 @@ fn without_suffixes(mut name: &str) -> &str {
 fn without_clone(name: &str) -> &str {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let trimmed = name.trim_end_matches(is_number);
+    let is_numbered = name.get(trimmed.len()..).is_some_and(|number| number.contains(|c: char| c != '.'));
     let of = |name: &str| {
-        let suffix = CLONES.iter().find(|suffix| name.ends_with(**suffix))?;
+        let numbered = NUMBERED.iter().filter(|_| is_numbered);
+        let suffix = BARE.iter().chain(numbered).find(|suffix| name.ends_with(**suffix))?;
         Some(name.len() - suffix.len()).filter(|len| *len > 0)
     };
     match of(trimmed) {
@@ -151,14 +155,22 @@ fn replaced(from: &str, before: Option<char>) -> (&str, usize) {
     (from.get(..first).unwrap_or_default(), first)
 }
 
+/// Only whole components: inside a mangled name (`_ZN12_GLOBAL__N_15parseEv`) the mark's end is
+/// not to be seen.
 fn replace_anonymous(name: &str) -> String {
     const MARK: &str = "_GLOBAL__N_";
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut text = String::with_capacity(name.len());
     let mut rest = name;
     while let Some((before, after)) = rest.split_once(MARK) {
         text.push_str(before);
-        text.push_str("(anonymous namespace)");
-        rest = after.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        if text.ends_with(is_word) {
+            text.push_str(MARK);
+            rest = after;
+        } else {
+            text.push_str("(anonymous namespace)");
+            rest = after.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        }
     }
     text.push_str(rest);
     text
@@ -208,6 +220,9 @@ mod tests {
             "f.lto_priv.0",
             "f.part.0.isra.0",
             "f.isra.0.cold",
+            "f.warm",
+            "f.clone.0",
+            "f.localalias.2",
             "f [clone .cold]",
             "f [clone .isra.0] [clone .part.1]",
         ] {
@@ -230,6 +245,11 @@ mod tests {
         for name in [
             "main",
             "memcpy@plt",
+            "maps.clone",
+            "runtime.clone",
+            "main.part",
+            "_ZN12_GLOBAL__N_15parseEv",
+            "_ZN12_GLOBAL__N_16renderEv",
             "[unknown]",
             "[incomplete]",
             "operator new[](unsigned long)",

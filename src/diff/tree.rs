@@ -4,7 +4,7 @@
 //! on both sides, callers before callees, siblings by the bytes of their names. Nodes that
 //! neither side has are left out; those of one side only are there.
 
-use super::compare::Comparison;
+use super::compare::{Comparison, Measure};
 use super::stacks::Stacks;
 use crate::trie::NodeId;
 
@@ -15,10 +15,10 @@ pub struct Node<'a> {
     pub depth: u32,
     /// Name.
     pub name: &'a str,
-    /// Counts of base, those of all below included; scaled as
-    /// [`Comparison::base_factor`] says, so that they compare with `new`.
+    /// Counts of base, those of all below included. Where counts are compared, and not shares,
+    /// both sides are scaled as [`Comparison::scales`] says.
     pub base: u64,
-    /// Counts of new, those of all below included.
+    /// The same of new.
     pub new: u64,
 }
 
@@ -47,7 +47,12 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
             *next = std::mem::replace(first, id as u32);
         }
     }
-    let factor = comparison.base_factor();
+    let scales = match comparison.measure {
+        // The picture takes shares of the sides' own totals.
+        Measure::Share => (1.0, 1.0),
+        Measure::Seconds | Measure::Samples => comparison.scales(),
+    };
+    let scaled = |count: u64, scale: f64| (count as f64 * scale).round() as u64;
     let mut out = Vec::new();
     let mut pending: Vec<(u32, u32)> = Vec::new();
     let push_children = |of: u32, depth: u32, pending: &mut Vec<(u32, u32)>| {
@@ -67,7 +72,7 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
         if base == 0 && new == 0 {
             continue;
         }
-        let base = (base as f64 * factor).round() as u64;
+        let (base, new) = (scaled(base, scales.0), scaled(new, scales.1));
         out.push(Node { depth, name: stacks.name(NodeId(id)), base, new });
         push_children(id, depth.saturating_add(1), &mut pending);
     }
@@ -107,6 +112,6 @@ mod tests {
                 (2, "gone", 6, 0)
             ]
         );
-        assert_eq!(rows(Wish::Share)[1], (1, "main", 20, 20));
+        assert_eq!(rows(Wish::Share)[1], (1, "main", 10, 20), "the picture takes the shares");
     }
 }

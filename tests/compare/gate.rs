@@ -190,7 +190,7 @@ fn a_baseline_holds_nothing_that_a_gate_would_refuse_or_mix_in() {
 fn recordings_are_never_overwritten_by_a_report() {
     let place = Place::new();
     write_sides(&place, 0.0);
-    let before = std::fs::read(place.path("base/0.folded")).unwrap();
+    let before = std::fs::read_to_string(place.path("base/0.folded")).unwrap();
     place.write("a.json", &before);
     place.write("a.folded", &before);
     for line in [
@@ -203,7 +203,7 @@ fn recordings_are_never_overwritten_by_a_report() {
         let run = exits(place.run(line), 2);
         assert!(run.stderr.contains("` is read and written; name another output"), "{line}: {run}");
         for file in ["a.json", "a.folded"] {
-            assert_eq!(std::fs::read(place.path(file)).unwrap(), before, "{line}");
+            assert_eq!(std::fs::read_to_string(place.path(file)).unwrap(), before, "{line}");
         }
     }
 }

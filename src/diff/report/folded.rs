@@ -1,8 +1,9 @@
 //! The comparison as folded stacks with two counts, `stack BASE NEW`, as difffolded.pl writes
 //! and inferno-flamegraph reads them.
 //!
-//! Where shares are compared, or the rates differ, base counts are scaled to the new profile,
-//! for the form has nothing but counts.
+//! Where shares are compared, or the rates differ, the counts of the side with fewer are scaled
+//! to those of the other, for the form has nothing but counts. The scaled counts add up to the
+//! scaled total.
 
 use std::io::{self, Write};
 
@@ -60,16 +61,18 @@ impl<'a> Tree<'a> {
     fn of(stacks: &'a Stacks, comparison: &Comparison) -> Tree<'a> {
         let nodes = stacks.node_count();
         let mut counts = vec![(0, 0); nodes];
-        let factor = comparison.base_factor();
+        let scales = comparison.scales();
         if let [base, new] = stacks.runs() {
+            let mut scaled = Scaled::by(scales.0);
             for (node, count) in base.own() {
                 if let Some((base, _)) = counts.get_mut(node.0 as usize) {
-                    *base = (count as f64 * factor).round() as u64;
+                    *base = scaled.next(count);
                 }
             }
+            let mut scaled = Scaled::by(scales.1);
             for (node, count) in new.own() {
                 if let Some((_, new)) = counts.get_mut(node.0 as usize) {
-                    *new = count;
+                    *new = scaled.next(count);
                 }
             }
         }
@@ -123,6 +126,31 @@ impl<'a> Tree<'a> {
     }
 }
 
+/// Counts scaled one after the other, so that what is rounded off one is added to the next.
+struct Scaled {
+    scale: f64,
+    /// The sums so far, before and after.
+    sum: u64,
+    written: u64,
+}
+
+impl Scaled {
+    fn by(scale: f64) -> Scaled {
+        Scaled { scale, sum: 0, written: 0 }
+    }
+
+    fn next(&mut self, count: u64) -> u64 {
+        if self.scale == 1.0 {
+            return count;
+        }
+        self.sum = self.sum.saturating_add(count);
+        let written = (self.sum as f64 * self.scale).round() as u64;
+        let scaled = written.saturating_sub(self.written);
+        self.written = written;
+        scaled
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +182,33 @@ mod tests {
         assert_eq!(lines.len(), 12, "{text}");
         for line in ["p;a 0 1", "p;a 1 2 0", "p;a::b 0 4", "p;a!;a!;x 10 11", "p;a::b;a::b;x 0 11"] {
             assert!(lines.contains(&line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn no_stack_vanishes_and_the_sides_add_up_alike() {
+        let side = |stacks: usize| {
+            let text: String = (0..stacks).map(|n| format!("p;f{n:04} 1\n")).collect();
+            folded_read::read(text.as_bytes(), "a").expect("reads")
+        };
+        for (base_stacks, new_stacks) in [(1000, 400), (400, 1000), (1000, 600), (7, 3)] {
+            let mut stacks = Stacks::new(Matching::default());
+            stacks.add("base", &side(base_stacks), None).expect("fits");
+            stacks.add("new", &side(new_stacks), None).expect("fits");
+            let comparison = Comparison::of(&stacks, Wish::Share).expect("comparable");
+            let mut out = Vec::new();
+            write(&stacks, &comparison, &mut out).expect("a Vec takes everything");
+            let text = String::from_utf8(out).expect("UTF-8");
+            let mut sums = [0, 0];
+            for line in text.lines() {
+                let mut counts =
+                    line.rsplitn(3, ' ').take(2).map(|count| count.parse::<usize>().expect("a count"));
+                let (new, base) = (counts.next().expect("new"), counts.next().expect("base"));
+                assert!(base + new > 0, "{line}");
+                sums = [sums[0] + base, sums[1] + new];
+            }
+            let more = base_stacks.max(new_stacks);
+            assert_eq!((text.lines().count(), sums), (more, [more, more]));
         }
     }
 }
