@@ -3,7 +3,8 @@
 # addresses, are recorded and gated against the baselines in profiles/.
 # Usage: scripts/own-performance.sh [--update] [RUNS]
 # Only reports: the baselines are of one machine, and say little about another. What fails
-# it is a recording or a gate that does not work. --update replaces the baselines.
+# it is a recording or a gate that does not work. --update replaces the baselines
+# of what did not get slower; delete a folder to accept that it did.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -12,8 +12,8 @@
 #                       so that whatever else the machine does meets both. This is the
 #                       comparison to trust. A stored baseline also carries what has changed on the
 #                       machine since, and says nothing about another machine.
-#   --update            keep the new recordings as the baseline (without a comparison if
-#                       there is none yet)
+#   --update            keep the new recordings as the baseline if the gate passes (without
+#                       a comparison if there is none yet)
 #   --store DIR         where recordings and report go (target/perf-regression/COMMAND)
 #   --hz N              ticks per second (997)
 #   --max-increase P    growth that passes (5%)
@@ -71,6 +71,11 @@ fi
 
 name=$(basename "$1")
 store=${store:-$root/target/perf-regression/$name}
+for made in "$store/base" "$store/new"; do
+    if [ -n "$baseline" ] && [ "$baseline" -ef "$made" ]; then
+        usage "--baseline $baseline is where --store keeps what it makes anew; name another store"
+    fi
+done
 rm -rf "$store/base" "$store/new"
 mkdir -p "$store/base" "$store/new"
 log=$store/log

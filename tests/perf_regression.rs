@@ -126,6 +126,18 @@ fn a_baseline_is_made_once_and_gated_against_afterwards() {
 }
 
 #[test]
+fn a_baseline_is_never_what_the_store_makes_anew() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("store/base")).unwrap();
+    fs::write(place.path("store/base/base-001.pb.gz"), "precious").unwrap();
+    let baseline = place.path("store/base").display().to_string();
+    let output = place.run(&["--baseline", &baseline, "--", "./new"], "0", "0");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("name another store"), "{}", text(&output.stderr));
+    assert_eq!(fs::read_to_string(place.path("store/base/base-001.pb.gz")).unwrap(), "precious");
+}
+
+#[test]
 fn a_run_that_fails_is_no_measurement() {
     for status in ["3", "\"signal 9\"", "null"] {
         let place = Place::new();

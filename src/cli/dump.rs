@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::image::Images;
 use crate::sampler::{self, Snapshot};
 use crate::symbol::table::SymbolTable;
-use crate::symbol::{self, demangle};
+use crate::symbol::{self, Style, demangle, short};
 use crate::target::sim::{SimConfig, SimTarget};
 use crate::target::{Activity, Target};
 use crate::trie::{Frame, FrameId};
@@ -30,7 +30,7 @@ pub fn run(dump: &Dump) -> Result<()> {
         match dump.what {
             What::Threads => threads(target),
             What::Images => images(target),
-            What::Symbols => symbols(target),
+            What::Symbols => symbols(target, dump.naming.style),
             What::Stacks => {
                 let files = target.files();
                 let options = naming(dump.naming, &*files);
@@ -104,7 +104,7 @@ fn images(target: &mut dyn Target) -> Result<String> {
     Ok(out)
 }
 
-fn symbols(target: &mut dyn Target) -> Result<String> {
+fn symbols(target: &mut dyn Target, style: Style) -> Result<String> {
     let images = read_images(target)?;
     let mut out = String::new();
     for image in images.images() {
@@ -116,7 +116,12 @@ fn symbols(target: &mut dyn Target) -> Result<String> {
         match table {
             Ok(table) => {
                 for symbol in table.symbols() {
-                    let name = visible(&demangle::demangle(symbol.name));
+                    let name = match style {
+                        Style::Mangled => String::from_utf8_lossy(&symbol.name).into_owned(),
+                        Style::Readable => demangle::demangle(symbol.name),
+                        Style::Short => short::shorten(&demangle::demangle(symbol.name)),
+                    };
+                    let name = visible(&name);
                     let _ =
                         writeln!(out, "  {:#014x} {:>7}  {name}", symbol.start.0, symbol.end - symbol.start);
                 }

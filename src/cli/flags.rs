@@ -233,10 +233,10 @@ const OUTPUT: &str = "Output";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Other")]
 pub(super) struct CommonFlags {
-    /// No progress line and no summary
+    /// Say nothing but errors: no progress line, summary or report
     #[arg(short, long, help_heading = "Other")]
     pub(super) quiet: bool,
-    /// Say why each thing was lost
+    /// When recording, say why each thing was lost
     #[arg(short, long, help_heading = "Other")]
     pub(super) verbose: bool,
     /// Print this text

@@ -1,6 +1,5 @@
 //! `stackprof render`: saved profiles in, merged and filtered, any other form out.
 
-use std::io;
 use std::path::Path;
 
 use super::args::Verbosity;
@@ -11,7 +10,7 @@ use super::{messages, saved_files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::svg::Graph;
 use crate::profile::filter::{self, Filter, Left};
-use crate::profile::{Full, Refused, Saved, SavedBuilder, read};
+use crate::profile::{Full, Refused, Saved, SavedBuilder};
 
 /// Reads, merges, filters and writes.
 ///
@@ -80,14 +79,8 @@ fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
 }
 
 fn read_one(path: &Path) -> Result<Saved> {
-    let saved = if path == Path::new("-") {
-        read::read(io::stdin().lock(), "standard input", 0)?
-    } else {
-        read::read_file(path)?
-    };
+    let (name, saved) = saved_files::read(path)?;
     if saved.total() == 0 {
-        let name =
-            if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
         return Err(Error::new(ErrorKind::NoData, format!("{name}: the profile has no samples")));
     }
     Ok(saved)

@@ -115,3 +115,23 @@ fn dump_shows_a_running_process() {
         assert!(run.stdout.contains(text), "{text:?}: {run}");
     }
 }
+
+#[test]
+fn dump_writes_names_as_asked() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    // A Rust program that runs long enough: this one itself, which waits for input.
+    let script = "sleep 60 | \"$STACKPROF\" render - -o - & sleep 0.3; pid=$(pgrep -n -f 'render - -o -$'); \
+                  for how in '' --short-names --mangled; do echo \"names $how\"; \
+                  \"$STACKPROF\" dump symbols --pid $pid $how | grep 'cli.*render.*run' | head -n 40; done; \
+                  pkill -P $$ sleep; kill $pid";
+    let run = place.shell(script);
+    let part =
+        |from: &str| run.stdout.split("names ").find_map(|part| part.strip_prefix(from)).unwrap_or_default();
+    assert!(part("\n").contains("stackprof::cli::render::run"), "{run}");
+    assert!(part("--short-names\n").contains("stackprof::cli::render::run"), "{run}");
+    let mangled = part("--mangled\n");
+    assert!(mangled.contains("9stackprof3cli6render3run") && !mangled.contains("::"), "{run}");
+}

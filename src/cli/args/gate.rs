@@ -31,7 +31,7 @@ Examples:
   for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- ./prog; done
   stackprof gate --base base --new new
   stackprof gate --base base --new new --max-increase 3% -o gate.md -o gate.json
-  stackprof gate --new new --update-baseline base
+  stackprof gate --new new --update-baseline kept
 
 Exit codes: 0 passed, 1 error, 2 wrong usage, 3 something got slower,
             4 no data to compare
@@ -50,7 +50,8 @@ struct GateFlags {
     #[arg(long, value_name = "FILE", num_args = 1.., action = ArgAction::Append, help_heading = RUNS)]
     new: Vec<PathBuf>,
     /// If the gate passes, or without --base, keep the new recordings here as
-    /// the base of later gates, in place of those kept before
+    /// the base of later gates, in place of those kept before; the directory
+    /// is for these only
     #[arg(long, value_name = "DIR", help_heading = RUNS)]
     update_baseline: Option<PathBuf>,
     /// Compare programs of different names
