@@ -87,9 +87,10 @@ pub fn test_one(values: &Values, orders: &Orders) -> f64 {
     test(std::slice::from_ref(values), orders).p_any
 }
 
-/// Orders of equal sums differ by rounding only.
+/// Orders of equal sums differ by rounding only. Sides without any spread have an infinite
+/// statistic, which is reached by itself and from which nothing can be subtracted.
 fn reaches(statistic: f64, observed: f64) -> bool {
-    statistic >= observed - 1e-9 * observed.abs()
+    statistic >= observed || statistic >= observed - 1e-9 * observed.abs()
 }
 
 /// Benjamini and Hochberg 1995: the smallest false discovery rate at which each is found.
@@ -130,6 +131,15 @@ mod tests {
         assert_eq!(test_one(&clear, &orders), 1.0 / 20.0);
         assert_eq!(test_one(&clear.negated(), &orders), 1.0);
         assert_eq!(test_one(&Values::new(&[2.0; 6], None), &orders), 1.0);
+    }
+
+    #[test]
+    fn equal_runs_on_each_side_have_the_smallest_p_there_is() {
+        let orders = Orders::of(4, 4, 0);
+        let values = Values::new(&[2000.0, 2000.0, 2000.0, 2000.0, 4000.0, 4000.0, 4000.0, 4000.0], None);
+        assert_eq!(test_one(&values, &orders), 1.0 / 70.0);
+        let family = test(&[values, Values::new(&[1.0; 8], None)], &orders);
+        assert_eq!((family.p_any, family.tests[0].p), (1.0 / 70.0, 1.0 / 140.0));
     }
 
     /// Noise of different shapes: under it p must be what it says.
