@@ -40,7 +40,8 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
     let mut functions: Vec<Candidate<'_>> =
         measured.functions.iter().map(|samples| Candidate::of(measured, samples)).collect();
     let all = functions.len();
-    functions.retain(|function| function.share_base.max(function.share_new) >= options.min_share);
+    let tested_from = options.tested_from(runs);
+    functions.retain(|function| mean(&function.shares) >= tested_from);
     let too_small = all - functions.len();
     let weak = weak::too_few(runs, options.alpha);
     let total_cpu = measured.in_unit(&measured.totals);

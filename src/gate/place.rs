@@ -123,6 +123,7 @@ mod tests {
         let total = places.of_total().expect("it grew");
         assert_eq!((total.path.last().map(String::as_str), total.part), (Some("f"), 0.8));
     }
+
     #[test]
     fn a_very_deep_stack_takes_no_time() {
         const DEEP: usize = 60_000;

@@ -11,8 +11,8 @@ pub struct Options {
     /// The largest growth that passes, 0.05 for 5 %: of the program's CPU time, and of a
     /// function's own.
     pub max_increase: f64,
-    /// Functions below this part of the program's CPU time on both sides are not tested, and
-    /// a function that grew by less of it than this is no regression.
+    /// A function that grew by less than this part of the program's CPU time is no regression,
+    /// and functions that are too small for it are not tested: see [`Options::tested_from`].
     pub min_share: f64,
     /// How often a gate of unchanged code may fail: half for the total, half for functions.
     pub alpha: f64,
@@ -20,6 +20,19 @@ pub struct Options {
     pub strict: bool,
     /// For drawing runs.
     pub seed: u64,
+}
+
+impl Options {
+    /// The mean share in all runs (base, new) from which a function is tested. Every function
+    /// that has `min_share` on one side has it. It must not be asked of each side: which
+    /// functions are tested would then depend on which runs are called new, and the largest of
+    /// many near the limit would stand out more often than the permuted runs say.
+    #[must_use]
+    pub fn tested_from(&self, (base, new): (usize, usize)) -> f64 {
+        // Rounding must not leave out what is exactly at the limit.
+        const ROUNDING: f64 = 1e-12;
+        self.min_share * base.min(new) as f64 / (base + new).max(1) as f64 * (1.0 - ROUNDING)
+    }
 }
 
 impl Default for Options {
@@ -176,7 +189,7 @@ pub struct Report {
     pub total_visible: Option<f64>,
     /// Functions that were tested: those that changed first, by what they gained or lost.
     pub functions: Vec<FunctionChange>,
-    /// Functions too small to be tested.
+    /// Functions too small to be tested, see [`Options::tested_from`].
     pub functions_too_small: usize,
     /// Why growths were taken for moved cost, if any was.
     pub moved_why: Option<MovedWhy>,

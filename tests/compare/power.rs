@@ -108,6 +108,61 @@ fn unchanged_code_fails_in_at_most_one_gate_of_twenty() {
     }
 }
 
+/// Runs of a program that spends the same in each of many functions, counted at random.
+fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> Measured {
+    let mut totals = vec![0.0; 2 * runs_per_side];
+    let functions = (0..functions).map(|index| {
+        let own: Vec<f64> = totals.iter().map(|_| poisson(rng, samples / functions as f64)).collect();
+        totals.iter_mut().zip(&own).for_each(|(total, own)| *total += own);
+        FunctionSamples { name: format!("f{index:03}"), total: own.clone(), own }
+    });
+    let functions = functions.collect();
+    Measured {
+        base_runs: runs_per_side,
+        per_sample: vec![1.0; totals.len()],
+        totals,
+        unit: Unit::Samples,
+        functions,
+    }
+}
+
+#[test]
+fn many_functions_near_the_smallest_share_fail_no_oftener() {
+    // On average a third of a percent; chance lifts some above half a percent on one side.
+    let mut rng = Rng::new(400);
+    let mut blamed = 0;
+    for _ in 0..400 {
+        let report = judge(&flat(&mut rng, 5, 300, 400.0), &Options::default());
+        blamed += usize::from(report.functions.iter().any(|row| row.state == State::Grown));
+    }
+    // 2.5 % is 10 (standard deviation 3.1).
+    assert!(blamed <= 18, "{blamed} of 400 gates");
+}
+
+#[test]
+fn every_function_of_the_smallest_share_on_one_side_is_tested() {
+    let of = |name: &str, base: [f64; 4], new: [f64; 7]| {
+        let own = [&base[..], &new[..]].concat();
+        FunctionSamples { name: name.into(), total: own.clone(), own }
+    };
+    let measured = Measured {
+        base_runs: 4,
+        totals: vec![1000.0; 11],
+        per_sample: vec![1.0; 11],
+        unit: Unit::Samples,
+        functions: vec![
+            of("gone", [5.0; 4], [0.0; 7]),
+            of("new", [0.0; 4], [5.0; 7]),
+            of("small", [4.9; 4], [0.0; 7]),
+            of("rest", [990.1; 4], [995.0; 7]),
+        ],
+    };
+    let report = judge(&measured, &Options::default());
+    let mut names: Vec<&str> = report.functions.iter().map(|row| row.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!((names, report.functions_too_small), (vec!["gone", "new", "rest"], 1));
+}
+
 #[test]
 fn too_few_runs_do_not_cry_wolf() {
     for runs_per_side in [1, 2, 3] {

@@ -61,8 +61,8 @@ struct GateFlags {
     /// [default: 5%]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = VERDICT)]
     max_increase: Option<OsString>,
-    /// Functions below this part of the program's CPU time are not tested, and
-    /// growth by less of it is no regression [default: 0.5%]
+    /// A function's growth by less than this part of the program's CPU time is
+    /// no regression; functions too small for it are not tested [default: 0.5%]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = VERDICT)]
     min_share: Option<OsString>,
     /// How often a gate of unchanged code may fail [default: 5%]

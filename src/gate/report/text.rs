@@ -15,9 +15,9 @@ pub fn text(report: &Report, top: usize) -> String {
     let tested = report.functions.len();
     let _ = writeln!(
         out,
-        "  tested   {tested} functions; {} smaller than {:.2}% left out",
+        "  tested   {tested} functions; {} below {:.2}% of all runs left out",
         report.functions_too_small,
-        100.0 * report.options.min_share
+        100.0 * report.options.tested_from(report.runs)
     );
     for note in notes(report) {
         let _ = writeln!(out, "  note     {note}");
