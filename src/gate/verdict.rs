@@ -147,11 +147,11 @@ pub struct Place {
 /// Why a growth is taken for moved cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MovedWhy {
-    /// Other functions lost as much.
+    /// The functions that changed gained nothing together, as far as the runs can tell.
     Balanced,
-    /// The functions that it calls lost as much, as when they are inlined.
+    /// The functions that it calls lost at least half as much, as when they are inlined.
     FromCallees,
-    /// The rest of the program as a whole lost as much.
+    /// The rest of the program as a whole lost at least half as much.
     RestFell,
 }
 
@@ -160,9 +160,9 @@ impl MovedWhy {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            MovedWhy::Balanced => "other functions lost as much",
-            MovedWhy::FromCallees => "what they call lost as much, as by inlining",
-            MovedWhy::RestFell => "the rest of the program lost as much",
+            MovedWhy::Balanced => "other functions lost as much, as far as these runs can tell",
+            MovedWhy::FromCallees => "what they call lost at least half as much, as by inlining",
+            MovedWhy::RestFell => "the rest of the program lost at least half as much",
         }
     }
 }
