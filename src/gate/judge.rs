@@ -17,8 +17,8 @@
 //!
 //! With too few runs for a test see [`weak`].
 
-use super::bootstrap::{change, interval};
 use super::family::{self, Family, test_one};
+use super::interval::{change, interval};
 use super::measured::{FunctionSamples, Measured};
 use super::orders::Orders;
 use super::quantile;
@@ -51,7 +51,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
         runs,
         unit: measured.unit,
         options: *options,
-        total: cpu_change(measured, &total_cpu, options.seed),
+        total: cpu_change(measured, &total_cpu),
         total_grown: false,
         total_visible: None,
         functions: Vec::new(),
@@ -91,7 +91,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
     if report.total_grown || functions.iter().any(|function| fails(function.state)) {
         report.verdict = Verdict::Regression;
     }
-    report.functions = functions.into_iter().map(|function| function.tell(measured, options)).collect();
+    report.functions = functions.into_iter().map(|function| function.tell(measured)).collect();
     report
 }
 
@@ -124,11 +124,11 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    fn tell(self, measured: &Measured, options: &Options) -> FunctionChange {
+    fn tell(self, measured: &Measured) -> FunctionChange {
         FunctionChange {
             name: self.samples.name.clone(),
             state: self.state,
-            cpu: cpu_change(measured, &measured.in_unit(&self.samples.own), options.seed),
+            cpu: cpu_change(measured, &measured.in_unit(&self.samples.own)),
             share_base: self.share_base,
             share_new: self.share_new,
             gained: self.gained,
@@ -148,14 +148,14 @@ fn gained(share_base: f64, share_new: f64) -> f64 {
     share_new / rest * (1.0 - share_base) - share_base
 }
 
-fn cpu_change(measured: &Measured, values: &[f64], seed: u64) -> Change {
+fn cpu_change(measured: &Measured, values: &[f64]) -> Change {
     let (base, new) = measured.sides(values);
     let (mean_base, mean_new) = (mean(base), mean(new));
     Change {
         base: mean_base,
         new: mean_new,
         relative: change(mean_base, mean_new),
-        interval: interval(base, new, seed),
+        interval: interval(base, new),
         p: None,
     }
 }
@@ -282,7 +282,7 @@ fn visible(measured: &Measured, total: &[f64], alpha: f64) -> Option<f64> {
     let (base, new) = measured.sides(total);
     let degrees = total.len().checked_sub(2).filter(|degrees| *degrees > 0)?;
     let error = (variance(base) / base.len() as f64 + variance(new) / new.len() as f64).sqrt();
-    let quantiles = quantile::student(1.0 - alpha, degrees) + quantile::normal(VISIBLE_POWER);
+    let quantiles = quantile::student(1.0 - alpha, degrees as f64) + quantile::normal(VISIBLE_POWER);
     let mean = mean(base);
     (mean > 0.0).then(|| quantiles * error / mean)
 }

@@ -5,19 +5,19 @@
 //! orders       every way to tell the runs apart as base and new
 //! statistic    how far apart the sides are, for one order
 //! family       many functions at once: p, q, and whether any stands out
-//! bootstrap    confidence intervals over runs
+//! interval     confidence intervals over runs
 //! weak         the rule for too few runs
 //! judge        all of these → a report
 //! place        where in the call tree it happened
 //! report       the report as text, Markdown, JSON
 //! ```
 //!
-//! Everything is resampled over *runs*: samples of one run say how sure its own figures are,
+//! All chances are those of *runs*: samples of one run say how sure its own figures are,
 //! not how much the next run will differ. Same input and seed, same bytes. Not for comparing
 //! single profiles ([`diff`](crate::diff)), and not for programs whose work differs from run to run.
 
-pub mod bootstrap;
 pub mod family;
+pub mod interval;
 pub mod judge;
 pub mod measured;
 pub mod orders;

@@ -52,26 +52,40 @@ pub fn normal(p: f64) -> f64 {
 }
 
 /// The value that a variable of Student's distribution stays below with probability `p`.
-/// Exact for one and two degrees of freedom, else Cornish and Fisher's series (Abramowitz
-/// and Stegun 26.7.5); without degrees of freedom infinite.
+/// Exact for one and two degrees of freedom; from three on Cornish and Fisher's series
+/// (Abramowitz and Stegun 26.7.5); between those, where Welch's degrees may be, by the
+/// logarithm over the reciprocal, to 3 %. Below one degree of freedom infinite.
 #[must_use]
-pub fn student(p: f64, degrees: usize) -> f64 {
-    let z = normal(p);
+pub fn student(p: f64, degrees: f64) -> f64 {
     match degrees {
-        0 => f64::INFINITY * z.signum(),
-        1 => (std::f64::consts::PI * (p - 0.5)).tan(),
-        2 => (2.0 * p - 1.0) * (2.0 / (4.0 * p * (1.0 - p))).sqrt(),
-        _ => {
-            let n = degrees as f64;
-            let square = z * z;
-            let g1 = (square + 1.0) * z / 4.0;
-            let g2 = ((5.0 * square + 16.0) * square + 3.0) * z / 96.0;
-            let g3 = (((3.0 * square + 19.0) * square + 17.0) * square - 15.0) * z / 384.0;
-            let g4 = ((((79.0 * square + 776.0) * square + 1482.0) * square - 1920.0) * square - 945.0) * z
-                / 92_160.0;
-            z + g1 / n + g2 / n.powi(2) + g3 / n.powi(3) + g4 / n.powi(4)
-        }
+        3.0.. => series(p, degrees),
+        2.0..3.0 => between(two(p), series(p, 3.0), (1.0 / 2.0 - 1.0 / degrees) * 6.0),
+        1.0..2.0 => between(one(p), two(p), (1.0 - 1.0 / degrees) * 2.0),
+        _ => f64::INFINITY * normal(p).signum(),
     }
+}
+
+fn one(p: f64) -> f64 {
+    (std::f64::consts::PI * (p - 0.5)).tan()
+}
+
+fn two(p: f64) -> f64 {
+    (2.0 * p - 1.0) * (2.0 / (4.0 * p * (1.0 - p))).sqrt()
+}
+
+fn between(from: f64, to: f64, part: f64) -> f64 {
+    from.abs().powf(1.0 - part) * to.abs().powf(part) * from.signum()
+}
+
+fn series(p: f64, n: f64) -> f64 {
+    let z = normal(p);
+    let square = z * z;
+    let g1 = (square + 1.0) * z / 4.0;
+    let g2 = ((5.0 * square + 16.0) * square + 3.0) * z / 96.0;
+    let g3 = (((3.0 * square + 19.0) * square + 17.0) * square - 15.0) * z / 384.0;
+    let g4 =
+        ((((79.0 * square + 776.0) * square + 1482.0) * square - 1920.0) * square - 945.0) * z / 92_160.0;
+    z + g1 / n + g2 / n.powi(2) + g3 / n.powi(3) + g4 / n.powi(4)
 }
 
 /// The probability that a standard normal variable stays below `z`; error below 1e-7
@@ -104,9 +118,14 @@ mod tests {
         for (degrees, t) in
             [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (6, 2.447), (12, 2.179), (30, 2.042)]
         {
-            let got = student(0.975, degrees);
+            let got = student(0.975, f64::from(degrees));
             assert!((got - t).abs() < 0.004 * t, "{degrees}: {got} {t}");
-            assert!((student(0.025, degrees) + got).abs() < 1e-6);
+            assert!((student(0.025, f64::from(degrees)) + got).abs() < 1e-6);
         }
+        for (degrees, t) in [(1.5, 6.017), (2.2, 3.949), (2.5, 3.575), (3.5, 2.940), (3.709, 2.865)] {
+            let got = student(0.975, degrees);
+            assert!((got - t).abs() < 0.03 * t, "{degrees}: {got} {t}");
+        }
+        assert_eq!((student(0.9, 0.0), student(0.1, 0.0)), (f64::INFINITY, -f64::INFINITY));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Plain types, made by [`judge`](super::judge::judge) and written out by the reports.
 
-use super::bootstrap::Interval;
+use super::interval::Interval;
 use super::measured::Unit;
 
 /// What counts as slower.
@@ -18,7 +18,7 @@ pub struct Options {
     pub alpha: f64,
     /// Cost that moved from one function to another fails, too.
     pub strict: bool,
-    /// For drawing runs.
+    /// For drawing orders of the runs, where there are too many to try all.
     pub seed: u64,
 }
 
@@ -73,7 +73,8 @@ pub struct Change {
     pub new: f64,
     /// new / base − 1; infinite for what is new.
     pub relative: f64,
-    /// 95 % confidence interval of `relative`; `None` with one run on a side.
+    /// 95 % confidence interval of `relative`; `None` with fewer than three
+    /// runs on a side.
     pub interval: Option<Interval>,
     /// Chance of a growth this large (or, of a function that shrank, a loss) if nothing
     /// changed; `None` where nothing was tested.

@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::gate::bootstrap::Interval;
+use crate::gate::interval::Interval;
 use crate::gate::verdict::{Change, Place, Report, Strength, Verdict};
 
 #[derive(Serialize)]

@@ -7,7 +7,7 @@ pub mod json;
 pub mod markdown;
 pub mod text;
 
-use super::bootstrap::Interval;
+use super::interval::Interval;
 use super::measured::Unit;
 use super::verdict::{Change, FunctionChange, Place, Report, State, Strength, Verdict};
 use super::weak;
