@@ -7,7 +7,7 @@
 //!   permutation test over runs gives p ≤ `alpha` / 2.
 //! - A *function* got slower if its own (self) CPU time grew by more than `max_increase` of
 //!   itself, that with p ≤ `alpha`; and it gained at least `min_share` of the program's CPU time
-//!   compared with the rest of the program, that with q ≤ `alpha`; and the largest gain of all
+//!   compared with the rest of the program ([`Gain`]), that with q ≤ `alpha`; and the largest gain of all
 //!   functions is one that unchanged code shows at most in `alpha` / 2 of gates. The
 //!   comparison with the rest is the sensitive one, for a slow moment of the machine slows all
 //!   functions; the comparison in seconds keeps a function from being blamed because another
@@ -18,6 +18,7 @@
 //! With too few runs for a test see [`weak`].
 
 use super::family::{self, Family, test_one};
+use super::gain::{Gain, in_cpu};
 use super::interval::{change, interval};
 use super::measured::{FunctionSamples, Measured};
 use super::orders::Orders;
@@ -41,7 +42,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
         measured.functions.iter().map(|samples| Candidate::of(measured, samples)).collect();
     let all = functions.len();
     let tested_from = options.tested_from(runs);
-    functions.retain(|function| mean(&function.shares) >= tested_from);
+    functions.retain(|function| mean(&function.gain.shares) >= tested_from);
     let too_small = all - functions.len();
     let weak = weak::too_few(runs, options.alpha);
     let total_cpu = measured.in_unit(&measured.totals);
@@ -62,7 +63,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
     if weak {
         report.total_grown = weak::total_grown(measured, options);
         for function in &mut functions {
-            if weak::function_grown(measured, function.samples, function.gained, options) {
+            if weak::function_grown(measured, function.samples, &function.gain, options) {
                 function.state = State::Grown;
             }
         }
@@ -84,7 +85,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
     functions.sort_by(|a, b| {
         a.state
             .cmp(&b.state)
-            .then(b.gained.abs().total_cmp(&a.gained.abs()))
+            .then(b.gain.gained.abs().total_cmp(&a.gain.gained.abs()))
             .then(a.samples.name.cmp(&b.samples.name))
     });
     let fails = |state| state == State::Grown || (options.strict && state == State::Moved);
@@ -98,10 +99,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
 /// A function on its way through the tests.
 struct Candidate<'a> {
     samples: &'a FunctionSamples,
-    shares: Vec<f64>,
-    share_base: f64,
-    share_new: f64,
-    gained: f64,
+    gain: Gain,
     state: State,
     p: Option<f64>,
     q: Option<f64>,
@@ -109,19 +107,8 @@ struct Candidate<'a> {
 
 impl<'a> Candidate<'a> {
     fn of(measured: &Measured, samples: &'a FunctionSamples) -> Candidate<'a> {
-        let shares = measured.shares(&samples.own);
-        let (base, new) = measured.sides(&shares);
-        let (share_base, share_new) = (mean(base), mean(new));
-        Candidate {
-            samples,
-            share_base,
-            share_new,
-            gained: gained(share_base, share_new),
-            shares,
-            state: State::Steady,
-            p: None,
-            q: None,
-        }
+        let gain = Gain::of(measured, &samples.own);
+        Candidate { samples, gain, state: State::Steady, p: None, q: None }
     }
 
     fn tell(self, measured: &Measured) -> FunctionChange {
@@ -129,23 +116,14 @@ impl<'a> Candidate<'a> {
             name: self.samples.name.clone(),
             state: self.state,
             cpu: cpu_change(measured, &measured.in_unit(&self.samples.own)),
-            share_base: self.share_base,
-            share_new: self.share_new,
-            gained: self.gained,
+            share_base: self.gain.share_base,
+            share_new: self.gain.share_new,
+            gained: self.gain.gained,
             p: self.p,
             q: self.q,
             place: None,
         }
     }
-}
-
-/// What something gained, as a part of the program's CPU time before, if the rest of the
-/// program did not change: shares of a whole that has grown itself tell too little.
-fn gained(share_base: f64, share_new: f64) -> f64 {
-    // Where there is hardly any rest it cannot be a measure.
-    const REST_MIN: f64 = 0.01;
-    let rest = (1.0 - share_new).max(REST_MIN);
-    share_new / rest * (1.0 - share_base) - share_base
 }
 
 fn cpu_change(measured: &Measured, values: &[f64]) -> Change {
@@ -162,19 +140,19 @@ fn cpu_change(measured: &Measured, values: &[f64]) -> Change {
 
 /// Tests all functions in both directions and sets their states.
 fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: &Orders, options: &Options) {
-    let shares: Vec<&[f64]> = functions.iter().map(|function| function.shares.as_slice()).collect();
-    let values = share_values(measured, &shares);
+    let gains: Vec<&Gain> = functions.iter().map(|function| &function.gain).collect();
+    let values = gain_values(measured, &gains);
     let up = family::test(&values, orders);
     let negated: Vec<Values> = values.iter().map(Values::negated).collect();
     let down = family::test(&negated, orders);
     let stands_out = |family: &Family| family.p_any <= options.alpha / 2.0;
     let (any_up, any_down) = (stands_out(&up), stands_out(&down));
     for ((function, up), down) in functions.iter_mut().zip(&up.tests).zip(&down.tests) {
-        let grew = function.gained >= 0.0;
+        let grew = function.gain.gained >= 0.0;
         let test = if grew { up } else { down };
         (function.p, function.q) = (Some(test.p), Some(test.q));
         let any = if grew { any_up } else { any_down };
-        if !any || test.q > options.alpha || function.gained.abs() < options.min_share {
+        if !any || test.q > options.alpha || function.gain.gained.abs() < options.min_share {
             continue;
         }
         let cpu = measured.in_unit(&function.samples.own);
@@ -192,23 +170,27 @@ fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: 
     }
 }
 
-/// Shares with what is known of their noise: counting, and how much functions of this program
-/// differ from run to run beyond that (the median over functions of the squared coefficient of
-/// variation, which the few that changed do not move).
-fn share_values(measured: &Measured, shares: &[&[f64]]) -> Vec<Values> {
+/// Gains with what is known of their noise: counting, and how much functions of this program
+/// differ from the rest of their run beyond that (the median over functions of the square of
+/// it, which the few that changed do not move). A share can only vary as far as there is a
+/// rest: by share · (1 − share) of that. What runs differ by in CPU time is not known beforehand.
+fn gain_values(measured: &Measured, gains: &[&Gain]) -> Vec<Values> {
     let per_count = mean(&measured.totals.iter().map(|total| 1.0 / total.max(1.0)).collect::<Vec<_>>());
     let counting = |share: f64| share * (1.0 - share) * per_count;
-    let mut excess: Vec<f64> = shares
+    let square = |share: f64| (share * (1.0 - share)).powi(2);
+    let mut excess: Vec<f64> = gains
         .iter()
-        .map(|shares| {
-            let share = mean(shares);
-            ((variance(shares) - counting(share)) / (share * share).max(f64::MIN_POSITIVE)).max(0.0)
+        .filter(|gain| !gain.is_whole())
+        .map(|gain| {
+            let share = mean(&gain.shares);
+            ((variance(&gain.shares) - counting(share)) / square(share).max(f64::MIN_POSITIVE)).max(0.0)
         })
         .collect();
     excess.sort_unstable_by(f64::total_cmp);
     let typical = excess.get(excess.len() / 2).copied().unwrap_or(0.0);
-    let known = |share: f64| counting(share) + typical * share * share;
-    shares.iter().map(|shares| Values::new(shares, Some(known(mean(shares))))).collect()
+    let known = |share: f64| counting(share) + typical * square(share);
+    let known = |gain: &Gain| (!gain.is_whole()).then(|| known(mean(&gain.shares)));
+    gains.iter().map(|gain| Values::new(gain.values(), known(gain))).collect()
 }
 
 /// Whether the growth of functions is cost that was elsewhere before.
@@ -222,12 +204,15 @@ fn moved(
     let grown = in_state(State::Grown).map(|function| function.samples.own.as_slice());
     let grown: Vec<f64> = sum(measured, grown);
     in_state(State::Grown).next()?;
-    let (gained_by_grown, _) = gain(measured, &grown, orders);
+    let gained_by_grown = Gain::of(measured, &grown).gained;
     if in_state(State::Shrunk).next().is_some() {
         let shrunk = in_state(State::Shrunk).map(|function| function.samples.own.as_slice());
-        let changed = sum(measured, shrunk.chain([grown.as_slice()]));
-        let (gained, p) = gain(measured, &changed, orders);
-        if gained < options.min_share || p > options.alpha {
+        let shrunk = sum(measured, shrunk);
+        let changed = Gain::of(measured, &sum(measured, [shrunk.as_slice(), &grown].into_iter()));
+        let p = test_one(&Values::new(changed.values(), None), orders);
+        // A gain that may be chance is none, unless what shrunk is too little to explain it.
+        let explained = -in_cpu(measured, &shrunk) > in_cpu(measured, &grown) / 2.0;
+        if changed.gained < options.min_share || (p > options.alpha && explained) {
             return Some(MovedWhy::Balanced);
         }
     }
@@ -258,15 +243,7 @@ fn callees_fell(measured: &Measured, function: &Candidate<'_>, orders: &Orders) 
     let (base, new) = measured.sides(&ratios);
     let outside_share = measured.shares(&outside);
     let fallen = (mean(base) - mean(new)) * mean(measured.sides(&outside_share).0);
-    fallen > function.gained / 2.0 && test_one(&Values::new(&ratios, None).negated(), orders) <= FELL_P
-}
-
-/// What samples taken together gained, and its p.
-fn gain(measured: &Measured, samples: &[f64], orders: &Orders) -> (f64, f64) {
-    let shares = measured.shares(samples);
-    let (base, new) = measured.sides(&shares);
-    let p = test_one(&Values::new(&shares, None), orders);
-    (gained(mean(base), mean(new)), p)
+    fallen > function.gain.gained / 2.0 && test_one(&Values::new(&ratios, None).negated(), orders) <= FELL_P
 }
 
 fn sum<'a>(measured: &Measured, parts: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {

@@ -6,6 +6,7 @@
 //! statistic    how far apart the sides are, for one order
 //! family       many functions at once: p, q, and whether any stands out
 //! interval     confidence intervals over runs
+//! gain         what samples gained, compared with the rest of the program
 //! weak         the rule for too few runs
 //! judge        all of these → a report
 //! place        where in the call tree it happened
@@ -17,6 +18,7 @@
 //! single profiles ([`diff`](crate::diff)), and not for programs whose work differs from run to run.
 
 pub mod family;
+pub mod gain;
 pub mod interval;
 pub mod judge;
 pub mod measured;

@@ -122,7 +122,7 @@ pub struct FunctionChange {
     pub share_new: f64,
     /// What it gained (or lost), as a part of the program's CPU time before. Compared with the
     /// rest of the program in the same run, so that a machine that was slower for a while does
-    /// not show.
+    /// not show; a function that is nearly the whole program has only its CPU time.
     pub gained: f64,
     /// Chance of such a gain if nothing changed; `None` in a weak verdict.
     pub p: Option<f64>,

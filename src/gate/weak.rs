@@ -4,6 +4,7 @@
 //! error rate of such a verdict is not known, and the report says so. The floors are what runs
 //! of one program differ by on a busy machine, see `benches/gate.rs`.
 
+use super::gain::Gain;
 use super::measured::{FunctionSamples, Measured};
 use super::orders;
 use super::statistic::mean;
@@ -37,21 +38,25 @@ pub fn total_grown(measured: &Measured, options: &Options) -> bool {
 }
 
 /// The same for a function's own CPU time, in the run's unit and as a part of the run, where
-/// its usual noise does not explain it.
+/// its usual noise does not explain it. A function that is the whole program has only the
+/// former.
 #[must_use]
 pub fn function_grown(
     measured: &Measured,
     function: &FunctionSamples,
-    gained: f64,
+    gain: &Gain,
     options: &Options,
 ) -> bool {
-    if gained < options.min_share {
+    if gain.gained < options.min_share {
         return false;
     }
     let cpu = measured.in_unit(&function.own);
-    let shares = measured.shares(&function.own);
+    if gain.is_whole() {
+        return every_pair(measured, |base, new| exceeds(cpu.get(base), cpu.get(new), options));
+    }
+    let shares = &gain.shares;
     let total = |run: usize| measured.totals.get(run).copied().unwrap_or(0.0).max(1.0);
-    let pooled = mean(&shares);
+    let pooled = mean(shares);
     every_pair(measured, |base, new| {
         let (Some(share_base), Some(share_new)) = (shares.get(base), shares.get(new)) else { return false };
         let counting = pooled * (1.0 - pooled) * (1.0 / total(base) + 1.0 / total(new));
@@ -90,6 +95,11 @@ mod tests {
         }
     }
 
+    fn only_function_grown(measured: &Measured, options: &Options) -> bool {
+        let function = &measured.functions[0];
+        function_grown(measured, function, &Gain::of(measured, &function.own), options)
+    }
+
     #[test]
     fn three_against_three_cannot_be_tested() {
         for (runs, weak) in
@@ -124,10 +134,20 @@ mod tests {
             ([4.0, 9.0], false),
         ] {
             let measured = measured(&[1000.0], &[1050.0], &own);
-            let got = function_grown(&measured, &measured.functions[0], 0.01, &options);
-            assert_eq!(got, grown, "{own:?}");
+            assert_eq!(only_function_grown(&measured, &options), grown, "{own:?}");
         }
         let measured = measured(&[1000.0], &[1050.0], &[0.0, 40.0]);
-        assert!(!function_grown(&measured, &measured.functions[0], 0.001, &options), "below min_share");
+        assert!(!only_function_grown(&measured, &Options { min_share: 0.05, ..options }), "below min_share");
+    }
+
+    #[test]
+    fn a_function_that_is_the_whole_program_is_named() {
+        let options = Options::default();
+        for (base, new, grown) in [(1000.0, 2000.0, true), (1000.0, 1200.0, false), (1000.0, 500.0, false)] {
+            for rest in [0.0, 10.0] {
+                let measured = measured(&[base + rest], &[new + rest], &[base, new]);
+                assert_eq!(only_function_grown(&measured, &options), grown, "{base} {new} {rest}");
+            }
+        }
     }
 }

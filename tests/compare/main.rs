@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod diff;
+mod dominant;
 mod gate;
 mod power;
 // Shared with the tests of the rest of the command line, which use more of it.

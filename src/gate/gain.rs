@@ -1,0 +1,109 @@
+//! What samples gained, compared with the rest of the program.
+//!
+//! Input: [`Measured`], and the samples by run of a function or of several together. Output:
+//! how much more of the program they are, and the values whose permutations tell whether that
+//! is chance.
+//!
+//! The rest of the same run is the sensitive measure, for a slow moment of the machine slows
+//! both. Samples that are all of the program, or nearly, have no rest: their share stays
+//! what it is however slow they get. They are measured in CPU time.
+
+use super::measured::Measured;
+use super::statistic::mean;
+
+/// The least rest, as a part of the program, that is compared with. A smaller one has so few
+/// samples that its own noise exceeds that of the CPU time.
+pub const REST_MIN: f64 = 0.05;
+
+/// What some samples are of the program, before and after.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gain {
+    /// Part of each run.
+    pub shares: Vec<f64>,
+    /// Mean part of the base runs.
+    pub share_base: f64,
+    /// Mean part of the new runs.
+    pub share_new: f64,
+    /// What was gained (or lost), as a part of the program's CPU time before.
+    pub gained: f64,
+    /// CPU time of each run, if there is no rest to compare with.
+    cpu: Option<Vec<f64>>,
+}
+
+impl Gain {
+    /// The gain of `samples`, by run.
+    #[must_use]
+    pub fn of(measured: &Measured, samples: &[f64]) -> Gain {
+        let shares = measured.shares(samples);
+        let (base, new) = measured.sides(&shares);
+        let (share_base, share_new) = (mean(base), mean(new));
+        // What is permuted must not be chosen by which runs are new: by the mean of all.
+        let cpu = (1.0 - mean(&shares) < REST_MIN).then(|| measured.in_unit(samples));
+        let gained = if 1.0 - share_base.max(share_new) < REST_MIN {
+            in_cpu(measured, samples)
+        } else {
+            share_new / (1.0 - share_new) * (1.0 - share_base) - share_base
+        };
+        Gain { shares, share_base, share_new, gained, cpu }
+    }
+
+    /// One value for each run, larger where these samples were more: shares, or CPU time where
+    /// there is no rest.
+    #[must_use]
+    pub fn values(&self) -> &[f64] {
+        self.cpu.as_deref().unwrap_or(&self.shares)
+    }
+
+    /// Whether these samples are all of the program, or nearly.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.cpu.is_some()
+    }
+}
+
+/// What samples gained in CPU time, as a part of the program's before.
+#[must_use]
+pub fn in_cpu(measured: &Measured, samples: &[f64]) -> f64 {
+    let (cpu, all) = (measured.in_unit(samples), measured.in_unit(&measured.totals));
+    let (base, new) = measured.sides(&cpu);
+    let before = mean(measured.sides(&all).0);
+    if before > 0.0 { (mean(new) - mean(base)) / before } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::measured::Unit;
+
+    fn gain(totals: [f64; 2], samples: [f64; 2]) -> Gain {
+        let measured = Measured {
+            base_runs: 1,
+            totals: totals.to_vec(),
+            per_sample: vec![0.5; 2],
+            unit: Unit::Seconds,
+            functions: Vec::new(),
+        };
+        Gain::of(&measured, &samples)
+    }
+
+    #[test]
+    fn the_rest_is_the_measure_while_there_is_one() {
+        for (totals, samples, gained, whole) in [
+            // The rest is 800 and 400: the machine was faster, the function is 100 more of 1000.
+            ([1000.0, 550.0], [200.0, 150.0], 0.1, false),
+            ([1000.0, 1000.0], [0.0, 500.0], 1.0, false),
+            ([1000.0, 1000.0], [500.0, 0.0], -0.5, false),
+            // No rest before, after, or on both sides.
+            ([1000.0, 2000.0], [1000.0, 2000.0], 1.0, true),
+            ([10_003.0, 99_660.0], [9953.0, 99_610.0], 8.963_011, true),
+            ([1000.0, 3000.0], [500.0, 3000.0], 2.5, false),
+            ([3000.0, 1000.0], [3000.0, 500.0], -2500.0 / 3000.0, false),
+        ] {
+            let gain = gain(totals, samples);
+            assert!((gain.gained - gained).abs() < 1e-6, "{samples:?} of {totals:?}: {}", gain.gained);
+            assert_eq!(gain.is_whole(), whole, "{samples:?} of {totals:?}");
+        }
+        assert_eq!(gain([1000.0, 2000.0], [1000.0, 2000.0]).values(), [500.0, 1000.0]);
+        assert_eq!(gain([1000.0, 2000.0], [100.0, 200.0]).values(), [0.1, 0.1]);
+    }
+}
