@@ -30,6 +30,15 @@ pub fn too_few(runs: (usize, usize), alpha: f64) -> bool {
     runs.0.min(runs.1) < RUNS_MIN || (orders::count(runs.0, runs.1) as f64) * alpha / 2.0 < 1.0
 }
 
+/// The fewest runs that allow a test at this level, with as many on each side.
+#[must_use]
+pub fn enough(alpha: f64) -> usize {
+    // Each run a side more gives three to four times the orders: the lowest level that can be
+    // asked for, 0.1 %, takes seven.
+    const TRIED_MAX: usize = 30;
+    (RUNS_MIN..TRIED_MAX).find(|&runs| !too_few((runs, runs), alpha)).unwrap_or(TRIED_MAX)
+}
+
 /// The fastest new run is slower than the slowest base run by more than limit and floor.
 #[must_use]
 pub fn total_grown(measured: &Measured, options: &Options) -> bool {
@@ -106,6 +115,10 @@ mod tests {
             [((1, 9), true), ((2, 50), true), ((3, 3), true), ((3, 5), false), ((4, 4), false)]
         {
             assert_eq!(too_few(runs, 0.05), weak, "{runs:?}");
+        }
+        for (alpha, runs) in [(0.5, 3), (0.1, 3), (0.05, 4), (0.01, 5), (0.001, 7)] {
+            assert_eq!(enough(alpha), runs, "{alpha}");
+            assert!(!too_few((runs, runs), alpha), "{alpha}");
         }
     }
 

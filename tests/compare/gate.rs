@@ -104,6 +104,55 @@ fn few_runs_give_a_weak_verdict_that_says_so() {
     assert!(run.stdout.starts_with("PASS (weak: "), "{run}");
 }
 
+/// Writes runs of one function with these samples as `NAME0.folded`, `NAME1.folded`, ...
+fn write_counts(place: &Place, name: &str, counts: &[u64]) -> String {
+    let mut paths = Vec::new();
+    for (run, count) in counts.iter().enumerate() {
+        let path = format!("{name}{run}.folded");
+        place.write(&path, &format!("work;main;f {count}\nwork;main;g {count}\n"));
+        paths.push(path);
+    }
+    paths.join(" ")
+}
+
+#[test]
+fn growth_that_may_be_noise_is_not_denied() {
+    let place = Place::new();
+    let one = (write_counts(&place, "b", &[1000]), write_counts(&place, "n", &[1180]));
+    let five = (
+        write_counts(&place, "base", &[600, 1400, 900, 1100, 1000]),
+        write_counts(&place, "new", &[800, 1600, 1100, 1300, 1200]),
+    );
+    for (sides, start, total) in
+        [(&one, "PASS (weak: too few runs for a test)", "+18.0%"), (&five, "PASS", "+20.0%")]
+    {
+        let (base, new) = sides;
+        let run = exits(place.run(&format!("gate --base {base} --new {new} -o a.json -o a.md")), 0);
+        let headline =
+            format!("{start}: no growth beyond 5% that these runs can tell from noise (total {total})");
+        assert_eq!(run.stdout.lines().next().unwrap(), headline, "{run}");
+        assert!(run.stdout.lines().nth(1).unwrap().ends_with(": could be noise"), "{run}");
+        let markdown = place.read("a.md");
+        assert!(markdown.starts_with(&format!("### ✅ {headline}\n")), "{markdown}");
+        assert!(markdown.contains(": could be noise\n"), "{markdown}");
+        let report: Value = serde_json::from_str(&place.read("a.json")).unwrap();
+        assert_eq!((&report["headline"], &report["verdict"]), (&headline.into(), &"pass".into()));
+    }
+    let run = exits(place.run(&format!("gate --base {} --new {} --max-increase 25%", five.0, five.1)), 0);
+    assert!(run.stdout.starts_with("PASS: nothing got slower by more than 25%\n"), "{run}");
+}
+
+#[test]
+fn how_many_runs_a_test_takes_is_told_for_the_level_asked_for() {
+    let place = Place::new();
+    let (base, new) = (write_counts(&place, "base", &[1000; 6]), write_counts(&place, "new", &[1000; 6]));
+    let line = format!("gate --base {base} --new {new} --false-alarms 0.1%");
+    let run = exits(place.run(&line), 0);
+    assert!(run.stdout.contains("record 7 or more a side"), "{run}");
+    let run = exits(place.run("gate --base base0.folded --new new0.folded"), 0);
+    assert!(run.stdout.contains("record 4 or more a side"), "{run}");
+}
+
 #[test]
 fn what_cannot_be_compared_is_refused_and_never_passes() {
     let place = Place::new();

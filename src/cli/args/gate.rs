@@ -24,8 +24,9 @@ one machine. A directory stands for all files in it.
 
 It fails if the program's CPU time grew by more than the limit, or a function's
 own did, and in permuted runs that hardly ever happens by chance. Cost that only
-moved between functions is told and passes. With fewer than 4 runs a side there
-is no test: only growth beyond limit and usual noise in every run is told.
+moved between functions is told and passes. With too few runs for a test (fewer
+than 4 a side at the default --false-alarms) only growth beyond limit and usual
+noise in every run is told.
 
 Examples:
   for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- ./prog; done

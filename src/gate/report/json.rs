@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use super::headline;
 use crate::gate::interval::Interval;
 use crate::gate::verdict::{Change, Place, Report, Strength, Verdict};
 
@@ -11,6 +12,7 @@ use crate::gate::verdict::{Change, Place, Report, Strength, Verdict};
 struct Document<'a> {
     version: &'static str,
     verdict: &'static str,
+    headline: String,
     weak: bool,
     max_increase: f64,
     min_share: f64,
@@ -86,6 +88,7 @@ pub fn json(report: &Report) -> String {
             Verdict::Pass => "pass",
             Verdict::Regression => "regression",
         },
+        headline: headline(report),
         weak: report.strength == Strength::Weak,
         max_increase: report.options.max_increase,
         min_share: report.options.min_share,

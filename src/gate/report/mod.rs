@@ -43,9 +43,21 @@ pub fn headline(report: &Report) -> String {
         Verdict::Pass => {
             let also =
                 if moved > 0 { format!("; cost moved to {}", functions(moved)) } else { String::new() };
-            format!("PASS{weak}: nothing got slower by more than {limit}%{also}")
+            if may_be_noise(report) {
+                let total = percent(report.total.relative);
+                format!(
+                    "PASS{weak}: no growth beyond {limit}% that these runs can tell from noise (total {total}){also}"
+                )
+            } else {
+                format!("PASS{weak}: nothing got slower by more than {limit}%{also}")
+            }
         }
     }
+}
+
+/// Whether the total grew beyond the limit, but not clearly enough to fail.
+fn may_be_noise(report: &Report) -> bool {
+    report.total.relative > report.options.max_increase && !report.total_grown
 }
 
 fn functions(count: usize) -> String {
@@ -67,7 +79,7 @@ fn total(report: &Report) -> String {
     }
     if report.total_grown {
         line += ": slower";
-    } else if report.total.relative > report.options.max_increase && report.strength != Strength::Weak {
+    } else if may_be_noise(report) {
         line += ": could be noise";
     }
     line
@@ -83,8 +95,9 @@ fn basis(report: &Report) -> String {
             format!("{sides}; permutation test over {how} {orders} orders of them")
         }
         Strength::Weak => format!(
-            "{sides}, too few for a test: told is only what grew beyond the limit and {:.0}% noise in every run; record 5 or more a side",
-            100.0 * weak::NOISE_FLOOR
+            "{sides}, too few for a test: told is only what grew beyond the limit and {:.0}% noise in every run; record {} or more a side",
+            100.0 * weak::NOISE_FLOOR,
+            weak::enough(report.options.alpha)
         ),
     }
 }
