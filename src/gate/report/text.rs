@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{basis, headline, notes, number, optional_chance, path_text, shown, total, within};
+use super::{basis, functions, headline, notes, number, optional_chance, path_text, shown, total, within};
 use crate::diff::report::percent;
 use crate::gate::verdict::{FunctionChange, Report, State};
 
@@ -12,10 +12,10 @@ pub fn text(report: &Report, top: usize) -> String {
     let mut out = format!("{}\n", headline(report));
     let _ = writeln!(out, "  total    {}", total(report));
     let _ = writeln!(out, "  runs     {}", basis(report));
-    let tested = report.functions.len();
+    let tested = functions(report.functions.len());
     let _ = writeln!(
         out,
-        "  tested   {tested} functions; {} below {:.2}% of all runs left out",
+        "  tested   {tested}; {} below {:.2}% of all runs left out",
         report.functions_too_small,
         100.0 * report.options.tested_from(report.runs)
     );
