@@ -10,6 +10,7 @@
 mod record;
 
 use super::facts::Facts;
+use super::root::Processor;
 use super::{Code, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::Aarch64;
@@ -28,7 +29,7 @@ pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, ou
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow(frame_pointer, sp, leaf_return, input, facts, out)
+    fp::follow(Processor::Aarch64, frame_pointer, sp, leaf_return, input, facts, out)
 }
 
 /// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.

@@ -3,6 +3,7 @@
 //! look-up address per record. Finding the leaf's own caller is the architecture's part.
 
 use super::facts::Facts;
+use super::root::Processor;
 use super::words::Words;
 use super::{Ended, Input, Walked, root};
 use crate::addr::{Avma, CodeAddress};
@@ -16,6 +17,7 @@ pub const MAX_STACK_BYTES: u64 = 8 << 20;
 /// `leaf_return` the return address of a leaf without a record. Each record must lie above
 /// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
 pub(super) fn follow(
+    processor: Processor,
     mut frame_pointer: u64,
     above: Avma,
     leaf_return: Option<Avma>,
@@ -27,7 +29,7 @@ pub(super) fn follow(
     let mut reached = above;
     let mut outermost = leaf_return;
     loop {
-        let chain = root::Chain { next: frame_pointer, above, reached, outermost };
+        let chain = root::Chain { processor, next: frame_pointer, above, reached, outermost };
         if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(8) {
             return Walked { ended: chain.end(input), reached };
         }
@@ -76,6 +78,7 @@ fn outside_window(record: Avma, chain: &root::Chain, input: &Input<'_>) -> Ended
 mod tests {
     use super::super::{Code, StackBytes};
     use super::*;
+    use Processor::X86_64;
 
     struct NoCode;
     impl Code for NoCode {
@@ -102,7 +105,7 @@ mod tests {
             code: &NoCode,
         };
         let mut out = Vec::new();
-        let walked = follow(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+        let walked = follow(X86_64, fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
 
@@ -202,7 +205,7 @@ mod tests {
                 code: &NoCode,
             };
             let mut out = Vec::new();
-            let walked = follow(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+            let walked = follow(X86_64, fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
             assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);

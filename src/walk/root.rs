@@ -22,9 +22,20 @@ const FIRST_FRAME_BYTES: u64 = 128;
 /// How far above a thread's last frame record its birth is searched for.
 const SEARCH_BYTES: u64 = 16 << 10;
 
+/// Whose instructions start code is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processor {
+    /// x86_64.
+    X86_64,
+    /// aarch64.
+    Aarch64,
+}
+
 /// A chain of frame records at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
+    /// Of the thread that it belongs to.
+    pub processor: Processor,
     /// The word that stands for the next record and cannot be one.
     pub next: u64,
     /// The stack pointer.
@@ -56,13 +67,22 @@ impl Chain {
                 if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
             {
                 top - self.reached <= START_CODE_BYTES
-                    && (self.next == 0 || input.code.code(outermost).is_none_or(is_start_code))
+                    && (self.next == 0
+                        || input.code.code(outermost).is_none_or(|code| self.is_start_code(code)))
             }
             // On another stack (a coroutine's), or an unknown one: a null frame pointer
             // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6).
             _ => self.next == 0,
         };
         if whole { Ended::Root } else { Ended::BadFrame }
+    }
+
+    /// Of one processor's code many bytes look like the other's start code.
+    fn is_start_code(&self, code: &[u8]) -> bool {
+        match self.processor {
+            Processor::X86_64 => is_start_code_x86_64(code),
+            Processor::Aarch64 => is_start_code_aarch64(code),
+        }
     }
 }
 
@@ -72,25 +92,27 @@ impl Chain {
 /// Sources: glibc sysdeps/nptl/libc_start_call_main.h and nptl/pthread_create.c
 /// (start_thread), musl src/env/__libc_start_main.c and src/thread/pthread_create.c,
 /// as gcc compiles them.
-fn is_start_code(code: &[u8]) -> bool {
+fn is_start_code_x86_64(code: &[u8]) -> bool {
     const FORMS: [&[u8]; 5] = [
-        // x86_64: mov %eax,%edi; call exit
+        // mov %eax,%edi; call exit
         &[0x89, 0xc7, 0xe8],
-        // musl x86_64: mov %rax,%rdi; call pthread_exit
+        // musl: mov %rax,%rdi; call pthread_exit
         &[0x48, 0x89, 0xc7, 0xe8],
-        // glibc x86_64: mov %rax,%fs:result
+        // glibc: mov %rax,%fs:result
         &[0x64, 0x48, 0x89, 0x04, 0x25],
         // hlt, in _start after __libc_start_main
         &[0xf4],
         // a thread made by clone itself
         &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
     ];
-    if FORMS.iter().any(|form| code.starts_with(form)) {
-        return true;
-    }
+    FORMS.iter().any(|form| code.starts_with(form))
+}
+
+/// The same of aarch64.
+fn is_start_code_aarch64(code: &[u8]) -> bool {
     let Some(word) = code.first_chunk::<4>() else { return false };
     let instruction = u32::from_le_bytes(*word);
-    // aarch64: bl exit (the result is in w0 already); str x0, [pd, #result]
+    // bl exit (the result is in w0 already); str x0, [pd, #result]
     instruction >> 26 == 0b10_0101 || instruction & 0xffc0_001f == 0xf900_0000
 }
 
@@ -102,7 +124,7 @@ fn is_start_code(code: &[u8]) -> bool {
 /// src/thread/x86_64/clone.s; aarch64: the same files of that architecture.
 #[must_use]
 pub fn find_birth(stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<Avma> {
-    let mut at = Avma(from.0.next_multiple_of(8));
+    let mut at = from.0.checked_next_multiple_of(8).map(Avma)?;
     let end = from.checked_add(SEARCH_BYTES)?;
     while at < end {
         let word = stack.word(at)?;
@@ -161,7 +183,8 @@ mod tests {
 
     #[test]
     fn near_its_birth_a_chain_is_whole_only_if_it_returns_to_start_code() {
-        let check = |code: &'static [u8], next, expected| {
+        use Processor::{Aarch64, X86_64};
+        let check = |processor, code: &'static [u8], next, expected| {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
             let code = At(0x4321, code);
             let stack_top = Some(Avma(0x2000));
@@ -175,21 +198,28 @@ mod tests {
                 code: &code,
             };
             let outermost = Some(Avma(0x4321));
-            let chain = Chain { next, above: Avma(0x1000), reached: Avma(0x1f00), outermost };
+            let (above, reached) = (Avma(0x1000), Avma(0x1f00));
+            let chain = Chain { processor, next, above, reached, outermost };
             assert_eq!(chain.end(&input), expected, "{code:x?}", code = code.1);
         };
-        check(&[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
-        check(&[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
-        check(&[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
-        check(&[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Root);
-        // aarch64: bl exit; ldr x0, [x19]
-        check(&[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
-        check(&[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
+        check(X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
+        check(X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
+        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
+        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Root);
+        // bl exit; ldr x0, [x19]
+        check(Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
+        check(Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
+        // mov (%rsp,%rdx,4),%rax has the last byte of bl
+        check(X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, Ended::BadFrame);
+        // stp x20, x19, [sp, #16] has the byte of hlt
+        check(Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, Ended::BadFrame);
     }
 
     #[test]
     fn hostile_addresses_end_the_search() {
         let stack = StackBytes { base: Avma(u64::MAX - 15), bytes: &[0; 16] };
-        assert_eq!(find_birth(stack, Avma(u64::MAX - 15), &At(1, &[])), None);
+        for from in [u64::MAX - 15, u64::MAX - 7, u64::MAX - 3, u64::MAX] {
+            assert_eq!(find_birth(stack, Avma(from), &At(1, &[])), None, "{from:#x}");
+        }
     }
 }

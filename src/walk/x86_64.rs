@@ -9,6 +9,7 @@
 pub(super) mod record;
 
 use super::facts::Facts;
+use super::root::Processor;
 use super::{Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{CfaBase, FrameRule};
@@ -29,7 +30,8 @@ pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out
         match step(&rule, sp, frame_pointer, input, facts) {
             Step::To(caller) if out.len() < input.max_depth => {
                 out.push(CodeAddress::Return(caller.address).lookup().0);
-                return fp::follow(caller.frame_pointer, caller.sp, Some(caller.address), input, facts, out);
+                let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
+                return fp::follow(Processor::X86_64, at, sp, called_from, input, facts, out);
             }
             Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
             Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
@@ -44,7 +46,7 @@ pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out
     if let Some(address) = leaf_return {
         out.push(CodeAddress::Return(address).lookup().0);
     }
-    fp::follow(frame_pointer, sp, leaf_return, input, facts, out)
+    fp::follow(Processor::X86_64, frame_pointer, sp, leaf_return, input, facts, out)
 }
 
 /// The caller of the leaf frame.

@@ -236,7 +236,7 @@ impl Frame {
         let address = self.word(Avma(record) + 8, input)? & input.code_mask;
         let mut next = *self;
         next.registers[FP] = saved;
-        Ok(next.called_from(record + 16, address, input))
+        Ok(next.called_from(record.wrapping_add(16), address, input))
     }
 
     /// What it means that the walk ends here, with no caller found.
@@ -252,7 +252,8 @@ impl Frame {
             CodeAddress::Return(address) => Some(address),
             CodeAddress::Pc(_) => None,
         };
-        let chain = root::Chain { next, above: input.stack.base, reached, outermost };
+        let processor = root::Processor::Aarch64;
+        let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
         let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));
         let told = input.stack_top.is_some() || input.fp_always || in_records;
         if by_records && told { chain.end(input) } else { Ended::BadFrame }

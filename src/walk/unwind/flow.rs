@@ -384,8 +384,8 @@ fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N
 
 /// The row where the state is `state`, which was followed from the function's entry.
 fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
-    let above = if P::LINK.is_some() { 0 } else { 8 };
-    // Bytes from the stack pointer at the entry to what a register holds now.
+    let above: i64 = if P::LINK.is_some() { 0 } else { 8 };
+    // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
     let depth = |register: u8| {
         let place = state.place(register)?;
         (place.register == P::STACK_POINTER).then_some(place.offset)
@@ -394,13 +394,14 @@ fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row
     let (base, offset) = [P::FRAME_POINTER, P::STACK_POINTER]
         .into_iter()
         .find_map(|register| Some((register, depth(register)?)))?;
-    let mut row = Row::new(Cfa::Register(base, above - offset));
+    let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
     let stores = &state.stores[..state.stored];
     for register in P::SAVED {
         let first = Value::First(*register);
         let stored = || {
             let (place, _) = stores.iter().find(|(_, value)| *value == first)?;
-            (place.register == P::STACK_POINTER).then_some(Column::At(place.offset - above))
+            let from_cfa = place.offset.checked_sub(above)?;
+            (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
         };
         // Where a register was stored it may have changed since, on another way: a link register
         // has by every call.

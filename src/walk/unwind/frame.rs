@@ -146,7 +146,7 @@ impl Frame {
         let address = self.word(Avma(record) + 8, input)?;
         let mut next = *self;
         next.registers[RBP] = saved;
-        next.registers[RSP] = record + 16;
+        next.registers[RSP] = record.wrapping_add(16);
         next.registers[RETURN_ADDRESS] = address;
         next.address = CodeAddress::Return(Avma(address));
         Ok(next)
@@ -164,7 +164,8 @@ impl Frame {
             CodeAddress::Pc(_) => None,
         };
         let next = self.registers[RBP] & input.code_mask;
-        let chain = root::Chain { next, above: input.stack.base, reached, outermost };
+        let processor = root::Processor::X86_64;
+        let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
         // That a walk ends is no proof of anything, but where the place tells, or a chain of
         // records ends with the mark of the deepest frame (System V AMD64 ABI, 3.4.1).
         let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));

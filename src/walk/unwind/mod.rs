@@ -312,7 +312,7 @@ fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>)
 #[inline(always)]
 fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
     let [frame_pointer, return_address] = words.two(record)?;
-    (record >= sp).then_some(Caller { return_address, sp: record + 16, frame_pointer })
+    (record >= sp).then_some(Caller { return_address, sp: record.wrapping_add(16), frame_pointer })
 }
 
 #[cfg(test)]

@@ -26,8 +26,9 @@ pub(super) fn reconnect(
     out: &mut Frames,
 ) -> Walked {
     let found = out.len();
-    let mut slot = Avma(stuck.sp().0.next_multiple_of(8));
-    let Some(end) = slot.checked_add(BYTES_MAX) else { return walked };
+    let slots = stuck.sp().0.checked_next_multiple_of(8).map(Avma);
+    let slots = slots.and_then(|first| Some((first, first.checked_add(BYTES_MAX)?)));
+    let Some((mut slot, end)) = slots else { return walked };
     let mut tries = 0;
     let mut window_ran_out = false;
     while slot < end && tries < TRIES_MAX && found < input.max_depth {

@@ -66,7 +66,7 @@ impl Case {
             registers.gpr[register] = value;
         }
         let input = Input {
-            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
+            stack: StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes },
             stack_top: None,
             stack_limit: None,
             fp_always: false,
@@ -191,6 +191,19 @@ fn a_scan_counts_only_if_it_leads_to_the_root() {
     assert_eq!(case.walk(How::Cfi).0, [0], "not asked for");
     case.words[4] = 3;
     case.check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn at_the_end_of_the_address_space_walks_end() {
+    for bytes in [0, 3, 7, 8, 15] {
+        let base = u64::MAX - bytes;
+        let registers = vec![(RSP, base), (RBP, u64::MAX - 15)];
+        let framed = row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]);
+        for rows in [vec![], vec![(0, framed)]] {
+            let case = Case { rows, words: vec![0, TEXT + 10], registers: registers.clone() };
+            assert_eq!(case.walk(How::Auto).2, Ended::BadFrame, "{bytes}");
+        }
+    }
 }
 
 #[test]

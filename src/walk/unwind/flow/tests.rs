@@ -189,6 +189,45 @@ fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
 }
 
 #[test]
+fn frames_larger_than_any_number_are_none() {
+    const LOWEST: u64 = 1 << 63;
+    let [a, b, c, d, e, f, g, h] = LOWEST.to_le_bytes();
+    // +00 movabs $LOWEST,%rax; +0a sub %rax,%rsp; +0d ret
+    let bytes = vec![0x48, 0xb8, a, b, c, d, e, f, g, h, 0x48, 0x29, 0xc4, 0xc3];
+    let text = Text { bytes, functions: &[0] };
+    let row = |at| since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), false, &text);
+    assert!(row(0x0a).is_some());
+    assert_eq!(row(0x0d), None);
+    // The stack pointer stays, and rbp is stored as far away.
+    let bytes = vec![
+        0x48, 0x89, 0xe1, // +00 mov %rsp,%rcx
+        0x48, 0xb8, a, b, c, d, e, f, g, h, // +03 movabs $LOWEST,%rax
+        0x48, 0x29, 0xc1, // +0d sub %rax,%rcx
+        0x48, 0x89, 0x29, // +10 mov %rbp,(%rcx)
+        0xc3, // +13 ret
+    ];
+    let text = Text { bytes, functions: &[0] };
+    let row = |at| since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), false, &text);
+    assert_eq!(
+        row(0x13).map(|row| row.columns[6].clone()),
+        Some(Column::Same),
+        "that is no place to save it"
+    );
+    let text = arm64(
+        &[
+            0xd2f0_0009, // +00 mov x9, #LOWEST
+            0xcb29_63ff, // +04 sub sp, sp, x9, uxtx
+            0xf900_03fd, // +08 str x29, [sp]
+            0xd65f_03c0, // +0c ret
+        ],
+        &[0],
+    );
+    for at in [0x08, 0x0c] {
+        assert_eq!(arm64_rows(&text, at, 0)[1], None, "at +{at:#x}");
+    }
+}
+
+#[test]
 fn any_bytes_are_followed_within_the_bound() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..2000 {
