@@ -220,17 +220,25 @@ pub fn unwind(
         (How::Auto | How::Cfi, Registers::Aarch64(registers)) => {
             unwinder.walk_aarch64(how, registers, input, out)
         }
-        (_, Registers::X86_64(x86_64)) => match unwinder.by_kept_records(x86_64, input, out) {
-            Some(complete) => complete,
-            None => {
-                let walked = by_records(registers, input, unwinder, out);
-                // Where rows are known they would have proved it.
-                let claims = walked.ended == Ended::Root;
-                let unproved = claims && unwinder.knows_rows(&out.addresses, input);
-                Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+        (How::FramePointer, Registers::X86_64(x86_64)) => {
+            match unwinder.by_kept_records(x86_64, input, out) {
+                Some(complete) => complete,
+                None => {
+                    let walked = by_records(registers, input, unwinder, out);
+                    // Where rows are known they would have proved it.
+                    let claims = walked.ended == Ended::Root;
+                    let unproved = claims && unwinder.knows_rows(&out.addresses, input);
+                    Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+                }
             }
-        },
-        _ => by_records(registers, input, unwinder, out),
+        }
+        (How::FramePointer, Registers::Aarch64(aarch64)) => {
+            let walked = by_records(registers, input, unwinder, out);
+            // Apple's ABI promises the records.
+            let claims = walked.ended == Ended::Root && !input.fp_always;
+            let unproved = claims && !unwinder.confirms_aarch64(&out.addresses, aarch64, input);
+            Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+        }
     }
 }
 

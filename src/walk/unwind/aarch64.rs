@@ -12,12 +12,12 @@ mod tests;
 
 use super::body;
 use super::expression::Machine;
-use super::frame::{Failure, why_not};
+use super::frame::{Failure, further, is_on_other_stack, why_not};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{AARCH64_COLUMNS, AARCH64_PC, Cfa, Column, RowAarch64};
 use crate::registers::Aarch64;
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, Walked, aarch64, root};
+use crate::walk::{Code, Ended, Input, Walked, aarch64, root};
 use cache::{Cache, Kind, Ordinary};
 
 const FP: usize = Aarch64::FP;
@@ -28,6 +28,8 @@ const SP: usize = 31;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unwinder {
     cache: Cache,
+    /// The frames of [`Unwinder::confirms`].
+    confirmed: Frames,
 }
 
 impl Unwinder {
@@ -45,13 +47,20 @@ impl Unwinder {
         let mut frame = Frame::new(registers, input.code_mask);
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
+        // As on x86_64 (`doubts.rs`).
+        let mut unproved = false;
         loop {
             let rule = self.cache.rule(frame.address, input.code);
             let step = match rule.kind {
-                Kind::Root => return Walked { ended: Ended::Root, reached },
+                Kind::Root => return Walked { ended: if_proved(Ended::Root, unproved), reached },
                 Kind::Ordinary(row, method) => frame.ordinary(&row, input).map(|next| (next, method)),
                 Kind::Unusual(index) => match self.cache.unusual(index) {
-                    Some((row, method)) => frame.unusual(row, input).map(|next| (next, *method)),
+                    Some(unusual) => {
+                        if unusual.is_trampoline {
+                            out.last_is_not_called(frame.address);
+                        }
+                        frame.unusual(&unusual.row, input).map(|next| (next, unusual.method))
+                    }
                     None => Err(Failure::Refused),
                 },
                 Kind::Unknown => Err(Failure::Refused),
@@ -69,19 +78,55 @@ impl Unwinder {
             let (next, method) = match checked {
                 Ok(found) => found,
                 Err(Failure::Refused) => {
-                    let ended = frame.end(may_use_record, reached, input, out.methods.last());
+                    let ended = match frame.end(may_use_record, reached, input, out.methods.last()) {
+                        // What a signal interrupted, or its caller: that of a leaf is in the
+                        // link register, wherever the stack is.
+                        Ended::BadFrame if is_on_other_stack(frame.sp(), input) => Ended::OtherStack,
+                        ended => if_proved(ended, unproved),
+                    };
                     return Walked { ended, reached };
                 }
-                Err(failure) => return Walked { ended: failure.ended(), reached },
+                Err(failure) => return Walked { ended: if_proved(failure.ended(), unproved), reached },
             };
-            // After a signal frame the stack may be another one.
-            reached = if next.sp() < reached { reached } else { next.sp() };
+            reached = further(reached, next.sp(), input);
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
+            unproved |= method == Method::FramePointer && frame.is_record_uncertain(&next, input);
             frame = next;
             out.push(frame.address, method);
         }
+    }
+
+    /// Whether unwind information does not contradict a walk by frame pointers that found these
+    /// look-up addresses and claims to be complete: where any is known, it must lead to the same
+    /// ones. A chain of records is whole without a function that keeps none.
+    pub(super) fn confirms(&mut self, addresses: &[u64], registers: &Aarch64, input: &Input<'_>) -> bool {
+        if !self.knows_rows(addresses, input.code) {
+            return true;
+        }
+        let mut confirmed = std::mem::take(&mut self.confirmed);
+        confirmed.clear();
+        let walked = self.walk(How::Cfi, registers, input, &mut confirmed);
+        let same = walked.ended == Ended::Root && confirmed.addresses == addresses;
+        self.confirmed = confirmed;
+        same
+    }
+
+    fn knows_rows(&mut self, addresses: &[u64], code: &dyn Code) -> bool {
+        addresses.iter().enumerate().any(|(index, lookup)| {
+            let address = match index {
+                0 => CodeAddress::Pc(Avma(*lookup)),
+                _ => CodeAddress::Return(Avma(lookup.wrapping_add(1))),
+            };
+            match self.cache.rule(address, code).kind {
+                Kind::Ordinary(_, method) => method != Method::Code,
+                Kind::Unusual(index) => {
+                    self.cache.unusual(index).is_some_and(|unusual| unusual.method != Method::Code)
+                }
+                Kind::Root | Kind::Unknown => false,
+            }
+        })
     }
 
     /// Whether a step leads to what can be a caller.
@@ -107,6 +152,11 @@ impl Unwinder {
         };
         if right { Ok((next, method)) } else { Err(Failure::Refused) }
     }
+}
+
+/// Why a walk ended that went by frame records which are not certain.
+fn if_proved(ended: Ended, unproved: bool) -> Ended {
+    if ended == Ended::Root && unproved { Ended::Unproved } else { ended }
 }
 
 /// A frame: its registers as they are while it is the leaf, or while its callee runs.
@@ -237,6 +287,16 @@ impl Frame {
         let mut next = *self;
         next.registers[FP] = saved;
         Ok(next.called_from(record.wrapping_add(16), address, input))
+    }
+
+    /// Whether callers may be missing, or be there that are none, after a step to `next` by
+    /// [`Frame::by_record`]: in an image that describes its functions one that it does not
+    /// describe may keep no record; and of a leaf whose instructions are not known (they were
+    /// made at run time) nothing tells that the link register still holds its caller.
+    fn is_record_uncertain(&self, next: &Frame, input: &Input<'_>) -> bool {
+        let is_link = next.sp() == self.sp();
+        let is_unknown = matches!(self.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
+        input.code.describes_frames(self.address.lookup()) || is_link && is_unknown
     }
 
     /// What it means that the walk ends here, with no caller found.

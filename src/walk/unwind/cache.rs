@@ -22,7 +22,16 @@ pub(super) struct Cache {
     rules: Table<Rule>,
     saved: Table<Saved>,
     /// Rows of another form, and ordinary ones that are not to be relied on.
-    unusual: Vec<(Row, Switch)>,
+    unusual: Vec<Unusual>,
+}
+
+/// What is known of an address whose rule is of kind `Unusual`.
+#[derive(Clone, Debug)]
+struct Unusual {
+    row: Row,
+    switch: Switch,
+    /// Handlers of signals return there, and nothing is called from there.
+    is_trampoline: bool,
 }
 
 /// The key of an address. The same address is another one as a return address than as a
@@ -54,16 +63,22 @@ impl Cache {
 
     /// The row of a rule of kind `Unusual`, until the next address is learned.
     pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
-        self.unusual_and_switch(rule).map(|(row, _)| row)
+        self.kept(rule).map(|kept| &kept.row)
     }
 
     /// Whether the caller that a rule leads to can be relied on, until the next address is
     /// learned.
     pub(super) fn switch(&self, rule: Rule) -> Switch {
-        self.unusual_and_switch(rule).map_or(Switch::No, |(_, switch)| *switch)
+        self.kept(rule).map_or(Switch::No, |kept| kept.switch)
     }
 
-    fn unusual_and_switch(&self, rule: Rule) -> Option<&(Row, Switch)> {
+    /// Whether it is of the trampoline that the handler of a signal returns to.
+    #[inline]
+    pub(super) fn is_trampoline(&self, rule: Rule) -> bool {
+        self.kept(rule).is_some_and(|kept| kept.is_trampoline)
+    }
+
+    fn kept(&self, rule: Rule) -> Option<&Unusual> {
         self.unusual.get(rule.row()).filter(|_| rule.kind() == Kind::Unusual)
     }
 
@@ -89,7 +104,8 @@ impl Cache {
         let (rule, saved) = match found {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
-                self.keep(*row, method, switch)
+                let is_trampoline = row.signal && begins_trampoline(address, code);
+                self.keep(*row, method, switch, is_trampoline)
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
@@ -102,7 +118,7 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, row: Row, method: Method, switch: Switch) -> (Rule, Saved) {
+    fn keep(&mut self, row: Row, method: Method, switch: Switch, is_trampoline: bool) -> (Rule, Saved) {
         if row.columns[RETURN_ADDRESS] == Column::Undefined {
             return (Rule::of_kind(Kind::Root), Saved::default());
         }
@@ -115,7 +131,7 @@ impl Cache {
             self.clear();
         }
         let number = self.unusual.len() as u16;
-        self.unusual.push((row, switch));
+        self.unusual.push(Unusual { row, switch, is_trampoline });
         (Rule::unusual(number), Saved::default())
     }
 }
@@ -168,6 +184,13 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         None => Found::Nothing,
     };
     (found, follows_call)
+}
+
+/// Whether a handler's return address is the first instruction of a trampoline, as on Linux:
+/// that of macOS has called the handler.
+fn begins_trampoline(address: CodeAddress, code: &dyn Code) -> bool {
+    let CodeAddress::Return(at) = address else { return false };
+    call::is_sigreturn(code.code(at).unwrap_or_default()) || !call::returns_x86_64(at, code)
 }
 
 /// What there is in a Mach-O image, whose unwind information is of the bodies of functions.

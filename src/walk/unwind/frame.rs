@@ -183,9 +183,27 @@ impl Frame {
 /// Why there is no word at an address of the stack.
 #[cold]
 pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
+    if is_in_stack(at, input) { Failure::OutsideWindow } else { Failure::Refused }
+}
+
+/// Whether an address is in the stack that the window is of, or may be, in the window or above.
+fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
     let base = input.stack.base;
-    let above = at >= base && at - base < MAX_STACK_BYTES;
-    let in_stack = input.stack_limit.is_none_or(|limit| at < limit)
-        && input.stack_top.is_none_or(|top| base > top || at < top);
-    if above && in_stack { Failure::OutsideWindow } else { Failure::Refused }
+    at >= base
+        && at - base < MAX_STACK_BYTES
+        && input.stack_limit.is_none_or(|limit| at < limit)
+        && input.stack_top.is_none_or(|top| base > top || at < top)
+}
+
+/// Whether a frame with this stack pointer is on another stack than the one that was copied:
+/// below it, or so far above that no copy reaches it. Stacks for signals are memory of the
+/// program, which lies below the stack of its first thread, and anywhere to those of others.
+pub(super) fn is_on_other_stack(sp: Avma, input: &Input<'_>) -> bool {
+    sp != input.stack.base && !is_in_stack(sp, input)
+}
+
+/// How far a walk came that had come to `reached` and now is at a frame with this stack
+/// pointer: one on another stack says nothing about how much of this one was needed.
+pub(super) fn further(reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
+    if sp <= reached || is_on_other_stack(sp, input) { reached } else { sp }
 }

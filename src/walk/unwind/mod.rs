@@ -35,7 +35,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::registers::{Aarch64, X86_64};
 use cache::Cache;
 use doubts::Doubts;
-use frame::{Failure, Frame};
+use frame::{Failure, Frame, further};
 use rule::{Kind, Rule};
 
 const RBP: usize = X86_64::RBP;
@@ -84,6 +84,17 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Walked {
         self.aarch64.walk(how, registers, input, out)
+    }
+
+    /// Whether the walk by frame pointers on aarch64 that found these look-up addresses is
+    /// complete if it claims to be; see `aarch64.rs`.
+    pub(super) fn confirms_aarch64(
+        &mut self,
+        addresses: &[u64],
+        registers: &Aarch64,
+        input: &Input<'_>,
+    ) -> bool {
+        self.aarch64.confirms(addresses, registers, input)
     }
 
     /// Walks from the registers of a stopped thread; see [`super::unwind`].
@@ -147,8 +158,7 @@ impl Unwinder {
         let mut reached = frame.sp();
         let mut doubts = Doubts::default();
         loop {
-            // After a signal frame the stack may be another one.
-            reached = reached.max(run.sp);
+            reached = further(reached, run.sp, input);
             let at_root = run.rule.kind() == Kind::Root;
             if at_root && !doubts.need_registers() {
                 return Walked { ended: doubts.at_root(reached, input), reached };
@@ -162,6 +172,9 @@ impl Unwinder {
             }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
+            if self.cache.is_trampoline(rule) {
+                out.last_is_not_called(frame.address);
+            }
             let switch = self.cache.switch(rule);
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
@@ -185,13 +198,17 @@ impl Unwinder {
                     };
                     return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
                 }
+                Err(Failure::First) => return Walked { ended: doubts.at_root(reached, input), reached },
                 Err(failure) => return Walked { ended: failure.ended(), reached },
             };
-            reached = reached.max(next.sp());
+            reached = further(reached, next.sp(), input);
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
-            doubts.note(rule, switch, frame, &next, method, input);
+            doubts.note(rule, switch, frame, &next);
+            if method == Method::FramePointer {
+                doubts.note_record(frame, &next, &mut self.cache, input);
+            }
             *frame = next;
             out.push(frame.address, method);
             run = self.run_from(frame, input, out);

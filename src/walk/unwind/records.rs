@@ -1,7 +1,8 @@
 //! When a walk by frame pointers is complete. A chain of frame records that ends near the
 //! thread's birth proves nothing: a function without one leaves rbp alone, or uses it for
 //! something else, and its caller or all others are missing. Input: registers, stack, rows;
-//! output: the frames of a chain in which every function is known to keep a record.
+//! output: the frames of a chain in which every function is known to keep a record, to the
+//! thread's first function or to another stack.
 //!
 //! Not for: a way around functions without frame records, which is `How::Auto`.
 
@@ -55,7 +56,8 @@ impl Unwinder {
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
         let walked = self.go_on(How::Cfi, &mut frame, &input, out);
-        (walked.ended == Ended::Root).then_some(walked)
+        // A handler of a signal whose callers are on a stack that was not copied.
+        matches!(walked.ended, Ended::Root | Ended::OtherStack).then_some(walked)
     }
 
     /// The same where all rules on the way, those of the start code too, are ordinary: other

@@ -17,12 +17,15 @@ const CALLS: [u8; 512] = {
     code
 };
 
+/// Code whose bytes are not known.
+const MADE_AT_RUN_TIME: std::ops::Range<u64> = 0x7e00_0000_0000..0x7e00_0000_1000;
+
 /// Code that is nothing but calls, with a row for each address that has one.
 pub(super) struct Rows(pub(super) BTreeMap<u64, Row>);
 
 impl Code for Rows {
     fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
+        self.code(at).is_some() || MADE_AT_RUN_TIME.contains(&at.0)
     }
     fn code(&self, at: Avma) -> Option<&[u8]> {
         CALLS.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
@@ -56,27 +59,40 @@ struct Case {
 }
 
 impl Case {
-    /// Walks from TEXT+0; addresses come back relative to TEXT.
+    /// Walks from TEXT+0, or the register 16; addresses come back relative to TEXT.
     fn walk(&self, how: How) -> (Vec<u64>, Vec<Method>, Ended) {
+        let (addresses, methods, walked) = self.walk_below(how, None, None);
+        (addresses, methods, walked.ended)
+    }
+
+    fn walk_below(
+        &self,
+        how: How,
+        stack_top: Option<u64>,
+        stack_limit: Option<u64>,
+    ) -> (Vec<u64>, Vec<Method>, Walked) {
         let rows = Rows(self.rows.iter().cloned().collect());
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
         registers.gpr[RSP] = STACK;
         for &(register, value) in &self.registers {
-            registers.gpr[register] = value;
+            match register {
+                RETURN_ADDRESS => registers.rip = value,
+                register => registers.gpr[register] = value,
+            }
         }
         let input = Input {
             stack: StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes },
-            stack_top: None,
-            stack_limit: None,
+            stack_top: stack_top.map(Avma),
+            stack_limit: stack_limit.map(Avma),
             fp_always: false,
             max_depth: 16,
             code_mask: u64::MAX,
             code: &rows,
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let ended = unwinder.walk(how, &registers, &input, &mut out).ended;
-        (out.addresses.iter().map(|address| address.wrapping_sub(TEXT)).collect(), out.methods, ended)
+        let walked = unwinder.walk(how, &registers, &input, &mut out);
+        (out.addresses.iter().map(|address| address.wrapping_sub(TEXT)).collect(), out.methods, walked)
     }
 
     #[track_caller]
@@ -149,6 +165,84 @@ fn what_a_signal_interrupted_is_no_call_and_has_all_its_registers() {
         registers: vec![],
     };
     case.check(&[0, 9, 31, 39], Ended::Root);
+}
+
+/// A signal frame: rsp and the return address at these words from the stack pointer.
+fn signal_frame(sp: i64, pc: i64) -> Row {
+    let mut frame = row(Cfa::Register(RSP as u8, 0), &[(RSP, Column::At(sp * 8))]);
+    frame.signal = true;
+    frame.columns[RETURN_ADDRESS] = Column::At(pc * 8);
+    frame
+}
+
+#[test]
+fn a_trampoline_of_signals_called_nothing() {
+    // Its row begins one byte before it, at +10, as glibc's does.
+    let case = |trampoline| Case {
+        rows: vec![(0, sp_plus(8)), (trampoline - 1, signal_frame(0, 1)), (31, first_function())],
+        words: vec![TEXT + trampoline, STACK + 24, TEXT + 31],
+        registers: vec![],
+    };
+    case(11).check(&[0, 11, 31], Ended::Root);
+    // That of macOS called the handler.
+    case(10).check(&[0, 9, 31], Ended::Root);
+    // Where the walk goes no further, and where it may not.
+    let mut torn = case(11);
+    torn.words.truncate(2);
+    assert_eq!(torn.walk(How::Cfi).0, [0, 11]);
+}
+
+#[test]
+fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
+    const FAR: u64 = 9 << 20;
+    let check = |sp: u64, stack_top, stack_limit, ended| {
+        let case = Case {
+            rows: vec![(0, sp_plus(8)), (10, signal_frame(0, 1)), (31, sp_plus(16))],
+            words: vec![TEXT + 11, sp, TEXT + 31, 0],
+            registers: vec![],
+        };
+        for how in [How::Auto, How::Cfi] {
+            let (addresses, _, walked) = case.walk_below(how, stack_top, stack_limit);
+            assert_eq!((addresses.as_slice(), walked.ended), (&[0, 11, 31][..], ended), "{sp:#x}");
+            // What lies elsewhere does not make the window larger.
+            assert!(ended != Ended::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
+        }
+    };
+    check(STACK - 0x100, None, None, Ended::OtherStack);
+    // Alternate stacks in memory of the program lie far below the interrupted one.
+    check(STACK + FAR, None, None, Ended::OtherStack);
+    check(STACK + FAR, Some(STACK + FAR + 0x1000), None, Ended::OtherStack);
+    check(STACK + 0x2000, None, Some(STACK + 0x1000), Ended::OtherStack);
+    check(STACK + 0x2000, Some(STACK + 0x1000), None, Ended::OtherStack);
+    check(u64::MAX - 3, None, None, Ended::OtherStack);
+    // It may be this one, of which too little was copied.
+    check(STACK + 0x1000, None, None, Ended::WindowRanOut);
+    check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), Ended::WindowRanOut);
+    // In the window, and no caller there.
+    check(STACK + 16, None, None, Ended::BadFrame);
+}
+
+#[test]
+fn a_leaf_made_at_run_time_without_a_record_is_no_proof() {
+    let pc = MADE_AT_RUN_TIME.start + 0x10;
+    let check = |words: &[u64], record: u64, ended| {
+        let case = Case {
+            rows: vec![(9, first_function()), (19, first_function())],
+            words: words.to_vec(),
+            registers: vec![(RETURN_ADDRESS, pc), (RBP, record)],
+        };
+        case.check(&[pc.wrapping_sub(TEXT), 19], ended);
+    };
+    // rbp is the caller's, whose own return address is in the record: it returns to +10.
+    check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16, Ended::Unproved);
+    check(&[MADE_AT_RUN_TIME.start + 0x99, 0, 0, TEXT + 20], STACK + 16, Ended::Unproved);
+    // push %rbp is done, mov %rsp,%rbp is not.
+    check(&[STACK + 16, TEXT + 10, 0, TEXT + 20], STACK + 16, Ended::Unproved);
+    // In the body of a function with a record are its locals.
+    check(&[7, TEXT + 10, 0, TEXT + 20], STACK + 16, Ended::Root);
+    check(&[TEXT + 11, 0, 0, TEXT + 20], STACK + 16, Ended::Root);
+    check(&[0, TEXT + 20], STACK, Ended::Root);
+    check(&[STACK, TEXT + 20], STACK, Ended::Root);
 }
 
 #[test]

@@ -80,7 +80,16 @@ pub(super) struct Rule {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: Table<Rule>,
-    unusual: Vec<(RowAarch64, Method)>,
+    unusual: Vec<Unusual>,
+}
+
+/// What is known of an address with a row of another form.
+#[derive(Clone, Debug)]
+pub(super) struct Unusual {
+    pub row: RowAarch64,
+    pub method: Method,
+    /// Handlers of signals return there, and nothing is called from there.
+    pub is_trampoline: bool,
 }
 
 impl Cache {
@@ -89,7 +98,7 @@ impl Cache {
         self.unusual.clear();
     }
 
-    pub(super) fn unusual(&self, index: u16) -> Option<&(RowAarch64, Method)> {
+    pub(super) fn unusual(&self, index: u16) -> Option<&Unusual> {
         self.unusual.get(usize::from(index))
     }
 
@@ -130,14 +139,16 @@ impl Cache {
         // Before the rows: those of the vDSO's trampoline lead to the caller of what the
         // signal interrupted.
         if is_sigreturn(here) {
-            return self.keep(signal_frame(), Method::Code);
+            return self.keep(address, signal_frame(), Method::Code, code);
         }
         if let Some(row) = code.row_aarch64(lookup) {
-            return self.keep(row, Method::Cfi);
+            return self.keep(address, row, Method::Cfi, code);
         }
         let said = match code.body(lookup) {
             Some(said) => match said.row {
-                BodyRow::Aarch64(row) if row.signal => return self.keep(*row, body::method(said.compact)),
+                BodyRow::Aarch64(row) if row.signal => {
+                    return self.keep(address, *row, body::method(said.compact), code);
+                }
                 BodyRow::Aarch64(row) => Some((*row, body::method(said.compact))),
                 BodyRow::X86_64(_) => None,
             },
@@ -147,12 +158,12 @@ impl Cache {
             return Kind::Root;
         }
         match body::row::<Aarch64, _>(address, said, code) {
-            Some((row, method)) => self.keep(row, method),
+            Some((row, method)) => self.keep(address, row, method, code),
             None => Kind::Unknown,
         }
     }
 
-    fn keep(&mut self, row: RowAarch64, method: Method) -> Kind {
+    fn keep(&mut self, address: CodeAddress, row: RowAarch64, method: Method, code: &dyn Code) -> Kind {
         if row.columns[LR] == Column::Undefined && row.columns[AARCH64_PC] == Column::Same {
             return Kind::Root;
         }
@@ -162,9 +173,16 @@ impl Cache {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
-        self.unusual.push((row, method));
+        let is_trampoline = row.signal && begins_trampoline(address, code);
+        self.unusual.push(Unusual { row, method, is_trampoline });
         Kind::Unusual((self.unusual.len() - 1) as u16)
     }
+}
+
+/// Whether a handler's return address is the first instruction of a trampoline: see x86_64.
+fn begins_trampoline(address: CodeAddress, code: &dyn Code) -> bool {
+    let CodeAddress::Return(at) = address else { return false };
+    is_sigreturn(code.code(at).unwrap_or_default()) || !call::returns_aarch64(at, code)
 }
 
 /// Whether code is the end of a signal handler on Linux: `mov x8, #139; svc #0`

@@ -17,6 +17,9 @@ struct Rows {
     rows: BTreeMap<u64, RowAarch64>,
     bodies: BTreeMap<u64, RowAarch64>,
     begins_threads: Option<bool>,
+    describes_frames: bool,
+    /// There is code, but its bytes are not known.
+    no_bytes: Option<u64>,
     code: Vec<u8>,
 }
 
@@ -39,10 +42,11 @@ impl Rows {
 
 impl Code for Rows {
     fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
+        self.code(at).is_some() || self.no_bytes.is_some_and(|offset| at.0 == TEXT + offset)
     }
     fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.code.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        let offset = at.0.checked_sub(TEXT).filter(|offset| Some(*offset) != self.no_bytes)?;
+        self.code.get(usize::try_from(offset).ok()?..).filter(|code| !code.is_empty())
     }
     fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
         self.rows.get(&lookup.0).cloned()
@@ -50,6 +54,9 @@ impl Code for Rows {
     fn body(&self, lookup: Avma) -> Option<Body> {
         let row = Box::new(self.bodies.get(&lookup.0).cloned()?);
         Some(Body { row: BodyRow::Aarch64(row), compact: true })
+    }
+    fn describes_frames(&self, _: Avma) -> bool {
+        self.describes_frames
     }
     fn begins_threads(&self, _: Avma) -> Option<bool> {
         self.begins_threads
@@ -77,6 +84,18 @@ fn check(
     expected: &[(u64, Method)],
     ended: Ended,
 ) -> Walked {
+    check_by(How::Cfi, rows, set, words, expected, ended)
+}
+
+#[track_caller]
+fn check_by(
+    how: How,
+    rows: &Rows,
+    set: &[(usize, u64)],
+    words: &[u64],
+    expected: &[(u64, Method)],
+    ended: Ended,
+) -> Walked {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut registers = Aarch64 { pc: TEXT + 0x40, sp: STACK, ..Aarch64::default() };
     for (register, value) in set {
@@ -95,7 +114,7 @@ fn check(
     let mut out = Frames::default();
     let registers = walk_registers(registers);
     for again in [false, true] {
-        let walked = walk::unwind(How::Cfi, &registers, &input, &mut unwinder, &mut out);
+        let walked = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
         let found: Vec<_> = out.addresses.iter().map(|at| at - TEXT).zip(out.methods.clone()).collect();
         assert_eq!((found.as_slice(), walked.ended), (expected, ended), "again: {again}");
         if again {
@@ -154,8 +173,70 @@ fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
     words[registers + 31] = STACK + 90 * 8;
     words[registers + 32] = TEXT + 0x300;
     words[103] = TEXT + 0x204;
-    let found = [LEAF, (0x7ff, Method::Cfi), (0x300, Method::Code), (0x203, Method::Cfi)];
+    // The trampoline called nothing, whatever stands in front of it.
+    let found = [LEAF, (0x800, Method::Cfi), (0x300, Method::Code), (0x203, Method::Cfi)];
     check(&rows, &[(LR, TEXT + 0x800)], &words, &found, Ended::Root);
+    // On a stack of its own.
+    for sp in [STACK - 64, STACK + (9 << 20)] {
+        words[registers + 28] = sp;
+        words[registers + 31] = sp;
+        let walked = check(&rows, &[(LR, TEXT + 0x800)], &words, &found[..3], Ended::OtherStack);
+        assert_eq!(walked.reached, Avma(STACK));
+    }
+    words[registers + 28] = STACK + 0x2000;
+    words[registers + 31] = STACK + 0x1000;
+    check(&rows, &[(LR, TEXT + 0x800)], &words, &found[..3], Ended::WindowRanOut);
+    // The caller of an interrupted leaf is in its link register.
+    let rows = rows.row(0x400, row((31, 0), &[])).row(0x103, framed());
+    words[registers + 30] = TEXT + 0x104;
+    words[registers + 31] = STACK - 64;
+    words[registers + 32] = TEXT + 0x400;
+    let found = [LEAF, found[1], (0x400, Method::Code), (0x103, Method::Cfi)];
+    check(&rows, &[(LR, TEXT + 0x800)], &words, &found, Ended::OtherStack);
+}
+
+#[test]
+fn a_record_of_code_that_may_keep_none_is_no_proof() {
+    // Neither the leaf nor its caller at +103 has a row; that of +203 says that it is the last.
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204];
+    let found = [LEAF, (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
+    for (describes_frames, ended) in [(false, Ended::Root), (true, Ended::Unproved)] {
+        let rows = Rows { describes_frames, ..Rows::new() }.row(0x203, end.clone());
+        check_by(How::Auto, &rows, &[(FP, STACK)], &words, &found, ended);
+        // The chain ends with the mark of the deepest frame.
+        let rows = Rows { describes_frames, ..Rows::new() };
+        check_by(How::Auto, &rows, &[(FP, STACK)], &words, &found, ended);
+    }
+}
+
+#[test]
+fn the_link_register_of_a_leaf_made_at_run_time_is_no_proof() {
+    let rows = Rows { no_bytes: Some(0x40), ..Rows::new() };
+    let words = [0, TEXT + 0x204];
+    let by_record = [LEAF, (0x203, Method::FramePointer)];
+    let by_link = [LEAF, (0x103, Method::FramePointer), by_record[1]];
+    let check = |link, found: &[_], ended| {
+        check_by(How::Auto, &rows, &[(FP, STACK), (LR, link)], &words, found, ended);
+    };
+    check(TEXT + 0x104, &by_link, Ended::Unproved);
+    check(TEXT + 0x204, &by_record, Ended::Root);
+    check(7, &by_record, Ended::Root);
+}
+
+#[test]
+fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204, 0, TEXT + 0x304];
+    let found = [(0x40, Method::Context), (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
+    let check = |rows, ended| check_by(How::FramePointer, &rows, &[(FP, STACK)], &words, &found, ended);
+    check(Rows::new(), Ended::Root);
+    let framed_all = || Rows::new().row(0x40, framed()).row(0x103, framed());
+    check(framed_all().row(0x203, end.clone()), Ended::Root);
+    // That function keeps no record: its own caller is missing.
+    let bare = row((31, 32), &[(LR, Column::At(-8))]);
+    check(framed_all().row(0x203, bare), Ended::Unproved);
+    check(framed_all(), Ended::Unproved);
 }
 
 #[test]
