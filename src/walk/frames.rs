@@ -54,7 +54,7 @@ impl Method {
 /// A walked stack, leaf first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frames {
-    /// Look-up addresses (Avma; a return address minus one, but for trampolines of signals).
+    /// Look-up addresses (Avma; a return address minus one if a call left it).
     pub addresses: Vec<u64>,
     /// How each was found.
     pub methods: Vec<Method>,
@@ -73,8 +73,9 @@ impl Frames {
     }
 
     /// Says that the last frame, which was pushed by its return address, called nothing. The
-    /// handler of a signal returns to the first instruction of the trampoline (signal(7)):
-    /// what stands in front of it belongs to another function, or to none.
+    /// handler of a signal returns to the first instruction of the trampoline (signal(7)), and
+    /// so does the first function of a context to that of `__start_context`: what stands in front
+    /// of it belongs to another function, or to none.
     pub(super) fn last_is_not_called(&mut self, address: CodeAddress) {
         if let (CodeAddress::Return(at), Some(last)) = (address, self.addresses.last_mut()) {
             *last = at.0;

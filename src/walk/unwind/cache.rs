@@ -30,8 +30,8 @@ pub(super) struct Cache {
 struct Unusual {
     row: Row,
     switch: Switch,
-    /// Handlers of signals return there, and nothing is called from there.
-    is_trampoline: bool,
+    /// It is a return address without a call: nothing is called from there.
+    not_called: bool,
 }
 
 /// The key of an address. The same address is another one as a return address than as a
@@ -72,10 +72,15 @@ impl Cache {
         self.kept(rule).map_or(Switch::No, |kept| kept.switch)
     }
 
-    /// Whether it is of the trampoline that the handler of a signal returns to.
-    #[inline]
-    pub(super) fn is_trampoline(&self, rule: Rule) -> bool {
-        self.kept(rule).is_some_and(|kept| kept.is_trampoline)
+    /// Whether it is of a return address that no call left: the trampoline that handlers of
+    /// signals return to, the function that the first one of a context returns to.
+    pub(super) fn not_called(&self, rule: Rule) -> bool {
+        self.kept(rule).is_some_and(|kept| kept.not_called)
+    }
+
+    /// Whether an unusual row says that there is no caller.
+    pub(super) fn is_root(&self, rule: Rule) -> bool {
+        self.unusual(rule).is_some_and(|row| row.columns[RETURN_ADDRESS] == Column::Undefined)
     }
 
     fn kept(&self, rule: Rule) -> Option<&Unusual> {
@@ -104,10 +109,11 @@ impl Cache {
         let (rule, saved) = match found {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
-                let is_trampoline = row.signal && begins_trampoline(address, code);
-                self.keep(*row, method, switch, is_trampoline)
+                let not_called = row.signal && begins_trampoline(address, code);
+                self.keep(*row, method, switch, not_called)
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
+            Found::Start => self.keep_unusual(root_row(), Switch::No, true),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
@@ -118,7 +124,7 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, row: Row, method: Method, switch: Switch, is_trampoline: bool) -> (Rule, Saved) {
+    fn keep(&mut self, row: Row, method: Method, switch: Switch, not_called: bool) -> (Rule, Saved) {
         if row.columns[RETURN_ADDRESS] == Column::Undefined {
             return (Rule::of_kind(Kind::Root), Saved::default());
         }
@@ -127,11 +133,15 @@ impl Cache {
         {
             return packed;
         }
+        self.keep_unusual(row, switch, not_called)
+    }
+
+    fn keep_unusual(&mut self, row: Row, switch: Switch, not_called: bool) -> (Rule, Saved) {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
         let number = self.unusual.len() as u16;
-        self.unusual.push(Unusual { row, switch, is_trampoline });
+        self.unusual.push(Unusual { row, switch, not_called });
         (Rule::unusual(number), Saved::default())
     }
 }
@@ -142,6 +152,8 @@ enum Found {
     Row(Box<Row>, Method),
     /// The thread's first function.
     Root,
+    /// The same, where the first function of a context returns to.
+    Start,
     /// Neither unwind information nor understandable code.
     Nothing,
 }
@@ -154,7 +166,8 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     };
     let follows_call = is_return && call::returns_x86_64(at, code);
     if let Some(into) = start_of_context(at, code) {
-        return (Found::Root, follows_call || (is_return && into == 0));
+        let returned_to = is_return && into == 0;
+        return (if returned_to { Found::Start } else { Found::Root }, follows_call || returned_to);
     }
     if let Some(row) = code.row(address.lookup()) {
         // A handler returns to `__restore_rt`, which begins one byte before itself for
@@ -204,6 +217,13 @@ fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
         said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
     };
     found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
+}
+
+/// A row that says that there is no caller.
+fn root_row() -> Row {
+    let mut row = Row::new(Cfa::Register(super::RSP as u8, 0));
+    row.columns[RETURN_ADDRESS] = Column::Undefined;
+    row
 }
 
 /// How far into `__start_context` an address is. The first function of a `makecontext`

@@ -172,8 +172,11 @@ impl Unwinder {
             }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
-            if self.cache.is_trampoline(rule) {
+            if self.cache.not_called(rule) {
                 out.last_is_not_called(frame.address);
+                if self.cache.is_root(rule) {
+                    return Walked { ended: doubts.at_root(reached, input), reached };
+                }
             }
             let switch = self.cache.switch(rule);
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));

@@ -58,6 +58,9 @@ struct Entry {
     frame_pointer: u64,
     /// The stack that the frames below this one are on, where it is another.
     interrupted_on: Option<u64>,
+    /// The return address is that of a function that called nothing: the trampoline of signals,
+    /// the start of a context.
+    not_called: bool,
 }
 
 /// The shadow stack of one thread.
@@ -112,11 +115,11 @@ impl Shadow {
         }
         if called {
             let address = CodeAddress::Return(Avma(word(sp)));
-            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None });
+            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: false });
         } else if self.fresh && kind == Kind::Return {
             // The first function of a context: `makecontext` laid out where it returns to.
             let address = CodeAddress::Return(Avma(word(sp)));
-            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None });
+            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
             self.fresh = false;
         } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Push)
             && before.gpr[X86_64::RSP] == sp + 8
@@ -150,9 +153,10 @@ impl Shadow {
             address: CodeAddress::Pc(Avma(before.rip)),
             frame_pointer,
             interrupted_on: elsewhere.then_some(from),
+            not_called: false,
         });
         let address = CodeAddress::Return(Avma(word(sp)));
-        entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None });
+        entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
         self.fresh = false;
     }
 
@@ -173,7 +177,10 @@ impl Shadow {
                 {
                     told = Some(into.len());
                 }
-                into.push(entry.address.lookup().0);
+                into.push(match entry.address {
+                    CodeAddress::Return(address) if entry.not_called => address.0,
+                    address => address.lookup().0,
+                });
                 if let Some(other) = entry.interrupted_on
                     && hops < 8
                 {
