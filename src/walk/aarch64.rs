@@ -25,7 +25,8 @@ pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, ou
     let leaf_return = link_is_caller(pc, link, frame_pointer, input);
     let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
-        out.push(CodeAddress::Return(address).lookup().0);
+        let lookup = facts.lookup(address, input.code);
+        out.push(lookup.unwrap_or(CodeAddress::Return(address).lookup()).0);
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.

@@ -97,6 +97,12 @@ pub(super) fn is_sigreturn(code: &[u8]) -> bool {
         || code.starts_with(&[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05])
 }
 
+/// The same of aarch64: `mov x8, #139; svc #0`
+/// (arch/arm64/kernel/vdso/sigreturn.S; musl and glibc have the same).
+pub(super) fn is_sigreturn_aarch64(code: &[u8]) -> bool {
+    code.starts_with(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,18 +1,29 @@
 //! What walking by frame pointers asks of the code, remembered by address: whether there is
-//! code, and how a leaf's caller is found. Input: addresses, `Code`; output: answers. Void
+//! code that a frame returns to, and how a leaf's caller is found. Input: addresses, `Code`; output: answers. Void
 //! when the images change.
 
-use super::Code;
 use super::table::Table;
 use super::x86_64::record;
-use crate::addr::Avma;
+use super::{Code, call};
+use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::FrameRule;
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    is_code: Table<bool>,
+    returns: Table<ReturnsTo>,
     leaves: Table<Leaf>,
+}
+
+/// What a return address leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ReturnsTo {
+    #[default]
+    NoCode,
+    /// Code in which the call is.
+    Caller,
+    /// The trampoline that handlers of signals return to, which called nothing.
+    Trampoline,
 }
 
 /// What is known of an x86_64 instruction that a thread was stopped at.
@@ -27,24 +38,36 @@ pub(super) struct Leaf {
 
 impl Facts {
     pub(super) fn clear(&mut self) {
-        self.is_code.clear();
+        self.returns.clear();
         self.leaves.clear();
     }
 
+    /// The look-up address of the frame that a return address is of; `None` where no code is.
     #[inline(always)]
-    pub(super) fn is_code(&mut self, at: Avma, code: &dyn Code) -> bool {
-        match self.is_code.get(at.0) {
-            Some(is_code) => is_code,
-            None => self.ask(at, code),
+    pub(super) fn lookup(&mut self, address: Avma, code: &dyn Code) -> Option<Avma> {
+        let lookup = CodeAddress::Return(address).lookup();
+        let known = match self.returns.get(lookup.0) {
+            Some(known) => known,
+            None => self.ask(address, lookup, code),
+        };
+        match known {
+            ReturnsTo::NoCode => None,
+            ReturnsTo::Caller => Some(lookup),
+            ReturnsTo::Trampoline => Some(address),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ask(&mut self, at: Avma, code: &dyn Code) -> bool {
-        let is_code = code.is_code(at);
-        self.is_code.insert(at.0, is_code);
-        is_code
+    fn ask(&mut self, address: Avma, lookup: Avma, code: &dyn Code) -> ReturnsTo {
+        let is_sigreturn = |code: &[u8]| call::is_sigreturn(code) || call::is_sigreturn_aarch64(code);
+        let known = match code.is_code(lookup) {
+            true if code.code(address).is_some_and(is_sigreturn) => ReturnsTo::Trampoline,
+            true => ReturnsTo::Caller,
+            false => ReturnsTo::NoCode,
+        };
+        self.returns.insert(lookup.0, known);
+        known
     }
 
     pub(super) fn leaf(&mut self, pc: Avma, code: &dyn Code) -> Leaf {
@@ -71,10 +94,16 @@ mod tests {
     impl Code for Asked {
         fn is_code(&self, at: Avma) -> bool {
             self.0.set(self.0.get() + 1);
-            at.0 == 0x1000
+            [0x1000, 0x3000, 0x4000].contains(&at.0)
         }
         fn code(&self, at: Avma) -> Option<&[u8]> {
-            (at.0 == 0x1000).then_some(&[0x55, 0x48, 0x89, 0xe5])
+            match at.0 {
+                0x1000 => Some(&[0x55, 0x48, 0x89, 0xe5]),
+                // The trampolines of x86_64 and aarch64.
+                0x3001 => Some(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]),
+                0x4001 => Some(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]),
+                _ => None,
+            }
         }
         fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
             self.0.set(self.0.get() + 1);
@@ -92,15 +121,24 @@ mod tests {
     fn an_address_is_asked_for_once_until_the_images_change() {
         let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
         for _ in 0..3 {
-            assert!(facts.is_code(Avma(0x1000), &code));
-            assert!(!facts.is_code(Avma(0x2000), &code));
+            assert_eq!(facts.lookup(Avma(0x1001), &code), Some(Avma(0x1000)));
+            assert_eq!(facts.lookup(Avma(0x2001), &code), None);
         }
         assert_eq!(code.0.get(), 2);
         facts.clear();
-        assert!(facts.is_code(Avma(0x1000), &code));
+        assert_eq!(facts.lookup(Avma(0x1001), &code), Some(Avma(0x1000)));
         assert_eq!(code.0.get(), 3);
         // The key that is no address.
-        assert!(!facts.is_code(Avma(u64::MAX), &code));
+        assert_eq!(facts.lookup(Avma(0), &code), None);
+    }
+
+    #[test]
+    fn nothing_stands_in_front_of_a_trampoline_of_signals() {
+        let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
+        for at in [0x3001, 0x4001, 0x3001].map(Avma) {
+            assert_eq!(facts.lookup(at, &code), Some(at));
+        }
+        assert_eq!(code.0.get(), 2);
     }
 
     #[test]

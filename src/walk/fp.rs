@@ -51,10 +51,9 @@ pub(super) fn follow(
             let ended = if next == 0 && begins != Some(false) { Ended::Root } else { Ended::BadFrame };
             return Walked { ended, reached: record + 16 };
         }
-        let lookup = CodeAddress::Return(Avma(return_address)).lookup();
-        if !facts.is_code(lookup, input.code) {
+        let Some(lookup) = facts.lookup(Avma(return_address), input.code) else {
             return Walked { ended: Ended::BadFrame, reached };
-        }
+        };
         reached = record + 16;
         if out.len() >= input.max_depth {
             return Walked { ended: Ended::DepthLimit, reached };

@@ -29,7 +29,7 @@ pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out
         }
         match step(&rule, sp, frame_pointer, input, facts) {
             Step::To(caller) if out.len() < input.max_depth => {
-                out.push(CodeAddress::Return(caller.address).lookup().0);
+                out.push(caller.lookup.0);
                 let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
                 return fp::follow(Processor::X86_64, at, sp, called_from, input, facts, out);
             }
@@ -42,16 +42,19 @@ pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out
         .unframed_return_at
         .and_then(|bytes| input.stack.word(sp + bytes))
         .map(Avma)
-        .filter(|address| is_return_address(*address, input, facts) && out.len() < input.max_depth);
-    if let Some(address) = leaf_return {
-        out.push(CodeAddress::Return(address).lookup().0);
+        .and_then(|address| Some((address, facts.lookup(address, input.code)?)))
+        .filter(|_| out.len() < input.max_depth);
+    if let Some((_, lookup)) = leaf_return {
+        out.push(lookup.0);
     }
-    fp::follow(Processor::X86_64, frame_pointer, sp, leaf_return, input, facts, out)
+    let called_from = leaf_return.map(|(address, _)| address);
+    fp::follow(Processor::X86_64, frame_pointer, sp, called_from, input, facts, out)
 }
 
 /// The caller of the leaf frame.
 struct Caller {
     address: Avma,
+    lookup: Avma,
     sp: Avma,
     frame_pointer: u64,
 }
@@ -84,17 +87,11 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
         Some(at) => slot(at).and_then(|slot| input.stack.word(slot)),
         None => Some(frame_pointer),
     };
-    match frame_pointer {
-        Some(frame_pointer) if is_return_address(address, input, facts) => {
-            Step::To(Caller { address, sp: Avma(cfa), frame_pointer })
-        }
-        _ => Step::NotFollowed,
+    // The byte before a return address is code; the address itself may be the end of it.
+    match frame_pointer.zip(facts.lookup(address, input.code)) {
+        Some((frame_pointer, lookup)) => Step::To(Caller { address, lookup, sp: Avma(cfa), frame_pointer }),
+        None => Step::NotFollowed,
     }
-}
-
-/// The byte before a return address is code; the address itself may be the end of it.
-fn is_return_address(address: Avma, input: &Input<'_>, facts: &mut Facts) -> bool {
-    facts.is_code(CodeAddress::Return(address).lookup(), input.code)
 }
 
 #[cfg(test)]

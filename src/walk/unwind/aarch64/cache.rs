@@ -124,8 +124,9 @@ impl Cache {
             CodeAddress::Return(at) => (at, true),
         };
         // A handler of a signal returns to the trampoline, which did not call it.
-        let returns =
-            is_return && (call::returns_aarch64(at, code) || is_sigreturn(code.code(at).unwrap_or_default()));
+        let returns = is_return
+            && (call::returns_aarch64(at, code)
+                || call::is_sigreturn_aarch64(code.code(at).unwrap_or_default()));
         let kind = if is_return && !returns { Kind::Unknown } else { self.find(address, code) };
         let rule = Rule { kind, returns };
         self.rules.insert(key, rule);
@@ -138,7 +139,7 @@ impl Cache {
         let here = code.code(at).unwrap_or_default();
         // Before the rows: those of the vDSO's trampoline lead to the caller of what the
         // signal interrupted.
-        if is_sigreturn(here) {
+        if call::is_sigreturn_aarch64(here) {
             return self.keep(address, signal_frame(), Method::Code, code);
         }
         if let Some(row) = code.row_aarch64(lookup) {
@@ -182,16 +183,10 @@ impl Cache {
 /// Whether a handler's return address is the first instruction of a trampoline: see x86_64.
 fn begins_trampoline(address: CodeAddress, code: &dyn Code) -> bool {
     let CodeAddress::Return(at) = address else { return false };
-    is_sigreturn(code.code(at).unwrap_or_default()) || !call::returns_aarch64(at, code)
+    call::is_sigreturn_aarch64(code.code(at).unwrap_or_default()) || !call::returns_aarch64(at, code)
 }
 
-/// Whether code is the end of a signal handler on Linux: `mov x8, #139; svc #0`
-/// (arch/arm64/kernel/vdso/sigreturn.S; musl and glibc have the same).
-fn is_sigreturn(code: &[u8]) -> bool {
-    code.starts_with(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4])
-}
-
-/// The row of that trampoline. The stack pointer is at `struct rt_sigframe`: 128 bytes of
+/// The row of the trampoline of signals. The stack pointer is at `struct rt_sigframe`: 128 bytes of
 /// siginfo, then the context, whose registers begin 184 bytes into it.
 /// Source: Linux arch/arm64/kernel/signal.c and include/uapi/asm/{ucontext,sigcontext}.h.
 fn signal_frame() -> RowAarch64 {

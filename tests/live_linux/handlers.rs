@@ -1,0 +1,78 @@
+//! Stacks whose callers are not where a walk looks for them: a signal handler on a stack of its
+//! own, a leaf made at run time that keeps no frame record. They are never called complete, and
+//! the reason is the right one.
+
+use crate::support::{Recorded, compile, launch, live, not_here, try_compile};
+
+/// The counts of stacks that are incomplete for a reason.
+fn incomplete(recorded: &Recorded, reason: &str) -> u64 {
+    recorded.stats["stacks_incomplete"][reason].as_u64().unwrap_or(0)
+}
+
+/// Records a handler that takes all the time, with its stack in each kind of memory.
+#[track_caller]
+fn check_handlers(name: &str, flags: &[&str], unwind: &str) -> Option<Recorded> {
+    let mut last = None;
+    for memory in ["static", "heap", "thread"] {
+        let program = match try_compile("handlers", name, flags) {
+            Ok(program) => program,
+            Err(why) => {
+                not_here(&why);
+                return None;
+            }
+        };
+        let recorded = launch(&["--hz", "997", "--unwind", unwind], &program, &[memory]);
+        recorded.check_success();
+        let handlers = recorded.count(|stack| stack.has("handle"));
+        recorded.check(handlers > 100, format!("{memory}: the handler has {handlers} counts"));
+        let elsewhere = incomplete(&recorded, "goes on on another stack");
+        recorded.check(elsewhere * 100 >= handlers * 95, format!("{memory}: {elsewhere} of {handlers}"));
+        // One may come before the C library is known.
+        let torn = incomplete(&recorded, "bad frame");
+        recorded.check(torn <= 2, format!("{memory}: {torn} bad frames"));
+        let advises = recorded.stderr.contains("many stacks end early");
+        recorded.check(torn > 0 || !advises, format!("{memory}: no rebuilding helps"));
+        last = Some(recorded);
+    }
+    last
+}
+
+const FLAGS: [&str; 4] = ["-O1", "-g", "-fno-omit-frame-pointer", "-pthread"];
+
+#[test]
+fn a_handler_on_a_stack_of_its_own_is_no_bad_frame() {
+    let Some(_one) = live() else { return };
+    check_handlers("handlers", &FLAGS, "auto");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_trampoline_of_signals_has_its_own_name() {
+    let Some(_one) = live() else { return };
+    let flags = [&FLAGS[..], &["-static"]].concat();
+    for unwind in ["auto", "fp"] {
+        let Some(recorded) = check_handlers("handlers_static", &flags, unwind) else { return };
+        let handlers = recorded.count(|stack| stack.has("handle"));
+        let named = recorded.count(|stack| stack.has("handle") && stack.has("__restore_rt"));
+        recorded.check(named * 100 >= handlers * 95, format!("{unwind}: {named} of {handlers} are named"));
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_leaf_made_at_run_time_without_a_record_is_not_called_complete() {
+    let Some(_one) = live() else { return };
+    let program = compile("handlers", "handlers_made", &["-O0"]);
+    let recorded = launch(&["--hz", "997"], &program, &["made"]);
+    recorded.check_success();
+    // Its caller is missing, whose frame record was taken for its own.
+    let skipped = recorded.count(|stack| stack.has("main") && !stack.has("call_made"));
+    recorded.check(skipped > 100, format!("only {skipped} counts of the leaf"));
+    let said = incomplete(&recorded, "frame record not certain");
+    // Others may come before the C library is known.
+    recorded.check(said * 100 >= skipped * 95, format!("{said} of {skipped} are said to be uncertain"));
+    let wrong =
+        recorded.count(|stack| stack.has("main") && !stack.has("call_made") && !stack.has("[incomplete]"));
+    // Before call_made was called, or after.
+    recorded.check(wrong <= 1, format!("{wrong} are called complete without the leaf's caller"));
+}
