@@ -1,22 +1,47 @@
-//! The mark of functions that sign their return addresses with the B key, as arm64e code
-//! does: the letter `B` in the augmentation of a CIE of `__eh_frame`. gimli does not know it
-//! and refuses the entries. Input: a section; output: a copy that it reads, if there are any.
+//! The marks of functions that sign their return addresses with the B key, as arm64e code
+//! does, and of those that tag their stack: the letters `B` and `G` in the augmentation of a
+//! CIE. gimli does not know them and refuses the entries. Input: an `.eh_frame` section;
+//! output: a copy that it reads, if there are any.
 //!
-//! Nothing here depends on the key: signatures are stripped. Format: AADWARF64, 4.3.
+//! Nothing here depends on them: signatures are stripped, and tags are of addresses of data.
+//! Format: AADWARF64, 4.3. In `.debug_frame` nobody writes them (gas `output_cie`, LLVM
+//! `EmitCIE`).
+
+use std::sync::OnceLock;
 
 /// Longest augmentation that is looked at, in bytes; compilers write up to 5.
 const AUGMENTATION_MAX: usize = 16;
 
-/// A section in which the mark is written as the one of signal trampolines (`S`).
-#[derive(Clone, Debug)]
-pub(super) struct Rewritten {
-    pub bytes: Vec<u8>,
-    /// Offsets of the CIEs that are of no signal trampoline; rising.
-    pub not_signal: Vec<usize>,
+/// A section as gimli reads it; looked through when it is first needed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Readable(OnceLock<Option<Rewritten>>);
+
+impl Readable {
+    /// Of a processor that has no such marks.
+    pub(super) fn as_is() -> Readable {
+        Readable(OnceLock::from(None))
+    }
+
+    /// The section, and the CIEs whose mark of signal trampolines is not theirs. `bytes` are
+    /// the same each time.
+    pub(super) fn of<'a>(&'a self, bytes: &'a [u8]) -> (&'a [u8], &'a [usize]) {
+        match self.0.get_or_init(|| rewrite(bytes)) {
+            Some(rewritten) => (&rewritten.bytes, &rewritten.not_signal),
+            None => (bytes, &[]),
+        }
+    }
 }
 
-/// Rewrites a section; `None` if nothing in it has the mark.
-pub(super) fn rewrite(section: &[u8]) -> Option<Rewritten> {
+/// A section in which the marks are written as the one of signal trampolines (`S`).
+#[derive(Clone, Debug)]
+struct Rewritten {
+    bytes: Vec<u8>,
+    /// Offsets of the CIEs that are of no signal trampoline; rising.
+    not_signal: Vec<usize>,
+}
+
+/// Rewrites a section; `None` if nothing in it has a mark.
+fn rewrite(section: &[u8]) -> Option<Rewritten> {
     let mut rewritten: Option<Rewritten> = None;
     let word = |at: usize| section.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word));
     let mut at = 0usize;
@@ -26,7 +51,8 @@ pub(super) fn rewrite(section: &[u8]) -> Option<Rewritten> {
         if word(at + 4) == Some(0) {
             let letters = section.get(augmentation..).unwrap_or_default().iter().take(AUGMENTATION_MAX);
             let letters: Vec<u8> = letters.take_while(|letter| **letter != 0).copied().collect();
-            for (index, _) in letters.iter().enumerate().filter(|(_, letter)| **letter == b'B') {
+            let marks = letters.iter().enumerate().filter(|(_, letter)| matches!(letter, b'B' | b'G'));
+            for (index, _) in marks {
                 let rewritten = rewritten
                     .get_or_insert_with(|| Rewritten { bytes: section.to_vec(), not_signal: Vec::new() });
                 rewritten.bytes[augmentation + index] = b'S';
@@ -51,11 +77,12 @@ mod tests {
 
     #[test]
     fn the_mark_is_rewritten_in_each_cie_and_nowhere_else() {
-        let section = [cie(b"zR"), cie(b"zRB"), cie(b"zRSB"), b"BBBBBB".to_vec()].concat();
-        let rewritten = rewrite(&section).expect("two marks");
-        let expected = [cie(b"zR"), cie(b"zRS"), cie(b"zRSS"), b"BBBBBB".to_vec()].concat();
+        let section = [cie(b"zR"), cie(b"zRB"), cie(b"zRSB"), cie(b"zRBG"), b"BGBGBG".to_vec()].concat();
+        let rewritten = rewrite(&section).expect("three marks");
+        let expected = [cie(b"zR"), cie(b"zRS"), cie(b"zRSS"), cie(b"zRSS"), b"BGBGBG".to_vec()].concat();
         assert_eq!(rewritten.bytes, expected);
-        assert_eq!(rewritten.not_signal, [cie(b"zR").len()]);
+        let third = section.len() - 6 - cie(b"zRBG").len();
+        assert_eq!(rewritten.not_signal, [cie(b"zR").len(), third]);
         assert!(rewrite(&cie(b"zPLR")).is_none());
     }
 

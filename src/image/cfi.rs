@@ -3,25 +3,26 @@
 //! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
 //!
 //! `.eh_frame` through the binary search table of `.eh_frame_hdr` where that has one, else
-//! through an index made here, and `.debug_frame` for functions that are only there.
+//! through an index (see `entries`), and `.debug_frame` for functions that are only there.
 //! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.
+
+mod entries;
 
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use gimli::{
-    BaseAddresses, CfaRule, CieOrFde, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian,
-    RegisterRule, UnwindContext, UnwindExpression, UnwindOffset, UnwindSection, Vendor,
+    BaseAddresses, CfaRule, EhFrameHdr, LittleEndian, RegisterRule, UnwindContext, UnwindExpression,
+    UnwindOffset, UnwindSection,
 };
-use object::elf::{FileHeader64, PT_GNU_EH_FRAME};
-use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Object, ObjectSection};
+use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
-use super::b_key::{self, Rewritten};
+use super::b_key::Readable;
+use super::elf::{MAX_SECTION_NAME_BYTES, section_names};
+use super::object::name_at;
 use crate::addr::Svma;
 use crate::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
-
-type Reader<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Longest DWARF expression that is kept, in bytes. Compilers and C libraries write up to 20.
 const EXPRESSION_BYTES_MAX: usize = 256;
@@ -41,6 +42,7 @@ struct Table {
     frames: Range<usize>,
     is_debug: bool,
     search: Search,
+    marks: Readable,
 }
 
 /// How the entry of an address is found.
@@ -57,23 +59,25 @@ impl Cfi {
     /// aarch64.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<Cfi> {
-        let file = object::File::parse(bytes).ok()?;
-        let columns = match file.architecture() {
-            object::Architecture::X86_64 => COLUMNS,
-            object::Architecture::Aarch64 => AARCH64_COLUMNS,
+        let file = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+        let endian = file.endian().ok()?;
+        let columns = match file.e_machine(endian) {
+            EM_X86_64 => COLUMNS,
+            EM_AARCH64 => AARCH64_COLUMNS,
             _ => return None,
         };
-        if file.format() != object::BinaryFormat::Elf || !file.is_64() || !file.is_little_endian() {
-            return None;
-        }
+        let sections = file.section_headers(endian, bytes).unwrap_or_default();
+        let names = section_names(file, bytes, sections);
         let section = |name: &str| -> Option<(u64, Range<usize>)> {
-            let section = file.section_by_name(name)?;
+            let section = sections.iter().find(|section| {
+                name_at(names, section.sh_name(endian), MAX_SECTION_NAME_BYTES) == name.as_bytes()
+            })?;
             // A compressed section has other bytes than the ones that are read here.
-            let range = section.compressed_file_range().ok()?;
-            if range.format != object::CompressionFormat::None {
+            if section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0 {
                 return None;
             }
-            Some((section.address(), checked(bytes, range.offset, range.uncompressed_size)?))
+            let (offset, size) = section.file_range(endian)?;
+            Some((section.sh_addr(endian), checked(bytes, offset, size)?))
         };
         let header = section(".eh_frame_hdr").or_else(|| header_segment(bytes));
         let frames = section(".eh_frame").or_else(|| frames_after_header(bytes, &header.clone()?));
@@ -88,15 +92,21 @@ impl Cfi {
                 bases = bases.clone().set_eh_frame_hdr(*svma);
                 has_table(bytes.get(header.clone()).unwrap_or_default(), &bases)
             });
+            let marks = if columns == AARCH64_COLUMNS { Readable::default() } else { Readable::as_is() };
             let search = match header {
                 Some((_, header)) => Search::Header(header),
-                None => Search::Index(index(eh_frame(&bytes[frames.clone()]), &bases)),
+                None => {
+                    let (readable, _) = marks.of(&bytes[frames.clone()]);
+                    Search::Index(entries::index(entries::eh_frame(readable), readable, &bases))
+                }
             };
-            tables.push(Table { frames, is_debug: false, search });
+            tables.push(Table { frames, is_debug: false, search, marks });
         }
         if let Some((_, frames)) = section(".debug_frame") {
-            let section = debug_frame(&bytes[frames.clone()]);
-            tables.push(Table { search: Search::Index(index(section, &bases)), frames, is_debug: true });
+            let content = &bytes[frames.clone()];
+            let index = entries::index(entries::debug_frame(content), content, &bases);
+            let (search, marks) = (Search::Index(index), Readable::as_is());
+            tables.push(Table { frames, is_debug: true, search, marks });
         }
         (!tables.is_empty()).then_some(Cfi { tables, bases, columns })
     }
@@ -110,52 +120,27 @@ impl Cfi {
         }
         self.tables.iter().find_map(|table| {
             let frames = bytes.get(table.frames.clone())?;
+            let offset = match &table.search {
+                Search::Header(header) => self.offset_in(bytes.get(header.clone())?, pc)?,
+                Search::Index(index) => entries::entry_at(index, pc.0)?,
+            };
             if table.is_debug {
-                self.row_in(table, debug_frame(frames), None, pc.0)
+                row_of(entries::debug_frame(frames), frames, &self.bases, offset, pc, &[])
             } else {
-                self.row_in(table, eh_frame(frames), Some(bytes), pc.0)
+                let (frames, not_signal) = table.marks.of(frames);
+                row_of(entries::eh_frame(frames), frames, &self.bases, offset, pc, not_signal)
             }
         })
     }
 
-    fn row_in<'a, S, const N: usize>(
-        &self,
-        table: &Table,
-        section: S,
-        bytes: Option<&'a [u8]>,
-        pc: u64,
-    ) -> Option<Row<N>>
-    where
-        S: UnwindSection<Reader<'a>>,
-        S::Offset: UnwindOffset<usize>,
-    {
-        let offset = match &table.search {
-            Search::Header(header) => {
-                let header = EhFrameHdr::new(bytes?.get(header.clone())?, LittleEndian);
-                let header = header.parse(&self.bases, 8).ok()?;
-                let pointer = header.table()?.lookup(pc, &self.bases).ok()?;
-                // Not gimli's `pointer_to_offset`, which overflows on a damaged table.
-                let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
-                usize::try_from(offset).ok()?
-            }
-            Search::Index(index) => entry_at(index, pc)?,
-        };
-        row_of(section, &self.bases, offset, pc, &[])
+    /// The offset of the entry of an address, by the table of `.eh_frame_hdr`.
+    fn offset_in(&self, header: &[u8], pc: Svma) -> Option<usize> {
+        let header = EhFrameHdr::new(header, LittleEndian).parse(&self.bases, 8).ok()?;
+        let pointer = header.table()?.lookup(pc.0, &self.bases).ok()?;
+        // Not gimli's `pointer_to_offset`, which overflows on a damaged table.
+        let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
+        usize::try_from(offset).ok()
     }
-}
-
-fn eh_frame(bytes: &[u8]) -> EhFrame<Reader<'_>> {
-    let mut section = EhFrame::new(bytes, LittleEndian);
-    // The others have no such instruction, so it need not be told which processor it is.
-    section.set_vendor(Vendor::AArch64);
-    section
-}
-
-fn debug_frame(bytes: &[u8]) -> DebugFrame<Reader<'_>> {
-    let mut section = DebugFrame::new(bytes, LittleEndian);
-    section.set_address_size(8);
-    section.set_vendor(Vendor::AArch64);
-    section
 }
 
 /// An `.eh_frame` section that is searched by offset or by an index of its own.
@@ -163,7 +148,7 @@ fn debug_frame(bytes: &[u8]) -> DebugFrame<Reader<'_>> {
 pub(super) struct Entries {
     bases: BaseAddresses,
     index: OnceLock<Vec<(u64, u64, usize)>>,
-    rewritten: OnceLock<Option<Rewritten>>,
+    marks: Readable,
 }
 
 impl Entries {
@@ -171,55 +156,42 @@ impl Entries {
     /// count from.
     pub(super) fn new(svma: Svma, text: Svma) -> Entries {
         let bases = BaseAddresses::default().set_eh_frame(svma.0).set_text(text.0);
-        Entries { bases, index: OnceLock::new(), rewritten: OnceLock::new() }
+        Entries { bases, index: OnceLock::new(), marks: Readable::default() }
     }
 
     /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
     pub(super) fn row<const N: usize>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<N>> {
-        let (bytes, not_signal) = self.readable(bytes);
-        row_of(eh_frame(bytes), &self.bases, offset, pc.0, not_signal)
+        let (bytes, not_signal) = self.marks.of(bytes);
+        row_of(entries::eh_frame(bytes), bytes, &self.bases, offset, pc, not_signal)
     }
 
     /// The row at `pc`, whose entry is searched for.
     pub(super) fn search<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
-        let (readable, _) = self.readable(bytes);
-        let index = self.index.get_or_init(|| index(eh_frame(readable), &self.bases));
-        self.row(bytes, entry_at(index, pc.0)?, pc)
-    }
-
-    /// The section as gimli reads it, and the CIEs whose mark of signal trampolines is not theirs.
-    fn readable<'a>(&'a self, bytes: &'a [u8]) -> (&'a [u8], &'a [usize]) {
-        match self.rewritten.get_or_init(|| b_key::rewrite(bytes)) {
-            Some(rewritten) => (&rewritten.bytes, &rewritten.not_signal),
-            None => (bytes, &[]),
-        }
+        let (readable, _) = self.marks.of(bytes);
+        let index = || entries::index(entries::eh_frame(readable), readable, &self.bases);
+        self.row(bytes, entries::entry_at(self.index.get_or_init(index), pc.0)?, pc)
     }
 }
 
-/// The offset of the entry that covers an address.
-fn entry_at(index: &[(u64, u64, usize)], pc: u64) -> Option<usize> {
-    let at = index.partition_point(|(start, ..)| *start <= pc).checked_sub(1)?;
-    index.get(at).filter(|(_, end, _)| pc < *end).map(|(.., offset)| *offset)
-}
-
-/// The row of the entry at an offset.
+/// The row of the entry at an offset of a section, which is that of `bytes`.
 fn row_of<'a, S, const N: usize>(
     section: S,
+    bytes: &[u8],
     bases: &BaseAddresses,
     offset: usize,
-    pc: u64,
+    pc: Svma,
     not_signal: &[usize],
 ) -> Option<Row<N>>
 where
-    S: UnwindSection<Reader<'a>>,
+    S: UnwindSection<entries::Reader<'a>>,
     S::Offset: UnwindOffset<usize>,
 {
-    let fde = section.fde_from_offset(bases, S::Offset::from(offset), S::cie_from_offset).ok()?;
-    if !fde.contains(pc) {
+    let fde = entries::fde(&section, bytes, bases, offset)?;
+    if !fde.contains(pc.0) {
         return None;
     }
     let mut context = UnwindContext::new();
-    let row = fde.unwind_info_for_address(&section, bases, &mut context, pc).ok()?;
+    let row = fde.unwind_info_for_address(&section, bases, &mut context, pc.0).ok()?;
     let expression = |expression: UnwindExpression<usize>| -> Option<Box<[u8]>> {
         let bytes = expression.get(&section).ok()?.0.slice();
         (bytes.len() <= EXPRESSION_BYTES_MAX).then(|| bytes.into())
@@ -299,132 +271,5 @@ fn has_table(header: &[u8], bases: &BaseAddresses) -> bool {
     })
 }
 
-/// The entries of a section by address; up to the first damaged one.
-fn index<'a, S>(section: S, bases: &BaseAddresses) -> Vec<(u64, u64, usize)>
-where
-    S: UnwindSection<Reader<'a>>,
-    S::Offset: UnwindOffset<usize>,
-{
-    let mut entries = section.entries(bases);
-    let mut index = Vec::new();
-    while let Ok(Some(entry)) = entries.next() {
-        let CieOrFde::Fde(partial) = entry else { continue };
-        let Ok(fde) = partial.parse(S::cie_from_offset) else { continue };
-        let end = fde.initial_address().saturating_add(fde.len());
-        if fde.initial_address() < end {
-            index.push((fde.initial_address(), end, fde.offset()));
-        }
-    }
-    index.sort_unstable();
-    index
-}
-
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))] // the test executable must be ELF
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::frame_rule::{CfaBase, FrameRule};
-    use object::{ObjectSymbol, SymbolKind};
-
-    fn rule(cfi: &Cfi, bytes: &[u8], pc: u64) -> Option<FrameRule> {
-        cfi.row(bytes, Svma(pc))?.ordinary()
-    }
-
-    #[test]
-    fn at_its_first_instruction_a_function_has_only_its_return_address() {
-        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let cfi = Cfi::find(&bytes).unwrap();
-        let file = object::File::parse(&*bytes).unwrap();
-        let functions =
-            file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
-        let entry = FrameRule {
-            base: CfaBase::StackPointer,
-            cfa_offset: 8,
-            frame_pointer_at: None,
-            return_at: Some(-8),
-        };
-        let (mut all, mut right) = (0, 0);
-        for function in functions.step_by(7) {
-            all += 1;
-            right += usize::from(rule(&cfi, &bytes, function.address()) == Some(entry));
-        }
-        // Hand-written start code is the exception.
-        assert!(all > 500 && right * 1000 >= all * 995, "{right} of {all}");
-    }
-
-    #[test]
-    fn what_is_no_file_or_no_code_has_no_rule() {
-        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let cfi = Cfi::find(&bytes).unwrap();
-        assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(0)), None);
-        assert_eq!(cfi.row::<AARCH64_COLUMNS>(&bytes, Svma(0x1000)), None);
-        assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(u64::MAX)), None);
-        assert_eq!(cfi.row::<COLUMNS>(&bytes[..100], Svma(0x1000)), None);
-        assert!(Cfi::find(b"\x7fELF").is_none());
-    }
-
-    #[test]
-    fn without_the_search_table_or_section_headers_the_rows_are_the_same() {
-        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let file = object::File::parse(&*bytes).unwrap();
-        let header = file.section_by_name(".eh_frame_hdr").unwrap().file_range().unwrap();
-        let mut without_table = bytes.clone();
-        without_table[header.0 as usize + 2] = 0xff; // fde_count_enc: DW_EH_PE_omit
-        let mut without_sections = bytes.clone();
-        without_sections[40..48].fill(0); // e_shoff
-        without_sections[60..64].fill(0); // e_shnum, e_shstrndx
-        let whole = Cfi::find(&bytes).unwrap();
-        for other in [without_table, without_sections] {
-            let cfi = Cfi::find(&other).unwrap();
-            let functions =
-                file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 4);
-            let mut compared = 0;
-            for function in functions.step_by(29) {
-                let pc = Svma(function.address() + function.size() / 2);
-                assert_eq!(cfi.row::<COLUMNS>(&other, pc), whole.row(&bytes, pc), "{pc}");
-                compared += 1;
-            }
-            assert!(compared > 50, "{compared}");
-        }
-    }
-
-    #[test]
-    fn damaged_tables_give_rows_or_none_and_end() {
-        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let file = object::File::parse(&*bytes).unwrap();
-        let range = |name: &str| file.section_by_name(name).unwrap().file_range().unwrap();
-        let (header, frames) = (range(".eh_frame_hdr"), range(".eh_frame"));
-        let text = file.section_by_name(".text").unwrap();
-        let cfi = Cfi::find(&bytes).unwrap();
-        let mut state = 88_172_645_463_325_252u64;
-        let mut random = |below: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % below
-        };
-        let mut mutated = bytes.clone();
-        for round in 0..300 {
-            // Damage adds up; every tenth round begins with a whole file again.
-            if round % 10 == 0 {
-                mutated.copy_from_slice(&bytes);
-            }
-            for _ in 0..200 {
-                let (offset, size) = if random(4) == 0 { header } else { frames };
-                let reach = if random(2) == 0 { size } else { size.min(4096) };
-                let at = (offset + random(reach)) as usize;
-                let byte = random(256) as u8;
-                mutated[at] = [0, 0xff, 0x7f, 0x80, byte][random(5) as usize];
-            }
-            for _ in 0..200 {
-                let pc = Svma(text.address() + random(text.size()));
-                let _ = cfi.row::<COLUMNS>(&mutated, pc);
-            }
-            if round % 50 == 0
-                && let Some(cfi) = Cfi::find(&mutated)
-            {
-                let _ = cfi.row::<COLUMNS>(&mutated, Svma(text.address()));
-            }
-        }
-    }
-}
+mod tests;

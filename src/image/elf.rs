@@ -6,6 +6,9 @@
 //!
 //! Format: System V ABI (gABI), chapters "ELF Header", "Program Header", "Note Section".
 
+#[cfg(test)]
+pub(crate) mod build;
+
 use std::ops::Range;
 
 use object::LittleEndian;
@@ -22,6 +25,10 @@ pub const MAX_BUILD_ID_BYTES: usize = 64;
 
 /// Most notes that are looked at for a build id, over all note segments of a file.
 const MAX_NOTES: usize = 1024;
+
+/// How much of a section's name is read, in bytes. The names that are asked for are far
+/// shorter; those of `-ffunction-sections` are longer, and cut.
+pub(crate) const MAX_SECTION_NAME_BYTES: usize = 64;
 
 /// The largest page size of the supported architectures (aarch64 with 64 KiB pages):
 /// a segment is mapped in whole pages, so up to this much around it belongs to it.
@@ -161,6 +168,16 @@ pub(crate) fn class(bytes: &[u8]) -> Result<Class, String> {
         [] => Err("an empty file".to_string()),
         _ => Err("not an ELF file".to_string()),
     }
+}
+
+/// The bytes that hold the names of sections (`e_shstrndx`); empty if there are none.
+pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
+    header: &H,
+    bytes: &'a [u8],
+    sections: &[H::SectionHeader],
+) -> &'a [u8] {
+    let index = header.shstrndx(LittleEndian, bytes).map_or(usize::MAX, |index| index as usize);
+    sections.get(index).and_then(|names| names.data(LittleEndian, bytes).ok()).unwrap_or_default()
 }
 
 fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::Result<Elf> {

@@ -3,6 +3,7 @@
 //! Input: the bytes of a file, hostile. Output: offset → stated address, the lowest
 //! address, the build id, the entry point. Not for: symbols (see `symbol::table`).
 
+use std::ffi::CStr;
 use std::ops::Range;
 
 use super::elf::Elf;
@@ -121,6 +122,15 @@ pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
     let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
     let end = clip(range.end);
     ImageBytes::new(Part { bytes: bytes.clone(), range: clip(range.start).min(end)..end })
+}
+
+/// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none. To look
+/// for the NUL further on is work without bounds: many names may begin in one long one.
+pub(crate) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
+    let rest = strings.get(offset as usize..).unwrap_or_default();
+    let rest = &rest[..rest.len().min(max)];
+    // It looks for the NUL by words, not by bytes.
+    CStr::from_bytes_until_nul(rest).map_or(rest, CStr::to_bytes)
 }
 
 struct Part {

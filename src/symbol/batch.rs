@@ -204,8 +204,8 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
 /// Looks up in one file what has no name yet.
 fn look_up(bytes: &ImageBytes, wanted: &[u64], found: &mut Symbols, texts: &mut Texts<'_>) {
     let table = SymbolTable::parse(bytes);
-    // Neighbouring addresses are mostly in one function.
-    let mut last: Option<(Svma, Option<Arc<str>>)> = None;
+    // Neighbouring addresses are mostly in one function. Two of one start differ in their end.
+    let mut last: Option<(Svma, Svma, Option<Arc<str>>)> = None;
     for (svma, found) in wanted.iter().zip(found) {
         if found.is_ok() {
             continue;
@@ -213,13 +213,13 @@ fn look_up(bytes: &ImageBytes, wanted: &[u64], found: &mut Symbols, texts: &mut 
         match table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(*svma))) {
             Ok(symbol) => {
                 let name = match &last {
-                    Some((start, name)) if *start == symbol.start => name.clone(),
+                    Some((start, end, name)) if (*start, *end) == (symbol.start, symbol.end) => name.clone(),
                     _ => match &symbol.name {
                         std::borrow::Cow::Borrowed(name) => texts.mangled(name),
                         std::borrow::Cow::Owned(name) => texts.mangled_anywhere(name),
                     },
                 };
-                last = Some((symbol.start, name.clone()));
+                last = Some((symbol.start, symbol.end, name.clone()));
                 *found = name.ok_or(Why::TooMuchText);
             }
             // That a file lacks symbols is told only if none has any.

@@ -11,18 +11,28 @@
 use hashbrown::HashMap;
 
 use super::sections::{self, Section};
+use super::table::MAX_NAME_BYTES;
 use crate::image::elf::Elf;
+use crate::image::object::name_at;
 
 /// The stubs of a file.
 #[derive(Debug)]
 pub struct Stubs<'a> {
     sections: Vec<Section<'a>>,
     machine: u16,
-    /// Name by the address of the slot, and by the number of the relocation in `.rela.plt`.
-    slots: HashMap<u64, &'a [u8]>,
-    lazy: Vec<&'a [u8]>,
+    /// The symbols that relocations refer to, and their names.
+    tables: Vec<(&'a [u8], &'a [u8])>,
+    /// Symbol by the address of the slot, and by the number of the relocation in `.rela.plt`.
+    slots: HashMap<u64, Symbol>,
+    lazy: Vec<Symbol>,
 }
 
+/// Which of the tables, and which symbol of it. Names are made of those that are asked for:
+/// all relocations of a file may refer to one long name.
+type Symbol = (u8, u32);
+
+/// Most sections of stubs; linkers write up to three.
+const MAX_SECTIONS: usize = 16;
 const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
 /// A relocation (`Elf64_Rela`) and a symbol (`Elf64_Sym`).
@@ -35,31 +45,36 @@ impl<'a> Stubs<'a> {
     #[must_use]
     pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
         let sections = sections::all(data).ok()?;
-        let is_plt = |section: &Section<'_>| section.is_code && section.name.starts_with(".plt");
-        let inside = |address| move |section: &Section<'_>| section.holds(address);
-        if !addresses.any(|address| sections.iter().filter(|section| is_plt(section)).any(inside(address))) {
+        let plts = sections.iter().filter(|section| section.is_code && section.name.starts_with(".plt"));
+        let plts: Vec<Section<'a>> = plts.take(MAX_SECTIONS).cloned().collect();
+        if !addresses.any(|address| plts.iter().any(|section| section.holds(address))) {
             return None;
         }
         let elf = Elf::parse(data).ok().filter(|elf| elf.is_64)?;
-        let mut stubs =
-            Stubs { sections: Vec::new(), machine: elf.machine, slots: HashMap::new(), lazy: Vec::new() };
-        for relocations in
-            sections.iter().filter(|section| matches!(&*section.name, ".rela.plt" | ".rela.dyn"))
-        {
+        let mut stubs = Stubs {
+            sections: plts,
+            machine: elf.machine,
+            tables: Vec::new(),
+            slots: HashMap::new(),
+            lazy: Vec::new(),
+        };
+        for name in [".rela.plt", ".rela.dyn"] {
+            let Some(relocations) = sections.iter().find(|section| section.name == name) else { continue };
             let Some(symbols) = sections.get(relocations.link as usize) else { continue };
             let Some(strings) = sections.get(symbols.link as usize) else { continue };
+            let table = stubs.tables.len() as u8;
+            stubs.tables.push((symbols.bytes, strings.bytes));
             for entry in relocations.bytes.as_chunks::<ENTRY_BYTES>().0 {
-                let (slot, index) = (word(entry, 0), word(entry, 8) >> 32);
-                let name = name(symbols.bytes, strings.bytes, index).unwrap_or_default();
-                if !name.is_empty() {
-                    stubs.slots.insert(slot, name);
+                let (slot, index) = (word(entry, 0), (word(entry, 8) >> 32) as u32);
+                // 0 stands for no symbol.
+                if index != 0 {
+                    stubs.slots.entry(slot).or_insert((table, index));
                 }
-                if relocations.name == ".rela.plt" {
-                    stubs.lazy.push(name);
+                if name == ".rela.plt" {
+                    stubs.lazy.push((table, index));
                 }
             }
         }
-        stubs.sections = sections.into_iter().filter(is_plt).collect();
         Some(stubs)
     }
 
@@ -68,14 +83,17 @@ impl<'a> Stubs<'a> {
     pub fn name(&self, address: u64) -> Option<&'a [u8]> {
         let section = self.sections.iter().find(|section| section.holds(address))?;
         let into = usize::try_from(address - section.svma).ok()?;
-        match self.machine {
+        let (table, index) = match self.machine {
             X86_64 => self.x86_64(section, into),
             AARCH64 => self.aarch64(section, into),
             _ => None,
-        }
+        }?;
+        let (symbols, strings) = self.tables.get(usize::from(table))?;
+        let symbol = symbols.as_chunks::<ENTRY_BYTES>().0.get(index as usize)?;
+        Some(name_at(strings, word(symbol, 0) as u32, MAX_NAME_BYTES)).filter(|name| !name.is_empty())
     }
 
-    fn x86_64(&self, section: &Section<'a>, into: usize) -> Option<&'a [u8]> {
+    fn x86_64(&self, section: &Section<'a>, into: usize) -> Option<Symbol> {
         // Stubs have 16 bytes; those of `.plt.got` 8 without IBT.
         let size = if section.name == ".plt.got" && !section.bytes.starts_with(&[0xf3, 0x0f, 0x1e]) {
             8
@@ -96,7 +114,7 @@ impl<'a> Stubs<'a> {
                 // push $number, with IBT all that the lazy half of a stub has.
                 [0x68, ..] => {
                     let number = usize::try_from(operand(at + 1)?).ok()?;
-                    return self.lazy.get(number).copied().filter(|name| !name.is_empty());
+                    return self.lazy.get(number).copied();
                 }
                 _ => {}
             }
@@ -104,7 +122,7 @@ impl<'a> Stubs<'a> {
         None
     }
 
-    fn aarch64(&self, section: &Section<'a>, into: usize) -> Option<&'a [u8]> {
+    fn aarch64(&self, section: &Section<'a>, into: usize) -> Option<Symbol> {
         // The jump of this stub is the first at or after the address, its `adrp` at most a stub before.
         let instruction = |at: usize| Some(u32::from_le_bytes(*section.bytes.get(at..)?.first_chunk()?));
         let at = into - into % 4;
@@ -138,13 +156,6 @@ fn word(entry: &[u8; ENTRY_BYTES], at: usize) -> u64 {
     entry[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-fn name<'a>(symbols: &[u8], strings: &'a [u8], index: u64) -> Option<&'a [u8]> {
-    let symbol = symbols.as_chunks::<ENTRY_BYTES>().0.get(usize::try_from(index).ok()?)?;
-    let rest = strings.get(word(symbol, 0) as u32 as usize..)?;
-    let rest = &rest[..rest.len().min(super::table::MAX_NAME_BYTES)];
-    rest.iter().position(|byte| *byte == 0).map(|end| &rest[..end])
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -158,8 +169,15 @@ mod tests {
     }
 
     fn stubs(machine: u16, section: Section<'static>, slots: &[(u64, &'static str)]) -> Stubs<'static> {
-        let slots = slots.iter().map(|(slot, name)| (*slot, name.as_bytes())).collect();
-        Stubs { sections: vec![section], machine, slots, lazy: vec![b"first", b"second"] }
+        let (mut symbols, mut strings) = (Vec::new(), Vec::new());
+        for name in ["", "first", "second"].iter().chain(slots.iter().map(|(_, name)| name)) {
+            symbols.extend((strings.len() as u32).to_le_bytes());
+            symbols.extend([0; ENTRY_BYTES - 4]);
+            strings.extend([name.as_bytes(), b"\0"].concat());
+        }
+        let slots = slots.iter().zip(3..).map(|((slot, _), symbol)| (*slot, (0, symbol))).collect();
+        let tables: Vec<(&[u8], &[u8])> = vec![(symbols.leak(), strings.leak())];
+        Stubs { sections: vec![section], machine, tables, slots, lazy: vec![(0, 1), (0, 2)] }
     }
 
     fn check(stubs: &Stubs<'_>, address: u64, expected: Option<&str>) {

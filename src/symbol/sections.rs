@@ -8,13 +8,13 @@ use std::borrow::Cow;
 use object::LittleEndian;
 use object::elf::{self, CompressionHeader32, CompressionHeader64, FileHeader32, FileHeader64};
 use object::macho::{MachHeader64, SECTION_TYPE};
-use object::read::elf::{CompressionHeader, FileHeader, SectionHeader, SectionTable};
+use object::read::elf::{CompressionHeader, FileHeader, SectionHeader};
 use object::read::macho::{MachHeader, Section as _, Segment as _};
 
 use super::relocate::Relocations;
 use super::unpack::{self, Packing};
-use crate::image::elf::{Class, class};
-use crate::image::object::Format;
+use crate::image::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
+use crate::image::object::{Format, name_at};
 
 /// Most sections of a file; object files of `-ffunction-sections` have the most.
 pub const MAX_SECTIONS: usize = 1 << 18;
@@ -22,7 +22,7 @@ pub const MAX_SECTIONS: usize = 1 << 18;
 /// A section as the file has it.
 #[derive(Clone, Debug)]
 pub struct Section<'a> {
-    /// `.debug_info`; the Mach-O name `__debug_info` reads the same.
+    /// `.debug_info`, cut if it is very long; the Mach-O name `__debug_info` reads the same.
     pub name: Cow<'a, str>,
     /// Its bytes in the file, perhaps packed; empty where it has none there.
     pub bytes: &'a [u8],
@@ -110,10 +110,11 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
 ) -> object::read::Result<Vec<Section<'a>>> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
-    let table: SectionTable<'_, H> = header.sections(endian, data)?;
-    let mut out = Vec::with_capacity(table.len().min(MAX_SECTIONS));
-    for section in table.iter().take(MAX_SECTIONS) {
-        let name = table.section_name(endian, section).unwrap_or_default();
+    let headers = header.section_headers(endian, data)?;
+    let names = section_names(header, data, headers);
+    let mut out = Vec::with_capacity(headers.len().min(MAX_SECTIONS));
+    for section in headers.iter().take(MAX_SECTIONS) {
+        let name = name_at(names, section.sh_name(endian), MAX_SECTION_NAME_BYTES);
         let mut found = Section {
             name: String::from_utf8_lossy(name),
             bytes: section.data(endian, data).unwrap_or_default(),

@@ -10,13 +10,12 @@ mod exports;
 pub mod macho;
 
 use std::borrow::Cow;
-use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
 use super::Why;
 use crate::addr::Svma;
-use crate::image::object::{Format, part};
+use crate::image::object::{Format, name_at, part};
 use crate::target::ImageBytes;
 
 /// Most symbols around one address that are looked at for one that covers it.
@@ -162,14 +161,6 @@ impl SymbolTable {
         let name = self.names.name(entry.name, MAX_NAME_BYTES);
         (!name.is_empty()).then_some(Symbol { name, start: Svma(entry.start), end: Svma(entry.end) })
     }
-}
-
-/// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none.
-pub(super) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
-    let rest = strings.get(offset as usize..).unwrap_or_default();
-    let rest = &rest[..rest.len().min(max)];
-    // It looks for the NUL by words, not by bytes.
-    CStr::from_bytes_until_nul(rest).map_or(rest, CStr::to_bytes)
 }
 
 #[cfg(all(test, target_os = "linux"))] // the compiler must make ELF files

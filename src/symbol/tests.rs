@@ -4,6 +4,7 @@
 use super::table::SymbolTable;
 use super::table::tests::zoo;
 use super::*;
+use crate::image::elf::build;
 use crate::target::{ImageBytes, Mapping, MappingKind};
 
 const BASE: u64 = 0x7f00_0000_0000;
@@ -182,4 +183,24 @@ fn this_process_names_its_own_functions() {
     assert!(texts[0][0].ends_with("::a_function_of_this_test"), "{texts:?}");
     assert_eq!(texts[0], texts[1]);
     assert_eq!(texts[2], ["_start"]);
+}
+
+#[test]
+fn an_address_has_the_same_name_whichever_others_are_asked_for() {
+    // Two names for one start: the shorter function is the better one where it reaches.
+    let names = b"\0shortg\0longl\0".to_vec();
+    let mut long = build::function(8, build::TEXT, 0x101);
+    long[4] = 0x02; // STB_LOCAL
+    let symbols = build::symbols(&[build::function(1, build::TEXT, 0x10), long], names);
+    let file = ImageBytes::new(build::file(build::X86_64, &symbols));
+    for (addresses, expected) in [
+        (&[0x1050][..], &["longl"][..]),
+        (&[0x1008], &["shortg"]),
+        (&[0x1008, 0x1050], &["shortg", "longl"]),
+        (&[0x1050, 0x1008, 0x1060], &["longl", "shortg", "longl"]),
+    ] {
+        let answer = name_addresses("/alias.so", file.clone(), addresses, &Options::default());
+        let names = answer.names.into_iter().map(|name| name.unwrap()[0].name.clone().unwrap());
+        assert_eq!(names.map(|name| name.to_string()).collect::<Vec<_>>(), expected, "{addresses:x?}");
+    }
 }

@@ -31,10 +31,13 @@ impl Archive {
             return Err("a thin archive, which Apple's linkers do not have".to_owned());
         }
         let mut members: HashMap<Vec<u8>, Vec<(Range<u64>, u64)>> = HashMap::new();
+        // Names lie beside each other in the file, unless many are made to begin in a long one.
+        let mut left = data.len();
         for member in file.members().take(MAX_MEMBERS) {
             let Ok(member) = member else { break };
+            left = left.checked_sub(member.name().len()).ok_or("the names of its members overlap")?;
             let (start, size) = member.file_range();
-            let of_name = members.entry(member.name().to_vec()).or_default();
+            let of_name = members.entry_ref(member.name()).or_default();
             of_name.push((start..start.saturating_add(size), member.date().unwrap_or(0)));
         }
         Ok(Archive { bytes, members })
@@ -47,5 +50,39 @@ impl Archive {
         let found = of_name.iter().find(|(_, date)| modified_s == 0 || *date == modified_s);
         let (range, _) = found.ok_or("it was changed after the image was linked; link it again")?;
         Ok(part(&self.bytes, range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn header(name: &str, size: usize) -> Vec<u8> {
+        format!("{name:<16}{:<12}{:<6}{:<6}{:<8}{size:<10}`\n", 0, 0, 0, 644).into_bytes()
+    }
+
+    fn archive(names: &str, members: impl Iterator<Item = String>) -> ImageBytes {
+        let mut bytes = [b"!<arch>\n".as_slice(), &header("//", names.len()), names.as_bytes()].concat();
+        members.for_each(|name| bytes.extend(header(&name, 0)));
+        ImageBytes::new(bytes)
+    }
+
+    #[test]
+    fn members_have_the_names_of_the_table() {
+        let names = "a_long_name_of_an_object_file.o/\nanother_long_name_of_one.o/\n\n";
+        let archive = Archive::read(archive(names, ["/0", "/33", "b.o/"].map(str::to_owned).into_iter()));
+        let archive = archive.unwrap();
+        for name in ["a_long_name_of_an_object_file.o", "another_long_name_of_one.o", "b.o"] {
+            assert!(archive.member(name.as_bytes(), 0).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_overlap_are_refused() {
+        // Copied, they would take 32 GiB.
+        let names = format!("{}/\n", "a".repeat(1 << 20));
+        let members = (0..1 << 16).map(|index| format!("/{index}"));
+        assert_eq!(Archive::read(archive(&names, members)).unwrap_err(), "the names of its members overlap");
     }
 }
