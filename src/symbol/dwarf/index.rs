@@ -36,13 +36,20 @@ struct Claim {
 }
 
 impl Index {
-    pub(super) fn build(dwarf: &Dwarf<'_>, wanted: &[u64], code_start: u64, budget: &Budget<'_>) -> Index {
+    /// Of up to `claims_max` ranges of addresses: units can be made that share their ranges.
+    pub(super) fn build(
+        dwarf: &Dwarf<'_>,
+        wanted: &[u64],
+        code_start: u64,
+        claims_max: usize,
+        budget: &Budget<'_>,
+    ) -> Index {
         let mut claims = Vec::new();
         let mut claim = |unit: usize, begin: u64, end: u64| {
             let first = wanted.partition_point(|address| *address < begin);
             let end = first + wanted[first..].partition_point(|address| *address < end);
             // Code that the linker left out keeps its entries, at address 0 and on.
-            if first < end && begin >= code_start {
+            if first < end && begin >= code_start && claims.len() < claims_max {
                 claims.push(Claim { unit, first, end });
             }
         };
@@ -64,6 +71,8 @@ impl Index {
                 let _ = place.each(dwarf, &opened.unit, budget, |begin, end| claim(offset, begin, end));
             }
         }
+        // `.debug_aranges` can name what is no unit: many of those might have the same entries.
+        claims.retain(|claim| units.binary_search(&claim.unit).is_ok());
         let jobs = assign(claims, wanted.len(), &units, dwarf.debug_info.reader().len());
         Index { units, jobs }
     }

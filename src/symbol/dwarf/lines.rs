@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use gimli::AttributeValue;
+use gimli::{AttributeValue, DebugLineOffset, Reader as _, Section as _};
 use hashbrown::HashMap;
 
 use super::names::text;
 use super::unit::{Opened, Unit};
-use super::{Budget, Dwarf, Slice, Texts};
+use super::{Budget, Dwarf, Slice, TEXT_BYTES_PER_STEP, Texts};
 
 type Program<'a> = gimli::IncompleteLineProgram<Slice<'a>>;
 
@@ -20,6 +20,7 @@ pub(super) struct Lines<'l, 'a> {
     unit: &'l Unit<'a>,
     comp_dir: Option<Slice<'a>>,
     program: Option<Program<'a>>,
+    budget: Budget<'l>,
     paths: HashMap<u64, Option<Arc<str>>>,
 }
 
@@ -32,24 +33,23 @@ pub(super) const NO_ROW: Row = (NO_FILE, 0);
 
 impl<'l, 'a> Lines<'l, 'a> {
     /// Reads the program's header.
-    pub(super) fn open(dwarf: &'l Dwarf<'a>, opened: &'l Opened<'a>, budget: &Budget<'_>) -> Lines<'l, 'a> {
+    pub(super) fn open(dwarf: &'l Dwarf<'a>, opened: &'l Opened<'a>, budget: &Budget<'l>) -> Lines<'l, 'a> {
         let unit = &opened.unit;
         let string = |value: Option<_>| value.and_then(|value| dwarf.attr_string(unit, value).ok());
         let (comp_dir, name) = (string(opened.comp_dir), string(opened.name));
         let program = opened.line.and_then(|offset| {
+            // Many units of a file can refer to one program, with a long header or few rows.
+            budget.spend(length_at(dwarf, offset)?).ok()?;
             dwarf.debug_line.program(offset, unit.header.address_size(), comp_dir, name).ok()
         });
-        // Many units of a file can refer to one long header.
-        let files = program.as_ref().map_or(0, |program| program.header().file_names().len());
-        let program = program.filter(|_| budget.spend(files as u64).is_ok());
-        Lines { dwarf, unit, comp_dir, program, paths: HashMap::new() }
+        Lines { dwarf, unit, comp_dir, program, budget: *budget, paths: HashMap::new() }
     }
 
     /// The rows of addresses, sorted; [`NO_ROW`] where there is none.
-    pub(super) fn rows(&self, wanted: &[u64], code_start: u64, budget: &Budget<'_>) -> Vec<Row> {
+    pub(super) fn rows(&self, wanted: &[u64], code_start: u64) -> Vec<Row> {
         let mut found = vec![NO_ROW; wanted.len()];
         if let Some(program) = self.program.clone() {
-            let _ = run(program, wanted, code_start, budget, &mut found);
+            let _ = run(program, wanted, code_start, &self.budget, &mut found);
         }
         found
     }
@@ -68,12 +68,16 @@ impl<'l, 'a> Lines<'l, 'a> {
         let header = self.program.as_ref()?.header();
         let entry = header.file(file)?;
         let string = |value: AttributeValue<Slice<'a>>| self.dwarf.attr_string(self.unit, value).ok();
-        let mut path = text(string(entry.path_name())?).into_owned();
+        let name = string(entry.path_name())?;
         // Before DWARF 5, directory 0 is the one of compilation and not in the table.
         let directory = match entry.directory_index() {
             0 if header.version() < 5 => None,
             _ => entry.directory(header).and_then(string),
         };
+        let before = [directory, self.comp_dir].map(|before| before.map_or(0, |before| before.len()));
+        let bytes = (name.len() + before[0] + before[1]) as u64;
+        self.budget.spend(bytes / TEXT_BYTES_PER_STEP).ok()?;
+        let mut path = text(name).into_owned();
         for before in [directory, self.comp_dir].into_iter().flatten() {
             if path.starts_with('/') || before.is_empty() {
                 break;
@@ -83,6 +87,14 @@ impl<'l, 'a> Lines<'l, 'a> {
         }
         Some(path)
     }
+}
+
+/// The bytes that a program takes, header and all, by its length at an offset.
+fn length_at(dwarf: &Dwarf<'_>, offset: DebugLineOffset) -> Option<u64> {
+    let mut rest = *dwarf.debug_line.reader();
+    rest.skip(offset.0).ok()?;
+    let (length, _) = rest.read_initial_length().ok()?;
+    Some(length.min(rest.len()) as u64)
 }
 
 /// Runs the program. A row holds from its address to that of the next row.

@@ -40,10 +40,15 @@ pub(super) type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
 /// Most functions at one address; the deepest seen in real programs are some fifty.
 pub const MAX_INLINED: usize = 256;
 
-/// Steps of work for each byte of a file: entries of range lists, rows of line programs,
-/// bytes of abbreviations. Real files need less than one; files can be made whose parts
-/// all refer to one long list.
+/// Steps of work for each byte of a file: entries and their ranges, bytes and rows of line
+/// programs, bytes of abbreviations and texts. Real files need a few at most; files can be
+/// made whose parts all refer to one long list.
 const STEPS_PER_BYTE: u64 = 64;
+/// Least bytes that say of one range of addresses which unit's they are: in `.debug_rnglists`,
+/// of which no two units share a list.
+const CLAIM_BYTES_MIN: u64 = 3;
+/// How much text costs a step: it is searched and copied by words.
+const TEXT_BYTES_PER_STEP: u64 = 16;
 /// Steps for any file.
 const STEPS_LEAST: u64 = 10_000_000;
 
@@ -203,7 +208,9 @@ impl Debug {
             index: Index::default(),
             steps: AtomicU64::new(bytes.saturating_mul(STEPS_PER_BYTE).saturating_add(STEPS_LEAST)),
         };
-        debug.index = Index::build(&debug.main.dwarf(), wanted, debug.main.code_start, &debug.budget());
+        let claims_max = usize::try_from(bytes / CLAIM_BYTES_MIN).unwrap_or(usize::MAX);
+        let code_start = debug.main.code_start;
+        debug.index = Index::build(&debug.main.dwarf(), wanted, code_start, claims_max, &debug.budget());
         debug
     }
 

@@ -11,8 +11,9 @@ use gimli::{AttributeValue, DebugInfoOffset, UnitOffset, constants as c};
 use hashbrown::{HashMap, HashSet};
 
 use super::unit::{self, Abbrevs, Unit};
-use super::{Budget, Dwarf, Slice};
+use super::{Budget, Dwarf, Slice, TEXT_BYTES_PER_STEP};
 use crate::symbol::demangle::{Demangler, demangle_with};
+use crate::symbol::table::MAX_NAME_BYTES;
 use crate::symbol::{MAX_TEXT_BYTES, Style, short};
 
 /// Most entries between a function and its name: an inlined one refers to its definition,
@@ -101,13 +102,16 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
         let mut next = None;
         let mut entries = unit.entries_raw(Some(entry))?;
         let Some(abbrev) = entries.read_abbreviation()? else { return Ok(None) };
+        self.budget.spend(abbrev.attributes().len() as u64)?;
         for spec in abbrev.attributes() {
             match spec.name() {
                 c::DW_AT_linkage_name | c::DW_AT_MIPS_linkage_name | c::DW_AT_name => {
                     let value = entries.read_attribute(*spec)?.value();
                     let Ok(text) = dwarf.attr_string(unit, value) else { continue };
                     let into = if spec.name() == c::DW_AT_name { &mut name.plain } else { &mut name.linkage };
-                    *into = into.or((!text.is_empty()).then(|| text.slice()));
+                    self.budget.spend(text.len() as u64 / TEXT_BYTES_PER_STEP)?;
+                    let text = &text.slice()[..text.len().min(MAX_NAME_BYTES)];
+                    *into = into.or((!text.is_empty()).then_some(text));
                 }
                 c::DW_AT_abstract_origin | c::DW_AT_specification => {
                     next = Some(entries.read_attribute(*spec)?.value());
@@ -132,7 +136,7 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
         };
         let units = match self.units.filter(|_| file == File::Own) {
             Some(known) => known,
-            None => units.get_or_init(|| offsets(dwarf)),
+            None => units.get_or_init(|| offsets(dwarf, self.budget)),
         };
         let start = *units.get(units.partition_point(|unit| *unit <= at).checked_sub(1)?)?;
         let key = (file, start);
@@ -149,11 +153,15 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
 }
 
 /// Where each unit of a file begins.
-fn offsets(dwarf: &Dwarf<'_>) -> Vec<usize> {
+fn offsets(dwarf: &Dwarf<'_>, budget: &Budget<'_>) -> Vec<usize> {
     let mut units = Vec::new();
     let mut headers = dwarf.units();
     while let Ok(Some(header)) = headers.next() {
         units.extend(header.debug_info_offset().map(|offset| offset.0));
+        // Each unit of the file that refers to this one asks anew.
+        if budget.spend(1).is_err() {
+            break;
+        }
     }
     units
 }

@@ -146,7 +146,7 @@ impl<'a> Work<'_, 'a> {
         let found = walk(dwarf, unit, wanted, code_start, &budget);
         let mut lines = self.ask.lines.then(|| Lines::open(self.dwarf, self.opened, &budget));
         let rows = match &lines {
-            Some(lines) => lines.rows(wanted, code_start, &budget),
+            Some(lines) => lines.rows(wanted, code_start),
             None => Vec::new(),
         };
         let mut names = Names::new(dwarf, unit, units, &budget);

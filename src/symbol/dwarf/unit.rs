@@ -143,6 +143,8 @@ pub(super) fn open<'a>(
     };
     let mut entries = header.entries_raw(&abbreviations, None)?;
     let root = entries.read_abbreviation()?.ok_or(gimli::Error::MissingUnitDie)?;
+    // Many small units can have one long list of attributes that take no bytes.
+    budget.spend(root.attributes().len() as u64)?;
     let (mut place, mut line) = (Place::default(), None);
     let (mut name, mut comp_dir, mut dwo_name) = (None, None, None);
     for spec in root.attributes() {

@@ -13,6 +13,9 @@ use super::{Budget, Dwarf, MAX_INLINED};
 /// No function.
 pub(super) const NONE: u32 = u32::MAX;
 
+/// How often the budget hears of the entries that were walked; of fewer it does not.
+const STEPS_AT_ONCE: u64 = 1024;
+
 /// A function at some of the addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
@@ -100,9 +103,17 @@ impl<'a> Walk<'_, 'a, '_> {
         let mut entries = self.unit.entries_raw(None)?;
         // Depth that a jump starts anew at.
         let mut base = 0;
+        let mut steps = 0;
         while !entries.is_empty() {
+            // Counted here and told now and then: there are hundreds of millions of entries.
+            if steps >= STEPS_AT_ONCE {
+                self.budget.spend(std::mem::take(&mut steps))?;
+            }
             let (offset, depth) = (entries.next_offset(), base + entries.next_depth());
+            steps += 1;
             let Some(abbrev) = entries.read_abbreviation()? else { continue };
+            // An entry of one byte can have many attributes that take none.
+            steps += abbrev.attributes().len() as u64 / 8;
             // At every entry: a block beside a function may hold others.
             while self.around.last().is_some_and(|(around, _)| *around >= depth) {
                 self.around.pop();
