@@ -53,7 +53,8 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                     new: node.total,
                 };
                 let nodes: Vec<svg::Node<'_>> = tree.nodes().iter().map(node).collect();
-                write_to(&output.to, &mut |out| svg::write(&shown.graph, &nodes, out))?;
+                let total = saved.total();
+                write_to(&output.to, &mut |out| svg::write(&shown.graph, &nodes, total, out))?;
             }
             Format::Pprof => write_to(&output.to, &mut |out| pprof::write::write(saved, out))?,
             Format::Speedscope => {

@@ -62,12 +62,13 @@ pub enum Compared {
     Shares,
 }
 
-/// Writes the flame graph of `nodes`, in pre-order.
+/// Writes the flame graph of `nodes`, in pre-order. `total` is the samples of the whole
+/// profile: `nodes` may lack what is too light to be seen, outermost frames included.
 ///
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
-pub fn write(graph: &Graph, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
-    draw(graph, nodes, None, out)
+pub fn write(graph: &Graph, nodes: &[Node<'_>], total: u64, out: impl Write) -> io::Result<()> {
+    draw(graph, &layout::lay_out(nodes, total, graph.min_width_percent), None, out)
 }
 
 /// Writes the differential flame graph of `nodes`, in pre-order: each frame is as wide as
@@ -78,19 +79,19 @@ pub fn write(graph: &Graph, nodes: &[Node<'_>], out: impl Write) -> io::Result<(
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for two empty profiles.
 pub fn write_diff(graph: &Graph, compared: Compared, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
-    draw(graph, nodes, Some(compared), out)
+    let picture = layout::lay_out_compared(nodes, compared, graph.min_width_percent);
+    draw(graph, &picture, Some(compared), out)
 }
 
-fn draw(graph: &Graph, nodes: &[Node<'_>], compared: Option<Compared>, out: impl Write) -> io::Result<()> {
-    let picture = layout::lay_out(nodes, compared, graph.min_width_percent);
+fn draw(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>, out: impl Write) -> io::Result<()> {
     let page = palette::page(graph.dark);
     if picture.width == 0 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "no samples to draw"));
     }
-    let mut palette = palette(&picture, graph.colors, compared);
+    let mut palette = palette(picture, graph.colors, compared);
     let mut options = Options::default();
     options.title = printable(&graph.title).into_owned();
-    options.subtitle = Some(printable(&subtitle(graph, &picture, compared)).into_owned());
+    options.subtitle = Some(printable(&subtitle(graph, picture, compared)).into_owned());
     options.uicolor = page.text;
     options.bgcolors = Some(BackgroundColor::Flat(page.background));
     options.palette_map = Some(&mut palette);
@@ -99,9 +100,9 @@ fn draw(graph: &Graph, nodes: &[Node<'_>], compared: Option<Compared>, out: impl
     // The only mode in which inferno keeps the order it is given. In it, it reads from the
     // last line to the first.
     options.flame_chart = true;
-    let text = paths(&picture);
+    let text = paths(picture);
     let unit = if graph.unit.is_empty() { "samples" } else { &graph.unit };
-    let mut labels = Labels::new(out, &picture, compared, unit, page.style);
+    let mut labels = Labels::new(out, picture, compared, unit, page.style);
     flamegraph::from_lines(&mut options, text.iter().rev().map(String::as_str), &mut labels)?;
     labels.finish()
 }

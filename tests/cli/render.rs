@@ -54,6 +54,20 @@ fn profiles_are_merged_and_filtered() {
 }
 
 #[test]
+fn shares_of_a_picture_are_those_of_the_whole_profile() {
+    let place = Place::new();
+    let small: String = (0..20_000).map(|n| format!("p;main;small{n} 1\n")).collect();
+    place.write("leaves", &format!("p;main;hot 10000\n{small}"));
+    place.run("render leaves --reverse -q -o a.svg").succeeds();
+    let svg = place.read("a.svg");
+    assert!(svg.contains("all (30,000 samples, 100%)") && svg.contains("hot (10,000 samples, 33.33%)"));
+    // Each process is too narrow to be drawn.
+    place.write("many", &(0..20_000).map(|n| format!("proc{n};a 1\n")).collect::<String>());
+    place.run("render many -q -o b.svg").succeeds();
+    assert!(place.read("b.svg").contains("all (20,000 samples, 100%)"));
+}
+
+#[test]
 fn a_filter_that_leaves_nothing_is_named() {
     let place = Place::new();
     place.write("a", "work;main 5\n");

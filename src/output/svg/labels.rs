@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_frame_of_another_form_is_an_error_and_not_a_wrong_picture() {
-        let picture = super::super::layout::lay_out(&[], None, 0.0);
+        let picture = super::super::layout::lay_out(&[], 0, 0.0);
         for bad in ["<g>x</g>", "<style></style><g><title>7 (1 s)</title><rect/><text>7</text></g>"] {
             let mut labels = Labels::new(Vec::new(), &picture, None, "samples", "");
             assert!(labels.write_all(bad.as_bytes()).is_err(), "{bad}");
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn pieces_of_any_size_make_the_same_file() {
         let nodes = [Node { depth: 0, name: "é<b>", base: 0, new: 3 }];
-        let picture = super::super::layout::lay_out(&nodes, None, 0.0);
+        let picture = super::super::layout::lay_out(&nodes, 3, 0.0);
         let file =
             "<style>x</style>head<g><title>0 (3 samples, 100%)</title><rect/><text x=\"1\">0</text></g>tail";
         for size in 1..file.len() {

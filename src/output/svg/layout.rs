@@ -53,20 +53,44 @@ pub(super) struct Picture<'a> {
     pub(super) too_deep: bool,
 }
 
-/// Lays out `nodes`: those of at least `min_width_percent` of the whole.
-pub(super) fn lay_out<'a>(
+/// Lays out `nodes`: those of at least `min_width_percent` of the `total` samples.
+pub(super) fn lay_out<'a>(nodes: &[Node<'a>], total: u64, min_width_percent: f64) -> Picture<'a> {
+    // Never less than what stands on it.
+    let new = total.max(samples_of_roots(nodes).1);
+    let measure = Measure::new(None, 0, new);
+    let mut widths = Widths::of(nodes, &measure);
+    widths.total = measure.width(0, new);
+    arrange(nodes, &widths, (0, new), min_width_percent)
+}
+
+/// Lays out the nodes of a comparison: those of at least `min_width_percent` of the whole,
+/// which is what they add up to.
+pub(super) fn lay_out_compared<'a>(
     nodes: &[Node<'a>],
-    compared: Option<Compared>,
+    compared: Compared,
     min_width_percent: f64,
 ) -> Picture<'a> {
+    let (base, new) = samples_of_roots(nodes);
+    let widths = Widths::of(nodes, &Measure::new(Some(compared), base, new));
+    arrange(nodes, &widths, (base, new), min_width_percent)
+}
+
+/// Samples of the outermost frames, before and after.
+fn samples_of_roots(nodes: &[Node<'_>]) -> (u64, u64) {
     let roots = nodes.iter().filter(|node| node.depth == 0);
-    let (base, new) = roots.fold((0u64, 0u64), |(base, new), node| {
+    roots.fold((0u64, 0u64), |(base, new), node| {
         (base.saturating_add(node.base), new.saturating_add(node.new))
-    });
-    let measure = Measure::new(compared, base, new);
-    let widths = Widths::of(nodes, &measure);
+    })
+}
+
+fn arrange<'a>(
+    nodes: &[Node<'a>],
+    widths: &Widths,
+    (base, new): (u64, u64),
+    min_width_percent: f64,
+) -> Picture<'a> {
     let asked = (min_width_percent / 100.0 * widths.total as f64).ceil().max(1.0) as u64;
-    let least = least_width(nodes, &widths, asked);
+    let least = least_width(nodes, widths, asked);
     let mut picture = Picture {
         frames: Vec::new(),
         width: widths.total,

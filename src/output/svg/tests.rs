@@ -28,7 +28,8 @@ fn draw(graph: &Graph, stacks: &[(&str, u64)]) -> String {
 
 fn drawn(graph: &Graph, nodes: &[Node<'_>]) -> String {
     let mut out = Vec::new();
-    write(graph, nodes, &mut out).expect("drawn");
+    let total = nodes.iter().filter(|node| node.depth == 0).map(|node| node.new).sum();
+    write(graph, nodes, total, &mut out).expect("drawn");
     String::from_utf8(out).expect("UTF-8")
 }
 
@@ -114,6 +115,17 @@ fn narrow_frames_are_left_out_and_change_no_figure() {
 }
 
 #[test]
+fn outermost_frames_that_are_left_out_belong_to_the_whole() {
+    let written = |nodes: &[Node<'_>]| {
+        let mut out = Vec::new();
+        write(&graph(), nodes, 30, &mut out).expect("drawn");
+        frames(&String::from_utf8(out).expect("UTF-8"))
+    };
+    assert_eq!(written(&[node(0, "hot", 0, 10)]), ["all (30 samples, 100%)", "hot (10 samples, 33.33%)"]);
+    assert_eq!(written(&[]), ["all (30 samples, 100%)"]);
+}
+
+#[test]
 fn other_things_than_samples_can_be_counted() {
     let svg = draw(&Graph { unit: "bytes".into(), ..graph() }, &[("p;a", 1), ("p;b", 1023)]);
     assert_eq!(
@@ -125,7 +137,7 @@ fn other_things_than_samples_can_be_counted() {
 #[test]
 fn an_empty_profile_is_an_error_and_writes_nothing() {
     let mut out = Vec::new();
-    let error = write(&graph(), &[node(0, "p", 0, 0)], &mut out).expect_err("nothing to draw");
+    let error = write(&graph(), &[node(0, "p", 0, 0)], 0, &mut out).expect_err("nothing to draw");
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     assert!(out.is_empty());
 }
