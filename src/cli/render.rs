@@ -40,7 +40,7 @@ pub fn run(render: &Render) -> Result<()> {
             files.iter().map(|file| if file == "-" { "standard output" } else { file }).collect();
         messages::note(&format!(
             "{}: {} in {}, wrote {}",
-            saved.processes().join(", "),
+            named(&saved),
             counted(&saved, saved.total()),
             plural(saved.trie().distinct_stacks() as u64, "stack"),
             files.join(", ")
@@ -146,17 +146,22 @@ fn heading(saved: &Saved, title: Option<&str>) -> String {
     if let Some(title) = title {
         return title.to_owned();
     }
-    let names = saved.processes();
-    let named = names.iter().take(HEADING_NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
-    let named = if names.len() > HEADING_NAMES_MAX { format!("{named}, …") } else { named };
+    let named = named(saved);
     match saved.about.pid {
         Some(pid) => format!("{named} (pid {pid})"),
         None => named,
     }
 }
 
-/// Most processes that a heading names.
-const HEADING_NAMES_MAX: usize = 5;
+/// The processes of a profile.
+fn named(saved: &Saved) -> String {
+    let names = saved.processes();
+    let named = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
+    if names.len() > NAMES_MAX { format!("{named}, …") } else { named }
+}
+
+/// Most processes that a line names.
+const NAMES_MAX: usize = 5;
 
 /// The line under it: what is known of the recording.
 fn subtitle(saved: &Saved) -> String {

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use super::children::Children;
+use super::root_names::RootNames;
 use super::saved::{Full, Saved, StackRoot, UNKNOWN};
 use super::texts::{TextId, Texts};
 use crate::trie::{Frame, NodeId, Trie};
@@ -54,6 +55,7 @@ impl ByName {
             spans.push(start..names.len());
         }
         full?;
+        let mut roots = RootNames::default();
         // Nodes of the profile are numbered parents first.
         let mut nodes = vec![NodeId(0)];
         for id in 1..saved.trie().node_count() {
@@ -63,7 +65,7 @@ impl ByName {
             match saved.trie().frame_of(there).map(|frame| saved.trie().frame(frame)) {
                 Some(Frame::Root(root)) => {
                     if let Some(root) = saved.roots().get(root as usize) {
-                        node = by_name.root(saved, root)?;
+                        node = by_name.root(saved, root, &mut roots)?;
                     }
                 }
                 Some(Frame::Code { address, .. }) => {
@@ -80,22 +82,21 @@ impl ByName {
         Ok(by_name)
     }
 
-    fn root(&mut self, saved: &Saved, root: &StackRoot) -> Result<NodeId, Full> {
-        let process = self.texts.intern(&shown(saved.text(root.process)))?;
-        let mut node = self.trie.descend(NodeId(0), Frame::Root(process.0))?;
-        if let Some((name, id)) = root.thread {
-            let name = self.texts.intern(&shown(&format!("{} ({id})", saved.text(name))))?;
-            node = self.child(node, name)?;
-        }
-        if !root.complete {
-            let name = self.texts.intern(INCOMPLETE)?;
-            node = self.child(node, name)?;
-        }
+    fn root(&mut self, saved: &Saved, root: &StackRoot, names: &mut RootNames) -> Result<NodeId, Full> {
+        let trie = &mut self.trie;
+        let mut node = NodeId(0);
+        names.of(saved, root, &mut self.texts, |name| {
+            node = match node {
+                NodeId(0) => trie.descend(node, Frame::Root(name.0))?,
+                _ => trie.descend(node, code(name))?,
+            };
+            Ok(())
+        })?;
         Ok(node)
     }
 
     fn child(&mut self, parent: NodeId, name: TextId) -> Result<NodeId, Full> {
-        Ok(self.trie.descend(parent, Frame::Code { space: 0, address: u64::from(name.0) })?)
+        Ok(self.trie.descend(parent, code(name))?)
     }
 
     /// A name.
@@ -200,6 +201,10 @@ impl ByName {
             format!("{name};")
         }
     }
+}
+
+fn code(name: TextId) -> Frame {
+    Frame::Code { space: 0, address: u64::from(name.0) }
 }
 
 /// Something to tell on the way: a node with all that is below it, or the line of a stack.

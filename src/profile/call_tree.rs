@@ -6,9 +6,10 @@
 //! places of the trie with the same names are gathered level by level, and a group that is
 //! too light is not followed. What is left out stays counted in what it was called by.
 
+use super::root_names::RootNames;
 use super::saved::{Full, Saved};
+use super::shown;
 use super::texts::{TextId, Texts};
-use super::{INCOMPLETE, shown};
 use crate::trie::{Frame, NodeId};
 
 /// Which way a tree grows.
@@ -109,9 +110,10 @@ impl<'a> Names<'a> {
     fn of(saved: &'a Saved, lines: bool) -> Result<Names<'a>, Full> {
         let mut found =
             Names { saved, texts: Texts::new(), names: Vec::new(), starts: vec![0], distinct: true };
+        let mut roots = RootNames::default();
         for frame in saved.trie().frames() {
             match frame {
-                Frame::Root(root) => found.add_root(root)?,
+                Frame::Root(root) => found.add_root(root, &mut roots)?,
                 Frame::Code { address, .. } => {
                     let mut full = Ok(());
                     let (texts, names) = (&mut found.texts, &mut found.names);
@@ -129,20 +131,16 @@ impl<'a> Names<'a> {
         Ok(found)
     }
 
-    fn add_root(&mut self, root: u32) -> Result<(), Full> {
+    fn add_root(&mut self, root: u32, roots: &mut RootNames) -> Result<(), Full> {
         let Some(root) = self.saved.roots().get(root as usize) else {
             self.names.push(self.texts.intern(super::UNKNOWN)?);
             return Ok(());
         };
-        self.names.push(self.texts.intern(&shown(self.saved.text(root.process)))?);
-        if let Some((name, id)) = root.thread {
-            let thread = format!("{} ({id})", self.saved.text(name));
-            self.names.push(self.texts.intern(&shown(&thread))?);
-        }
-        if !root.complete {
-            self.names.push(self.texts.intern(INCOMPLETE)?);
-        }
-        Ok(())
+        let names = &mut self.names;
+        roots.of(self.saved, root, &mut self.texts, |name| {
+            names.push(name);
+            Ok(())
+        })
     }
 
     fn are_distinct(&self) -> bool {

@@ -3,11 +3,16 @@
 //!
 //! Input: a [`Saved`] and conditions on names. Output: a [`Saved`] of what is left, and how
 //! much each condition left. Names are as folded text shows them; each is looked at once,
-//! however many stacks have it. Not for: the language of the conditions.
+//! however many stacks have it (`filter/judge.rs`). Not for: the language of the conditions.
+
+mod judge;
+
+use std::collections::BTreeMap;
 
 use super::builder::SavedBuilder;
 use super::saved::{Full, Saved, StackRoot};
-use super::{INCOMPLETE, shown};
+use super::taker::Taker;
+use judge::Judge;
 
 /// Whether a name is meant.
 pub type Condition<'f> = &'f dyn Fn(&str) -> bool;
@@ -39,131 +44,157 @@ pub struct Left {
     pub root: u64,
 }
 
-/// What the conditions say of the names of a frame.
-#[derive(Clone, Copy, Default)]
-struct Verdict {
-    included: bool,
-    excluded: bool,
-    /// The outermost function that is a new root.
-    root: Option<u32>,
-}
-
-/// Keeps what `filter` says; names are with lines if `lines`.
+/// Keeps what `filter` says. A function is meant by its name and, if `lines`, by
+/// `function (file:line)` too, so that showing lines changes nothing in what is kept.
 ///
 /// # Errors
 /// [`Full`] if a table does not hold it.
 pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, Left), Full> {
-    let verdicts: Vec<Verdict> =
-        (0..saved.frames().len()).map(|frame| judge(saved, filter, frame as u32, lines)).collect();
-    let mut builder = SavedBuilder::new(saved.about.clone());
-    let taken = builder.take_tables(saved)?;
+    let mut judge = Judge::new(saved, filter, lines);
+    let frames = judge.frames()?;
+    let roots = judge.roots()?;
+    let mut part = Part {
+        saved,
+        builder: SavedBuilder::new(saved.about.clone()),
+        taker: Taker::new(saved),
+        whole_roots: vec![None; saved.roots().len()],
+        cut_frames: vec![None; saved.frames().len()],
+        stack: Vec::new(),
+    };
     let mut left = Left::default();
+    let mut incomplete = Incomplete::default();
     let mut full = Ok(());
-    let mut stack = Vec::new();
-    saved.for_each_stack(|root, frames, count| {
-        if full.is_err() || !thread_is_kept(saved, filter, root) {
+    saved.for_each_numbered_stack(|root, stack, count| {
+        let of_root = roots.get(root as usize).copied().unwrap_or_default();
+        incomplete.before = incomplete.before.saturating_add(if of_root.complete { 0 } else { count });
+        if full.is_err() || !(filter.thread.is_none() || of_root.thread) {
             return;
         }
         left.thread = left.thread.saturating_add(count);
-        let of = |frame: &u32| verdicts.get(*frame as usize).copied().unwrap_or_default();
-        let root_has = |condition: Option<Condition<'_>>| {
-            condition.is_some_and(|condition| root_names(saved, root).iter().any(|name| condition(name)))
-        };
+        let of = |frame: &u32| frames.get(*frame as usize).copied().unwrap_or_default();
         let included = filter.include.is_none()
-            || frames.iter().any(|frame| of(frame).included)
-            || root_has(filter.include);
+            || of_root.says.included
+            || stack.iter().any(|frame| of(frame).says.included);
         if !included {
             return;
         }
         left.include = left.include.saturating_add(count);
-        if frames.iter().any(|frame| of(frame).excluded) || root_has(filter.exclude) {
+        if of_root.says.excluded || stack.iter().any(|frame| of(frame).says.excluded) {
             return;
         }
         left.exclude = left.exclude.saturating_add(count);
-        let mut begin = None;
-        if filter.root.is_some() {
-            begin = frames.iter().position(|frame| of(frame).root.is_some());
-            if begin.is_none() {
-                return;
-            }
+        let begin = stack.iter().enumerate().find_map(|(at, frame)| Some((at, of(frame).begin?)));
+        if filter.root.is_some() && begin.is_none() {
+            return;
         }
         left.root = left.root.saturating_add(count);
-        let kept = frames.get(begin.unwrap_or(0)..).unwrap_or_default();
-        stack.clear();
-        stack.extend(kept.iter().map(|frame| taken.frames.get(*frame as usize).copied().unwrap_or(u32::MAX)));
-        let mut root = *root;
-        root.complete |= begin.is_some();
-        if let (Some(_), Some(first), Some(slot)) = (begin, kept.first(), stack.first_mut()) {
-            match cut(&mut builder, *slot, of(first).root.unwrap_or(0)) {
-                Ok(frame) => *slot = frame,
-                Err(why) => full = Err(why),
+        if begin.is_none() && !of_root.complete {
+            incomplete.after = incomplete.after.saturating_add(count);
+        }
+        full = part.add(root, stack, begin, count);
+    });
+    full?;
+    let mut kept = part.builder.finish();
+    scale(&mut kept.about.lost, left.root, saved.total());
+    match incomplete.before {
+        0 => scale(&mut kept.about.incomplete, left.root, saved.total()),
+        before => scale(&mut kept.about.incomplete, incomplete.after, before),
+    }
+    Ok((kept, left))
+}
+
+/// Counts of stacks that were not walked to their thread's root.
+#[derive(Default)]
+struct Incomplete {
+    before: u64,
+    after: u64,
+}
+
+/// What was lost has no stack, so nobody knows how much of it the conditions would have kept:
+/// it is taken to be the same share as of the rest. All of it beside a few kept stacks would
+/// look like a recording that missed most.
+fn scale(counts: &mut BTreeMap<String, u64>, after: u64, before: u64) {
+    for count in counts.values_mut() {
+        let (share, half) = (u128::from(*count) * u128::from(after), u128::from(before) / 2);
+        *count = u64::try_from((share + half) / u128::from(before.max(1))).unwrap_or(u64::MAX);
+    }
+    counts.retain(|_, count| *count > 0);
+}
+
+/// The part that is kept, so far.
+struct Part<'s> {
+    saved: &'s Saved,
+    builder: SavedBuilder,
+    taker: Taker<'s>,
+    /// By root: the same for stacks that are whole.
+    whole_roots: Vec<Option<u32>>,
+    /// By frame: the frame that begins a stack.
+    cut_frames: Vec<Option<u32>>,
+    /// The stack at hand; keeps its allocation.
+    stack: Vec<u32>,
+}
+
+impl Part<'_> {
+    /// Adds a stack; with `begin` from the function on that is at this frame, so many functions
+    /// into it.
+    fn add(
+        &mut self,
+        root: u32,
+        frames: &[u32],
+        begin: Option<(usize, u32)>,
+        count: u64,
+    ) -> Result<(), Full> {
+        self.stack.clear();
+        let mut rest = frames;
+        let root = match begin {
+            None => self.taker.root(&mut self.builder, root)?,
+            Some((at, functions)) => {
+                if let Some((first, inner)) = frames.get(at..).and_then(<[u32]>::split_first) {
+                    rest = inner;
+                    let frame = self.cut(*first, functions)?;
+                    self.stack.push(frame);
+                }
+                self.whole_root(root)?
             }
+        };
+        for frame in rest {
+            self.stack.push(self.taker.frame(&mut self.builder, *frame)?);
         }
-        let added = take_root(&mut builder, saved, root).and_then(|root| builder.add(root, &stack, count));
-        full = full.and(added.map(drop));
-    });
-    full.map(|()| (builder.finish(), left))
-}
-
-/// The frame without its outermost functions.
-fn cut(builder: &mut SavedBuilder, frame: u32, functions: u32) -> Result<u32, Full> {
-    if functions == 0 {
-        return Ok(frame);
+        self.builder.add(root, &self.stack, count).map(drop)
     }
-    let Some(whole) = builder.so_far().frames().get(frame as usize).cloned() else { return Ok(frame) };
-    let lines = builder.so_far().lines_of(&whole).get(functions as usize..).unwrap_or_default().to_vec();
-    builder.frame(whole.address, whole.mapping, &lines)
-}
 
-fn take_root(builder: &mut SavedBuilder, saved: &Saved, root: StackRoot) -> Result<u32, Full> {
-    let process = builder.text(saved.text(root.process))?;
-    let thread = match root.thread {
-        Some((name, id)) => Some((builder.text(saved.text(name))?, id)),
-        None => None,
-    };
-    builder.root(StackRoot { process, thread, ..root })
-}
-
-fn judge(saved: &Saved, filter: &Filter<'_>, frame: u32, lines: bool) -> Verdict {
-    let mut verdict = Verdict::default();
-    let mut index = 0;
-    let says = |condition: Option<Condition<'_>>, name: &str| condition.is_some_and(|says| says(name));
-    saved.names_of(frame, lines, &mut |name| {
-        let name = &shown(name);
-        verdict.included |= says(filter.include, name);
-        verdict.excluded |= says(filter.exclude, name);
-        if verdict.root.is_none() && says(filter.root, name) {
-            verdict.root = Some(index);
+    /// The frame without its outermost functions; of one frame always as many.
+    fn cut(&mut self, frame: u32, functions: u32) -> Result<u32, Full> {
+        if functions == 0 {
+            return self.taker.frame(&mut self.builder, frame);
         }
-        index += 1;
-    });
-    verdict
-}
-
-fn thread_is_kept(saved: &Saved, filter: &Filter<'_>, root: &StackRoot) -> bool {
-    let Some(condition) = filter.thread else { return true };
-    root.thread.is_some_and(|(name, id)| {
-        let name = saved.text(name);
-        condition(name) || condition(&shown(&format!("{name} ({id})")))
-    })
-}
-
-/// The frames that stand before the code of a stack.
-fn root_names(saved: &Saved, root: &StackRoot) -> Vec<String> {
-    let mut names = vec![shown(saved.text(root.process)).into_owned()];
-    if let Some((name, id)) = root.thread {
-        names.push(shown(&format!("{} ({id})", saved.text(name))).into_owned());
+        if let Some(Some(known)) = self.cut_frames.get(frame as usize) {
+            return Ok(*known);
+        }
+        let cut = self.taker.frame_without(&mut self.builder, frame, functions)?;
+        if let Some(slot) = self.cut_frames.get_mut(frame as usize) {
+            *slot = Some(cut);
+        }
+        Ok(cut)
     }
-    if !root.complete {
-        names.push(INCOMPLETE.to_owned());
+
+    fn whole_root(&mut self, root: u32) -> Result<u32, Full> {
+        if let Some(Some(known)) = self.whole_roots.get(root as usize) {
+            return Ok(*known);
+        }
+        let Some(found) = self.saved.roots().get(root as usize) else { return Ok(u32::MAX) };
+        let whole = self.taker.root_like(&mut self.builder, &StackRoot { complete: true, ..*found })?;
+        if let Some(slot) = self.whole_roots.get_mut(root as usize) {
+            *slot = Some(whole);
+        }
+        Ok(whole)
     }
-    names
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{ByName, Function, Line, folded, folded_read};
+    use crate::profile::{ByName, Function, Line, TextId, folded, folded_read};
 
     const TEXT: &str = "\
 p;io (7);[incomplete];read;copy 1
@@ -216,6 +247,76 @@ p;main;read;main;copy 8
         let filter = Filter { thread: Some(&io), include: Some(&copy), exclude: None, root: Some(&none) };
         let (text, left) = kept(&filter);
         assert_eq!((text.as_str(), left), ("", Left { thread: 7, include: 3, exclude: 3, root: 0 }));
+    }
+
+    #[test]
+    fn a_part_names_nothing_of_what_it_lost() {
+        let text = "aaa;io (7);[incomplete];x 6\nbbb;[incomplete];y 3\nbbb;main;y 9\n";
+        let mut saved = folded_read::read(text.as_bytes(), "a").expect("reads");
+        saved.about.lost.insert("thread ended".into(), 9);
+        saved.about.lost.insert("seldom".into(), 1);
+        saved.about.incomplete.insert("bad frame".into(), 9);
+        let y = |name: &str| name == "y";
+        let include = Filter { include: Some(&y), ..Filter::default() };
+        let (part, _) = apply(&saved, &include, false).expect("fits");
+        assert_eq!(part.processes(), ["bbb"]);
+        assert_eq!((part.roots().len(), part.frames().len(), part.functions().len()), (2, 2, 2));
+        assert!(["aaa", "io", "x"].iter().all(|gone| part.texts().find(gone).is_none()));
+        // 12 of 18 counts, and 3 of the 9 of incomplete stacks.
+        assert_eq!(part.about.lost, BTreeMap::from([("thread ended".into(), 6), ("seldom".into(), 1)]));
+        assert_eq!(part.about.incomplete, BTreeMap::from([("bad frame".into(), 3)]));
+        // From their new root on, stacks are whole.
+        let root = Filter { root: Some(&y), ..Filter::default() };
+        let (part, _) = apply(&saved, &root, false).expect("fits");
+        assert!(part.about.incomplete.is_empty());
+        assert_eq!(part.roots().len(), 1);
+    }
+
+    #[test]
+    fn shown_lines_change_nothing_in_what_is_kept() {
+        let mut builder = SavedBuilder::new(super::super::About::default());
+        let process = builder.text("p").expect("fits");
+        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = builder.root(root).expect("fits");
+        let (name, file) = (builder.text("main").expect("fits"), builder.text("/s/burn.c").expect("fits"));
+        let function = builder.function(Function { name, file, ..Function::default() }).expect("fits");
+        let frame = builder.frame(0x10, None, &[Line { function, line: 5 }]).expect("fits");
+        builder.add(root, &[frame], 5).expect("fits");
+        let saved = builder.finish();
+        for (name, lines, left) in [
+            ("main", false, 5),
+            ("main", true, 5),
+            ("main (burn.c:5)", true, 5),
+            ("main (burn.c:5)", false, 0),
+        ] {
+            let meant = |found: &str| found == name;
+            let filter = Filter { root: Some(&meant), ..Filter::default() };
+            assert_eq!(apply(&saved, &filter, lines).expect("fits").1.root, left, "{name} {lines}");
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_looked_at_once() {
+        let mut builder = SavedBuilder::new(super::super::About::default());
+        let process = builder.text(&"p".repeat(1 << 20)).expect("fits");
+        for thread in 0..500 {
+            let root =
+                StackRoot { process, thread: Some((TextId::EMPTY, thread)), complete: true, waiting: false };
+            let root = builder.root(root).expect("fits");
+            for frame in ["a", "b"] {
+                let frame = builder.named_frame(frame).expect("fits");
+                builder.add(root, &[frame], 1).expect("fits");
+            }
+        }
+        let saved = builder.finish();
+        let seen = std::cell::Cell::new(0);
+        let none = |name: &str| {
+            seen.set(seen.get() + name.len());
+            false
+        };
+        let filter = Filter { exclude: Some(&none), ..Filter::default() };
+        assert_eq!(apply(&saved, &filter, false).expect("fits").1.root, 1000);
+        assert!(seen.get() < 2 << 20, "{} bytes", seen.get());
     }
 
     #[test]

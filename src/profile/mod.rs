@@ -16,8 +16,10 @@ pub mod from_recording;
 pub mod perf_script;
 pub mod pprof;
 pub mod read;
+mod root_names;
 pub mod saved;
 pub mod speedscope;
+mod taker;
 pub mod texts;
 pub mod threads;
 

@@ -6,12 +6,13 @@
 //! is `frames()[i]`, and the count is samples. Names, files and paths are interned, so memory
 //! grows with distinct stacks and names, not with the size of a file.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
 use super::about::About;
 use super::texts::{TextId, Texts};
-use crate::trie::{self, FrameId, Trie};
+use crate::trie::{self, FrameId, NodeId, Trie};
 
 /// A frame of which nothing is known.
 pub const UNKNOWN: &str = "[unknown]";
@@ -68,6 +69,13 @@ pub struct Function {
     pub file: TextId,
     /// Line on which it begins; 0 if not known.
     pub start_line: u32,
+}
+
+impl Function {
+    /// The text that people see: the name, else what the linker calls it.
+    pub(super) fn shown_name(&self) -> TextId {
+        if self.name == TextId::EMPTY { self.system_name } else { self.name }
+    }
 }
 
 /// A function at an address, and the line in it.
@@ -185,19 +193,52 @@ impl Saved {
         self.about.hz.filter(|hz| *hz > 0).map(|hz| count as f64 / f64::from(hz))
     }
 
-    /// Names of the processes in it, each once, sorted.
+    /// Names of the processes that have a count in it, each once, sorted.
     #[must_use]
     pub fn processes(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.roots.iter().map(|root| self.text(root.process)).collect();
+        let mut processes: Vec<TextId> = self.counted_roots().map(|root| root.process).collect();
+        // By number first: a long name that many threads share is compared once.
+        processes.sort_unstable();
+        processes.dedup();
+        let mut names: Vec<&str> = processes.into_iter().map(|process| self.text(process)).collect();
         names.sort_unstable();
-        names.dedup();
         names
+    }
+
+    /// The roots of stacks that have a count; files may name others.
+    fn counted_roots(&self) -> impl Iterator<Item = &StackRoot> {
+        let mut counted = vec![false; self.roots.len()];
+        // By node: its root. Nodes are numbered parents first.
+        let mut roots = vec![u32::MAX];
+        for id in 1..self.trie.node_count() {
+            let node = NodeId(id as u32);
+            let root = match self.trie.frame_of(node).map(|frame| self.trie.frame(frame)) {
+                Some(trie::Frame::Root(root)) => Some(root),
+                _ => self.trie.parent(node).and_then(|parent| roots.get(parent.0 as usize).copied()),
+            };
+            let root = root.unwrap_or(u32::MAX);
+            if let Some(counted) = counted.get_mut(root as usize) {
+                *counted |= self.trie.count(node) > 0;
+            }
+            roots.push(root);
+        }
+        self.roots.iter().zip(counted).filter_map(|(root, counted)| counted.then_some(root))
     }
 
     /// Visits each stack that has a count: its root, its frames (indexes into
     /// [`Saved::frames`], outermost first) and the count. The order depends on the stacks and
     /// the order of the tables only.
     pub fn for_each_stack(&self, mut visit: impl FnMut(&StackRoot, &[u32], u64)) {
+        self.for_each_numbered_stack(|root, frames, count| {
+            if let Some(root) = self.roots.get(root as usize) {
+                visit(root, frames, count);
+            }
+        });
+    }
+
+    /// The same with the root's index into [`Saved::roots`], for callers that keep something
+    /// by root.
+    pub fn for_each_numbered_stack(&self, mut visit: impl FnMut(u32, &[u32], u64)) {
         let mut frames = Vec::new();
         self.trie.for_each_stack(|path, count| {
             if let Some(root) = self.split(path, &mut frames) {
@@ -207,7 +248,7 @@ impl Saved {
     }
 
     /// The root of a path of the trie; its other frames are put into `frames`.
-    fn split(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<&StackRoot> {
+    fn split(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<u32> {
         let (root, code) = path.split_first()?;
         let trie::Frame::Root(root) = self.trie.frame(*root) else { return None };
         frames.clear();
@@ -215,7 +256,7 @@ impl Saved {
             trie::Frame::Code { address, .. } => u32::try_from(address).ok(),
             trie::Frame::Root(_) => None,
         }));
-        self.roots.get(root as usize)
+        Some(root).filter(|root| (*root as usize) < self.roots.len())
     }
 
     /// Visits the names of a frame as folded text shows them, outermost first: one for each
@@ -228,19 +269,21 @@ impl Saved {
             return visit(&self.place_of(frame));
         }
         for line in here {
-            let function = self.function(line.function);
-            let name = match self.text(function.name) {
-                "" => self.text(function.system_name),
-                name => name,
-            };
-            let name = if name.is_empty() { UNKNOWN } else { name };
-            // The function says which of several files of one name it is.
-            let file = self.text(function.file).rsplit(['/', '\\']).next().unwrap_or_default();
-            match (lines && !file.is_empty(), line.line) {
-                (false, _) => visit(name),
-                (true, 0) => visit(&format!("{name} ({file})")),
-                (true, line) => visit(&format!("{name} ({file}:{line})")),
-            }
+            visit(&self.name_of_line(line, lines));
+        }
+    }
+
+    /// The name of one function of a frame.
+    pub(super) fn name_of_line(&self, line: &Line, lines: bool) -> Cow<'_, str> {
+        let function = self.function(line.function);
+        let name = self.text(function.shown_name());
+        let name = if name.is_empty() { UNKNOWN } else { name };
+        // The function says which of several files of one name it is.
+        let file = self.text(function.file).rsplit(['/', '\\']).next().unwrap_or_default();
+        match (lines && !file.is_empty(), line.line) {
+            (false, _) => Cow::Borrowed(name),
+            (true, 0) => Cow::Owned(format!("{name} ({file})")),
+            (true, line) => Cow::Owned(format!("{name} ({file}:{line})")),
         }
     }
 

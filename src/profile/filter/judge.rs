@@ -1,0 +1,161 @@
+//! What the conditions of a filter say of every frame and every root of a profile.
+//!
+//! Input: a [`Saved`] and a [`Filter`]. Output: a verdict for each, once. Conditions cost the
+//! length of a name, and a small file can have a long name in many places: so a text is looked
+//! at once, and names that are put together of others are bounded like a table of names.
+
+use std::collections::HashMap;
+
+use super::Filter;
+use crate::profile::root_names::thread_name;
+use crate::profile::saved::{Full, Line, Saved};
+use crate::profile::texts::{MAX_TEXT_BYTES, TextId};
+use crate::profile::{INCOMPLETE, shown};
+
+/// What the conditions say of a name.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Says {
+    pub(super) included: bool,
+    pub(super) excluded: bool,
+    root: bool,
+}
+
+impl Says {
+    fn or(self, other: Says) -> Says {
+        Says {
+            included: self.included || other.included,
+            excluded: self.excluded || other.excluded,
+            root: self.root || other.root,
+        }
+    }
+}
+
+/// What they say of a frame.
+#[derive(Clone, Copy, Default)]
+pub(super) struct OfFrame {
+    pub(super) says: Says,
+    /// The outermost function that is a new root.
+    pub(super) begin: Option<u32>,
+}
+
+/// What they say of a root.
+#[derive(Clone, Copy, Default)]
+pub(super) struct OfRoot {
+    pub(super) says: Says,
+    /// Its thread is kept.
+    pub(super) thread: bool,
+    /// Its stacks were walked to their thread's root.
+    pub(super) complete: bool,
+}
+
+/// Asks the conditions.
+pub(super) struct Judge<'j, 'f> {
+    saved: &'j Saved,
+    filter: &'j Filter<'f>,
+    lines: bool,
+    texts: Vec<Option<Says>>,
+    with_lines: HashMap<Line, Says>,
+    /// How many more bytes of names may be put together.
+    left: usize,
+}
+
+impl<'j, 'f> Judge<'j, 'f> {
+    pub(super) fn new(saved: &'j Saved, filter: &'j Filter<'f>, lines: bool) -> Judge<'j, 'f> {
+        let texts = vec![None; saved.texts().count()];
+        Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: MAX_TEXT_BYTES }
+    }
+
+    /// By frame.
+    pub(super) fn frames(&mut self) -> Result<Vec<OfFrame>, Full> {
+        let saved = self.saved;
+        let mut verdicts = Vec::with_capacity(saved.frames().len());
+        for (index, frame) in saved.frames().iter().enumerate() {
+            let mut verdict = OfFrame::default();
+            let mut take = |at: usize, says: Says| {
+                verdict.says = verdict.says.or(says);
+                if says.root && verdict.begin.is_none() {
+                    verdict.begin = Some(at as u32);
+                }
+            };
+            let lines = saved.lines_of(frame);
+            for (at, line) in lines.iter().enumerate() {
+                take(at, self.line(line)?);
+            }
+            if lines.is_empty() {
+                let mut place = String::new();
+                saved.names_of(index as u32, false, &mut |name| name.clone_into(&mut place));
+                take(0, self.made(&place)?);
+            }
+            verdicts.push(verdict);
+        }
+        Ok(verdicts)
+    }
+
+    /// By root.
+    pub(super) fn roots(&mut self) -> Result<Vec<OfRoot>, Full> {
+        let saved = self.saved;
+        let incomplete = self.name(INCOMPLETE);
+        let mut threads: HashMap<TextId, bool> = HashMap::new();
+        let mut verdicts = Vec::with_capacity(saved.roots().len());
+        for root in saved.roots() {
+            let mut verdict =
+                OfRoot { says: self.text(root.process), thread: false, complete: root.complete };
+            if let Some((name, id)) = root.thread {
+                let text = saved.text(name);
+                let numbered = thread_name(text, id);
+                verdict.says = verdict.says.or(self.made(&numbered)?);
+                if let Some(meant) = self.filter.thread {
+                    let by_name = *threads.entry(name).or_insert_with(|| meant(text));
+                    verdict.thread = by_name || meant(&numbered);
+                }
+            }
+            if !root.complete {
+                verdict.says = verdict.says.or(incomplete);
+            }
+            verdicts.push(verdict);
+        }
+        Ok(verdicts)
+    }
+
+    fn line(&mut self, line: &Line) -> Result<Says, Full> {
+        let plain = self.text(self.saved.function(line.function).shown_name());
+        if !self.lines {
+            return Ok(plain);
+        }
+        if let Some(known) = self.with_lines.get(line) {
+            return Ok(*known);
+        }
+        let says = plain.or(self.made(&self.saved.name_of_line(line, true))?);
+        self.with_lines.insert(*line, says);
+        Ok(says)
+    }
+
+    fn text(&mut self, text: TextId) -> Says {
+        let slot = text.0 as usize;
+        if let Some(Some(known)) = self.texts.get(slot) {
+            return *known;
+        }
+        let says = self.name(self.saved.text(text));
+        if let Some(slot) = self.texts.get_mut(slot) {
+            *slot = Some(says);
+        }
+        says
+    }
+
+    /// A name that is no text of the profile.
+    fn made(&mut self, name: &str) -> Result<Says, Full> {
+        let left = self.left.checked_sub(name.len());
+        self.left = left.ok_or(Full { what: "bytes of names", limit: MAX_TEXT_BYTES })?;
+        Ok(self.name(name))
+    }
+
+    fn name(&self, name: &str) -> Says {
+        let name = &shown(name);
+        let says = |condition: Option<super::Condition<'_>>| condition.is_some_and(|says| says(name));
+        Says {
+            included: says(self.filter.include),
+            excluded: says(self.filter.exclude),
+            root: says(self.filter.root),
+        }
+    }
+}

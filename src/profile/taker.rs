@@ -1,0 +1,123 @@
+//! Parts of a profile taken over into another: each once, and only what is asked for.
+//!
+//! Input: a [`Saved`], and numbers of its frames and roots. Output: numbers in a
+//! [`SavedBuilder`], which gets the texts, functions and mappings that these need and no others:
+//! so a part of a profile does not go on naming what it has lost.
+
+use super::builder::SavedBuilder;
+use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
+use super::texts::TextId;
+
+/// Where things of a profile are in the one that takes them over.
+pub(super) struct Taker<'o> {
+    other: &'o Saved,
+    texts: Vec<Option<TextId>>,
+    mappings: Vec<Option<u32>>,
+    functions: Vec<Option<u32>>,
+    frames: Vec<Option<u32>>,
+    roots: Vec<Option<u32>>,
+}
+
+impl<'o> Taker<'o> {
+    /// Nothing is taken yet.
+    pub(super) fn new(other: &'o Saved) -> Taker<'o> {
+        Taker {
+            other,
+            texts: vec![None; other.texts().count()],
+            mappings: vec![None; other.mappings().len()],
+            functions: vec![None; other.functions().len()],
+            frames: vec![None; other.frames().len()],
+            roots: vec![None; other.roots().len()],
+        }
+    }
+
+    /// A frame.
+    pub(super) fn frame(&mut self, into: &mut SavedBuilder, frame: u32) -> Result<u32, Full> {
+        if let Some(Some(known)) = self.frames.get(frame as usize) {
+            return Ok(*known);
+        }
+        let taken = self.frame_without(into, frame, 0)?;
+        note(&mut self.frames, frame, taken);
+        Ok(taken)
+    }
+
+    /// A frame without some of its outermost functions. The caller remembers it.
+    pub(super) fn frame_without(
+        &mut self,
+        into: &mut SavedBuilder,
+        frame: u32,
+        functions: u32,
+    ) -> Result<u32, Full> {
+        let other = self.other;
+        let Some(frame) = other.frames().get(frame as usize) else { return into.frame(0, None, &[]) };
+        let mut lines = Vec::new();
+        for line in other.lines_of(frame).get(functions as usize..).unwrap_or_default() {
+            lines.push(Line { function: self.function(into, line.function)?, line: line.line });
+        }
+        let mapping = match frame.mapping {
+            Some(mapping) => self.mapping(into, mapping)?,
+            None => None,
+        };
+        into.frame(frame.address, mapping, &lines)
+    }
+
+    /// A root.
+    pub(super) fn root(&mut self, into: &mut SavedBuilder, root: u32) -> Result<u32, Full> {
+        if let Some(Some(known)) = self.roots.get(root as usize) {
+            return Ok(*known);
+        }
+        let Some(found) = self.other.roots().get(root as usize) else { return Ok(u32::MAX) };
+        let taken = self.root_like(into, found)?;
+        note(&mut self.roots, root, taken);
+        Ok(taken)
+    }
+
+    /// A root that is made of texts of the profile. The caller remembers it.
+    pub(super) fn root_like(&mut self, into: &mut SavedBuilder, root: &StackRoot) -> Result<u32, Full> {
+        let process = self.text(into, root.process)?;
+        let thread = match root.thread {
+            Some((name, id)) => Some((self.text(into, name)?, id)),
+            None => None,
+        };
+        into.root(StackRoot { process, thread, ..*root })
+    }
+
+    fn text(&mut self, into: &mut SavedBuilder, text: TextId) -> Result<TextId, Full> {
+        if let Some(Some(known)) = self.texts.get(text.0 as usize) {
+            return Ok(*known);
+        }
+        let taken = into.text(self.other.text(text))?;
+        note(&mut self.texts, text.0, taken);
+        Ok(taken)
+    }
+
+    fn function(&mut self, into: &mut SavedBuilder, function: u32) -> Result<u32, Full> {
+        if let Some(Some(known)) = self.functions.get(function as usize) {
+            return Ok(*known);
+        }
+        let found = self.other.function(function);
+        let name = self.text(into, found.name)?;
+        let system_name = self.text(into, found.system_name)?;
+        let file = self.text(into, found.file)?;
+        let taken = into.function(Function { name, system_name, file, start_line: found.start_line })?;
+        note(&mut self.functions, function, taken);
+        Ok(taken)
+    }
+
+    fn mapping(&mut self, into: &mut SavedBuilder, mapping: u32) -> Result<Option<u32>, Full> {
+        if let Some(Some(known)) = self.mappings.get(mapping as usize) {
+            return Ok(Some(*known));
+        }
+        let Some(found) = self.other.mappings().get(mapping as usize) else { return Ok(None) };
+        let (path, build_id) = (self.text(into, found.path)?, self.text(into, found.build_id)?);
+        let taken = into.mapping(Mapping { path, build_id, ..*found })?;
+        note(&mut self.mappings, mapping, taken);
+        Ok(Some(taken))
+    }
+}
+
+fn note<T>(places: &mut [Option<T>], index: u32, taken: T) {
+    if let Some(place) = places.get_mut(index as usize) {
+        *place = Some(taken);
+    }
+}
