@@ -24,6 +24,18 @@ pub(super) struct Shown {
     pub(super) reverse: bool,
 }
 
+/// Refuses a reversed picture where none is drawn: other forms keep the order of a stack.
+///
+/// # Errors
+/// One line that says so.
+pub(super) fn check_reverse(reverse: bool, outputs: &[Output]) -> Result<()> {
+    if reverse && !outputs.iter().any(|output| output.format == Format::Svg) {
+        let text = "--reverse turns flame graphs round, and no output is one; add -o FILE.svg";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    Ok(())
+}
+
 /// Writes every output.
 ///
 /// # Errors

@@ -29,11 +29,15 @@ const LINGER_NS: u64 = 500_000_000;
 /// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
 const GIVEN_UP: i32 = 130;
 
+/// What is recorded can be read again from every form.
+const _: () = assert!(super::args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
+
 /// Records and writes what `recording` asks for.
 ///
 /// # Errors
 /// One line: attaching refused, an output that cannot be written, nothing sampled.
 pub fn run(recording: &Recording) -> Result<()> {
+    outputs::check_reverse(recording.reverse, &recording.outputs_for("NAME", "PID"))?;
     for path in destinations(recording) {
         file::check_writable(path)?;
     }
@@ -206,11 +210,11 @@ fn shown(recording: &Recording, profile: &Profile) -> Shown {
     let stats = &profile.stats;
     let caption = Caption {
         process: &profile.process.name,
-        pid: profile.process.pid,
-        hz_requested: profile.hz,
-        hz_achieved: stats::hz_achieved(stats),
-        duration_s: stats.duration_ns as f64 / 1e9,
-        samples: stats.samples,
+        pid: Some(profile.process.pid),
+        hz_requested: Some(profile.hz),
+        ticks: Some(stats.ticks),
+        duration_ns: Some(stats.duration_ns),
+        counted: &text::plural(stats.samples, "sample"),
         lost: stats.samples_lost.values().sum(),
         incomplete: stats.stacks_incomplete.values().sum(),
     };

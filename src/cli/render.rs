@@ -1,5 +1,6 @@
 //! `stackprof render`: saved profiles in, merged and filtered, any other form out.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::args::Verbosity;
@@ -8,7 +9,7 @@ use super::outputs::{self, Shown};
 use super::text::plural;
 use super::{messages, saved_files};
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::svg::Graph;
+use crate::output::svg::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
 use crate::profile::{Full, Refused, Saved, SavedBuilder};
 
@@ -18,11 +19,13 @@ use crate::profile::{Full, Refused, Saved, SavedBuilder};
 /// One line: a file that is no profile, profiles that do not fit together, nothing left.
 pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&render.profiles, render.outputs.iter().map(|output| &output.to))?;
+    outputs::check_reverse(render.reverse, &render.outputs)?;
     let saved = filtered(render, merged(&render.profiles)?)?;
+    let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Shown {
         graph: Graph {
-            title: heading(&saved, render.title.as_deref()),
-            subtitle: subtitle(&saved),
+            title,
+            subtitle,
             unit: saved.about.unit.clone(),
             min_width_percent: render.min_width_percent,
             colors: render.colors,
@@ -141,16 +144,22 @@ fn counted(saved: &Saved, count: u64) -> String {
     }
 }
 
-/// The heading of the graph.
-fn heading(saved: &Saved, title: Option<&str>) -> String {
-    if let Some(title) = title {
-        return title.to_owned();
-    }
-    let named = named(saved);
-    match saved.about.pid {
-        Some(pid) => format!("{named} (pid {pid})"),
-        None => named,
-    }
+/// The heading of the graph, and the line under it: what is known of the recording.
+fn headings(saved: &Saved, title: Option<&str>) -> (String, String) {
+    let about = &saved.about;
+    let sum =
+        |counts: &BTreeMap<String, u64>| counts.values().fold(0u64, |sum, count| sum.saturating_add(*count));
+    let caption = Caption {
+        process: &named(saved),
+        pid: about.pid,
+        hz_requested: about.hz,
+        ticks: about.ticks,
+        duration_ns: about.duration_ns,
+        counted: &counted(saved, saved.total()),
+        lost: sum(&about.lost),
+        incomplete: sum(&about.incomplete),
+    };
+    caption.headings(title)
 }
 
 /// The processes of a profile.
@@ -162,20 +171,3 @@ fn named(saved: &Saved) -> String {
 
 /// Most processes that a line names.
 const NAMES_MAX: usize = 5;
-
-/// The line under it: what is known of the recording.
-fn subtitle(saved: &Saved) -> String {
-    let about = &saved.about;
-    let mut parts = vec![counted(saved, saved.total())];
-    if let Some(duration_ns) = about.duration_ns {
-        parts[0] += &format!(" in {:.1} s", duration_ns as f64 / 1e9);
-    }
-    if let Some(hz) = about.hz {
-        parts.push(format!("{hz} Hz"));
-    }
-    let lost: u64 = about.lost.values().fold(0, |sum, count| sum.saturating_add(*count));
-    if lost > 0 {
-        parts.push(format!("{lost} missed"));
-    }
-    parts.join(" · ")
-}

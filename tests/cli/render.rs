@@ -68,6 +68,48 @@ fn shares_of_a_picture_are_those_of_the_whole_profile() {
 }
 
 #[test]
+fn a_part_of_a_profile_tells_of_itself_only() {
+    let place = Place::new();
+    place.write("a", "aaa;main;x 5\nbbb;main;y 7\n");
+    let run = place.run("render a --include ^y$ -o a.svg -o a.speedscope.json").succeeds();
+    assert!(run.stderr.starts_with("stackprof: bbb: 7 samples in 1 stack, wrote "), "{run}");
+    for file in ["a.svg", "a.speedscope.json"] {
+        let text = place.read(file);
+        assert!(text.contains("bbb") && !text.contains("aaa") && !text.contains(">x ("), "{file}");
+    }
+    let many: String = (0..9).map(|n| format!("process{n};main 1\n")).collect();
+    place.write("many", &many);
+    let run = place.run("render many -o many.svg").succeeds();
+    assert!(run.stderr.contains("process4, …: 9 samples"), "{run}");
+}
+
+#[test]
+fn a_picture_says_the_same_from_a_recording_and_from_its_file() {
+    let place = Place::new();
+    for title in ["", "--title T"] {
+        place.run(&format!("--target sim:3 -q --max-depth 5 {title} -o a.svg -o a.pb.gz")).succeeds();
+        place.run(&format!("render a.pb.gz -q {title} -o b.svg")).succeeds();
+        assert!(place.read("a.svg").contains(" incomplete stack"));
+        assert_eq!(place.read("a.svg"), place.read("b.svg"));
+    }
+}
+
+#[test]
+fn reverse_without_a_picture_is_refused() {
+    let place = Place::new();
+    place.write("a", "work;main 5\n");
+    for line in ["render a --reverse -o b.folded", "--target sim:1 --reverse -o b.folded"] {
+        let run = place.run(line);
+        assert_eq!(run.code, Some(2), "{run}");
+        assert_eq!(
+            run.stderr,
+            "stackprof: --reverse turns flame graphs round, and no output is one; add -o FILE.svg\n"
+        );
+        assert!(!place.path("b.folded").exists());
+    }
+}
+
+#[test]
 fn a_filter_that_leaves_nothing_is_named() {
     let place = Place::new();
     place.write("a", "work;main 5\n");

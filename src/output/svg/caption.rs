@@ -1,20 +1,20 @@
-//! Heading and subtitle of a recording's flame graph: what was recorded, and what of it is missing.
+//! Heading and subtitle of a flame graph: what was recorded, and what of it is missing.
 
-/// What heading and subtitle tell of a recording.
+/// What heading and subtitle tell of a recording; `None` is not told.
 #[derive(Clone, Copy, Debug)]
 pub struct Caption<'a> {
-    /// Name of the process.
+    /// Name of the process, or of several.
     pub process: &'a str,
     /// Process id.
-    pub pid: u32,
+    pub pid: Option<u32>,
     /// Ticks per second that were asked for.
-    pub hz_requested: u32,
-    /// Ticks per second that happened.
-    pub hz_achieved: f64,
-    /// Length of the recording, seconds.
-    pub duration_s: f64,
-    /// Samples in the graph.
-    pub samples: u64,
+    pub hz_requested: Option<u32>,
+    /// Ticks that happened.
+    pub ticks: Option<u64>,
+    /// Length of the recording, nanoseconds.
+    pub duration_ns: Option<u64>,
+    /// What is in the graph (`9970 samples`).
+    pub counted: &'a str,
     /// Samples that are not in it.
     pub lost: u64,
     /// Stacks that were not walked to their thread's root.
@@ -26,24 +26,37 @@ impl Caption<'_> {
     /// which then moves to the front of the subtitle.
     #[must_use]
     pub fn headings(&self, title: Option<&str>) -> (String, String) {
-        let process = format!("{} (pid {})", self.process, self.pid);
-        let mut subtitle = String::new();
+        let process = match self.pid {
+            Some(pid) => format!("{} (pid {pid})", self.process),
+            None => self.process.to_owned(),
+        };
+        let mut parts = Vec::new();
         if title.is_some() {
-            subtitle = format!("{process} · ");
+            parts.push(process.clone());
         }
-        let samples = if self.samples == 1 { "sample" } else { "samples" };
-        subtitle += &format!(
-            "{} {samples} in {:.1} s · {:.1} of {} Hz",
-            self.samples, self.duration_s, self.hz_achieved, self.hz_requested
-        );
+        let duration_s = self.duration_ns.map(|ns| ns as f64 / 1e9);
+        parts.push(match duration_s {
+            Some(seconds) => format!("{} in {seconds:.1} s", self.counted),
+            None => self.counted.to_owned(),
+        });
+        let achieved = match (self.ticks, duration_s) {
+            (Some(_), Some(0.0)) => Some(0.0),
+            (Some(ticks), Some(seconds)) => Some(ticks as f64 / seconds),
+            _ => None,
+        };
+        match (self.hz_requested, achieved) {
+            (Some(hz), Some(achieved)) => parts.push(format!("{achieved:.1} of {hz} Hz")),
+            (Some(hz), None) => parts.push(format!("{hz} Hz")),
+            (None, _) => {}
+        }
         if self.lost > 0 {
-            subtitle += &format!(" · {} missed", self.lost);
+            parts.push(format!("{} missed", self.lost));
         }
         if self.incomplete > 0 {
             let stacks = if self.incomplete == 1 { "stack" } else { "stacks" };
-            subtitle += &format!(" · {} incomplete {stacks}", self.incomplete);
+            parts.push(format!("{} incomplete {stacks}", self.incomplete));
         }
-        (title.map_or(process, str::to_string), subtitle)
+        (title.map_or(process, str::to_string), parts.join(" · "))
     }
 }
 
@@ -55,11 +68,11 @@ mod tests {
     fn headings_name_the_process_and_what_is_missing() {
         let caption = Caption {
             process: "work",
-            pid: 4242,
-            hz_requested: 997,
-            hz_achieved: 996.8,
-            duration_s: 10.0,
-            samples: 9970,
+            pid: Some(4242),
+            hz_requested: Some(997),
+            ticks: Some(9968),
+            duration_ns: Some(10_000_000_000),
+            counted: "9970 samples",
             lost: 0,
             incomplete: 0,
         };
@@ -67,7 +80,7 @@ mod tests {
             caption.headings(None),
             ("work (pid 4242)".into(), "9970 samples in 10.0 s · 996.8 of 997 Hz".into())
         );
-        let torn = Caption { samples: 1, lost: 12, incomplete: 1, ..caption };
+        let torn = Caption { counted: "1 sample", lost: 12, incomplete: 1, ..caption };
         assert_eq!(
             torn.headings(Some("Before")),
             (
@@ -76,5 +89,9 @@ mod tests {
                     .into()
             )
         );
+        let little = Caption { pid: None, ticks: None, duration_ns: None, ..caption };
+        assert_eq!(little.headings(None), ("work".into(), "9970 samples · 997 Hz".into()));
+        let nothing = Caption { hz_requested: None, ..little };
+        assert_eq!(nothing.headings(Some("T")), ("T".into(), "work · 9970 samples".into()));
     }
 }
