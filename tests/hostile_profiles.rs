@@ -221,6 +221,112 @@ fn counts_at_the_edge_are_kept_or_refused() {
     assert!(error.to_string().contains("more than pprof can hold"), "{error}");
 }
 
+/// A profile of times: one value of a type each, and what a period is of.
+fn of_times(kind: (&str, &str), period: (&str, &str, u64), values: &[u64]) -> Vec<u8> {
+    let texts = ["", kind.0, kind.1, period.0, period.1];
+    let sample_type = proto(&[(1, Err(1)), (2, Err(2))]);
+    let period_type = proto(&[(1, Err(3)), (2, Err(4))]);
+    let samples: Vec<Vec<u8>> = values.iter().map(|value| proto(&[(2, Err(*value))])).collect();
+    let mut fields: Vec<(u64, Result<&[u8], u64>)> =
+        vec![(1, Ok(&sample_type)), (11, Ok(&period_type)), (12, Err(period.2))];
+    fields.extend(samples.iter().map(|sample| (2, Ok(sample.as_slice()))));
+    fields.extend(texts.iter().map(|text| (6, Ok(text.as_bytes()))));
+    proto(&fields)
+}
+
+#[test]
+fn times_become_samples_only_where_they_are_whole_periods() {
+    let (cpu, ms) = (("cpu", "nanoseconds"), 1_000_000);
+    let read = |bytes: &[u8]| {
+        let saved = parse(bytes).unwrap();
+        (saved.total(), saved.about.unit, saved.about.hz)
+    };
+    let samples = |count, hz| (count, "samples".to_owned(), Some(hz));
+    let nanoseconds = |count| (count, "nanoseconds".to_owned(), None);
+    let period = ("cpu", "nanoseconds", 10 * ms);
+    assert_eq!(read(&of_times(cpu, period, &[20 * ms, 10 * ms])), samples(3, 100));
+    assert_eq!(read(&of_times(cpu, period, &[4 * ms, 4 * ms, 4 * ms, 10 * ms])), nanoseconds(22 * ms));
+    // 997 Hz: the period is rounded, sums of it are not.
+    let period = ("cpu", "nanoseconds", 1_003_009);
+    assert_eq!(read(&of_times(cpu, period, &[1_003_009, 1_003_009_027])), samples(1001, 997));
+    assert_eq!(read(&of_times(cpu, ("cpu", "nanoseconds", 1), &[50, 5000])), nanoseconds(5050));
+    let delay = ("delay", "nanoseconds");
+    for rate in [1, 10, 1000] {
+        let period = ("contentions", "count", rate);
+        assert_eq!(read(&of_times(delay, period, &[5000, 700])), nanoseconds(5700));
+    }
+    assert_eq!(read(&of_times(delay, ("cpu", "nanoseconds", 1000), &[5000])), nanoseconds(5000));
+}
+
+#[test]
+fn text_with_a_stray_byte_is_text() {
+    for text in ["p;a\u{7}b 1\n", "p;a\u{7}b 1\nq\n", "j;\u{1} 1\n", "r 1\n\u{0}"] {
+        match parse(text.as_bytes()) {
+            Ok(saved) => assert_eq!(saved.total(), 1),
+            Err(error) => assert_eq!(error, "a.file:2: expected \"stack count\"", "{text:?}"),
+        }
+    }
+    let marked = [b"\xef\xbb\xbf", FOLDED.as_bytes()].concat();
+    assert_eq!(parse(&marked).unwrap().processes(), ["other", "work"]);
+    let odd = PERF.replace("work", "w@").into_bytes();
+    let odd: Vec<u8> = odd.into_iter().map(|byte| if byte == b'@' { 0xff } else { byte }).collect();
+    assert_eq!(parse(&odd).unwrap().processes(), ["w\u{fffd}"]);
+}
+
+#[test]
+fn packed_text_of_a_pipe_is_measured_by_what_came() {
+    let lines = |from: u32| -> String {
+        (from..from + 200_000).map(|n| format!("p;{};f{n} 1\n", "x".repeat(400))).collect()
+    };
+    let text = lines(0);
+    assert!(text.len() > 65 << 20);
+    let bytes = packed(text.as_bytes());
+    assert!(bytes.len() * 500 > text.len());
+    assert_eq!(read::read(bytes.as_slice(), "pipe", 0).unwrap().total(), 200_000);
+    let cut = read::read(&bytes[..bytes.len() / 2], "pipe", 0).unwrap_err();
+    assert_eq!(cut.to_string(), "pipe: the packed data ends early; was it cut off?");
+}
+
+#[test]
+fn stacks_of_firefox_are_walked_once() {
+    let count = 60_000;
+    let prefix: Vec<Option<u32>> = (0..count).map(|n: u32| n.checked_sub(1)).collect();
+    let json = serde_json::json!({
+        "meta": {"interval": 1, "product": "x"},
+        "threads": [{
+            "name": "m", "processName": "p", "pid": "1", "tid": "2",
+            "samples": {"stack": vec![count - 1; 100_000]},
+            "stackTable": {"prefix": prefix, "frame": vec![0; count as usize]},
+            "frameTable": {"func": [0]}, "funcTable": {"name": [0]}, "stringArray": ["f"],
+        }],
+    });
+    let bytes = json.to_string().into_bytes();
+    let started = Instant::now();
+    let saved = parse(&bytes).unwrap();
+    assert!(started.elapsed().as_secs() < 2, "{:?}", started.elapsed());
+    assert_eq!((saved.total(), saved.trie().node_count()), (100_000, 2 + count as usize));
+}
+
+#[test]
+fn weights_of_firefox_have_a_type() {
+    let of = |kind: &str, weights: &str| {
+        let text = format!(
+            "{{\"meta\":{{\"interval\":1}},\"threads\":[{{\"name\":\"m\",\"samples\":{{\"stack\":[null,null],\
+             \"weight\":{weights},\"weightType\":\"{kind}\"}},\"stackTable\":{{\"prefix\":[],\"frame\":[]}},\
+             \"frameTable\":{{\"func\":[]}},\"funcTable\":{{\"name\":[]}},\"stringArray\":[]}}]}}"
+        );
+        parse(text.as_bytes()).map(|saved| (saved.total(), saved.about.unit, saved.about.hz))
+    };
+    assert_eq!(of("samples", "[1,2]").unwrap(), (3, "samples".to_owned(), Some(1000)));
+    assert_eq!(of("bytes", "[1,2]").unwrap(), (3, "bytes".to_owned(), None));
+    assert_eq!(of("tracing-ms", "[0.5,2]").unwrap(), (2_500_000, "nanoseconds".to_owned(), None));
+    assert!(of("samples", "[0.5,2]").unwrap_err().ends_with("sample 0 weighs 0.5"));
+    assert!(of("samples", "[-1,2]").unwrap_err().ends_with("sample 0 weighs -1"));
+    assert!(of("parsecs", "[1,2]").unwrap_err().ends_with("weights of an unknown type, parsecs"));
+    let newer = b"{\"meta\":{\"interval\":1},\"threads\":[{\"name\":\"m\"}],\"shared\":{\"stringArray\":[]}}";
+    assert!(parse(newer).unwrap_err().ends_with("its threads share their tables (`shared`)"));
+}
+
 #[test]
 fn bombs_are_not_unpacked() {
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());

@@ -245,6 +245,36 @@ fn viewers_formats_keep_stacks_threads_and_time() {
 }
 
 #[test]
+fn short_times_and_other_units_come_back_from_every_form() {
+    for (hz, unit) in [(Some(10_000_000), "samples"), (None, "bytes"), (None, "contentions")] {
+        let mut builder =
+            SavedBuilder::new(About { hz, unit: unit.to_owned(), idle: Some(true), ..About::default() });
+        let process = builder.text("p").unwrap();
+        for (count, waiting) in [(1, false), (2, true)] {
+            let root = StackRoot { process, thread: None, complete: true, waiting };
+            let root = builder.root(root).unwrap();
+            let frame = builder.named_frame("f").unwrap();
+            builder.add(root, &[frame], count).unwrap();
+        }
+        let saved = builder.finish();
+        for writer in [as_pprof as Writer, as_speedscope, as_firefox] {
+            let back = parsed(&writer(&saved));
+            assert_eq!((back.about.hz, back.about.unit.as_str()), (hz, unit));
+            assert_eq!(told(&back).lines().count(), 3, "{}", told(&back));
+        }
+    }
+}
+
+#[test]
+fn a_stack_as_deep_as_any_can_be_comes_back_from_every_form() {
+    let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::MAX_DEPTH));
+    let saved = parsed(deepest.as_bytes());
+    for writer in [as_pprof as Writer, as_speedscope, as_firefox] {
+        assert_eq!(as_folded(&parsed(&writer(&saved))), deepest);
+    }
+}
+
+#[test]
 fn merged_profiles_keep_their_processes_apart() {
     let (a, b) = (parsed(b"one;main 3\none;main;x 1\n"), parsed(b"two;main 4\none;main 5\n"));
     let mut builder = SavedBuilder::new(a.about.clone());

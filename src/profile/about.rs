@@ -3,10 +3,13 @@
 //! `None` and empty mean "not told": folded text tells nothing, pprof nearly everything.
 //! Merging keeps what is true of both.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What the counts of a profile of stackprof are.
 pub const SAMPLES: &str = "samples";
+
+/// Most comment lines, also of merged profiles together.
+pub const MAX_COMMENTS: usize = 100_000;
 
 /// A recording, as a saved profile describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +76,7 @@ impl About {
     ///
     /// # Errors
     /// A line for people if counts of the two must not be added: they have different
-    /// rates or count different things.
+    /// rates, count different things, or have more than [`MAX_COMMENTS`] together.
     pub fn merge(&mut self, other: &About) -> Result<(), String> {
         if self.unit != other.unit {
             return Err(format!("one counts {}, the other {}", self.unit, other.unit));
@@ -83,6 +86,13 @@ impl About {
         {
             return Err(format!("one was recorded at {ours} Hz, the other at {theirs} Hz"));
         }
+        let known: HashSet<&str> = self.comments.iter().map(String::as_str).collect();
+        let new = other.comments.iter().filter(|comment| !known.contains(comment.as_str()));
+        let new: Vec<String> = new.cloned().collect();
+        if self.comments.len() + new.len() > MAX_COMMENTS {
+            return Err(format!("together they have more than {MAX_COMMENTS} comments"));
+        }
+        self.comments.extend(new);
         keep_equal(&mut self.hz, &other.hz);
         keep_equal(&mut self.pid, &other.pid);
         keep_equal(&mut self.arch, &other.arch);
@@ -95,11 +105,6 @@ impl About {
         self.ticks = both(self.ticks, other.ticks, u64::saturating_add);
         add_counts(&mut self.lost, &other.lost);
         add_counts(&mut self.incomplete, &other.incomplete);
-        for comment in &other.comments {
-            if !self.comments.contains(comment) {
-                self.comments.push(comment.clone());
-            }
-        }
         Ok(())
     }
 }
@@ -142,6 +147,19 @@ mod tests {
         assert_eq!(about.lost["thread ended"], 4);
         about.merge(&About::default()).expect("a rate that is not told is no other rate");
         assert_eq!((about.hz, about.duration_ns), (None, None));
+    }
+
+    #[test]
+    fn comments_are_kept_once_and_not_without_end() {
+        let of = |numbers: std::ops::Range<usize>| About {
+            comments: numbers.map(|number| number.to_string()).collect(),
+            ..About::default()
+        };
+        let mut about = of(0..60_000);
+        about.merge(&of(30_000..90_000)).expect("fit");
+        assert_eq!(about.comments, of(0..90_000).comments);
+        let refused = about.merge(&of(90_000..100_001)).expect_err("too many");
+        assert_eq!(refused, "together they have more than 100000 comments");
     }
 
     #[test]

@@ -9,12 +9,13 @@ use std::io::{ErrorKind as IoErrorKind, Read};
 
 use memchr::{memchr, memrchr};
 
-use super::{About, INCOMPLETE, Saved, SavedBuilder, StackRoot};
-use crate::error::{Error, ErrorKind, Result, io_text};
+use super::read::broken;
+use super::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot};
+use crate::error::{Error, ErrorKind, Result};
 use crate::trie::NodeId;
 
-/// Longest line that is read: the deepest stack there can be (65,536 frames) with
-/// names of 256 bytes. A longer one is not a profile but, say, a binary file.
+/// Longest line that is read: the deepest stack there can be ([`MAX_DEPTH`]) with names of 64
+/// bytes. A longer one is not a profile but, say, a binary file.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// What is asked of the input at once; a longer line makes it grow.
@@ -47,7 +48,7 @@ pub fn read(mut input: impl Read, file: &str) -> Result<Saved> {
         let read = match input.read(free) {
             Ok(read) => read.min(free.len()),
             Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
-            Err(error) => return Err(Error::new(ErrorKind::Input, format!("{file}: {}", io_text(&error)))),
+            Err(error) => return Err(broken(file, &error)),
         };
         if read == 0 {
             reader.line(buffer.get(from..to).unwrap_or_default())?;
@@ -77,6 +78,8 @@ struct Reader<'a> {
     before: Vec<u8>,
     /// Where each of its names ends in it, and the node that the names so far lead to.
     names: Vec<(usize, NodeId)>,
+    /// How many of the names are not code.
+    root_names: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -88,6 +91,7 @@ impl<'a> Reader<'a> {
             total: 0,
             before: Vec::new(),
             names: Vec::new(),
+            root_names: 0,
         }
     }
 
@@ -156,6 +160,11 @@ impl<'a> Reader<'a> {
             None => self.root(&mut names)?,
         };
         for name in names {
+            if self.names.len() - self.root_names >= MAX_DEPTH {
+                return Err(
+                    self.refuse(format_args!("a stack has more than {MAX_DEPTH} functions (MAX_DEPTH)"))
+                );
+            }
             end += 1 + name.len();
             let child = self.builder.named_frame(name).and_then(|frame| self.builder.child_node(node, frame));
             node = child.map_err(|full| self.refuse(full))?;
@@ -220,6 +229,7 @@ impl<'a> Reader<'a> {
         };
         let node = make().map_err(|full| self.refuse(full))?;
         self.names.extend(ends.iter().take(count).map(|end| (*end, node)));
+        self.root_names = count;
         Ok((node, end))
     }
 }
@@ -351,6 +361,18 @@ mod tests {
         assert_eq!(error.to_string(), "/dev/zero:1: line longer than 16 MiB; this is not a profile");
     }
 
+    #[test]
+    fn a_stack_is_as_deep_as_every_form_can_hold() {
+        for root in ["p", "p;io (7)", "p;io (7);[incomplete]"] {
+            let deepest = format!("{root}{}", ";f".repeat(MAX_DEPTH));
+            assert_eq!(read(format!("{deepest} 1\n").as_bytes(), "a").expect("reads").total(), 1);
+            assert_eq!(
+                refused(format!("p;a 1\n{deepest};f 1\n").as_bytes()),
+                "a.folded:2: a stack has more than 262144 functions (MAX_DEPTH)"
+            );
+        }
+    }
+
     /// Gives its bytes in pieces of any size, as pipes do.
     struct Pieces<'a>(&'a [u8], usize);
 
@@ -366,12 +388,12 @@ mod tests {
 
     #[test]
     fn input_in_pieces_and_lines_longer_than_a_block_are_read() {
-        let deep = (0..300_000).map(|n| format!("frame{n}")).collect::<Vec<_>>().join(";");
+        let deep = (0..250_000).map(|n| format!("frame{n}")).collect::<Vec<_>>().join(";");
         let text = format!("p;a 1\np;{deep} 2\np;{deep};x 3\np;a 4");
         for size in [7, BLOCK_BYTES - 1, BLOCK_BYTES, usize::MAX] {
             let saved = read(Pieces(text.as_bytes(), size), "a").expect("reads");
             assert_eq!((saved.total(), saved.trie().distinct_stacks()), (10, 3), "{size}");
-            assert_eq!(saved.trie().node_count(), 2 + 1 + 300_001, "{size}");
+            assert_eq!(saved.trie().node_count(), 2 + 1 + 250_001, "{size}");
         }
     }
 

@@ -38,6 +38,11 @@ use crate::target::{ExitStatus, Process};
 use crate::trie::Trie;
 use crate::walk::Method;
 
+/// Most functions of a stack in a file, inlined ones and all others counted alike in every
+/// form, so that what is read from one can be read again from each. A recording has up to
+/// 65,536 frames; those can be some more functions.
+pub const MAX_DEPTH: usize = 1 << 18;
+
 /// A root of the trie, packed into its number: which thread, whether the stacks below
 /// reached the thread's root, and whether the thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

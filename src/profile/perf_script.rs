@@ -3,20 +3,22 @@
 //! Input: events, each a line `comm pid/tid [cpu] time: period event:` and below it the
 //! stack, leaf first, a line `address symbol+0x1f (module)` each. Output: [`Saved`] with
 //! addresses and modules, one sample an event; only events of the first one's kind count, as
-//! in stackcollapse-perf. inferno's reader gives text alone, warns of what it does not
+//! in stackcollapse-perf, and how many others there are is told. inferno's reader gives text alone, warns of what it does not
 //! understand and goes on, and asserts what a file can break; here a line that is neither
 //! an event nor a frame stops with its number.
 
 use std::io::{self, BufRead};
 
+use super::MAX_DEPTH;
 use super::builder::SavedBuilder;
+use super::read::broken;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Longest line that is read; the longest names of functions are some 64 KiB.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Most frames of a stack, as in a recording.
-const MAX_DEPTH: usize = 65_536;
+/// Why an event is not counted.
+const ANOTHER_KIND: &str = "events of another kind";
 
 /// Reads the text; `file` is the name that errors carry.
 ///
@@ -31,7 +33,7 @@ pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
         match io::Read::take(&mut reader, LINE_BYTES_MAX).read_until(b'\n', &mut line) {
             Ok(0) => break,
             Ok(_) => {}
-            Err(error) => return Err(Error::new(ErrorKind::Input, format!("{file}: {}", io_text(&error)))),
+            Err(error) => return Err(broken(file, &error)),
         }
         if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
             return Err(refuse(format!("line longer than {} MiB", LINE_BYTES_MAX >> 20)));
@@ -54,7 +56,7 @@ pub fn is_perf_script(head: &str) -> bool {
     let mut lines = lines.by_ref().skip_while(|line| line.starts_with('#'));
     let (Some(first), second) = (lines.next(), lines.next()) else { return false };
     let stack_below = second.is_some_and(|line| line.starts_with([' ', '\t']) && frame(line).is_some());
-    event(first).is_some() && (stack_below || first.trim_end().ends_with(':'))
+    event(first).is_some_and(|event| stack_below || event.frame.is_some() || first.trim_end().ends_with(':'))
 }
 
 #[derive(Default)]
@@ -95,6 +97,9 @@ impl State {
             self.kind.get_or_insert_with(|| event.kind.to_owned());
             let process = self.builder.text(event.comm).map_err(full)?;
             self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
+        } else {
+            let lost = self.builder.about().lost.entry(ANOTHER_KIND.to_owned()).or_default();
+            *lost = lost.saturating_add(1);
         }
         if let Some(frame) = event.frame
             && self.root.is_some()
@@ -118,7 +123,9 @@ impl State {
 
     /// The frame of a line; `None` for one that is a process's name in brackets.
     fn frame(&mut self, frame: &FrameLine<'_>) -> std::result::Result<Option<u32>, Full> {
-        if frame.symbol.starts_with('(') {
+        // A process's name is all of it; `(anonymous namespace)::f(int)` is a function.
+        let in_brackets = frame.symbol.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+        if in_brackets.is_some_and(|name| !name.contains(['(', ')'])) {
             return Ok(None);
         }
         let builder = &mut self.builder;
@@ -153,6 +160,8 @@ impl State {
 
 /// What perf prints for what it does not know.
 const UNKNOWN: &str = "[unknown]";
+/// What perf prints in place of the module of an inlined function (`perf script --inline`).
+const INLINED: &str = "inlined";
 
 /// A line that begins an event.
 struct EventLine<'t> {
@@ -189,8 +198,16 @@ fn event(line: &str) -> Option<EventLine<'_>> {
     // The period stands before the event: `257597 cycles:u`.
     let event = event.rsplit(' ').next().unwrap_or_default().trim_end_matches(':');
     // The first colon ends the name, what follows are its modifiers.
-    let kind = event.split(':').next().unwrap_or_default();
+    let kind = plain(event.split(':').next().unwrap_or_default());
     Some(EventLine { comm, kind, frame: frame(after) })
+}
+
+/// The event without the kind of processor that counted it: one of several kinds names each
+/// event for each, `cpu_core/cycles/P` and `cpu_atom/cycles/P`.
+fn plain(event: &str) -> &str {
+    let of_processor = event.split_once('/').filter(|(unit, _)| *unit == "cpu" || unit.starts_with("cpu_"));
+    let inner = of_processor.and_then(|(_, rest)| rest.rsplit_once('/'));
+    inner.map_or(event, |(inner, _)| inner)
 }
 
 /// A line of a stack.
@@ -206,11 +223,15 @@ fn frame(line: &str) -> Option<FrameLine<'_>> {
     let line = line.trim();
     let (address, rest) = line.split_once(' ')?;
     let address = u64::from_str_radix(address, 16).ok()?;
-    let rest = rest.trim();
+    let rest = rest.trim().strip_suffix(')')?;
+    // Of a file that is gone: `(/memfd:jit (deleted))`.
+    let rest = rest.strip_suffix(" (deleted)").unwrap_or(rest);
     let (symbol, module) = match rest.rsplit_once(" (") {
-        Some((symbol, module)) => (symbol.trim(), module.strip_suffix(')')?),
-        None => ("", rest.strip_prefix('(')?.strip_suffix(')')?),
+        Some((symbol, module)) => (symbol.trim(), module),
+        None => ("", rest.strip_prefix('(')?),
     };
+    // Stands where the module would, which is that of the frame around it.
+    let module = if module == INLINED { UNKNOWN } else { module };
     let symbol = match symbol.rsplit_once("+0x") {
         Some((name, offset)) if !name.is_empty() && offset.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
             name
@@ -259,6 +280,45 @@ java 913 72.2: cycles:
             "V8 WorkerThread;operator new(unsigned long);native halt 1\njava 1\n\
              java;[unknown];[libx.so];_dl_check 1\njava;single 1\n"
         );
+    }
+
+    #[test]
+    fn events_of_another_kind_are_counted() {
+        let event = |kind: &str| format!("a 5/6 [001] 10.5: 250000 {kind}:\n\t 55 f+0x1 (/x)\n\n");
+        let hybrid = ["cpu_core/cycles/P", "cpu_atom/cycles/P", "cpu_atom/cycles/u", "cycles:u"];
+        let saved = |kinds: &[&str]| {
+            let text: String = kinds.iter().map(|kind| event(kind)).collect();
+            read(text.as_bytes(), "p").expect("reads")
+        };
+        let one = saved(&hybrid);
+        assert_eq!((one.total(), one.about.lost.len()), (4, 0));
+        let two = saved(&["cpu_core/cycles/P", "cpu_core/instructions/P", "cycles", "faults", "cpu-clock"]);
+        assert_eq!((two.total(), two.about.lost[ANOTHER_KIND]), (2, 3));
+    }
+
+    #[test]
+    fn odd_frames_are_kept() {
+        let input = "\
+prog 5/6 [001] 10.5: 250000 cycles:
+\t 55d0 (anonymous namespace)::inner(int)+0x10 (/bin/work)
+\t 55d4 jitted+0x14 (/memfd:jit (deleted))
+\t 55d8 inl (inlined)
+\t 55d8 (process) (/bin/work)
+\t 5500 main+0x5 (/bin/work)
+
+";
+        assert_eq!(text(input), "prog;main;inl;jitted;(anonymous namespace)::inner(int) 1\n");
+        let saved = read(input.as_bytes(), "p").expect("reads");
+        let paths: Vec<&str> = saved.mappings().iter().map(|mapping| saved.text(mapping.path)).collect();
+        assert_eq!(paths, ["/bin/work", "/memfd:jit"]);
+    }
+
+    #[test]
+    fn frames_on_the_line_of_their_event_are_known() {
+        let flat =
+            "perf 913 72.176760:     257597 cycles:  ffffffff9aa3c8de single+0x1 ([kernel.kallsyms])\n";
+        assert!(is_perf_script(flat));
+        assert_eq!(text(&flat.repeat(2)), "perf;single 2\n");
     }
 
     /// On what both understand, inferno and this say the same.

@@ -11,6 +11,40 @@ mod proto;
 pub mod read;
 pub mod write;
 
+use prost::encoding::{WireType, decode_key, decode_varint};
+
+/// Fields at the beginning that must be those of a profile.
+const FIELDS_LOOKED_AT: usize = 8;
+
+/// Whether bytes begin as the message does: the numbers and kinds of its first fields are as
+/// profile.proto has them. `head_is_all` says that nothing comes after.
+pub(super) fn is_pprof(head: &[u8], head_is_all: bool) -> bool {
+    let mut rest = head;
+    for index in 0..FIELDS_LOOKED_AT {
+        if rest.is_empty() {
+            return index > 0;
+        }
+        let Ok((number, wire)) = decode_key(&mut rest) else { return false };
+        let fits = match number {
+            1..=6 | 11 => wire == WireType::LengthDelimited,
+            7..=10 | 12 | 14 | 15 => wire == WireType::Varint,
+            // Comments are repeated numbers: packed, or one by one.
+            13 => matches!(wire, WireType::LengthDelimited | WireType::Varint),
+            _ => false,
+        };
+        if !fits {
+            return false;
+        }
+        let Ok(value) = decode_varint(&mut rest) else { return index > 0 || !head_is_all };
+        if wire == WireType::LengthDelimited {
+            let after = usize::try_from(value).ok().and_then(|len| rest.get(len..));
+            let Some(after) = after else { return index > 0 || !head_is_all };
+            rest = after;
+        }
+    }
+    true
+}
+
 /// Keys of labels.
 mod label {
     pub(super) const PROCESS: &str = "process";

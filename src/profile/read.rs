@@ -2,7 +2,7 @@
 //!
 //! What a file is, its content says; its name is for messages only. Input: bytes, hostile.
 //! Output: [`Saved`], or one line that names the file and the place. Nothing is held that is
-//! not in a limit: packed files by [`MAX_UNPACKED_BYTES`], formats by their own.
+//! not in a limit: packed files by [`MAX_RATIO`], formats by their own.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -10,13 +10,17 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::saved::Saved;
 use super::{firefox, folded_read, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, io_text};
 
-/// Most bytes of a pprof or JSON file, unpacked: these are read as a whole.
+/// Most bytes of a pprof file, unpacked: these are read as a whole.
 pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
+/// Most bytes of a JSON file: numbers of one digit and lists of one number take up to fifteen
+/// times their text in memory, so that this is up to 4 GiB.
+pub const MAX_JSON_BYTES: u64 = 256 << 20;
 
 /// Most that a packed text may be larger than its file. Text of stacks repeats itself: real
 /// files reach 100; deflate itself ends at 1032.
@@ -28,6 +32,7 @@ const RATIO_FREE_BYTES: u64 = 64 << 20;
 const HEAD_BYTES: u64 = 4096;
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
 /// Reads a file; `-` is standard input where the caller says so, not here.
 ///
@@ -42,13 +47,13 @@ pub fn read_file(path: &Path) -> Result<Saved> {
     if about.is_dir() {
         return Err(Error::new(ErrorKind::Input, format!("`{name}` is a directory, expected a profile")));
     }
-    // A pipe has no length; what it brings is bounded like a small file.
+    // A pipe has no length; what it brings is counted as it comes.
     let packed_bytes = if about.is_file() { about.len() } else { 0 };
     read(BufReader::with_capacity(1 << 16, file), &name, packed_bytes)
 }
 
 /// Reads a profile from anywhere; `name` is what errors call it, `packed_bytes` the length of
-/// the file if it has one.
+/// the file if it has one, else 0.
 ///
 /// # Errors
 /// [`ErrorKind::Input`] with a line that names the file and the place.
@@ -57,8 +62,8 @@ pub fn read(mut reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<S
     if !head.starts_with(&GZIP) {
         return unpacked(head, reader, name);
     }
-    let allowed = packed_bytes.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES);
-    let unpacking = Bounded { inner: MultiGzDecoder::new(Cursor::new(head).chain(reader)), left: allowed };
+    let counted = Counted { inner: Cursor::new(head).chain(reader), consumed: 0 };
+    let unpacking = Bounded { inner: MultiGzDecoder::new(counted), packed_bytes, unpacked_bytes: 0 };
     let mut reader = BufReader::with_capacity(1 << 16, unpacking);
     let head = self::head(&mut reader, name)?;
     if head.starts_with(&GZIP) {
@@ -74,53 +79,48 @@ fn head(reader: &mut impl Read, name: &str) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-fn unpacked(head: Vec<u8>, rest: impl BufRead, name: &str) -> Result<Saved> {
-    let text = text_of(&head);
+fn unpacked(mut head: Vec<u8>, rest: impl BufRead, name: &str) -> Result<Saved> {
+    // Editors and shells of Windows put it before text.
+    if head.starts_with(&BYTE_ORDER_MARK) {
+        head.drain(..BYTE_ORDER_MARK.len());
+    }
     let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
-    match text {
-        None if is_binary(&head) => {
-            let bytes = whole(head, rest, name)?;
-            pprof::read::read(&bytes).map_err(|what| refused(name, &what))
-        }
-        Some(text) if perf_script::is_perf_script(text) => {
-            perf_script::read(Cursor::new(head.as_slice()).chain(rest), name)
-        }
-        _ if first == Some(&b'{') => {
-            let bytes = whole(head, rest, name)?;
-            json(&bytes, name)
-        }
-        _ => folded_read::read(Cursor::new(head.as_slice()).chain(rest), name),
+    // Names of threads can be any bytes.
+    if perf_script::is_perf_script(&String::from_utf8_lossy(&head)) {
+        perf_script::read(Cursor::new(head.as_slice()).chain(rest), name)
+    } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
+        let bytes = whole(head, rest, name, (MAX_UNPACKED_BYTES, "MAX_UNPACKED_BYTES"))?;
+        pprof::read::read(&bytes).map_err(|what| refused(name, &what))
+    } else if first == Some(&b'{') {
+        let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
+        json(&bytes, name)
+    } else {
+        folded_read::read(Cursor::new(head.as_slice()).chain(rest), name)
     }
 }
 
-/// The head as text, if it is one; its last character may be cut.
-fn text_of(head: &[u8]) -> Option<&str> {
+/// Whether the head is text; its last character may be cut.
+fn is_text(head: &[u8]) -> bool {
     let text = match std::str::from_utf8(head) {
         Ok(text) => text,
         Err(error) if error.error_len().is_none() => {
-            std::str::from_utf8(head.get(..error.valid_up_to())?).ok()?
+            let whole = head.get(..error.valid_up_to()).unwrap_or_default();
+            std::str::from_utf8(whole).unwrap_or_default()
         }
-        Err(_) => return None,
+        Err(_) => return false,
     };
-    let is_text = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\x1b');
-    text.chars().all(is_text).then_some(text)
+    text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\x1b'))
 }
 
-/// Whether bytes that are no text begin as a protocol buffer with the fields of a profile.
-fn is_binary(head: &[u8]) -> bool {
-    let (Some(key), Some(_)) = (head.first(), head.get(1)) else { return false };
-    let (field, wire) = (key >> 3, key & 7);
-    (1..=15).contains(&field) && matches!(wire, 0 | 2)
-}
-
-/// Everything that is left, up to the limit.
-fn whole(head: Vec<u8>, rest: impl Read, name: &str) -> Result<Vec<u8>> {
+/// Everything that is left, up to a limit and its name.
+fn whole(head: Vec<u8>, rest: impl Read, name: &str, limit: (u64, &str)) -> Result<Vec<u8>> {
+    let (limit, limit_name) = limit;
     let mut bytes = head;
-    let room = MAX_UNPACKED_BYTES.saturating_sub(bytes.len() as u64);
+    let room = limit.saturating_sub(bytes.len() as u64);
     let read = rest.take(room + 1).read_to_end(&mut bytes).map_err(|error| broken(name, &error))?;
     if read as u64 > room {
-        let limit = MAX_UNPACKED_BYTES >> 20;
-        return Err(refused(name, &format!("larger than {limit} MiB unpacked (MAX_UNPACKED_BYTES)")));
+        let limit = limit >> 20;
+        return Err(refused(name, &format!("larger than {limit} MiB unpacked ({limit_name})")));
     }
     Ok(bytes)
 }
@@ -142,6 +142,15 @@ struct AnyJson<'a> {
 
 fn json(bytes: &[u8], name: &str) -> Result<Saved> {
     let any: AnyJson<'_> = serde_json::from_slice(bytes).map_err(|error| {
+        if let Ok(SharedTables { meta: Some(_), threads: Some(_), shared: Some(_) }) =
+            serde_json::from_slice(bytes)
+        {
+            return refused(
+                name,
+                "a Firefox profile of a version of the format that is not read: its threads share their \
+                 tables (`shared`)",
+            );
+        }
         let text = error.to_string();
         let what = text.split(" at line ").next().unwrap_or_default();
         let place = format!("{name}:{}:{}", error.line(), error.column());
@@ -159,24 +168,62 @@ fn json(bytes: &[u8], name: &str) -> Result<Saved> {
     saved.map_err(|what| refused(name, &what))
 }
 
-/// A reader that ends with an error when it gives more than it may.
-struct Bounded<R> {
-    inner: R,
-    left: u64,
+/// By what newer profiles of Firefox are known.
+#[derive(Deserialize)]
+struct SharedTables {
+    meta: Option<IgnoredAny>,
+    threads: Option<IgnoredAny>,
+    shared: Option<IgnoredAny>,
 }
 
-impl<R: Read> Read for Bounded<R> {
+/// A reader that counts what is taken of it.
+struct Counted<R> {
+    inner: R,
+    consumed: u64,
+}
+
+impl<R: BufRead> Read for Counted<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(into)?;
-        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
-            let text = format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)");
-            io::Error::new(io::ErrorKind::InvalidData, text)
-        })?;
+        self.consumed = self.consumed.saturating_add(read as u64);
         Ok(read)
     }
 }
 
-fn broken(name: &str, error: &io::Error) -> Error {
+impl<R: BufRead> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.inner.consume(amount);
+        self.consumed = self.consumed.saturating_add(amount as u64);
+    }
+}
+
+/// Unpacks, and ends with an error when that gives more than it may.
+struct Bounded<R> {
+    inner: MultiGzDecoder<Counted<R>>,
+    /// Length of the whole, as far as it is known before.
+    packed_bytes: u64,
+    unpacked_bytes: u64,
+}
+
+impl<R: BufRead> Read for Bounded<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(into)?;
+        self.unpacked_bytes = self.unpacked_bytes.saturating_add(read as u64);
+        let packed_bytes = self.packed_bytes.max(self.inner.get_ref().consumed);
+        if self.unpacked_bytes > packed_bytes.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES) {
+            let text = format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(read)
+    }
+}
+
+/// The error of a file that could not be read on.
+pub(super) fn broken(name: &str, error: &io::Error) -> Error {
     let what = match error.kind() {
         io::ErrorKind::UnexpectedEof => "the packed data ends early; was it cut off?".to_owned(),
         io::ErrorKind::InvalidInput => format!("the packed data is damaged: {error}"),

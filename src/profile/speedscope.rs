@@ -11,6 +11,7 @@ use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
+use super::MAX_DEPTH;
 use super::about::{About, SAMPLES};
 use super::builder::SavedBuilder;
 use super::by_name::INCOMPLETE;
@@ -298,6 +299,9 @@ pub(super) fn read(
             root.complete = !rest.first().is_some_and(|frame| marked(*frame, INCOMPLETE));
             rest = rest.get(usize::from(!root.complete)..).unwrap_or_default();
             stack.clear();
+            if rest.len() > MAX_DEPTH {
+                return Err(of(&format!("more than {MAX_DEPTH} functions (MAX_DEPTH)")));
+            }
             for index in rest {
                 let frame = frames.get(*index as usize);
                 stack.push(*frame.ok_or_else(|| of(&format!("frame {index} is not there")))?);

@@ -46,12 +46,14 @@ pub(super) fn take_comment(about: &mut About, comment: &str) {
 
 fn take(about: &mut About, key: &str, value: &str) -> bool {
     fn put<T: std::str::FromStr>(into: &mut Option<T>, value: &str) -> bool {
-        *into = value.parse().ok();
-        into.is_some()
+        let Ok(value) = value.parse() else { return false };
+        *into = Some(value);
+        true
     }
     match key {
         "version" => put(&mut about.version, value),
-        "hz" => put(&mut about.hz, value) && about.hz != Some(0),
+        // A rate of nothing is none.
+        "hz" => value.parse() != Ok(0) && put(&mut about.hz, value),
         "pid" => put(&mut about.pid, value),
         "arch" => put(&mut about.arch, value),
         "command" => put(&mut about.command, value),
@@ -104,11 +106,14 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_kept() {
-        let mut about = About::default();
-        for comment in ["stackprof.hz: many", "stackprof.new: 1", "stackprof.lost x: -1", "hz: 5"] {
+        // The rate is known from the period.
+        let mut about = About { hz: Some(100), ..About::default() };
+        let comments =
+            ["stackprof.hz: many", "stackprof.hz: 0", "stackprof.new: 1", "stackprof.lost x: -1", "hz: 5"];
+        for comment in comments {
             take_comment(&mut about, comment);
         }
-        assert_eq!(about.comments.len(), 4);
-        assert_eq!((about.hz, about.lost.len()), (None, 0));
+        assert_eq!(about.comments, comments);
+        assert_eq!((about.hz, about.lost.len()), (Some(100), 0));
     }
 }

@@ -5,11 +5,11 @@
 //! before what they name.
 //!
 //! Of several values of a sample, `samples` is taken, else the one that the profile says to
-//! show, else the last, as `go tool pprof` does; times become samples where the period is
-//! told. The process is named by the labels that stackprof writes, else by the first mapping,
+//! show, else the last, as `go tool pprof` does; times become samples where they are whole
+//! periods of that time. The process is named by the labels that stackprof writes, else by the first mapping,
 //! which is the program.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use prost::Message;
@@ -18,7 +18,8 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 use super::proto::{self, field};
 use super::{label, metadata};
-use crate::profile::about::{About, SAMPLES};
+use crate::profile::MAX_DEPTH;
+use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
@@ -27,10 +28,11 @@ use crate::profile::texts::TextId;
 const MAX_SAMPLE_BYTES: usize = 4 << 20;
 /// Most bytes of one location with its inlined functions.
 const MAX_LOCATION_BYTES: usize = 1 << 20;
-/// Most frames of a stack, as in a recording.
-const MAX_DEPTH: usize = 65_536;
 /// Longest period that can be a rate: one sample a second.
 const MAX_PERIOD_NS: i64 = 1_000_000_000;
+/// Shortest period by which times become samples: none is taken every microsecond, and a
+/// period of 1 means that the time itself is counted.
+const MIN_PERIOD_NS: i64 = 1_000;
 
 /// Reads an unpacked profile.
 ///
@@ -38,11 +40,12 @@ const MAX_PERIOD_NS: i64 = 1_000_000_000;
 /// What is wrong, and where, as a line for people without the name of the file.
 pub fn read(bytes: &[u8]) -> Result<Saved, String> {
     let tables = Tables::read(bytes)?;
+    let (chosen, unit) = chosen(&tables, bytes)?;
     let mut reader =
-        Reader { tables: &tables, builder: SavedBuilder::new(about(&tables)?), texts: Vec::new() };
+        Reader { tables: &tables, builder: SavedBuilder::new(about(&tables, unit)?), texts: Vec::new() };
     reader.texts = vec![None; tables.strings.len()];
     let known = reader.known()?;
-    reader.samples(bytes, &known)?;
+    reader.samples(bytes, &known, chosen)?;
     Ok(reader.builder.finish())
 }
 
@@ -183,9 +186,6 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Most comment lines.
-const MAX_COMMENTS: usize = 100_000;
-
 fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), String> {
     if count < limit { Ok(()) } else { Err(Full { what, limit }.to_string()) }
 }
@@ -202,7 +202,7 @@ struct Chosen {
     divisor: u64,
 }
 
-fn chosen(tables: &Tables<'_>) -> Result<(Chosen, String), String> {
+fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, String), String> {
     let mut types = Vec::new();
     for (index, value) in tables.sample_types.iter().enumerate() {
         let of = format!("sample type {index}");
@@ -213,8 +213,15 @@ fn chosen(tables: &Tables<'_>) -> Result<(Chosen, String), String> {
     let index = named(SAMPLES).or_else(|| named(default)).unwrap_or(types.len() - 1);
     let (kind, unit) = types.get(index).copied().unwrap_or_default();
     let one = Chosen { index, divisor: 1 };
+    let period = (
+        tables.string(tables.period_type.kind, "the period type")?,
+        tables.string(tables.period_type.unit, "the period type")?,
+    );
+    let is_sampled = period == (kind, unit) && (MIN_PERIOD_NS..=MAX_PERIOD_NS).contains(&tables.period);
     Ok(match unit {
-        "nanoseconds" if tables.period > 0 && kind != SAMPLES => {
+        "nanoseconds"
+            if kind != SAMPLES && is_sampled && are_multiples(bytes, index, tables.period.unsigned_abs()) =>
+        {
             (Chosen { index, divisor: tables.period.unsigned_abs() }, SAMPLES.to_owned())
         }
         "count" | "" => (one, if kind.is_empty() { SAMPLES.to_owned() } else { kind.to_owned() }),
@@ -223,12 +230,30 @@ fn chosen(tables: &Tables<'_>) -> Result<(Chosen, String), String> {
     })
 }
 
-fn about(tables: &Tables<'_>) -> Result<About, String> {
+/// Whether a value of all samples is whole periods, up to what rounding a period leaves of
+/// their sum. Of times that were measured a division would lose what is no whole period.
+fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
+    let whole = |value: u64| {
+        let over = value % period;
+        over.min(period - over) <= period / 100 + value / 1_000_000
+    };
+    let of_field = |field, value: Value<'_>| match (field, value) {
+        (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= MAX_SAMPLE_BYTES => {
+            let sample = proto::Sample::decode(bytes).map_err(|error| error.to_string())?;
+            let value = sample.value.get(index).copied().unwrap_or(0);
+            if whole(value.unsigned_abs()) { Ok(()) } else { Err(String::new()) }
+        }
+        _ => Ok(()),
+    };
+    for_each_field(bytes, of_field).is_ok()
+}
+
+fn about(tables: &Tables<'_>, unit: String) -> Result<About, String> {
     let told = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
     let mut about = About {
         time_unix_ns: told(tables.time_ns),
         duration_ns: told(tables.duration_ns),
-        unit: chosen(tables)?.1,
+        unit,
         ..About::default()
     };
     let unit = tables.string(tables.period_type.unit, "the period type")?;
@@ -236,7 +261,9 @@ fn about(tables: &Tables<'_>) -> Result<About, String> {
     if is_rate && about.unit == SAMPLES {
         about.hz = Some((1e9 / tables.period as f64).round() as u32);
     }
-    for comment in &tables.comments {
+    // One string can be named any number of times.
+    let mut known = HashSet::new();
+    for comment in tables.comments.iter().filter(|comment| known.insert(**comment)) {
         metadata::take_comment(&mut about, tables.string(comment.cast_signed(), "a comment")?);
     }
     Ok(about)
@@ -340,8 +367,7 @@ impl Reader<'_, '_> {
         Ok(frames)
     }
 
-    fn samples(&mut self, bytes: &[u8], known: &Known) -> Result<(), String> {
-        let (chosen, _) = chosen(self.tables)?;
+    fn samples(&mut self, bytes: &[u8], known: &Known, chosen: Chosen) -> Result<(), String> {
         let mut number = 0u64;
         let mut stack = Vec::new();
         for_each_field(bytes, |field, value| {
@@ -362,14 +388,18 @@ impl Reader<'_, '_> {
                 .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
             // Rounded: the times of a profile are whole periods, up to what a clock is off.
             let count = count / chosen.divisor + u64::from(count % chosen.divisor > chosen.divisor / 2);
-            if sample.location_id.len() > MAX_DEPTH {
-                return Err(format!("{} has more than {MAX_DEPTH} frames", of()));
-            }
             stack.clear();
+            let mut depth = 0;
             for id in sample.location_id.iter().rev() {
                 let frame = known.frames.get(id);
-                stack
-                    .push(*frame.ok_or_else(|| format!("{} names location {id}, which is not there", of()))?);
+                let frame =
+                    *frame.ok_or_else(|| format!("{} names location {id}, which is not there", of()))?;
+                let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
+                depth += lines.max(1);
+                if depth > MAX_DEPTH {
+                    return Err(format!("{} has more than {MAX_DEPTH} functions (MAX_DEPTH)", of()));
+                }
+                stack.push(frame);
             }
             let root = self.root(&sample, known, &of)?;
             let root = self.builder.root(root).map_err(|full| full.to_string())?;
