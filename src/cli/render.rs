@@ -165,9 +165,15 @@ fn headings(saved: &Saved, title: Option<&str>) -> (String, String) {
 /// The processes of a profile.
 fn named(saved: &Saved) -> String {
     let names = saved.processes();
-    let named = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
+    let short = |name: &&str| match name.char_indices().nth(NAME_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),
+        None => (*name).to_owned(),
+    };
+    let named = names.iter().take(NAMES_MAX).map(short).collect::<Vec<_>>().join(", ");
     if names.len() > NAMES_MAX { format!("{named}, …") } else { named }
 }
 
 /// Most processes that a line names.
 const NAMES_MAX: usize = 5;
+/// Most characters of each; a file can have one of any length.
+const NAME_CHARS_MAX: usize = 200;

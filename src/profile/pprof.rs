@@ -9,6 +9,7 @@
 mod metadata;
 mod proto;
 pub mod read;
+mod values;
 pub mod write;
 
 use prost::encoding::{WireType, decode_key, decode_varint};

@@ -81,6 +81,9 @@ fn a_part_of_a_profile_tells_of_itself_only() {
     place.write("many", &many);
     let run = place.run("render many -o many.svg").succeeds();
     assert!(run.stderr.contains("process4, …: 9 samples"), "{run}");
+    place.write("long", &format!("{};main 1\n", "é".repeat(1000)));
+    let run = place.run("render long -o long.svg").succeeds();
+    assert!(run.stderr.contains(&format!(" {}…: 1 sample", "é".repeat(200))), "{run}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::proto::{self, field};
+use super::values::{Chosen, chosen};
 use super::{label, metadata};
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
@@ -25,14 +26,11 @@ use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
 
 /// Most bytes of one sample: a message takes up to sixteen times its size in memory.
-const MAX_SAMPLE_BYTES: usize = 4 << 20;
+pub(super) const MAX_SAMPLE_BYTES: usize = 4 << 20;
 /// Most bytes of one location with its inlined functions.
 const MAX_LOCATION_BYTES: usize = 1 << 20;
 /// Longest period that can be a rate: one sample a second.
-const MAX_PERIOD_NS: i64 = 1_000_000_000;
-/// Shortest period by which times become samples: none is taken every microsecond, and a
-/// period of 1 means that the time itself is counted.
-const MIN_PERIOD_NS: i64 = 1_000;
+pub(super) const MAX_PERIOD_NS: i64 = 1_000_000_000;
 
 /// Reads an unpacked profile.
 ///
@@ -50,13 +48,13 @@ pub fn read(bytes: &[u8]) -> Result<Saved, String> {
 }
 
 /// A field of the outermost message.
-enum Value<'a> {
+pub(super) enum Value<'a> {
     Bytes(&'a [u8]),
     Number(u64),
 }
 
 /// Calls `visit` with each field of a message that has bytes or a number.
-fn for_each_field<'a>(
+pub(super) fn for_each_field<'a>(
     bytes: &'a [u8],
     mut visit: impl FnMut(u32, Value<'a>) -> Result<(), String>,
 ) -> Result<(), String> {
@@ -88,9 +86,9 @@ fn for_each_field<'a>(
 
 /// Everything but the samples, as the file has it.
 #[derive(Default)]
-struct Tables<'a> {
+pub(super) struct Tables<'a> {
     strings: Vec<&'a str>,
-    sample_types: Vec<proto::ValueType>,
+    pub(super) sample_types: Vec<proto::ValueType>,
     mappings: Vec<proto::Mapping>,
     functions: Vec<proto::Function>,
     locations: Vec<Range<u32>>,
@@ -99,9 +97,9 @@ struct Tables<'a> {
     comments: Vec<u64>,
     time_ns: u64,
     duration_ns: u64,
-    period_type: proto::ValueType,
-    period: i64,
-    default_type: u64,
+    pub(super) period_type: proto::ValueType,
+    pub(super) period: i64,
+    pub(super) default_type: u64,
     samples: u64,
 }
 
@@ -175,7 +173,7 @@ impl<'a> Tables<'a> {
         Ok(tables)
     }
 
-    fn string(&self, index: i64, of: &str) -> Result<&'a str, String> {
+    pub(super) fn string(&self, index: i64, of: &str) -> Result<&'a str, String> {
         let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
         match text {
             Some(text) => Ok(text),
@@ -192,60 +190,6 @@ fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), String> {
 
 fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, String> {
     M::decode(bytes).map_err(|error| format!("{what} {index} is broken: {error}"))
-}
-
-/// Which value of a sample counts, and how.
-#[derive(Clone, Copy)]
-struct Chosen {
-    index: usize,
-    /// What one count is of the value.
-    divisor: u64,
-}
-
-fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, String), String> {
-    let mut types = Vec::new();
-    for (index, value) in tables.sample_types.iter().enumerate() {
-        let of = format!("sample type {index}");
-        types.push((tables.string(value.kind, &of)?, tables.string(value.unit, &of)?));
-    }
-    let default = tables.string(tables.default_type.cast_signed(), "the default sample type")?;
-    let named = |name: &str| types.iter().position(|(kind, _)| !name.is_empty() && *kind == name);
-    let index = named(SAMPLES).or_else(|| named(default)).unwrap_or(types.len() - 1);
-    let (kind, unit) = types.get(index).copied().unwrap_or_default();
-    let one = Chosen { index, divisor: 1 };
-    let period = (
-        tables.string(tables.period_type.kind, "the period type")?,
-        tables.string(tables.period_type.unit, "the period type")?,
-    );
-    let is_sampled = period == (kind, unit) && (MIN_PERIOD_NS..=MAX_PERIOD_NS).contains(&tables.period);
-    Ok(match unit {
-        "nanoseconds"
-            if kind != SAMPLES && is_sampled && are_multiples(bytes, index, tables.period.unsigned_abs()) =>
-        {
-            (Chosen { index, divisor: tables.period.unsigned_abs() }, SAMPLES.to_owned())
-        }
-        "count" | "" => (one, if kind.is_empty() { SAMPLES.to_owned() } else { kind.to_owned() }),
-        unit if kind == SAMPLES => (one, if unit == SAMPLES { SAMPLES } else { unit }.to_owned()),
-        unit => (one, unit.to_owned()),
-    })
-}
-
-/// Whether a value of all samples is whole periods, up to what rounding a period leaves of
-/// their sum. Of times that were measured a division would lose what is no whole period.
-fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
-    let whole = |value: u64| {
-        let over = value % period;
-        over.min(period - over) <= period / 100 + value / 1_000_000
-    };
-    let of_field = |field, value: Value<'_>| match (field, value) {
-        (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= MAX_SAMPLE_BYTES => {
-            let sample = proto::Sample::decode(bytes).map_err(|error| error.to_string())?;
-            let value = sample.value.get(index).copied().unwrap_or(0);
-            if whole(value.unsigned_abs()) { Ok(()) } else { Err(String::new()) }
-        }
-        _ => Ok(()),
-    };
-    for_each_field(bytes, of_field).is_ok()
 }
 
 fn about(tables: &Tables<'_>, unit: String) -> Result<About, String> {
