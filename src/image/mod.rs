@@ -133,6 +133,8 @@ pub struct Images {
     by_identity: BTreeMap<(u64, u64), Vec<u32>>,
     /// Numbered by position; the last one is current. Never empty.
     spaces: Vec<Space>,
+    /// The space that the last program began with.
+    program_space: u32,
     /// Regions of all spaces but the current one.
     regions_before: usize,
     spaces_full: bool,
@@ -146,6 +148,7 @@ impl Default for Images {
             images: Vec::new(),
             by_identity: BTreeMap::new(),
             spaces: vec![Space::default()],
+            program_space: 0,
             regions_before: 0,
             spaces_full: false,
             images_refused: 0,
@@ -189,6 +192,14 @@ impl Images {
     pub fn begin_space(&mut self) {
         self.new_space(0);
         self.current_mut().replace(Vec::new(), Vec::new());
+        self.program_space = self.space();
+    }
+
+    /// The first space of the program that the process ran last: earlier ones are of programs
+    /// that it replaced (`exec`).
+    #[must_use]
+    pub fn program_space(&self) -> u32 {
+        self.program_space
     }
 
     /// The number of the current address space.

@@ -190,7 +190,7 @@ fn the_number_of_regions_is_bounded() {
     let three_quarters = MAX_REGIONS as u64 / 4 * 3;
     images.update(&many(0, three_quarters), &mut open);
     images.begin_space();
-    assert_eq!((images.space(), images.spaces_full()), (1, false));
+    assert_eq!((images.space(), images.program_space(), images.spaces_full()), (1, 1, false));
     images.update(&many(0, three_quarters), &mut open);
     assert_eq!(images.regions_refused(), three_quarters - MAX_REGIONS as u64 / 4);
     assert!(images.contains(Avma(0)) && !images.contains(Avma(0x2000 * (three_quarters - 1))));

@@ -121,13 +121,18 @@ impl Names {
 /// An address to name, in the order in which they are looked up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Address {
-    /// Index of the image; `u32::MAX` in none.
+    /// Index of the image; [`IN_NO_IMAGE`] and [`OF_EARLIER_PROGRAM`] in none.
     image: u32,
     /// Stated address; in no image, the address itself.
     svma: u64,
     frame: FrameId,
     relative: u64,
 }
+
+/// Stands for the image of an address that is in none.
+const IN_NO_IMAGE: u32 = u32::MAX;
+/// The same, of a program that was replaced (`exec`): a JIT compiler's map is of the last one.
+const OF_EARLIER_PROGRAM: u32 = u32::MAX - 1;
 
 /// How names are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -185,7 +190,10 @@ pub fn symbolicate(
             Frame::Root(_) => None,
             Frame::Code { space, address } => Some(match images.locate(space, Avma(address)) {
                 Some(at) => Address { image: at.index, svma: at.svma.0, frame, relative: at.relative },
-                None => Address { image: u32::MAX, svma: address, frame, relative: 0 },
+                None => {
+                    let image = if space < images.program_space() { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
+                    Address { image, svma: address, frame, relative: 0 }
+                }
             }),
         })
         .collect();
@@ -219,6 +227,7 @@ pub fn symbolicate(
             let image = image_of(group);
             let answer = match image {
                 Some(_) => answers.next().unwrap_or_default(),
+                None if group[0].image == OF_EARLIER_PROGRAM => Answer::default(),
                 None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
             };
             names.notes.extend(answer.problems.iter().cloned());

@@ -185,6 +185,47 @@ fn this_process_names_its_own_functions() {
     assert_eq!(texts[2], ["_start"]);
 }
 
+/// A process with a JIT compiler.
+struct WithMap;
+
+impl Files for WithMap {
+    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
+        Err("no such file or directory".to_owned())
+    }
+
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+        Some(("/tmp/perf-1.map".to_owned(), Ok(b"1000 1000 jitted\n".to_vec())))
+    }
+}
+
+#[test]
+fn a_jit_map_names_code_of_the_last_program_only() {
+    let anonymous = |start: u64, end: u64| Mapping {
+        avma: Avma(start)..Avma(end),
+        file_offset: 0,
+        path: String::new(),
+        kind: MappingKind::Anonymous,
+        identity: (0, 0),
+    };
+    let mut library = anonymous(0x5000, 0x6000);
+    (library.path, library.kind, library.identity) = ("/lib/a.so".to_owned(), MappingKind::File, (8, 1));
+    let mut images = Images::default();
+    let mut open = |_: &Mapping| Err("not here".to_owned());
+    images.update(&[anonymous(0x1000, 0x2000)], &mut open);
+    images.begin_space();
+    images.update(&[anonymous(0x1000, 0x2000), library], &mut open);
+    // The library is gone: a new space, of the same program.
+    images.update(&[anonymous(0x1000, 0x2000)], &mut open);
+    assert_eq!((images.space(), images.program_space()), (2, 1));
+
+    let frames = [code(0, 0x1008), code(1, 0x1008), code(2, 0x1010)];
+    let frames = frames.into_iter().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
+    let names = symbolicate(frames, &images, &Options { files: &WithMap, ..Options::default() });
+    let texts = [0, 1, 2].map(|id| names.get(FrameId(id))[0].to_string());
+    assert_eq!(texts, ["[unknown]", "jitted", "jitted"]);
+    assert_eq!(names.addresses_unnamed.into_iter().collect::<Vec<_>>(), [(Why::NoImage, 1)]);
+}
+
 #[test]
 fn an_address_has_the_same_name_whichever_others_are_asked_for() {
     // Two names for one start: the shorter function is the better one where it reaches.

@@ -40,6 +40,17 @@ pub(super) fn stat_cpu(text: &[u8]) -> Option<u32> {
     number(field)?.try_into().ok()
 }
 
+/// When a process began, in seconds since 1970, rounded down: field 22 of `/proc/PID/stat` on
+/// top of the time of boot, `btime` in `/proc/stat`.
+pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
+    /// `USER_HZ`, which is part of the kernel's interface on both processors.
+    const TICKS_PER_SECOND: u64 = 100;
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    let ticks = stat.get(close + 2..)?.split(|byte| *byte == b' ').nth(22 - 3).and_then(number)?;
+    let boot = system.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"btime "))?;
+    number(boot)?.checked_add(ticks / TICKS_PER_SECOND)
+}
+
 /// The stack pointer that the process's first thread began with (field 28), where the
 /// kernel tells (it shows 0 to those who may not trace).
 pub(super) fn stat_start_stack(text: &[u8]) -> Option<Avma> {
@@ -155,6 +166,14 @@ mod tests {
         let text = b"34 0x0 0x0 0x0 0x7f 0x0 0x7f 0x7ffcab0fe1d8 0x7f6562011d17\n";
         assert_eq!(waits_at(text), Some((Avma(0x7ffc_ab0f_e1d8), Avma(0x7f65_6201_1d17))));
         assert_eq!(waits_at(b"running\n"), None);
+    }
+
+    #[test]
+    fn a_process_began_some_time_after_boot() {
+        let stat = b"7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12399 27 28";
+        assert_eq!(began_s(stat, b"cpu 1 2\nbtime 1700000000\nprocesses 5\n"), Some(1_700_000_123));
+        assert_eq!(began_s(stat, b"cpu 1 2\n"), None);
+        assert_eq!(began_s(b"7 (a) S 1", b"btime 1700000000\n"), None);
     }
 
     #[test]
