@@ -20,7 +20,7 @@ use crate::sampler::{self, Options};
 use crate::symbol::{self, Names};
 use crate::target::sim::{SimConfig, SimTarget};
 use crate::target::{ExitStatus, Files, Target, swift_demangle};
-use crate::walk::How;
+use crate::walk::{Ended, How};
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
 /// waited for this long so that the summary can tell how it ended.
@@ -264,8 +264,13 @@ fn figures(profile: &Profile, names: &Names, recording: &Recording, outputs: &[O
 fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &profile.stats;
-    let incomplete: u64 = stats.stacks_incomplete.values().sum();
-    if incomplete * 10 > stats.samples && stats.stacks_incomplete.contains_key("bad frame") {
+    // Other stacks are incomplete for what the program does, not for how it was built.
+    let built: &[Ended] = match recording.unwind {
+        How::FramePointer => &[Ended::BadFrame, Ended::Unproved],
+        How::Auto | How::Cfi => &[Ended::BadFrame],
+    };
+    let early: u64 = built.iter().filter_map(|ended| stats.stacks_incomplete.get(ended.reason())).sum();
+    if early * 10 > stats.samples {
         let hint = match recording.unwind {
             How::FramePointer => {
                 "many stacks end early: the program or its libraries are built without frame pointers; \
