@@ -13,6 +13,7 @@ pub mod firefox;
 pub mod folded;
 pub mod folded_read;
 pub mod from_recording;
+mod lists;
 pub mod perf_script;
 pub mod pprof;
 pub mod read;

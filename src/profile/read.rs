@@ -18,8 +18,8 @@ use crate::error::{Error, ErrorKind, Result, io_text};
 
 /// Most bytes of a pprof file, unpacked: these are read as a whole.
 pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
-/// Most bytes of a JSON file: numbers of one digit and lists of one number take up to fifteen
-/// times their text in memory, so that this is up to 4 GiB.
+/// Most bytes of a JSON file, which are read as a whole: short texts and numbers take up to ten
+/// times their text in memory, so that this is 2.5 GiB beside the profile made of it.
 pub const MAX_JSON_BYTES: u64 = 256 << 20;
 
 /// Most that a packed text may be larger than its file. Text of stacks repeats itself: real

@@ -15,6 +15,7 @@ use super::MAX_DEPTH;
 use super::about::{About, SAMPLES};
 use super::builder::SavedBuilder;
 use super::by_name::INCOMPLETE;
+use super::lists::Lists;
 use super::saved::{Function, Line, Saved, StackRoot, UNKNOWN};
 use super::threads::{ByThread, OneThread};
 
@@ -234,7 +235,7 @@ pub(super) struct OneProfile<'a> {
     #[serde(borrow)]
     unit: Cow<'a, str>,
     #[serde(default)]
-    samples: Vec<Vec<u32>>,
+    samples: Lists,
     #[serde(default)]
     weights: Vec<f64>,
     #[serde(borrow, default)]
@@ -293,7 +294,7 @@ pub(super) fn read(
         for (index, (sample, weight)) in (1..).zip(profile.samples.iter().zip(&profile.weights)) {
             let of = |what: &dyn std::fmt::Display| format!("profile {number}, sample {index}: {what}");
             let count = scale.count(*weight).map_err(|what| of(&what))?;
-            let mut rest = sample.as_slice();
+            let mut rest = sample;
             root.waiting = rest.first().is_some_and(|frame| marked(*frame, WAITING));
             rest = rest.get(usize::from(root.waiting)..).unwrap_or_default();
             root.complete = !rest.first().is_some_and(|frame| marked(*frame, INCOMPLETE));
