@@ -133,6 +133,21 @@ fn units_that_share_their_entries() {
     name(&bytes, &addresses, false);
 }
 
+#[test]
+fn entries_with_many_attributes_that_take_no_bytes() {
+    // 1: a unit at the code; 2: DW_TAG_base_type with DW_AT_declaration, DW_FORM_flag_present.
+    let mut abbreviations = vec![1, 0x11, 1, 0x11, 0x01, 0x12, 0x06, 0, 0, 2, 0x24, 0];
+    abbreviations.extend([0x3c, 0x19].repeat(200_000));
+    abbreviations.extend([0, 0, 0]);
+    let content = [&[1][..], &words(&[TEXT]), &[16, 0, 0, 0], &vec![2; 1 << 20]].concat();
+    let info = [unit(content.len(), 0), content].concat();
+    let bytes = file(
+        X86_64,
+        &[section(".debug_info", PROGBITS, info, 0), section(".debug_abbrev", PROGBITS, abbreviations, 0)],
+    );
+    name(&bytes, &[TEXT], false);
+}
+
 /// Units with an address each, which all have the line program at 0.
 fn with_lines(units: u64, lines: &[u8]) -> Vec<u8> {
     // DW_AT_low_pc, DW_AT_high_pc (data4), DW_AT_stmt_list

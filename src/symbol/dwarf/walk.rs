@@ -13,8 +13,10 @@ use super::{Budget, Dwarf, MAX_INLINED};
 /// No function.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// How often the budget hears of the entries that were walked; of fewer it does not.
-const STEPS_AT_ONCE: u64 = 1024;
+/// What an entry takes in most files, in bytes.
+const ENTRY_BYTES: u64 = 8;
+/// More attributes than entries have that compilers write.
+const MANY_ATTRIBUTES: usize = 32;
 
 /// A function at some of the addresses.
 #[derive(Clone, Copy, Debug)]
@@ -103,17 +105,16 @@ impl<'a> Walk<'_, 'a, '_> {
         let mut entries = self.unit.entries_raw(None)?;
         // Depth that a jump starts anew at.
         let mut base = 0;
-        let mut steps = 0;
+        // Once for all entries, of which there may be millions: units of the main file can be
+        // made that all have the same one of a split file.
+        self.budget.spend(self.unit.header.length_including_self() as u64 / ENTRY_BYTES)?;
         while !entries.is_empty() {
-            // Counted here and told now and then: there are hundreds of millions of entries.
-            if steps >= STEPS_AT_ONCE {
-                self.budget.spend(std::mem::take(&mut steps))?;
-            }
             let (offset, depth) = (entries.next_offset(), base + entries.next_depth());
-            steps += 1;
             let Some(abbrev) = entries.read_abbreviation()? else { continue };
             // An entry of one byte can have many attributes that take none.
-            steps += abbrev.attributes().len() as u64 / 8;
+            if abbrev.attributes().len() > MANY_ATTRIBUTES {
+                self.budget.spend(abbrev.attributes().len() as u64)?;
+            }
             // At every entry: a block beside a function may hold others.
             while self.around.last().is_some_and(|(around, _)| *around >= depth) {
                 self.around.pop();
