@@ -73,7 +73,8 @@ pub(super) struct RecordFlags {
 #[command(
     name = "stackprof demo",
     version,
-    about = "Profile a small built-in workload, to see what stackprof makes of a program.",
+    about = "Profile a small built-in workload, to see what stackprof makes of a program.
+Without -o it writes stackprof-demo.svg.",
     override_usage = "stackprof demo [OPTIONS]",
     help_template = TEMPLATE,
     max_term_width = 80,

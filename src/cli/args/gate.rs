@@ -82,7 +82,8 @@ struct GateFlags {
     /// of the function they became part of, where the profile tells them apart
     #[arg(long, help_heading = MATCHING)]
     inline: bool,
-    /// Write the report here; may be given more than once (.md, .json)
+    /// Write the report here; may be given more than once (.md, .json; - is
+    /// JSON on standard output)
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
     /// Write the report as Markdown, whatever the file is called
