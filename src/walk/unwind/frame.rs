@@ -198,8 +198,10 @@ fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
 /// Whether a frame with this stack pointer is on another stack than the one that was copied:
 /// below it, or so far above that no copy reaches it. Stacks for signals are memory of the
 /// program, which lies below the stack of its first thread, and anywhere to those of others.
+///
+/// A stack pointer may be at the very top, with nothing above it: the word below it counts.
 pub(super) fn is_on_other_stack(sp: Avma, input: &Input<'_>) -> bool {
-    sp != input.stack.base && !is_in_stack(sp, input)
+    sp != input.stack.base && !is_in_stack(Avma(sp.0.saturating_sub(1)), input)
 }
 
 /// How far a walk came that had come to `reached` and now is at a frame with this stack
