@@ -18,7 +18,7 @@ use stackprof::image::macho::{CPU_ARM64, MachO, fat};
 use stackprof::registers::{Aarch64, Registers};
 use stackprof::sampler::ImageCode;
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
-use stackprof::walk::{self, StackBytes};
+use stackprof::walk::{self, Frames, How, StackBytes, Unwinder};
 
 const LOADED: u64 = 0x1_4000_0000;
 const STACK: u64 = 0x1_6fdf_0000;
@@ -133,10 +133,11 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
         code_mask: (1 << 47) - 1,
         code: &ImageCode(images),
     };
-    let mut found = Vec::new();
-    walk::walk(&Registers::Aarch64(registers), &input, &mut found);
-    assert!(matches!(found.len(), 2 | 3), "{found:x?}");
-    found.len() == 3
+    let mut found = Frames::default();
+    let registers = Registers::Aarch64(registers);
+    walk::unwind(How::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found);
+    assert!(matches!(found.addresses.len(), 2 | 3), "{:x?}", found.addresses);
+    found.addresses.len() == 3
 }
 
 fn find(dir: &Path, into: &mut Vec<PathBuf>) {

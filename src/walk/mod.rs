@@ -187,13 +187,6 @@ pub struct Walked {
     pub reached: Avma,
 }
 
-/// Walks by frame pointers. Clears `out`, then pushes the look-up address (Avma; a
-/// return address minus one) of each frame, leaf first.
-pub fn walk(registers: &Registers, input: &Input<'_>, out: &mut Vec<u64>) -> Walked {
-    out.clear();
-    by_frame_pointers(registers, input, &mut Facts::default(), out)
-}
-
 fn by_frame_pointers(
     registers: &Registers,
     input: &Input<'_>,
@@ -225,17 +218,16 @@ pub fn unwind(
                 Some(complete) => complete,
                 None => {
                     let walked = by_records(registers, input, unwinder, out);
-                    // Where rows are known they would have proved it.
+                    // By unwind information it would have been proved.
                     let claims = walked.ended == Ended::Root;
-                    let unproved = claims && unwinder.knows_rows(&out.addresses, input);
+                    let unproved = claims && unwind::can_be_checked(&out.addresses, input.code);
                     Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
                 }
             }
         }
         (How::FramePointer, Registers::Aarch64(aarch64)) => {
             let walked = by_records(registers, input, unwinder, out);
-            // Apple's ABI promises the records.
-            let claims = walked.ended == Ended::Root && !input.fp_always;
+            let claims = walked.ended == Ended::Root;
             let unproved = claims && !unwinder.confirms_aarch64(&out.addresses, aarch64, input);
             Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
         }

@@ -17,7 +17,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{AARCH64_COLUMNS, AARCH64_PC, Cfa, Column, RowAarch64};
 use crate::registers::Aarch64;
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Code, Ended, Input, Walked, aarch64, root};
+use crate::walk::{Ended, Input, Walked, aarch64, root};
 use cache::{Cache, Kind, Ordinary};
 
 const FP: usize = Aarch64::FP;
@@ -100,33 +100,22 @@ impl Unwinder {
 
     /// Whether unwind information does not contradict a walk by frame pointers that found these
     /// look-up addresses and claims to be complete: where any is known, it must lead to the same
-    /// ones. A chain of records is whole without a function that keeps none.
+    /// ones. A chain of records is whole without a function that keeps none. Where the ABI
+    /// promises the records, it may lead less far, but to no other frame: code may break the
+    /// promise (`-fomit-frame-pointer`), and unwind information of an image may be missing.
     pub(super) fn confirms(&mut self, addresses: &[u64], registers: &Aarch64, input: &Input<'_>) -> bool {
-        if !self.knows_rows(addresses, input.code) {
+        if !super::can_be_checked(addresses, input.code) {
             return true;
         }
         let mut confirmed = std::mem::take(&mut self.confirmed);
         confirmed.clear();
         let walked = self.walk(How::Cfi, registers, input, &mut confirmed);
-        let same = walked.ended == Ended::Root && confirmed.addresses == addresses;
+        let same = match walked.ended {
+            Ended::Root => confirmed.addresses == addresses,
+            _ => input.fp_always && addresses.starts_with(&confirmed.addresses),
+        };
         self.confirmed = confirmed;
         same
-    }
-
-    fn knows_rows(&mut self, addresses: &[u64], code: &dyn Code) -> bool {
-        addresses.iter().enumerate().any(|(index, lookup)| {
-            let address = match index {
-                0 => CodeAddress::Pc(Avma(*lookup)),
-                _ => CodeAddress::Return(Avma(lookup.wrapping_add(1))),
-            };
-            match self.cache.rule(address, code).kind {
-                Kind::Ordinary(_, method) => method != Method::Code,
-                Kind::Unusual(index) => {
-                    self.cache.unusual(index).is_some_and(|unusual| unusual.method != Method::Code)
-                }
-                Kind::Root | Kind::Unknown => false,
-            }
-        })
     }
 
     /// Whether a step leads to what can be a caller.

@@ -36,6 +36,7 @@ use crate::registers::{Aarch64, X86_64};
 use cache::Cache;
 use doubts::Doubts;
 use frame::{Failure, Frame, further};
+pub(super) use records::can_be_checked;
 use rule::{Kind, Rule};
 
 const RBP: usize = X86_64::RBP;

@@ -13,7 +13,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::registers::X86_64;
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::words::Words;
-use crate::walk::{Ended, Input, Walked};
+use crate::walk::{Code, Ended, Input, Walked};
 
 /// Frames of start code, which C libraries build without frame pointers: `_start`,
 /// `__libc_start_main`, `__libc_start_call_main`; `clone3`, `start_thread`. They are walked
@@ -44,8 +44,8 @@ impl Unwinder {
             if rule.kind() == Kind::Root {
                 return Some(Walked { ended: Ended::Root, reached });
             }
-            let is_leaf = out.len() == 1 && rule.is_ordinary() && rule.method() == Method::Cfi;
-            if !is_leaf && !keeps_record(rule) {
+            let is_sure = out.len() == 1 && is_sure_leaf(frame.address, rule, input.code);
+            if !is_sure && !keeps_record(rule) {
                 break;
             }
             let next = frame.step(rule, &mut self.cache, input).ok()?;
@@ -75,8 +75,8 @@ impl Unwinder {
         out.push(start, Method::Context);
         let mut is_leaf = true;
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule| {
-            let leaf = std::mem::take(&mut is_leaf) && rule.is_ordinary() && rule.method() == Method::Cfi;
-            (leaf || keeps_record(rule)).then_some(Method::FramePointer)
+            let is_sure = std::mem::take(&mut is_leaf) && is_sure_leaf(start, rule, input.code);
+            (is_sure || keeps_record(rule)).then_some(Method::FramePointer)
         });
         if run.rule.kind() == Kind::Root {
             return Some(Walked { ended: Ended::Root, reached: run.sp });
@@ -87,21 +87,22 @@ impl Unwinder {
             self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::ordinary_method);
         (run.rule.kind() == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
     }
+}
 
-    /// Whether unwind information is known of any of these frames (look-up addresses).
-    pub(in crate::walk) fn knows_rows(&mut self, addresses: &[u64], input: &Input<'_>) -> bool {
-        addresses.iter().enumerate().any(|(index, lookup)| {
-            let address = match index {
-                0 => CodeAddress::Pc(Avma(*lookup)),
-                _ => CodeAddress::Return(Avma(lookup.wrapping_add(1))),
-            };
-            let rule = self.cache.rule(address, input.code);
-            rule.kind() == Kind::Unusual || rule.is_ordinary() && rule.method() == Method::Cfi
-        })
-    }
+/// Whether a walk by frame records that found these look-up addresses has unwind information
+/// to be measured by: an image of theirs has some, if not of the very function.
+pub(in crate::walk) fn can_be_checked(addresses: &[u64], code: &dyn Code) -> bool {
+    addresses.iter().any(|lookup| code.describes_frames(Avma(*lookup)))
+}
+
+/// Whether the caller of a leaf can be relied on. What is read from instructions can in
+/// Mach-O images, which have unwind information neither of prologues nor of system call stubs.
+fn is_sure_leaf(address: CodeAddress, rule: Rule, code: &dyn Code) -> bool {
+    let is_known = || rule.method() != Method::Code || code.begins_threads(address.lookup()).is_some();
+    rule.is_ordinary() && is_known()
 }
 
 /// Whether unwind information says that rbp points to the frame record of the function.
 fn keeps_record(rule: Rule) -> bool {
-    rule.is_record() && rule.method() == Method::Cfi
+    rule.is_record() && rule.method() != Method::Code
 }

@@ -35,20 +35,19 @@ const PROGRAM_SLIDE: u64 = 0x04a1_0000;
 const LIBRARY_SLIDE: u64 = 0x1_8abc_0000;
 const PTHREAD_SLIDE: u64 = 0x1_9def_0000;
 
-fn by_frame_pointers(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
-    let code = ImageCode(boundary.images);
-    walk::walk(&boundary.registers, &input(boundary, &code), found).ended
+fn by_frame_pointers(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
+    unwind(How::FramePointer, boundary, unwinder, found)
 }
 
 fn by_cfi(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
-    by_unwind_information(How::Cfi, boundary, unwinder, found)
+    unwind(How::Cfi, boundary, unwinder, found)
 }
 
 fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
-    by_unwind_information(How::Auto, boundary, unwinder, found)
+    unwind(How::Auto, boundary, unwinder, found)
 }
 
-fn by_unwind_information(
+fn unwind(
     how: How,
     boundary: &Boundary<'_>,
     unwinder: &mut Unwinder,

@@ -23,7 +23,7 @@ const WORST: usize = 20;
 const BOUNDARIES_MIN: u64 = 1000;
 
 /// Of all boundaries of a processor and a treatment of frame pointers, those that `auto` walks
-/// exactly at least, and those that it walks wrongly and takes for complete at most.
+/// exactly at least, and those that any method walks wrongly and takes for complete at most.
 const EXACT_PER_MILLE: u64 = 995;
 const WRONG_ROOT_PER_10_000: u64 = 1;
 
@@ -172,7 +172,7 @@ impl Report {
             if group[0].method == "auto" && all.exact * 1000 < all.all * EXACT_PER_MILLE {
                 failures.push(format!("{whole}: only {} of {} walks are exact", all.exact, all.all));
             }
-            if group[0].method == "auto" && all.wrong_root * 10_000 > all.all * WRONG_ROOT_PER_10_000 {
+            if all.wrong_root * 10_000 > all.all * WRONG_ROOT_PER_10_000 {
                 failures.push(format!("{whole}: {} wrong walks ended as if complete", all.wrong_root));
             }
             for (class, tally) in sum(&group) {

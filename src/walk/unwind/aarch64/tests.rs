@@ -18,6 +18,8 @@ struct Rows {
     bodies: BTreeMap<u64, RowAarch64>,
     begins_threads: Option<bool>,
     describes_frames: bool,
+    /// As the ABI of macOS has it.
+    fp_always: bool,
     /// There is code, but its bytes are not known.
     no_bytes: Option<u64>,
     code: Vec<u8>,
@@ -105,7 +107,7 @@ fn check_by(
         stack: StackBytes { base: Avma(STACK), bytes: &bytes },
         stack_top: None,
         stack_limit: None,
-        fp_always: false,
+        fp_always: rows.fp_always,
         max_depth: 8,
         code_mask: (1 << 47) - 1,
         code: rows,
@@ -229,14 +231,23 @@ fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204, 0, TEXT + 0x304];
     let found = [(0x40, Method::Context), (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
-    let check = |rows, ended| check_by(How::FramePointer, &rows, &[(FP, STACK)], &words, &found, ended);
-    check(Rows::new(), Ended::Root);
-    let framed_all = || Rows::new().row(0x40, framed()).row(0x103, framed());
-    check(framed_all().row(0x203, end.clone()), Ended::Root);
+    let check_if = |fp_always, rows: Rows, ended| {
+        let rows = Rows { fp_always, ..rows };
+        check_by(How::FramePointer, &rows, &[(FP, STACK)], &words, &found, ended);
+    };
+    let described = || Rows { describes_frames: true, ..Rows::new() };
+    let framed_all = || described().row(0x40, framed()).row(0x103, framed());
     // That function keeps no record: its own caller is missing.
-    let bare = row((31, 32), &[(LR, Column::At(-8))]);
-    check(framed_all().row(0x203, bare), Ended::Unproved);
-    check(framed_all(), Ended::Unproved);
+    let bare = || row((31, 32), &[(LR, Column::At(-8))]);
+    for promised in [false, true] {
+        check_if(promised, Rows::new(), Ended::Root);
+        check_if(promised, framed_all().row(0x203, end.clone()), Ended::Root);
+        check_if(promised, described().row(0x40, framed()).row(0x103, bare()), Ended::Unproved);
+    }
+    // Where unwind information says nothing, a promise stands.
+    check_if(false, framed_all(), Ended::Unproved);
+    check_if(true, framed_all(), Ended::Root);
+    check_if(false, framed_all().row(0x203, bare()), Ended::Unproved);
 }
 
 #[test]
