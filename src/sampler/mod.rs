@@ -6,6 +6,8 @@
 //! A source that is *pushed* samples by the kernel plugs in beside this file and feeds
 //! the same trie.
 
+mod decide;
+mod lifecycle;
 mod snapshot;
 mod thread;
 mod ticks;
@@ -13,7 +15,6 @@ mod walking;
 
 use hashbrown::HashMap;
 
-use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::Images;
@@ -28,15 +29,10 @@ use ticks::Ticks;
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
 pub use walking::ImageCode;
 
-/// Threads that are kept apart; later ones share an entry.
-const MAX_THREADS: usize = 65_536;
 /// Events handled in a row before the engine looks at the time again.
 const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
-/// CPU time that a thread which is never found running may have before it is sampled where
-/// it waits, in periods of the rate; where stops leave waits alone.
-const CARRIED_PERIODS: u64 = 4;
 /// The stop wish is looked at this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
 
@@ -170,16 +166,6 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    /// Takes in the threads that the target has from the beginning.
-    fn add_threads(&mut self) {
-        let mut threads = Vec::new();
-        self.target.threads(&mut threads);
-        for (id, stack_top) in threads {
-            let look = self.target.look(id);
-            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
-        }
-    }
-
     /// Handles what happens until `until_ns`; then it is the tick's turn, whatever waits.
     fn attend_until(&mut self, until_ns: u64) -> std::result::Result<(), Fault> {
         while !self.ended {
@@ -237,65 +223,6 @@ impl<'a> Recording<'a> {
         self.collect()?;
         self.walk_captured();
         Ok(())
-    }
-
-    /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
-    /// True if a stop is on its way.
-    fn decide(&mut self, id: ThreadId, look: Look) -> bool {
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let moved = account.seen(look);
-        match look.activity {
-            // A thread that is ready but got no CPU since its last sample weighs nothing.
-            // Without a change to show it may still be running on: then every runnable
-            // thread has a CPU.
-            Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
-            Activity::Waiting if self.options.idle => self.decide_waiting(id, look),
-            // It ran and waits again. Its time is carried to a sample that finds it running,
-            // which shows where it was used; to find it waiting every time, chance alone
-            // is not enough (e^-4).
-            Activity::Waiting if moved && self.target.process().stops_waits_unseen => {
-                let periods = if self.closing { 1 } else { CARRIED_PERIODS };
-                account.carries(periods, self.options.hz) && self.ask(id, true)
-            }
-            // It is left alone, and its next stack must not stand for this time.
-            Activity::Stopped if self.options.idle => {
-                let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-                self.lose("stopped by job control", counts);
-                false
-            }
-            _ => false,
-        }
-    }
-
-    fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let stack = match account.waits {
-            Waits::With { stack, look: then } if then == look => stack,
-            // Back from our stop, at the same place as far as the system tells.
-            Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                account.waits = Waits::With { stack, look };
-                stack
-            }
-            _ => return self.ask(id, true),
-        };
-        let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.trie.add(stack.node, counts);
-        self.stats.samples_idle_reused += counts;
-        self.weighed(stack.ended, counts);
-        false
-    }
-
-    fn ask(&mut self, id: ThreadId, waiting: bool) -> bool {
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
-        match self.target.interrupt(id, account.window_bytes, self.options.idle) {
-            Ok(()) => {
-                account.asked = true;
-                account.asked_waiting = waiting;
-                true
-            }
-            // Its end is told by an event, and what it used is counted then.
-            Err(_) => false,
-        }
     }
 
     fn lose(&mut self, reason: &'static str, counts: u64) {
@@ -439,57 +366,6 @@ impl<'a> Recording<'a> {
         }
     }
 
-    fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
-        self.stats.threads_seen += 1;
-        let index = self.thread_index(id);
-        self.accounts.insert(id, Account::new(index, id.0, stack_top, look, self.clock.now_ns(), found));
-    }
-
-    /// Asks for the name of a thread that had none when it was first seen: threads name
-    /// themselves after they start, and may have ended before the recording does.
-    fn ask_name(&mut self, id: ThreadId) {
-        let Some(account) = self.accounts.get_mut(&id).filter(|account| account.name_tries_left > 0) else {
-            return;
-        };
-        account.name_tries_left -= 1;
-        let unnamed = self.threads.get_mut(account.index as usize);
-        if let Some(thread) = unnamed.filter(|thread| thread.id == id.0 && thread.name.is_empty())
-            && let Some(name) = self.target.thread_name(id)
-        {
-            thread.name = name;
-        }
-    }
-
-    /// The entry that a thread's stacks are kept under.
-    fn thread_index(&mut self, id: ThreadId) -> u32 {
-        if !self.options.threads {
-            return 0;
-        }
-        if self.threads.len() < MAX_THREADS {
-            let name = self.target.thread_name(id).unwrap_or_default();
-            self.threads.push(Thread { id: id.0, name });
-        } else if self.threads.len() == MAX_THREADS {
-            self.threads.push(Thread { id: 0, name: format!("threads after the first {MAX_THREADS}") });
-        }
-        u32::try_from(self.threads.len() - 1).unwrap_or(u32::MAX)
-    }
-
-    fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
-        self.walk_captured();
-        if let Some(mut account) = self.accounts.remove(&id) {
-            let counts = self.unsampled(&mut account, cpu_ns);
-            self.lose("thread ended before its next sample", counts);
-        }
-    }
-
-    /// Closes an account: counts that no sample will take.
-    fn unsampled(&mut self, account: &mut Account, cpu_ns: Option<u64>) -> u64 {
-        let now_ns = self.clock.now_ns();
-        let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
-        self.stats.target_cpu_ns += account.used_cpu_ns();
-        counts
-    }
-
     fn publish(&self) {
         use std::sync::atomic::Ordering::Relaxed;
         self.live.ticks.store(self.stats.ticks, Relaxed);
@@ -498,43 +374,5 @@ impl<'a> Recording<'a> {
         self.live.pause_ns.store(self.stats.pause.total_ns(), Relaxed);
         let alive_ns: u64 = self.accounts.values().map(Account::used_cpu_ns).sum();
         self.live.target_cpu_ns.store(self.stats.target_cpu_ns + alive_ns, Relaxed);
-    }
-
-    fn finish(mut self) -> Profile {
-        self.walk_captured();
-        if self.stats.duration_ns == 0 {
-            self.stats.duration_ns = self.clock.now_ns() - self.start_ns;
-        }
-        let mut ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
-            let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
-            if let Some(mut account) = self.accounts.remove(&id) {
-                // Threads name themselves after they start.
-                if let Some(thread) = self.threads.get_mut(account.index as usize)
-                    && thread.id == id.0
-                    && let Some(name) = self.target.thread_name(id)
-                {
-                    thread.name = name;
-                }
-                let counts = self.unsampled(&mut account, cpu_ns);
-                self.lose(
-                    if self.options.idle {
-                        "not sampled again before the end"
-                    } else {
-                        "used between looks and not caught running"
-                    },
-                    counts,
-                );
-            }
-        }
-        Profile {
-            process: self.target.process().clone(),
-            hz: self.options.hz,
-            trie: self.trie,
-            images: self.images,
-            threads: self.threads,
-            stats: self.stats,
-        }
     }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{Destination, bad, check_distinct, number, usage};
+use super::output::{Destination, check_distinct};
+use super::{bad, number, usage};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
 

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
-use super::{Command, Split, Verbosity, check_distinct, number, split, usage, verbosity};
+use super::output::check_distinct;
+use super::{Command, Split, Verbosity, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
 use crate::error::Result;

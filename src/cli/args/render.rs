@@ -6,10 +6,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
-use super::{
-    Command, MIN_WIDTH_DEFAULT_PERCENT, Output, Split, Verbosity, check_distinct, colors, number, outputs,
-    split, usage, verbosity,
-};
+use super::output::{Output, check_distinct, outputs};
+use super::{Command, MIN_WIDTH_DEFAULT_PERCENT, Split, Verbosity, colors, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::error::Result;
 use crate::output::Format;

@@ -1,0 +1,88 @@
+//! What `dump` is asked for: its options as [`Dump`] or [`Addresses`], or one usage error.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::{Command, Naming, Source, Split, Verbosity, source, split, unwind, usage, verbosity};
+use crate::cli::flags::DumpFlags;
+use crate::error::Result;
+use crate::walk::How;
+
+/// Addresses of a file to be named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// The executable or library.
+    pub file: PathBuf,
+    /// Where the addresses are listed.
+    pub list: PathBuf,
+    /// How they are named.
+    pub naming: Naming,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
+/// What `dump` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Every thread.
+    Threads,
+    /// The loaded images.
+    Images,
+    /// The functions of these images.
+    Symbols,
+    /// Every thread's stack, once.
+    Stacks,
+}
+
+/// A `dump` as asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dump {
+    /// What is shown.
+    pub what: What,
+    /// Of which process; [`Source::Pid`] or [`Source::Sim`].
+    pub source: Source,
+    /// How stacks are walked.
+    pub unwind: How,
+    /// How code is named.
+    pub naming: Naming,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
+/// Understands the words after `dump`; `launch` are those after `--`.
+pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
+    let flags: DumpFlags = match split("stackprof dump", words)? {
+        Split::Flags(flags) => flags,
+        Split::Print(text) => return Ok(Command::Print(text)),
+    };
+    const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
+    let what = match flags.what.first().map(|word| word.to_string_lossy()).as_deref() {
+        Some("threads") => What::Threads,
+        Some("images") => What::Images,
+        Some("symbols") => What::Symbols,
+        Some("stacks") => What::Stacks,
+        Some(other) => return Err(usage(format!("dump does not know `{other}`: {FORM}"))),
+        None => return Err(usage(format!("say what to dump: {FORM}"))),
+    };
+    if let (What::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
+        return Ok(Command::Addresses(Addresses {
+            file: file.into(),
+            list: list.clone(),
+            naming: Naming::from(&flags.naming),
+            verbosity: verbosity(&flags.common)?,
+        }));
+    }
+    if let Some(word) = flags.what.get(1).or_else(|| launch.as_ref()?.first()) {
+        return Err(usage(format!("dump shows a running process; `{}` is too much: {FORM}", word.display())));
+    }
+    if flags.source.pid.is_empty() && flags.source.target.is_none() {
+        return Err(usage(format!("say which process to dump: {FORM}")));
+    }
+    Ok(Command::Dump(Dump {
+        what,
+        source: source(&flags.source, None)?,
+        unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
+        naming: Naming::from(&flags.naming),
+        verbosity: verbosity(&flags.common)?,
+    }))
+}

@@ -1,0 +1,151 @@
+//! What a recording is asked for: the options of `stackprof`, `record` and `demo` as
+//! [`Recording`], or one usage error.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use super::output::{Destination, Output, check_distinct, outputs};
+use super::{Naming, Source, Verbosity, bad, colors, number, unwind, verbosity};
+use crate::cli::flags::RecordingFlags;
+use crate::error::Result;
+use crate::output::Format;
+use crate::output::svg::Colors;
+use crate::walk::How;
+
+/// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
+/// step with work that happens 100 or 1000 times a second.
+pub const HZ_DEFAULT: u32 = 997;
+/// Highest `--hz`.
+pub const HZ_MAX: u32 = 10_000;
+/// Frames kept per stack unless `--max-depth` says otherwise.
+pub const DEPTH_DEFAULT: usize = 1024;
+/// Highest `--max-depth`.
+pub const DEPTH_MAX: usize = 65_536;
+/// Longest `--duration` in seconds: 31 years, which nanoseconds in 64 bits still hold.
+pub const DURATION_MAX_S: f64 = 1e9;
+/// `--min-width` unless given, percent.
+pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
+
+/// A recording as asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recording {
+    /// What is recorded.
+    pub source: Source,
+    /// Ticks per second, 1 to [`HZ_MAX`].
+    pub hz: u32,
+    /// When to stop; `None` is at the end of the target or Ctrl-C.
+    pub duration: Option<Duration>,
+    /// Outputs asked for; empty means the default one, see [`Recording::outputs_for`].
+    pub outputs: Vec<Output>,
+    /// Format of the default output.
+    pub default_format: Format,
+    /// Also record threads that wait.
+    pub idle: bool,
+    /// One subtree per thread.
+    pub threads: bool,
+    /// How stacks are walked.
+    pub unwind: How,
+    /// How code is named.
+    pub naming: Naming,
+    /// Frames kept per stack, 1 to [`DEPTH_MAX`].
+    pub max_depth: usize,
+    /// Heading of the flame graph instead of the default one.
+    pub title: Option<String>,
+    /// Flame graph from the leaves.
+    pub reverse: bool,
+    /// Frames narrower than this percentage are left out of the flame graph.
+    pub min_width_percent: f64,
+    /// Colours of the flame graph.
+    pub colors: Colors,
+    /// Flame graph on a dark page.
+    pub dark: bool,
+    /// Where the statistics go.
+    pub stats: Option<Destination>,
+    /// How much is told.
+    pub verbosity: Verbosity,
+    /// Seed of the tick jitter; `None` lets the recording choose.
+    pub seed: Option<u64>,
+}
+
+impl Recording {
+    /// The outputs, with the default one (`stackprof-NAME-PID.svg`) filled in.
+    #[must_use]
+    pub fn outputs_for(&self, process: &str, pid: impl std::fmt::Display) -> Vec<Output> {
+        if !self.outputs.is_empty() {
+            return self.outputs.clone();
+        }
+        if self.source == Source::Demo {
+            let path = format!("stackprof-demo.{}", self.default_format.extension());
+            return vec![Output { to: Destination::File(path.into()), format: self.default_format }];
+        }
+        // A process can call itself anything; the file stays in this directory.
+        let name: String = process
+            .chars()
+            .map(|c| if c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+') { c } else { '_' })
+            .take(64)
+            .collect();
+        let name = if name.is_empty() { "process" } else { &name };
+        let path = format!("stackprof-{name}-{pid}.{}", self.default_format.extension());
+        vec![Output { to: Destination::File(path.into()), format: self.default_format }]
+    }
+}
+
+/// Checks the options of a recording.
+pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recording> {
+    let format =
+        flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
+    let outputs = outputs(&flags.output, format)?;
+    let stats = flags.stats.map(Destination::from);
+    check_distinct(outputs.iter().map(|output| &output.to).chain(&stats))?;
+    let hz = match &flags.hz {
+        Some(hz) => number("--hz", hz, &format!("a whole number from 1 to {HZ_MAX}"), |hz| {
+            (1..=HZ_MAX).contains(&hz)
+        })?,
+        None => HZ_DEFAULT,
+    };
+    let max_depth = match &flags.max_depth {
+        Some(depth) => {
+            let expected = format!("a whole number from 1 to {DEPTH_MAX}");
+            number("--max-depth", depth, &expected, |depth| (1..=DEPTH_MAX).contains(&depth))?
+        }
+        None => DEPTH_DEFAULT,
+    };
+    let min_width_percent = match &flags.min_width {
+        Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
+            (0.0..100.0).contains(&width)
+        })?,
+        None => MIN_WIDTH_DEFAULT_PERCENT,
+    };
+    Ok(Recording {
+        source,
+        hz,
+        duration: flags.duration.as_deref().map(duration).transpose()?,
+        outputs,
+        default_format: format.unwrap_or(Format::Svg),
+        idle: flags.idle,
+        threads: flags.threads,
+        unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
+        naming: Naming::from(&flags.naming),
+        max_depth,
+        title: flags.title,
+        reverse: flags.reverse,
+        min_width_percent,
+        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
+        dark: flags.look.dark,
+        stats,
+        verbosity: verbosity(&flags.common)?,
+        seed: flags
+            .seed
+            .as_deref()
+            .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
+            .transpose()?,
+    })
+}
+
+fn duration(text: &OsStr) -> Result<Duration> {
+    let expected = "seconds, more than 0 (10 or 0.5)";
+    let seconds = number("--duration", text, expected, |s: f64| s > 0.0 && s <= DURATION_MAX_S)?;
+    let duration = Duration::try_from_secs_f64(seconds).map_err(|_| bad("--duration", text, expected))?;
+    // Less than a nanosecond.
+    if duration.is_zero() { Err(bad("--duration", text, expected)) } else { Ok(duration) }
+}
