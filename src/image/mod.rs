@@ -7,22 +7,20 @@
 mod b_key;
 pub mod cfi;
 pub mod elf;
+mod frames;
+mod loaded;
 pub mod macho;
 pub mod object;
 mod space;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use crate::addr::{Avma, Svma};
-use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::target::{ImageBytes, Mapping, MappingKind};
-use cfi::Cfi;
-use macho::functions::Functions;
-use macho::unwind::Unwind;
-use object::Object;
 use space::{NO_IMAGE, Region, Space};
+
+pub use loaded::Image;
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
 /// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
@@ -36,80 +34,6 @@ pub const MAX_IMAGES: usize = 8192;
 /// current space: when older ones hold the rest, no new space begins, as with
 /// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
 pub const MAX_REGIONS: usize = 262_144;
-
-/// An executable or library that was loaded.
-#[derive(Clone, Debug)]
-pub struct Image {
-    /// Path as the target sees it, or the kernel's name in brackets.
-    pub path: String,
-    /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
-    pub name: String,
-    /// File or vDSO; anonymous memory has no image.
-    pub kind: MappingKind,
-    /// The file's bytes, or the reason why there are none.
-    pub bytes: Result<ImageBytes, String>,
-    /// GNU build id or Mach-O UUID, if the file has one.
-    pub build_id: Option<Vec<u8>>,
-    /// Lowest stated address of the image; of a Mach-O image, the start of `__TEXT`.
-    pub base_svma: Svma,
-    identity: (u64, u64),
-    object: Result<Object, String>,
-    /// Read when a stack first leads here.
-    cfi: OnceLock<Option<Cfi>>,
-    unwind: OnceLock<Option<Unwind>>,
-    /// Read when first asked for: most images of a process are never on top of a stack.
-    functions: OnceLock<Functions>,
-}
-
-impl Image {
-    /// Reads the headers of the file behind a mapping.
-    #[must_use]
-    pub fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
-        let object = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Object::parse(bytes.bytes()));
-        let name = match mapping.kind {
-            MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
-            MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
-        };
-        Image {
-            path: mapping.path.clone(),
-            name: name.to_string(),
-            kind: mapping.kind.clone(),
-            build_id: object.as_ref().ok().and_then(Object::build_id).map(<[u8]>::to_vec),
-            base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
-            identity: mapping.identity,
-            cfi: OnceLock::new(),
-            unwind: OnceLock::new(),
-            functions: OnceLock::new(),
-            bytes,
-            object,
-        }
-    }
-
-    /// The bounds of the function at a stated address, if the file lists its functions.
-    fn function(&self, svma: Svma) -> Option<Range<Svma>> {
-        let (macho, bytes) = (self.object()?.macho()?, self.bytes.as_ref().ok()?);
-        self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma)
-    }
-
-    /// The summary of the image's headers, if its format is understood.
-    #[must_use]
-    pub fn object(&self) -> Option<&Object> {
-        self.object.as_ref().ok()
-    }
-
-    /// Why addresses of this image cannot be named, for reports: `deleted from disk`,
-    /// `neither ELF nor Mach-O`. `None` if nothing is wrong.
-    #[must_use]
-    pub fn problem(&self) -> Option<&str> {
-        self.object.as_ref().err().map(String::as_str)
-    }
-
-    /// Stated address of the program's first instruction (ELF `e_entry`, Mach-O `LC_MAIN`).
-    #[must_use]
-    pub fn entry_svma(&self) -> Option<Svma> {
-        self.object().and_then(Object::entry)
-    }
-}
 
 /// Where an address lies.
 #[derive(Clone, Copy, Debug)]
@@ -224,95 +148,6 @@ impl Images {
         let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
         let length = usize::try_from(region.end - pc.0).ok()?;
         bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
-    }
-
-    /// How the caller is found at a code address of the current space, if that is of the
-    /// ordinary form; `None` where it is not known.
-    #[must_use]
-    pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.row(pc)?.ordinary()
-    }
-
-    /// What the unwind information of an ELF image says at a code address of the current
-    /// space; `None` where there is none, and for a row of another processor.
-    #[must_use]
-    pub fn row(&self, pc: Avma) -> Option<Row> {
-        self.row_of(pc)
-    }
-
-    /// The same for aarch64.
-    #[must_use]
-    pub fn row_aarch64(&self, pc: Avma) -> Option<RowAarch64> {
-        self.row_of(pc)
-    }
-
-    fn row_of<const N: usize>(&self, pc: Avma) -> Option<Row<N>> {
-        let (image, svma) = self.at(pc)?;
-        let bytes = image.bytes.as_ref().ok()?.bytes();
-        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
-        cfi.as_ref()?.row(bytes, svma)
-    }
-
-    /// Whether the image at a code address of the current space has unwind information for
-    /// any of its functions.
-    #[must_use]
-    pub fn describes_frames(&self, pc: Avma) -> bool {
-        let Some((image, _)) = self.at(pc) else { return false };
-        if let Some(macho) = image.object().and_then(Object::macho) {
-            return image.unwind.get_or_init(|| Unwind::find(macho)).is_some();
-        }
-        let Ok(bytes) = &image.bytes else { return false };
-        image.cfi.get_or_init(|| Cfi::find(bytes.bytes())).is_some()
-    }
-
-    /// What the unwind information of a Mach-O image says of the body of the function at a
-    /// code address of the current space.
-    #[must_use]
-    pub fn body(&self, pc: Avma) -> Option<Body> {
-        let (image, svma) = self.at(pc)?;
-        let macho = image.object()?.macho()?;
-        let unwind = image.unwind.get_or_init(|| Unwind::find(macho));
-        unwind.as_ref()?.body(macho, image.bytes.as_ref().ok()?, svma)
-    }
-
-    /// Whether the first functions of threads are in the Mach-O image at a code address of
-    /// the current space; `None` elsewhere, where they may be anywhere.
-    #[must_use]
-    pub fn begins_threads(&self, pc: Avma) -> Option<bool> {
-        let (image, _) = self.at(pc)?;
-        Some(image.object()?.macho()?.begins_threads(&image.name))
-    }
-
-    fn at(&self, pc: Avma) -> Option<(&Image, Svma)> {
-        let region = self.current().find(pc.0)?;
-        let image = self.images.get(region.image as usize)?;
-        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
-        Some((image, image.object()?.svma_of(offset)?))
-    }
-
-    /// Where the program or library that a code address of the current space belongs to
-    /// begins to run (ELF `e_entry`); `None` if it says nothing.
-    #[must_use]
-    pub fn entry(&self, pc: Avma) -> Option<Avma> {
-        let region = self.current().find(pc.0)?;
-        let object = self.images.get(region.image as usize)?.object()?;
-        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
-        let bias = pc - Avma(object.svma_of(offset)?.0);
-        Some(Avma(object.entry()?.0.wrapping_add(bias)))
-    }
-
-    /// The bounds of the function at a code address of the current space, as far as they
-    /// lie in the same mapping; `None` where they are not known.
-    #[must_use]
-    pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        let region = self.current().find(pc.0)?;
-        let image = self.images.get(region.image as usize)?;
-        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
-        let svma = image.object()?.svma_of(offset)?;
-        let function = image.function(svma)?;
-        let start = pc.0.checked_sub(svma - function.start)?.max(region.start);
-        let end = pc.0.checked_add(function.end - svma)?.min(region.end);
-        Some(Avma(start)..Avma(end))
     }
 
     /// The image that an address belonged to in one of the process's address spaces.

@@ -13,6 +13,7 @@
 //! do is in `flow/x86_64.rs` and `flow/aarch64.rs`.
 
 pub(super) mod aarch64;
+mod state;
 #[cfg(test)]
 mod tests;
 pub(super) mod x86_64;
@@ -22,6 +23,7 @@ use std::ops::Range;
 use crate::addr::Avma;
 use crate::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
+use state::{Place, REGISTERS, State, Value};
 
 /// Most instructions that are followed for one row, over all ways.
 pub(super) const STEPS_MAX: u32 = 2048;
@@ -30,107 +32,6 @@ const TARGETS_MAX: usize = 48;
 /// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
 /// outliner made are that short.
 const PIECE_MAX: u32 = 16;
-/// Most saved registers that are remembered.
-const STORES_MAX: usize = 24;
-/// Registers of either processor.
-const REGISTERS: usize = 32;
-
-/// An address as a register's first value plus bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    register: u8,
-    offset: i64,
-}
-
-impl Place {
-    fn plus(self, bytes: i64) -> Place {
-        Place { offset: self.offset.wrapping_add(bytes), ..self }
-    }
-}
-
-/// What a register holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Value {
-    /// What that register held at the start.
-    First(u8),
-    /// An address.
-    At(Place),
-    /// What was in memory there at the start.
-    Loaded(Place),
-    Number(u64),
-    Unknown,
-}
-
-/// Registers, and where first values were stored.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct State {
-    registers: [Value; REGISTERS],
-    stores: [(Place, Value); STORES_MAX],
-    stored: usize,
-}
-
-impl State {
-    fn new() -> State {
-        let nothing = (Place { register: 0, offset: 0 }, Value::Unknown);
-        State {
-            registers: std::array::from_fn(|number| Value::First(number as u8)),
-            stores: [nothing; STORES_MAX],
-            stored: 0,
-        }
-    }
-
-    fn get(&self, register: u8) -> Value {
-        self.registers.get(usize::from(register)).copied().unwrap_or(Value::Unknown)
-    }
-
-    fn set(&mut self, register: u8, value: Value) {
-        if let Some(held) = self.registers.get_mut(usize::from(register)) {
-            *held = value;
-        }
-    }
-
-    /// The address that a register holds.
-    fn place(&self, register: u8) -> Option<Place> {
-        match self.get(register) {
-            Value::First(register) => Some(Place { register, offset: 0 }),
-            Value::At(place) => Some(place),
-            _ => None,
-        }
-    }
-
-    /// Adds to a register's address.
-    fn sum(&self, register: u8, bytes: i64) -> Value {
-        match (self.place(register), self.get(register)) {
-            (Some(place), _) => Value::At(place.plus(bytes)),
-            (None, Value::Number(number)) => Value::Number(number.wrapping_add_signed(bytes)),
-            _ => Value::Unknown,
-        }
-    }
-
-    fn store(&mut self, at: Option<Place>, value: Value) {
-        let Some(at) = at else { return };
-        if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
-            known.1 = value;
-        } else if (matches!(value, Value::First(_)) || at.offset >= 0)
-            && let Some(free) = self.stores.get_mut(self.stored)
-        {
-            *free = (at, value);
-            self.stored += 1;
-        }
-    }
-
-    /// What is loaded from a place on a stack whose pointer is the register `sp`: below where
-    /// that was at the start there was nothing.
-    fn load(&self, at: Option<Place>, sp: u8) -> Value {
-        let Some(at) = at else { return Value::Unknown };
-        let known = self.stores[..self.stored].iter().find(|(place, _)| *place == at);
-        match known {
-            Some((_, value)) => *value,
-            None if at.register == sp && at.offset < 0 => Value::Unknown,
-            None => Value::Loaded(at),
-        }
-    }
-}
 
 /// What an instruction does to the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

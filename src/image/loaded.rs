@@ -1,0 +1,86 @@
+//! One executable or library: its bytes, its headers, and what else is read of it when it is
+//! first needed.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use super::cfi::Cfi;
+use super::macho::functions::Functions;
+use super::macho::unwind::Unwind;
+use super::object::Object;
+use crate::addr::Svma;
+use crate::target::{ImageBytes, Mapping, MappingKind};
+
+/// An executable or library that was loaded.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Path as the target sees it, or the kernel's name in brackets.
+    pub path: String,
+    /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
+    pub name: String,
+    /// File or vDSO; anonymous memory has no image.
+    pub kind: MappingKind,
+    /// The file's bytes, or the reason why there are none.
+    pub bytes: Result<ImageBytes, String>,
+    /// GNU build id or Mach-O UUID, if the file has one.
+    pub build_id: Option<Vec<u8>>,
+    /// Lowest stated address of the image; of a Mach-O image, the start of `__TEXT`.
+    pub base_svma: Svma,
+    pub(super) identity: (u64, u64),
+    object: Result<Object, String>,
+    /// Read when a stack first leads here.
+    pub(super) cfi: OnceLock<Option<Cfi>>,
+    pub(super) unwind: OnceLock<Option<Unwind>>,
+    /// Read when first asked for: most images of a process are never on top of a stack.
+    functions: OnceLock<Functions>,
+}
+
+impl Image {
+    /// Reads the headers of the file behind a mapping.
+    #[must_use]
+    pub fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
+        let object = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Object::parse(bytes.bytes()));
+        let name = match mapping.kind {
+            MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
+            MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
+        };
+        Image {
+            path: mapping.path.clone(),
+            name: name.to_string(),
+            kind: mapping.kind.clone(),
+            build_id: object.as_ref().ok().and_then(Object::build_id).map(<[u8]>::to_vec),
+            base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
+            identity: mapping.identity,
+            cfi: OnceLock::new(),
+            unwind: OnceLock::new(),
+            functions: OnceLock::new(),
+            bytes,
+            object,
+        }
+    }
+
+    /// The bounds of the function at a stated address, if the file lists its functions.
+    pub(super) fn function(&self, svma: Svma) -> Option<Range<Svma>> {
+        let (macho, bytes) = (self.object()?.macho()?, self.bytes.as_ref().ok()?);
+        self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma)
+    }
+
+    /// The summary of the image's headers, if its format is understood.
+    #[must_use]
+    pub fn object(&self) -> Option<&Object> {
+        self.object.as_ref().ok()
+    }
+
+    /// Why addresses of this image cannot be named, for reports: `deleted from disk`,
+    /// `neither ELF nor Mach-O`. `None` if nothing is wrong.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.object.as_ref().err().map(String::as_str)
+    }
+
+    /// Stated address of the program's first instruction (ELF `e_entry`, Mach-O `LC_MAIN`).
+    #[must_use]
+    pub fn entry_svma(&self) -> Option<Svma> {
+        self.object().and_then(Object::entry)
+    }
+}

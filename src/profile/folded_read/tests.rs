@@ -1,0 +1,148 @@
+use super::*;
+use crate::profile::ByName;
+
+/// The stacks as folded lines.
+fn lines(saved: &Saved) -> Vec<String> {
+    let by_name = ByName::of(saved, false).expect("fits");
+    let mut lines = Vec::new();
+    by_name.for_each_stack(|path, count| {
+        let names: Vec<&str> = path.iter().map(|name| by_name.text(*name)).collect();
+        lines.push(format!("{} {count}", names.join(";")));
+    });
+    lines
+}
+
+fn parsed(text: &str) -> Vec<String> {
+    lines(&read(text.as_bytes(), "a.folded").expect("reads"))
+}
+
+fn refused(bytes: &[u8]) -> String {
+    let error = read(bytes, "a.folded").expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Input);
+    error.to_string()
+}
+
+#[test]
+fn equal_stacks_are_added_up_and_frames_shared() {
+    let text =
+        "p;main;a;b;c;d 1\np;main;a;b;c 2\np;main;a;b;c;d;e 3\np;main;a;b;cc 4\np;main;a;b;c;d 5\np 6\n";
+    let saved = read(text.as_bytes(), "a").expect("reads");
+    assert_eq!(
+        lines(&saved),
+        ["p 6", "p;main;a;b;c 2", "p;main;a;b;c;d 6", "p;main;a;b;c;d;e 3", "p;main;a;b;cc 4"]
+    );
+    assert_eq!(saved.trie().node_count(), 1 + 8);
+    assert_eq!(saved.total(), 21);
+}
+
+#[test]
+fn threads_and_torn_stacks_are_roots() {
+    let text = "p;(18);[incomplete];read 1\np;[incomplete];read 2\np;io (17) 3\np;io (17);[incomplete] 4\np;io (17);main 5\n";
+    let saved = read(text.as_bytes(), "a").expect("reads");
+    assert_eq!(lines(&saved), text.lines().collect::<Vec<_>>());
+    assert_eq!(saved.roots().len(), 4);
+    assert!(saved.roots().iter().all(|root| saved.text(root.process) == "p"));
+    for no_thread in ["io (017)", "io  (1)", "io(1)", "io (x)", "io (18446744073709551616)", " (1)"] {
+        let saved = read(format!("p;{no_thread};main 1").as_bytes(), "a").expect("reads");
+        assert_eq!(saved.roots().len(), 1, "{no_thread}");
+        assert_eq!(saved.roots()[0].thread, None, "{no_thread}");
+    }
+}
+
+#[test]
+fn blank_lines_and_windows_line_ends_are_allowed() {
+    assert_eq!(parsed("\na;b 1\r\n  \n\u{a0}\n\na;b 2\nc 4"), ["a;b 3", "c 4"]);
+    assert_eq!(parsed(""), [""; 0]);
+}
+
+#[test]
+fn any_other_line_is_refused_by_file_and_number() {
+    for bad in ["a;b", "a;b x", "a;b -1", "a;b 1.5", "a;b ", " 12", "12", "a;b\t1", "a +1", "\u{a0} 1"] {
+        let input = format!("ok 1\n\n{bad}\n");
+        assert_eq!(refused(input.as_bytes()), "a.folded:3: expected \"stack count\"", "{bad:?}");
+    }
+    assert_eq!(refused(b"a 1\n\xff\xfe 1\n"), "a.folded:2: not UTF-8; this is not a profile");
+    assert_eq!(refused(b"a;b;c;d;e 1\na;b;c;d;\xff 1"), "a.folded:2: not UTF-8; this is not a profile");
+    assert_eq!(refused(b"\xff"), "a.folded:1: not UTF-8; this is not a profile");
+}
+
+#[test]
+fn counts_are_never_silently_cut() {
+    let one = "a.folded:1: the count does not fit in 64 bits";
+    assert_eq!(refused(b"a 18446744073709551616\n"), one);
+    assert_eq!(refused(b"a 99999999999999999999999999999999999999999\n"), one);
+    let second = "a.folded:2: the count does not fit in 64 bits";
+    assert_eq!(refused(b"a 18446744073709551615\na 1\n"), second);
+    let sum = "a.folded:2: the counts together do not fit in 64 bits";
+    assert_eq!(refused(b"a 18446744073709551615\nb 1\n"), sum);
+}
+
+#[test]
+fn an_endless_line_is_refused_without_reading_it_all() {
+    let error = read(std::io::repeat(b'x'), "/dev/zero").expect_err("refused");
+    assert_eq!(error.to_string(), "/dev/zero:1: line longer than 16 MiB; this is not a profile");
+}
+
+#[test]
+fn a_stack_is_as_deep_as_every_form_can_hold() {
+    for root in ["p", "p;io (7)", "p;io (7);[incomplete]"] {
+        let deepest = format!("{root}{}", ";f".repeat(MAX_DEPTH));
+        assert_eq!(read(format!("{deepest} 1\n").as_bytes(), "a").expect("reads").total(), 1);
+        assert_eq!(
+            refused(format!("p;a 1\n{deepest};f 1\n").as_bytes()),
+            "a.folded:2: a stack has more than 262144 functions (MAX_DEPTH)"
+        );
+    }
+}
+
+/// Gives its bytes in pieces of any size, as pipes do.
+struct Pieces<'a>(&'a [u8], usize);
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let size = self.1.min(self.0.len()).min(into.len());
+        let (piece, rest) = self.0.split_at(size);
+        into[..size].copy_from_slice(piece);
+        self.0 = rest;
+        Ok(size)
+    }
+}
+
+#[test]
+fn input_in_pieces_and_lines_longer_than_a_block_are_read() {
+    let deep = (0..250_000).map(|n| format!("frame{n}")).collect::<Vec<_>>().join(";");
+    let text = format!("p;a 1\np;{deep} 2\np;{deep};x 3\np;a 4");
+    for size in [7, BLOCK_BYTES - 1, BLOCK_BYTES, usize::MAX] {
+        let saved = read(Pieces(text.as_bytes(), size), "a").expect("reads");
+        assert_eq!((saved.total(), saved.trie().distinct_stacks()), (10, 3), "{size}");
+        assert_eq!(saved.trie().node_count(), 2 + 1 + 250_001, "{size}");
+    }
+}
+
+#[test]
+fn random_lines_add_up_as_whole_lines_do() {
+    let seed = std::time::UNIX_EPOCH.elapsed().map_or(1, |now| now.as_nanos() as u64) | 1;
+    let mut state = seed;
+    let mut below = |end: u64| {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
+    };
+    let names = ["a", "b", "aa", "ab", "a (1)", "[incomplete]", "é", "x y", "a b 7"];
+    for round in 0..200 {
+        let mut text = String::new();
+        let mut sums = std::collections::BTreeMap::new();
+        for _ in 0..below(40) {
+            let depth = 1 + below(9);
+            let stack: Vec<&str> = (0..depth).map(|_| names[below(names.len() as u64) as usize]).collect();
+            let (stack, count) = (stack.join(";"), 1 + below(5));
+            text += &format!("{stack} {count}\n");
+            *sums.entry(stack).or_insert(0) += count;
+        }
+        let mut expected: Vec<String> =
+            sums.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
+        expected.sort_unstable();
+        assert_eq!(parsed(&text), expected, "seed {seed}, round {round}:\n{text}");
+    }
+}

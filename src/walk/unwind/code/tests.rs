@@ -1,0 +1,147 @@
+use super::*;
+use crate::frame_rule::{CfaBase, FrameRule};
+
+struct Text(&'static [u8]);
+impl Code for Text {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
+    }
+}
+
+#[track_caller]
+fn check(code: &'static [u8], expected: &[(u64, CfaBase, i64, Option<i64>)]) {
+    for &(at, base, cfa_offset, frame_pointer_at) in expected {
+        let Some(Leads::Back(row)) = follow(Avma(0x1000 + at), &Text(code)) else { panic!("+{at:#x}") };
+        let rule = FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) };
+        assert_eq!(row.ordinary(), Some(rule), "at +{at:#x}");
+    }
+}
+
+use CfaBase::{FramePointer, StackPointer};
+
+#[test]
+fn init_of_every_program() {
+    const INIT: &[u8] = &[
+        0x48, 0x83, 0xec, 0x08, //                   +00 sub $8,%rsp
+        0x48, 0x8b, 0x05, 0xc5, 0x2f, 0x00, 0x00, // +04 mov __gmon_start__(%rip),%rax
+        0x48, 0x85, 0xc0, //                         +0b test %rax,%rax
+        0x74, 0x02, //                               +0e je +12
+        0xff, 0xd0, //                               +10 call *%rax
+        0x48, 0x83, 0xc4, 0x08, //                   +12 add $8,%rsp
+        0xc3, //                                     +16 ret
+    ];
+    check(INIT, &[(0, StackPointer, 8, None), (0x16, StackPointer, 8, None)]);
+    for at in [4, 0xb, 0xe, 0x10, 0x12] {
+        check(INIT, &[(at, StackPointer, 16, None)]);
+    }
+}
+
+#[test]
+fn do_global_dtors_aux_of_every_program() {
+    const DTORS: &[u8] = &[
+        0x80, 0x3d, 0x29, 0x2f, 0, 0, 0, //    +00 cmpb $0,completed(%rip)
+        0x75, 0x13, //                         +07 jne +1c
+        0x55, //                               +09 push %rbp
+        0x48, 0x89, 0xe5, //                   +0a mov %rsp,%rbp
+        0xe8, 0x74, 0xff, 0xff, 0xff, //       +0d call deregister_tm_clones
+        0xc6, 0x05, 0x10, 0x2f, 0, 0, 1,    //    +12 movb $1,completed(%rip)
+        0x5d, //                               +19 pop %rbp
+        0xc3, //                               +1a ret
+        0x90, //                               +1b nop
+        0xc3, //                               +1c ret
+    ];
+    for at in [0, 7, 9, 0x1a, 0x1b, 0x1c] {
+        check(DTORS, &[(at, StackPointer, 8, None)]);
+    }
+    for at in [0xa, 0xd, 0x12, 0x19] {
+        check(DTORS, &[(at, StackPointer, 16, Some(-16))]);
+    }
+}
+
+#[test]
+fn a_frame_of_unknown_size_ends_by_its_frame_pointer() {
+    const LEAVES: &[u8] = &[
+        0x48, 0x29, 0xc4, //       +0 sub %rax,%rsp (alloca)
+        0xe8, 0, 0, 0, 0, //       +3 call
+        0x48, 0x8d, 0x65, 0xf8, // +8 lea -8(%rbp),%rsp
+        0x5b, //                   +c pop %rbx
+        0xc9, //                   +d leave
+        0xc3, //                   +e ret
+    ];
+    check(LEAVES, &[(3, FramePointer, 16, Some(-16)), (0xd, FramePointer, 16, Some(-16))]);
+}
+
+#[test]
+fn the_childs_side_of_clone_is_the_end_of_the_stack() {
+    const CLONE: &[u8] = &[
+        0x31, 0xed, //             xor %ebp,%ebp
+        0x58, 0x5f, //             pop %rax; pop %rdi
+        0xff, 0xd0, //             call *%rax
+        0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // exit(rax)
+    ];
+    for at in [0, 2, 3, 4, 6] {
+        assert_eq!(follow(Avma(0x1000 + at), &Text(CLONE)), Some(Leads::ToExit));
+    }
+}
+
+#[test]
+fn start_code_ends_where_another_function_may_begin() {
+    const LINKER: &[u8] = &[
+        0x48, 0x89, 0xe7, //    +00 mov %rsp,%rdi
+        0xe8, 0xf8, 0x0b, 0, 0, // +03 call _dl_start
+        0x49, 0x89, 0xc4, //    +08 mov %rax,%r12
+        0xe8, 0xf8, 0x0b, 0, 0, // +0b call _dl_init
+        0x4c, 0x89, 0xec, //    +10 mov %r13,%rsp
+        0x41, 0xff, 0xe4, //    +13 jmp *%r12
+        0x53, //                +16 the next function
+    ];
+    const PROGRAM: &[u8] = &[
+        0x31, 0xed, //                   +00 xor %ebp,%ebp
+        0xff, 0x15, 0x74, 0x2f, 0, 0,    // +02 call *__libc_start_main
+        0xf4, //                         +08 hlt
+        0x48, 0x8d, 0x3d, 0, 0, 0, 0, // +09 deregister_tm_clones: lea
+        0xc3,
+    ];
+    let is_start = |code: &'static [u8], address: fn(Avma) -> CodeAddress, at: u64| {
+        is_start(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
+    };
+    for at in [0, 3, 8, 0xb, 0x10, 0x13] {
+        assert!(is_start(LINKER, CodeAddress::Pc, at), "{at:#x}");
+    }
+    assert!(is_start(LINKER, CodeAddress::Return, 8) && is_start(LINKER, CodeAddress::Return, 0x10));
+    assert!(!is_start(LINKER, CodeAddress::Pc, 0x16) && !is_start(LINKER, CodeAddress::Pc, 1));
+    assert!(is_start(PROGRAM, CodeAddress::Pc, 2) && is_start(PROGRAM, CodeAddress::Return, 8));
+    assert!(!is_start(PROGRAM, CodeAddress::Pc, 9) && !is_start(PROGRAM, CodeAddress::Pc, 0x10));
+}
+
+#[test]
+fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
+    const PLT: &[u8] = &[
+        0xff, 0x35, 2, 0x2f, 0, 0, // +00 push GOT+8(%rip)
+        0xff, 0x25, 4, 0x2f, 0, 0, // +06 jmp *GOT+16(%rip)
+        0x0f, 0x1f, 0x40, 0, // +0c nop
+        0xff, 0x25, 2, 0x2f, 0, 0, // +10 jmp *GOT+24(%rip)
+        0x68, 0, 0, 0, 0, // +16 push $0
+        0xe9, 0xe0, 0xff, 0xff, 0xff, // +1b jmp +00
+    ];
+    let rows = [(0x10, 8), (0x16, 8), (0x1b, 16), (0, 16), (6, 24)];
+    check(PLT, &rows.map(|(at, cfa)| (at, StackPointer, cfa, None)));
+}
+
+#[test]
+fn what_is_not_understood_has_no_row() {
+    for code in [
+        &[0x48, 0x83, 0xe4, 0xf0, 0xc3][..], // and $-16,%rsp; ret
+        &[0x48, 0x8b, 0x67, 0x30, 0xc3],     // mov 0x30(%rdi),%rsp; ret
+        &[0xeb, 0xfe],                       // a loop
+        &[0xf4],
+        &[0x0f],
+        &[0x90, 0x90],
+    ] {
+        let code: &'static [u8] = code;
+        assert_eq!(follow(Avma(0x1000), &Text(code)), None, "{code:x?}");
+    }
+}
