@@ -58,6 +58,7 @@ impl Recording<'_> {
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
+        self.settle_postponed(Some(id));
         if let Some(mut account) = self.accounts.remove(&id) {
             let counts = self.unsampled(&mut account, cpu_ns);
             self.lose("thread ended before its next sample", counts);
@@ -75,6 +76,7 @@ impl Recording<'_> {
     /// Closes all accounts.
     pub(super) fn finish(mut self) -> Profile {
         self.walk_captured();
+        self.settle_postponed(None);
         if self.stats.duration_ns == 0 {
             self.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }

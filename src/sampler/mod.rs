@@ -8,6 +8,7 @@
 
 mod decide;
 mod lifecycle;
+mod postponed;
 mod snapshot;
 mod thread;
 mod ticks;
@@ -21,8 +22,9 @@ use crate::image::Images;
 use crate::live::Live;
 use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
-use crate::trie::Trie;
+use crate::trie::{NodeId, Trie};
 use crate::walk::{Ended, Frames, How, Unwinder};
+use postponed::{Captured, Postponed};
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
@@ -84,7 +86,9 @@ struct Recording<'a> {
     accounts: HashMap<ThreadId, Account>,
     stats: Stats,
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
-    captured: Vec<(ThreadId, Capture)>,
+    captured: Vec<Captured>,
+    /// Captured before the images were read again, and waiting for that.
+    postponed: Vec<Postponed>,
     spare: Vec<Capture>,
     unwinder: Unwinder,
     frames: Frames,
@@ -94,6 +98,8 @@ struct Recording<'a> {
     images_wait_ns: u64,
     /// What reading them cost makes the next time wait at least.
     images_cost_ns: u64,
+    /// How often in a row reading them showed nothing new.
+    images_fruitless: u32,
     /// The target says that they changed, and they were not read yet.
     images_changed: bool,
     /// This is the last tick.
@@ -116,6 +122,7 @@ impl<'a> Recording<'a> {
             accounts: HashMap::new(),
             stats: Stats::default(),
             captured: Vec::new(),
+            postponed: Vec::new(),
             spare: Vec::new(),
             unwinder: Unwinder::default(),
             frames: Frames::default(),
@@ -124,6 +131,7 @@ impl<'a> Recording<'a> {
             images_read_ns: 0,
             images_wait_ns: 0,
             images_cost_ns: 0,
+            images_fruitless: 0,
             images_changed: false,
             closing: false,
             runnable: 0,
@@ -263,6 +271,7 @@ impl<'a> Recording<'a> {
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
             Event::Exec { thread, stack_top } => {
                 self.walk_captured();
+                self.settle_postponed(None);
                 let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
                 let gone: Vec<ThreadId> = self.accounts.keys().copied().collect();
                 for id in gone {
@@ -291,7 +300,7 @@ impl<'a> Recording<'a> {
         }
         match outcome {
             Outcome::Captured => {
-                self.captured.push((id, capture));
+                self.captured.push(Captured { thread: id, capture, at_ns: self.clock.now_ns() });
                 return;
             }
             // Its time is not lost: the next sample carries it.
@@ -307,11 +316,13 @@ impl<'a> Recording<'a> {
     /// Walks, weighs and inserts what was captured; the threads run.
     fn walk_captured(&mut self) {
         let mut captured = std::mem::take(&mut self.captured);
-        for (id, capture) in captured.drain(..) {
-            self.walk_one(id, &capture);
-            self.spare.push(capture);
+        for one in captured.drain(..) {
+            if let Some(one) = self.walk_one(one) {
+                self.spare.push(one.capture);
+            }
         }
         self.captured = captured;
+        self.take_up_postponed();
     }
 
     /// Counts for a thread that was just stopped; `None` if it is accounted for already.
@@ -327,33 +338,47 @@ impl<'a> Recording<'a> {
         })
     }
 
-    fn walk_one(&mut self, id: ThreadId, capture: &Capture) {
-        let Some(counts) = self.weigh(id) else { return };
+    /// Gives back what is done with.
+    fn walk_one(&mut self, one: Captured) -> Option<Captured> {
+        let id = one.thread;
+        let Some(counts) = self.weigh(id) else { return Some(one) };
         let window_bytes = self.accounts.get(&id).map_or(0, |account| account.window_bytes);
-        let ended = self.walk(id, capture);
+        let ended = self.walk(id, &one.capture);
         if counts == 0 && !self.options.idle {
-            return;
+            return Some(one);
         }
         self.ask_name(id);
-        let Some(account) = self.accounts.get_mut(&id) else { return };
-        let waiting = self.options.idle && account.asked_waiting;
-        let root = Root { thread: account.index, complete: ended == Ended::Root, waiting };
+        let one = self.postpone(one, ended, counts)?;
+        let waiting = self.options.idle && self.accounts.get(&id)?.asked_waiting;
+        let node = self.insert(id, ended, counts, waiting);
+        let account = self.accounts.get_mut(&id)?;
+        // With a larger window the same stack may be complete: not one to keep.
+        let grew = account.window_bytes > window_bytes;
+        account.waits = match node {
+            Some(node) if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) => {
+                let at = (one.capture.registers.sp(), one.capture.registers.pc());
+                Waits::Returning { stack: KnownStack { node, ended }, at }
+            }
+            _ => Waits::Unknown,
+        };
+        Some(one)
+    }
+
+    /// Puts the frames that were found into the trie.
+    fn insert(&mut self, id: ThreadId, ended: Ended, counts: u64, waiting: bool) -> Option<NodeId> {
+        let root = Root { thread: self.accounts.get(&id)?.index, complete: ended == Ended::Root, waiting };
         match self.trie.insert(root.number(), self.images.space(), &self.frames.addresses, counts) {
             Ok(node) => {
-                // With a larger window the same stack may be complete: not one to keep.
-                let grew = account.window_bytes > window_bytes;
-                account.waits = if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) {
-                    let at = (capture.registers.sp(), capture.registers.pc());
-                    Waits::Returning { stack: KnownStack { node, ended }, at }
-                } else {
-                    Waits::Unknown
-                };
                 self.weighed(ended, counts);
                 for method in &self.frames.methods {
                     self.stats.frames_by_method[*method as usize] += 1;
                 }
+                Some(node)
             }
-            Err(full) => self.lose(full.reason(), counts),
+            Err(full) => {
+                self.lose(full.reason(), counts);
+                None
+            }
         }
     }
 

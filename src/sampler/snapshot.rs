@@ -1,6 +1,7 @@
 //! One stack of every thread, once: what `dump stacks` shows. The same stops and walks as
 //! a recording, without ticks and weights.
 
+use super::postponed::Captured;
 use super::{Options, Recording};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -92,7 +93,7 @@ pub fn snapshot(
         while recording.accounts.values().any(|account| account.asked)
             && recording.one_event(until_ns).map_err(gone)?
         {}
-        for (id, capture) in std::mem::take(&mut recording.captured) {
+        for Captured { thread: id, capture, .. } in std::mem::take(&mut recording.captured) {
             let ended = recording.walk(id, &capture);
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
                 stack.addresses.clone_from(&recording.frames.addresses);

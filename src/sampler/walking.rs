@@ -81,7 +81,7 @@ impl Recording<'_> {
         ended
     }
 
-    fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
+    pub(super) fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: sp, bytes: &capture.stack };
         let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
@@ -125,6 +125,7 @@ impl Recording<'_> {
     pub(super) fn images_changed(&mut self) {
         // Those captured before belong to the images of before.
         self.walk_captured();
+        self.settle_postponed(None);
         self.images_changed = true;
         if self.images_are_old() {
             self.read_images();
@@ -152,6 +153,7 @@ impl Recording<'_> {
                 self.unwinder.images_changed();
             }
         }
+        self.images_fruitless = if changed { 0 } else { self.images_fruitless.saturating_add(1) };
         self.images_changed = false;
         self.mappings = mappings;
         self.images_read_ns = self.clock.now_ns();
@@ -166,7 +168,13 @@ impl Recording<'_> {
     /// Whether it is time to read the images: they have changed, or may have.
     pub(super) fn images_are_old(&self) -> bool {
         let since_ns = self.clock.now_ns().saturating_sub(self.images_read_ns);
-        let changed = self.images_changed;
-        since_ns >= if changed { self.images_cost_ns } else { self.images_wait_ns.max(REFRESH_IMAGES_NS) }
+        since_ns
+            >= if self.images_changed {
+                self.images_cost_ns
+            } else if self.postponed.is_empty() {
+                self.images_wait_ns.max(REFRESH_IMAGES_NS)
+            } else {
+                self.images_wait_ns
+            }
     }
 }

@@ -33,6 +33,31 @@ fn an_image_replaced_at_its_address_keeps_its_names() {
     }
 }
 
+/// As when a program starts. What listing them costs keeps them from being listed each time.
+#[test]
+fn libraries_loaded_one_after_another_tear_no_stacks() {
+    for arch in ARCHES {
+        let _replay = replay(3);
+        let mut config = process(arch, 2, 2, vec![vec![run(100, &[0, 1])]]);
+        config.list_ns = MS / 2;
+        for number in 0..20 {
+            let avma = 0x5600_0000_0000 + 0x100_0000 * number as u64;
+            let mut library = image(&format!("/sim/lib{number}.so"), avma, &format!("l{number}_"), 2);
+            library.load_ns = (100 + 7 * number as u64) * MS;
+            let at = |function| FunctionId { image: 1 + number, function };
+            let phase = SimPhase::new(SimActivity::Run, 3 * MS, &[f(0), at(0), at(1)]);
+            let mut thread = SimThread::looping(&format!("t{number}"), vec![phase]);
+            thread.start_ns = library.load_ns;
+            thread.exit_ns = Some(library.load_ns + 200 * MS);
+            config.images.push(library);
+            config.threads.push(thread);
+        }
+        let recorded = record(&config, &options(997, 3));
+        recorded.check_balance();
+        assert!(recorded.profile.stats.stacks_incomplete.is_empty(), "{:?}", recorded.profile.stats);
+    }
+}
+
 /// Without an event from the system, an exchange is noticed at the next look at the
 /// mappings, at the latest a second later; the new code has the old names until then.
 #[test]

@@ -179,6 +179,8 @@ pub struct SimConfig {
     pub stop_latency_ns: u64,
     /// From collecting a stopped thread until it runs again.
     pub pause_ns: u64,
+    /// Listing the mappings takes this long; nothing by default.
+    pub list_ns: u64,
     /// Images, also later ones.
     pub images: Vec<SimImage>,
     /// Threads, also later ones; the first exists from the start.
@@ -211,6 +213,7 @@ impl SimConfig {
             accounting_tick_ns: 4_000_000,
             stop_latency_ns: 2_000,
             pause_ns: 8_000,
+            list_ns: 0,
             images: Vec::new(),
             threads: Vec::new(),
             exit_ns,

@@ -306,6 +306,7 @@ impl Target for SimTarget {
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         out.clear();
+        self.clock.advance(self.config.list_ns);
         self.catch_up()?;
         let now_ns = self.machine.now_ns;
         if self.faults.happens(FaultKind::MappingsDenied, None, now_ns) {
