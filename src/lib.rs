@@ -34,6 +34,7 @@ pub mod sampler;
 pub mod symbol;
 pub mod target;
 pub mod trie;
+pub mod unpack;
 pub mod walk;
 
 pub mod cli;

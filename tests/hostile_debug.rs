@@ -15,9 +15,9 @@ use std::path::Path;
 use std::process::Command;
 
 use stackprof::symbol::sections::{self, Section};
-use stackprof::symbol::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
 use stackprof::symbol::{Options, Style, jit, name_addresses};
 use stackprof::target::{Files, ImageBytes};
+use stackprof::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
 
 use seeds::Random;
 

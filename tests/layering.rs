@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them
 /// are allowed. The command line may name everything, and nothing may name it.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 18] = [
     ("addr", &[]),
     ("error", &[]),
     ("frame_rule", &[]),
@@ -20,12 +20,16 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("live", &[]),
     ("trie", &[]),
     ("rng", &[]),
+    ("unpack", &[]),
     ("registers", &["addr"]),
     // Whether a file is the one that is mapped is decided by its head.
     ("target", &["addr", "clock", "error", "registers", "rng", "image::elf", "image::macho"]),
     ("walk", &["addr", "frame_rule", "registers"]),
     // Only the plain types that say what is mapped; never a target that can be asked.
-    ("image", &["addr", "frame_rule", "target::ImageBytes", "target::Mapping", "target::MappingKind"]),
+    (
+        "image",
+        &["addr", "frame_rule", "target::ImageBytes", "target::Mapping", "target::MappingKind", "unpack"],
+    ),
     // The names of the ways to find a frame, which are counted; the names of frames, which
     // are saved.
     (
@@ -54,6 +58,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
             "target::MappingKind",
             "target::NoFiles",
             "trie",
+            "unpack",
         ],
     ),
     (

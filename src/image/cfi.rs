@@ -9,13 +9,15 @@
 mod entries;
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrameHdr, LittleEndian, RegisterRule, UnwindContext, UnwindExpression,
     UnwindOffset, UnwindSection,
 };
-use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED};
+use object::elf::{
+    CompressionHeader64, EM_AARCH64, EM_X86_64, FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED,
+};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
 use super::b_key::Readable;
@@ -23,9 +25,14 @@ use super::elf::{MAX_SECTION_NAME_BYTES, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
 use crate::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
+use crate::unpack;
 
 /// Longest DWARF expression that is kept, in bytes. Compilers and C libraries write up to 20.
 const EXPRESSION_BYTES_MAX: usize = 256;
+
+/// Most bytes that `.debug_frame` may unpack to: kept while a recording goes on. Those of Go
+/// programs of 100 MB have 5 MB.
+const UNPACKED_MAX: u64 = 64 << 20;
 
 /// Where the unwind information of a file is.
 #[derive(Clone, Debug)]
@@ -39,7 +46,10 @@ pub struct Cfi {
 
 #[derive(Clone, Debug)]
 struct Table {
+    /// Where the section is in the file.
     frames: Range<usize>,
+    /// What it unpacks to, if it is compressed: the `.debug_frame` of Go is.
+    unpacked: Option<Arc<[u8]>>,
     is_debug: bool,
     search: Search,
     marks: Readable,
@@ -68,16 +78,17 @@ impl Cfi {
         };
         let sections = file.section_headers(endian, bytes).unwrap_or_default();
         let names = section_names(file, bytes, sections);
-        let section = |name: &str| -> Option<(u64, Range<usize>)> {
+        let any_section = |name: &str| -> Option<(u64, Range<usize>, bool)> {
             let section = sections.iter().find(|section| {
                 name_at(names, section.sh_name(endian), MAX_SECTION_NAME_BYTES) == name.as_bytes()
             })?;
-            // A compressed section has other bytes than the ones that are read here.
-            if section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0 {
-                return None;
-            }
             let (offset, size) = section.file_range(endian)?;
-            Some((section.sh_addr(endian), checked(bytes, offset, size)?))
+            let is_compressed = section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0;
+            Some((section.sh_addr(endian), checked(bytes, offset, size)?, is_compressed))
+        };
+        // What is loaded is never compressed.
+        let section = |name| {
+            any_section(name).filter(|(.., compressed)| !compressed).map(|(svma, range, _)| (svma, range))
         };
         let header = section(".eh_frame_hdr").or_else(|| header_segment(bytes));
         let frames = section(".eh_frame").or_else(|| frames_after_header(bytes, &header.clone()?));
@@ -100,13 +111,15 @@ impl Cfi {
                     Search::Index(entries::index(entries::eh_frame(readable), readable, &bases))
                 }
             };
-            tables.push(Table { frames, is_debug: false, search, marks });
+            tables.push(Table { frames, unpacked: None, is_debug: false, search, marks });
         }
-        if let Some((_, frames)) = section(".debug_frame") {
-            let content = &bytes[frames.clone()];
+        if let Some((_, frames, is_compressed)) = any_section(".debug_frame")
+            && let Some(unpacked) = unpacked(&bytes[frames.clone()], is_compressed)
+        {
+            let content = unpacked.as_deref().unwrap_or(&bytes[frames.clone()]);
             let index = entries::index(entries::debug_frame(content), content, &bases);
             let (search, marks) = (Search::Index(index), Readable::as_is());
-            tables.push(Table { frames, is_debug: true, search, marks });
+            tables.push(Table { frames, unpacked, is_debug: true, search, marks });
         }
         (!tables.is_empty()).then_some(Cfi { tables, bases, columns })
     }
@@ -119,7 +132,10 @@ impl Cfi {
             return None;
         }
         self.tables.iter().find_map(|table| {
-            let frames = bytes.get(table.frames.clone())?;
+            let frames = match &table.unpacked {
+                Some(unpacked) => unpacked,
+                None => bytes.get(table.frames.clone())?,
+            };
             let offset = match &table.search {
                 Search::Header(header) => self.offset_in(bytes.get(header.clone())?, pc)?,
                 Search::Index(index) => entries::entry_at(index, pc.0)?,
@@ -224,6 +240,18 @@ where
     }
     found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)
+}
+
+/// What a section unpacks to, if it is compressed. `None` if that is not possible, or more
+/// than [`UNPACKED_MAX`].
+#[allow(clippy::option_option, reason = "not compressed, unpacked, or neither")]
+fn unpacked(section: &[u8], is_compressed: bool) -> Option<Option<Arc<[u8]>>> {
+    if !is_compressed {
+        return Some(None);
+    }
+    let (packing, size, body) = unpack::of_elf_section::<CompressionHeader64<object::LittleEndian>>(section)?;
+    let out = (size <= UNPACKED_MAX).then(|| unpack::exact(packing, body, size))?;
+    out.ok().map(|out| Some(out.into()))
 }
 
 fn checked(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {

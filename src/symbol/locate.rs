@@ -14,7 +14,7 @@ use crate::image::Image;
 use crate::image::elf::Elf;
 use crate::target::{Files, ImageBytes, MappingKind};
 
-use super::{sections, unpack};
+use super::sections;
 
 /// Where Linux distributions keep debug files.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
@@ -89,7 +89,7 @@ fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, fou
         if found.symbols.is_empty()
             && let Some(packed) = section(bytes.bytes(), ".gnu_debugdata")
         {
-            match unpack::xz(packed) {
+            match crate::unpack::xz(packed) {
                 Ok(unpacked) => found.symbols.push(ImageBytes::new(unpacked)),
                 Err(why) => found.problems.push(format!("{}: .gnu_debugdata: {why}", image.path)),
             }

@@ -18,7 +18,6 @@ pub mod sections;
 pub mod short;
 pub mod stubs;
 pub mod table;
-pub mod unpack;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;

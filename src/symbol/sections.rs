@@ -12,9 +12,9 @@ use object::read::elf::{CompressionHeader, FileHeader, SectionHeader};
 use object::read::macho::{MachHeader, Section as _, Segment as _};
 
 use super::relocate::Relocations;
-use super::unpack::{self, Packing};
 use crate::image::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
 use crate::image::object::{Format, name_at};
+use crate::unpack::{self, Packing};
 
 /// Most sections of a file; object files of `-ffunction-sections` have the most.
 pub const MAX_SECTIONS: usize = 1 << 18;
@@ -145,16 +145,12 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
     Ok(out)
 }
 
-/// Notes how a section with `SHF_COMPRESSED` is packed (gABI, "Section Compression").
+/// Notes how a section with `SHF_COMPRESSED` is packed.
 fn packed<C: CompressionHeader<Endian = LittleEndian>>(section: &mut Section<'_>) {
-    let Ok((header, body)) = object::pod::from_bytes::<C>(section.bytes) else { return };
-    let packing = match header.ch_type(LittleEndian) {
-        elf::ELFCOMPRESS_ZLIB => Packing::Zlib,
-        elf::ELFCOMPRESS_ZSTD => Packing::Zstd,
-        _ => Packing::Unknown,
-    };
-    section.packing = Some((packing, header.ch_size(LittleEndian).into()));
-    section.bytes = body;
+    if let Some((packing, size, body)) = unpack::of_elf_section::<C>(section.bytes) {
+        section.packing = Some((packing, size));
+        section.bytes = body;
+    }
 }
 
 fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {

@@ -136,9 +136,10 @@ pub fn find_birth(stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<
     None
 }
 
-/// Whether code passes a function's result to the system call `exit`.
+/// Whether code calls the system call `exit` as it does behind a thread's first function,
+/// whose result it mostly passes.
 pub(super) fn ends_thread(code: &[u8]) -> bool {
-    const FORMS: [&[u8]; 6] = [
+    const FORMS: [&[u8]; 7] = [
         // glibc x86_64: mov %rax,%rdi; mov $60,%eax; syscall
         &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
         // mov %eax,%edi; mov $60,%eax; syscall
@@ -147,6 +148,8 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
         &[0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05],
         // the same with a 64-bit move
         &[0x48, 0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05],
+        // Go (runtime.clone, sys_linux_amd64.s): mov $111,%edi; mov $60,%eax; syscall
+        &[0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
         // aarch64, after blr: mov x8,#93; svc #0
         &[0xa8, 0x0b, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4],
         // aarch64: mov w8,#93; svc #0

@@ -16,6 +16,7 @@ mod images;
 mod killed;
 mod lifecycle;
 mod refusals;
+mod runtimes;
 mod shares;
 mod signals;
 mod waiting;

@@ -162,3 +162,36 @@ fn the_marks_of_aarch64_lose_no_entry() {
         assert!(cfi.row::<COLUMNS>(&bytes, Svma(0x1018)).is_some());
     }
 }
+
+/// A file whose `.debug_frame`, of a function of 16 bytes at 0x1000, is packed as Go packs it.
+fn with_packed_frames(claimed_size: Option<u64>) -> Vec<u8> {
+    let entry = |content: &[&[u8]]| {
+        let mut content = content.concat();
+        content.resize(content.len().next_multiple_of(4), 0);
+        [(content.len() as u32).to_le_bytes().as_slice(), &content].concat()
+    };
+    // Version 3, no augmentation, factors 1 and -8, column 16; CFA = rsp+32, rip at cfa-8.
+    let cie = entry(&[&[0xff; 4], &[3, 0, 1, 0x78, 16], &[0x0c, 7, 32, 0x90, 1]]);
+    let fde = entry(&[&[0; 4], &0x1000u64.to_le_bytes(), &16u64.to_le_bytes()]);
+    let frames = [cie, fde].concat();
+    // ch_type: zlib, ch_size, ch_addralign
+    let head = [1, claimed_size.unwrap_or(frames.len() as u64), 1].map(u64::to_le_bytes).concat();
+    let packed = [head, miniz_oxide::deflate::compress_to_vec_zlib(&frames, 6)].concat();
+    let section = build::Section { flags: 0x800, ..build::section(".debug_frame", PROGBITS, packed, 0) };
+    build::file(X86_64, &[section])
+}
+
+#[test]
+fn packed_frames_are_unpacked_as_far_as_that_is_in_proportion() {
+    let bytes = with_packed_frames(None);
+    let cfi = Cfi::find(&bytes).unwrap();
+    let row: Row = cfi.row(&bytes, Svma(0x1008)).unwrap();
+    assert_eq!((row.cfa, &row.columns[RETURN_ADDRESS]), (RowCfa::Register(7, 32), &Column::At(-8)));
+    assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(0x1010)), None);
+    for claimed in [0, 1, 7 << 20, UNPACKED_MAX + 1, u64::MAX] {
+        assert!(Cfi::find(&with_packed_frames(Some(claimed))).is_none(), "{claimed}");
+    }
+    for length in 0x1000..bytes.len() {
+        let _ = Cfi::find(&bytes[..length]);
+    }
+}

@@ -165,11 +165,25 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         CodeAddress::Return(at) => (at, true),
     };
     let follows_call = is_return && call::returns_x86_64(at, code);
-    if let Some(into) = start_of_context(at, code) {
-        let returned_to = is_return && into == 0;
+    let first =
+        start_of_context(at, code).map(|into| (into, 0)).or_else(|| Some((into_goexit(at, code)?, 1)));
+    if let Some((into, returned_at)) = first {
+        let returned_to = is_return && into == returned_at;
         return (if returned_to { Found::Start } else { Found::Root }, follows_call || returned_to);
     }
-    if let Some(row) = code.row(address.lookup()) {
+    let here = code.code(at).unwrap_or_default();
+    let row = code.row(address.lookup());
+    // Go's table says nothing of what its trampoline is.
+    if call::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
+        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
+    }
+    if let Some(row) = row {
+        // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
+        // it is where that began, whatever the row says (`runtime.clone` of Go).
+        let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
+        if follows_call && is_bare && matches!(code::follow(at, code), Some(Leads::ToExit)) {
+            return (Found::Root, true);
+        }
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
@@ -177,10 +191,6 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     }
     if code.begins_threads(address.lookup()).is_some() {
         return (in_macho(address, code), follows_call);
-    }
-    let here = code.code(at).unwrap_or_default();
-    if call::is_sigreturn(here) {
-        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if is_return && !follows_call {
         return (Found::Nothing, false);
@@ -241,6 +251,21 @@ fn start_of_context(at: Avma, code: &dyn Code) -> Option<u64> {
     at.0.checked_sub(start + found as u64).filter(|into| *into < BYTES)
 }
 
+/// How far into `runtime.goexit` of Go an address is. The first function of a goroutine returns
+/// to its second byte; nothing called it. A one-byte nop, a call that does not return, a nop,
+/// and what Go fills up with to the next multiple of 16 bytes.
+/// Source: Go, src/runtime/asm_amd64.s.
+fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
+    const BYTES: u64 = 7;
+    let start = at.0 & !15;
+    let into = (at.0 - start < BYTES).then_some(at.0 - start)?;
+    let code = code.code(Avma(start))?.get(..16)?;
+    let is_goexit = code.starts_with(&[0x90, 0xe8])
+        && code.get(6) == Some(&0x90)
+        && code.iter().skip(BYTES as usize).all(|byte| *byte == 0xcc);
+    is_goexit.then_some(into)
+}
+
 /// Whether code after a call is none that the call returns to, but the next function or
 /// the padding before it: the callee does not return.
 fn begins_function(code: &[u8]) -> bool {
@@ -261,3 +286,6 @@ fn signal_frame() -> Row {
     }
     row
 }
+
+#[cfg(test)]
+mod tests;

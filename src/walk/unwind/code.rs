@@ -6,6 +6,8 @@
 //! Such functions are `_init`, `_fini` and `__do_global_dtors_aux` of every program, the
 //! child's side of `clone`, all of musl, and hand-written code.
 
+use hashbrown::HashSet;
+
 use super::length::{Instruction, decode};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
@@ -17,9 +19,9 @@ const RSP: u8 = 7;
 const DWARF: [usize; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
 
 /// Most instructions that are followed, over all branches.
-const INSTRUCTIONS_MAX: u32 = 512;
+const INSTRUCTIONS_MAX: u32 = 2048;
 /// Most branches that are remembered to be followed later.
-const BRANCHES_MAX: usize = 16;
+const BRANCHES_MAX: usize = 64;
 
 /// Most instructions of start code.
 const START_INSTRUCTIONS_MAX: u32 = 48;
@@ -61,12 +63,35 @@ struct State {
 
 /// Follows the code from `pc` on.
 pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
+    let mut signs = Signs::default();
+    let found = follow_ways(pc, code, &mut signs);
+    // What comes between that and the return may not be understood: in builtins of V8 it takes
+    // off as many arguments as there are.
+    let by_record = || signs.leaves_record.then(|| Leads::Back(Box::new(record())));
+    found.or_else(by_record).or_else(|| signs.tail_call.take().map(Leads::Back))
+}
+
+/// What ways show that lead to no return.
+#[derive(Default)]
+struct Signs {
+    /// One takes the frame off that rbp pointed to all along: then rbp points to the function's
+    /// frame record, which no caller's can be mistaken for.
+    leaves_record: bool,
+    /// The row if a jump to a place not known is a tail call.
+    tail_call: Option<Box<Row>>,
+}
+
+fn follow_ways(pc: Avma, code: &dyn Code, signs: &mut Signs) -> Option<Leads> {
     let start = State { sp: Place { on_rbp: false, offset: 0 }, rbp: Rbp::Initial, loaded: [None; 16] };
     let mut branches = vec![(pc, start)];
-    let mut seen = vec![pc];
+    let mut visited = HashSet::new();
     let mut left = INSTRUCTIONS_MAX;
     while let Some((mut at, mut state)) = branches.pop() {
         loop {
+            // What is known of one instruction holds on every way to it.
+            if !visited.insert(at) {
+                break;
+            }
             left = left.checked_sub(1)?;
             let Some(bytes) = code.code(at) else { break };
             if root::ends_thread(bytes) {
@@ -75,22 +100,23 @@ pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
             let Some(instruction) = decode(bytes) else { break };
             let next = at + instruction.length as u64;
             let target = Avma(next.0.wrapping_add_signed(instruction.immediate));
+            signs.leaves_record |=
+                matches!(state.rbp, Rbp::Initial) && takes_frame_off(&instruction, next, code);
             match effect(&instruction, &mut state) {
                 Effect::Plain => at = next,
-                Effect::Returns if binds(at, code) => {
+                Effect::JumpsAnywhere if binds(at, code) => {
                     // The dynamic linker takes off the two words of the procedure linkage table.
                     state.sp.offset = state.sp.offset.wrapping_add(16);
                     return row(&state).map(|row| Leads::Back(Box::new(row)));
                 }
-                Effect::Returns => return row(&state).map(|row| Leads::Back(Box::new(row))),
-                Effect::Jumps if seen.contains(&target) || seen.len() > BRANCHES_MAX => break,
-                Effect::Jumps => {
-                    seen.push(target);
-                    at = target;
+                Effect::JumpsAnywhere => {
+                    signs.tail_call = signs.tail_call.take().or_else(|| row(&state).map(Box::new));
+                    break;
                 }
+                Effect::Returns => return row(&state).map(|row| Leads::Back(Box::new(row))),
+                Effect::Jumps => at = target,
                 Effect::MayJump => {
-                    if seen.len() <= BRANCHES_MAX && !seen.contains(&target) {
-                        seen.push(target);
+                    if branches.len() < BRANCHES_MAX {
                         branches.push((target, state));
                     }
                     at = next;
@@ -150,6 +176,9 @@ pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bo
 enum Effect {
     Plain,
     Returns,
+    /// Through memory or a register: a tail call, or through a table. What lies at the stack
+    /// pointer then is checked like any return address.
+    JumpsAnywhere,
     Jumps,
     MayJump,
     /// Nothing is known from here on.
@@ -180,9 +209,7 @@ fn effect(instruction: &Instruction, state: &mut State) -> Effect {
         (0, 0xe9 | 0xeb) => return Effect::Jumps,
         (0, 0x70..=0x7f | 0xe0..=0xe3) | (1, 0x80..=0x8f) => return Effect::MayJump,
         (0, 0xff) => match instruction.operands().map_or(0, |(_, register, _)| register) {
-            // A jump through memory or a register that is no table: a tail call. What lies
-            // at the stack pointer then is checked like any return address.
-            4 => return Effect::Returns,
+            4 => return Effect::JumpsAnywhere,
             5 | 7 => return Effect::Ends,
             6 => state.sp.offset -= 8,
             _ => {}
@@ -252,6 +279,28 @@ fn pop(state: &mut State, register: usize) {
         state.loaded[column] = (!pushed_on_the_way).then_some(state.sp);
     }
     state.sp.offset = state.sp.offset.wrapping_add(8);
+}
+
+/// `leave`, or `mov %rbp,%rsp; pop %rbp`.
+fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bool {
+    const POP_RBP: u8 = 0x5d;
+    let pops = || code.code(next).is_some_and(|next| next.first() == Some(&POP_RBP));
+    let (mode, register, operand) = instruction.operands().unwrap_or((0, 0, 0));
+    let registers = (mode, register | (instruction.rex & 4) << 1, operand | (instruction.rex & 1) << 3);
+    match (instruction.map, instruction.opcode) {
+        (0, 0xc9) => true,
+        (0, 0x89) => registers == (3, 5, 4) && pops(),
+        (0, 0x8b) => registers == (3, 4, 5) && pops(),
+        _ => false,
+    }
+}
+
+/// The row of a function whose frame record rbp points to.
+fn record() -> Row {
+    let mut row = Row::new(Cfa::Register(RBP as u8, 16));
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    row.columns[RBP] = Column::At(-16);
+    row
 }
 
 /// The row at the start, when the stack pointer has reached the return address.

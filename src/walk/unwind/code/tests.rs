@@ -145,3 +145,41 @@ fn what_is_not_understood_has_no_row() {
         assert_eq!(follow(Avma(0x1000), &Text(code)), None, "{code:x?}");
     }
 }
+
+/// As builtins of V8 end: as many arguments are taken off as there are.
+const TAKES_ARGUMENTS_OFF: &[u8] = &[
+    0x49, 0xff, 0xc1, //       +00 inc %r9
+    0x75, 0x02, //             +03 jne +07
+    0xff, 0xe1, //             +05 jmp *%rcx, after what nothing is known of
+    0xc9, //                   +07 leave
+    0x59, //                   +08 pop %rcx
+    0x48, 0x01, 0xdc, //       +09 add %rbx,%rsp
+    0x51, //                   +0c push %rcx
+    0xc3, //                   +0d ret
+];
+
+#[test]
+fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
+    for at in [7, 3] {
+        check(&TAKES_ARGUMENTS_OFF[at..], &[(0, FramePointer, 16, Some(-16))]);
+    }
+    // mov %rbp,%rsp; pop %rbp; then nothing that is understood.
+    check(&[0x48, 0x89, 0xec, 0x5d, 0xf4], &[(0, FramePointer, 16, Some(-16))]);
+    for code in [
+        // Without the pop, and with another rbp: it was written, or is that of a frame made here.
+        &[0x48, 0x89, 0xec, 0xf4][..],
+        &[0x48, 0x8b, 0x2f, 0xc9, 0xf4],
+        &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xf4],
+    ] {
+        assert_eq!(follow(Avma(0x1000), &Text(Box::leak(code.into()))), None, "{code:x?}");
+    }
+}
+
+#[test]
+fn every_instruction_is_followed_once() {
+    // 600 branches over one instruction each, to where the frame is taken off: each way through
+    // them would be too long.
+    let mut code: Vec<u8> = [0x75, 0x01, 0x90].repeat(600);
+    code.extend([0xc9, 0x59, 0x48, 0x01, 0xdc, 0x51, 0xc3]);
+    check(code.leak(), &[(0, FramePointer, 16, Some(-16))]);
+}

@@ -5,6 +5,10 @@
 
 use std::io::Read;
 
+use object::LittleEndian;
+use object::elf::{ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD};
+use object::read::elf::CompressionHeader;
+
 /// Most bytes made of one packed byte. Real DWARF unpacks to some five times its size,
 /// zero-filled parts to more; what claims more than this is made to harm.
 pub const MAX_RATIO: u64 = 100;
@@ -25,6 +29,21 @@ pub enum Packing {
     Zstd,
     /// Something newer.
     Unknown,
+}
+
+/// How a section with `SHF_COMPRESSED` is packed (gABI, "Section Compression"): the packing, the
+/// size it unpacks to, the packed bytes. `None` if it is too short to say.
+#[must_use]
+pub fn of_elf_section<C: CompressionHeader<Endian = LittleEndian>>(
+    section: &[u8],
+) -> Option<(Packing, u64, &[u8])> {
+    let (header, body) = object::pod::from_bytes::<C>(section).ok()?;
+    let packing = match header.ch_type(LittleEndian) {
+        ELFCOMPRESS_ZLIB => Packing::Zlib,
+        ELFCOMPRESS_ZSTD => Packing::Zstd,
+        _ => Packing::Unknown,
+    };
+    Some((packing, header.ch_size(LittleEndian).into(), body))
 }
 
 /// Unpacks to exactly `size` bytes.

@@ -1,0 +1,71 @@
+//! What addresses in code of Go are taken for, whose tables say nothing of its first functions.
+
+use super::*;
+
+const AT: u64 = 0x1000;
+
+/// Code at 0x1000 in which every instruction has the row of a function that pushed nothing.
+struct Described(Vec<u8>);
+
+impl Code for Described {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.0.get(usize::try_from(at.0.checked_sub(AT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        let mut row = Row::new(Cfa::Register(7, 8));
+        row.columns[RETURN_ADDRESS] = Column::At(-8);
+        self.code(at).map(|_| row)
+    }
+}
+
+fn returned(at: u64) -> CodeAddress {
+    CodeAddress::Return(Avma(AT + at))
+}
+
+#[test]
+fn goroutines_begin_at_goexit_which_calls_nothing() {
+    let goexit = |padding: u8| {
+        let mut code = vec![0x90, 0xe8, 0x1a, 0x25, 0, 0, 0x90];
+        code.resize(16, padding);
+        Described(code)
+    };
+    let mut cache = Cache::default();
+    let code = goexit(0xcc);
+    let first = cache.rule(returned(1), &code);
+    assert!(first.returns() && cache.not_called(first) && cache.is_root(first));
+    // Inside it, and in what it calls.
+    for at in [CodeAddress::Pc(Avma(AT)), CodeAddress::Pc(Avma(AT + 1)), returned(6)] {
+        let rule = cache.rule(at, &code);
+        assert_eq!((rule.kind(), cache.not_called(rule)), (Kind::Root, false), "{at:?}");
+    }
+    // What follows is no padding: another function that begins so.
+    let mut cache = Cache::default();
+    let other = cache.rule(returned(1), &goexit(0x50));
+    assert!(!other.returns() && other.kind() == Kind::StackPointer);
+}
+
+#[test]
+fn a_thread_of_go_begins_where_its_clone_goes_on_to_exit() {
+    // call *%r12; mov $111,%edi; mov $60,%eax; syscall; jmp back to the mov
+    let code = [0x41, 0xff, 0xd4, 0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf2];
+    let first = Cache::default().rule(returned(3), &Described(code.to_vec()));
+    assert_eq!((first.kind(), first.returns()), (Kind::Root, true));
+    // exit_group(0) by whoever is called last is not where a thread begins.
+    let mut other = code;
+    other[9] = 0xe7;
+    let caller = Cache::default().rule(returned(3), &Described(other.to_vec()));
+    assert_eq!((caller.kind(), caller.returns()), (Kind::StackPointer, true));
+}
+
+#[test]
+fn a_trampoline_of_signals_is_one_whatever_its_table_says() {
+    // nop; mov $15,%rax; syscall
+    let code = Described(vec![0x90, 0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
+    let mut cache = Cache::default();
+    let rule = cache.rule(returned(1), &code);
+    assert!(rule.returns() && cache.not_called(rule));
+    assert!(cache.unusual(rule).is_some_and(|row| row.signal));
+}

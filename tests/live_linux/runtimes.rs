@@ -1,0 +1,82 @@
+//! Programs whose runtimes lay out stacks their own way: Go (goroutines, assembly without frame
+//! records, compressed unwind information), Node (built-in code without unwind information that
+//! calls code made at run time). Their stacks reach the first function and say so.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Recorded, launch, live, not_here};
+
+/// A program of this machine by name; `None`, after a line that says so, if there is none.
+/// With `STACKPROF_NO_SKIP=1` that is a failure instead.
+fn program(name: &str) -> Option<PathBuf> {
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&paths).map(|directory| directory.join(name)).find(|path| path.is_file());
+    if found.is_none() {
+        let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
+        assert!(!must, "STACKPROF_NO_SKIP is set, but there is no {name}");
+        not_here(&format!("there is no {name}"));
+    }
+    found
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Checks the part of the stacks that are complete, and that of those that hold all of `frames`.
+#[track_caller]
+fn check(recorded: &Recorded, complete_min: f64, frames: &[&str], with_frames_min: f64) {
+    recorded.check_success();
+    let part = recorded.figure("stacks_complete") / recorded.figure("samples");
+    println!("{part} of the stacks are complete");
+    recorded.check(part >= complete_min, format!("{part} of the stacks are complete"));
+    let has = |frame: &&str| recorded.count(|stack| stack.frames.iter().any(|name| name.contains(frame)));
+    for frame in frames {
+        let part = has(frame) as f64 / recorded.total() as f64;
+        recorded.check(part >= with_frames_min, format!("{frame} is in {part} of the stacks"));
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn goroutines_are_walked_to_where_they_begin() {
+    let Some(_one) = live() else { return };
+    let Some(go) = program("go") else { return };
+    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
+    std::fs::create_dir_all(&into).unwrap();
+    for (name, flags, complete_min) in [("goroutines", "", 0.9), ("goroutines_stripped", "-s -w", 0.3)] {
+        let built = into.join(name);
+        let mut build = Command::new(&go);
+        build.env("GOCACHE", into.join("go-cache")).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off");
+        build.args(["build", "-ldflags", flags, "-o"]).arg(&built).arg(fixture("goroutines.go"));
+        let output = build.output().unwrap();
+        assert!(output.status.success(), "{build:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let recorded = launch(&["--hz", "997"], &built, &[""; 0]);
+        // Without names there is little to see, and without unwind information no way through
+        // assembly.
+        let names: &[&str] = if flags.is_empty() { &["runtime.goexit", "main.main.func1"] } else { &[] };
+        check(&recorded, complete_min, names, 0.9);
+        if flags.is_empty() {
+            let hashing = recorded.count(|stack| {
+                stack.has("main.hashing") && stack.frames.iter().any(|name| name.contains("sha256.block"))
+            });
+            let block = recorded.count(|stack| stack.frames.iter().any(|name| name.contains("sha256.block")));
+            recorded.check(block > 100, format!("{block} counts of the assembly"));
+            recorded.check(hashing * 100 >= block * 95, format!("{hashing} of {block} know their caller"));
+        }
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn built_in_code_of_node_is_known_to_keep_frame_records() {
+    let Some(_one) = live() else { return };
+    let Some(node) = program("node") else { return };
+    let script = fixture("sorting.js");
+    let arguments = ["--perf-basic-prof".as_ref(), script.as_os_str()];
+    let recorded = launch(&["--hz", "997"], &node, &arguments);
+    // What remains: moments in which the compiler's threads, or code just made, are torn.
+    check(&recorded, 0.8, &["sorting"], 0.7);
+}
