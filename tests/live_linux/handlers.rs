@@ -2,7 +2,9 @@
 //! own, a leaf made at run time that keeps no frame record. They are never called complete, and
 //! the reason is the right one.
 
-use crate::support::{Recorded, compile, launch, live, not_here, try_compile};
+#[cfg(target_arch = "x86_64")]
+use crate::support::compile;
+use crate::support::{Recorded, launch, live, not_here, try_compile};
 
 /// The counts of stacks that are incomplete for a reason.
 fn incomplete(recorded: &Recorded, reason: &str) -> u64 {

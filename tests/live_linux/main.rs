@@ -16,6 +16,7 @@ mod images;
 mod killed;
 mod lifecycle;
 mod refusals;
+#[cfg(target_arch = "x86_64")] // what it knows of these runtimes
 mod runtimes;
 mod shares;
 mod signals;

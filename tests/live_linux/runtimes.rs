@@ -40,7 +40,6 @@ fn check(recorded: &Recorded, complete_min: f64, frames: &[&str], with_frames_mi
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
 fn goroutines_are_walked_to_where_they_begin() {
     let Some(_one) = live() else { return };
     let Some(go) = program("go") else { return };
@@ -70,7 +69,6 @@ fn goroutines_are_walked_to_where_they_begin() {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
 fn built_in_code_of_node_is_known_to_keep_frame_records() {
     let Some(_one) = live() else { return };
     let Some(node) = program("node") else { return };
