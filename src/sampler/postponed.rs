@@ -40,12 +40,12 @@ impl Recording<'_> {
         let may_be_new_code = matches!(ended, Ended::BadFrame | Ended::Scanned)
             && self.images_read_ns < captured.at_ns
             && self.images_fruitless < FRUITLESS_MAX;
-        let account = self.accounts.get_mut(&captured.thread).filter(|account| !account.asked_waiting);
-        let Some(account) = account.filter(|_| may_be_new_code) else { return Some(captured) };
-        account.waits = Waits::Unknown;
-        if !self.has_room_for(&captured.capture) {
+        if !may_be_new_code || !self.has_room_for(&captured.capture) {
             return Some(captured);
         }
+        let account = self.accounts.get_mut(&captured.thread).filter(|account| !account.asked_waiting);
+        let Some(account) = account else { return Some(captured) };
+        account.waits = Waits::Unknown;
         self.postponed.push(Postponed { captured, counts, space: self.images.space() });
         None
     }
