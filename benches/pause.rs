@@ -122,6 +122,7 @@ mod linux {
     fn engine(pid: u32, length_ms: u64) -> &'static str {
         let options = Options {
             linger_ns: 0,
+            max_stop: 1.0,
             hz: HZ,
             duration_ns: Some(length_ms * 1_000_000),
             idle: false,

@@ -59,7 +59,7 @@ fn failed(fault: &crate::target::Fault) -> Error {
 
 fn activity_name(activity: Activity) -> &'static str {
     match activity {
-        Activity::Runnable => "running",
+        Activity::Running | Activity::Runnable | Activity::Ready => "running",
         Activity::Waiting => "waiting",
         Activity::Stopped => "stopped",
     }

@@ -162,6 +162,10 @@ pub(super) struct RecordingFlags {
     /// Frames kept per stack, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_depth: Option<OsString>,
+    /// Share of its time that the target may stand still: first less of large stacks is copied,
+    /// then the rate falls [default: 2]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = RECORDING)]
+    pub(super) max_stop: Option<OsString>,
     /// Seed of the tick jitter, for runs that replay.
     #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
     pub(super) seed: Option<OsString>,

@@ -124,6 +124,7 @@ fn acquire(recording: &Recording, live: &Arc<Live>) -> Result<(Profile, Arc<dyn 
             Source::Sim { seed } => seed,
             _ => u64::from(std::process::id()),
         }),
+        max_stop: recording.max_stop_percent / 100.0,
         linger_ns: if launched { LINGER_NS } else { 0 },
     };
     let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<(Profile, Arc<dyn Files>)> {

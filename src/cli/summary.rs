@@ -45,6 +45,10 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
     if stats.ticks_late > 0 {
         line += &format!(", {} late and dropped", plural(stats.ticks_late, "tick"));
     }
+    if stats.ticks_spared > 0 {
+        line +=
+            &format!(", {} left out to keep stops short (--max-stop)", plural(stats.ticks_spared, "tick"));
+    }
     line
 }
 
@@ -105,7 +109,7 @@ fn pause(stats: &Stats) -> Option<String> {
         duration(pause.max_ns())
     );
     if stats.target_cpu_ns > 0 {
-        let share = 100.0 * pause.total_ns() as f64 / stats.target_cpu_ns as f64;
+        let share = 100.0 * stats.stood_ns as f64 / stats.target_cpu_ns as f64;
         line += &match share {
             0.0..0.005 => "; target stopped below 0.01% of its CPU time".to_string(),
             _ => format!("; target stopped {share:.2}% of its CPU time"),
@@ -113,6 +117,9 @@ fn pause(stats: &Stats) -> Option<String> {
     }
     if stats.stops_let_go > 0 {
         line += &format!("; {} let go that had begun to wait", stats.stops_let_go);
+    }
+    if stats.stops_not_on_cpu > 0 {
+        line += &format!("; {} let go that had no CPU", stats.stops_not_on_cpu);
     }
     Some(line)
 }
@@ -181,6 +188,7 @@ mod tests {
         };
         for ns in [&[8_000; 7][..], &[27_000], &[1_000]].concat() {
             stats.pause.add(ns);
+            stats.stood_ns += ns;
         }
         stats
     }
@@ -255,6 +263,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
             ..Stats::default()
         };
         stats.pause.add(3_000_000);
+        stats.stood_ns = 3_000_000;
         let figures = RunFigures {
             addresses_unique: 1,
             addresses_looked_up: 1,
@@ -308,6 +317,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
     fn a_tiny_pause_is_not_told_as_none() {
         let mut stats = Stats { target_cpu_ns: 1_000_000_000_000, ..Stats::default() };
         stats.pause.add(900);
+        stats.stood_ns = 900;
         assert_eq!(
             pause(&stats).as_deref(),
             Some("p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped below 0.01% of its CPU time")

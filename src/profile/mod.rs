@@ -106,11 +106,17 @@ pub struct Stats {
     pub ticks: u64,
     /// Ticks dropped because they would have been late.
     pub ticks_late: u64,
+    /// Ticks at which no thread was stopped, so that the target stands for no more than it may.
+    pub ticks_spared: u64,
     /// Times a thread was stopped.
     pub stops: u64,
     /// Of these, threads let go at once because they had begun to wait: their time is in
     /// their next sample.
     pub stops_let_go: u64,
+    /// Of these, threads let go at once because they were ready, but on no CPU.
+    pub stops_not_on_cpu: u64,
+    /// Time that threads stood, nanoseconds: each stop from when it was seen.
+    pub stood_ns: u64,
     /// Counts in the trie: periods of 1/hz.
     pub samples: u64,
     /// Of these, counts of waiting threads whose stack was taken once and used again.

@@ -1,9 +1,12 @@
 //! What a tick does with a thread that it looked at: ask it to stop, weigh a waiting stack
 //! that is known again, or leave it alone.
 
+use std::cmp::Reverse;
+
 use super::Recording;
 use super::thread::Waits;
-use crate::target::{Activity, Look, ThreadId};
+use super::ticks::splitmix64;
+use crate::target::{Activity, Fault, Look, ThreadId};
 
 /// CPU time that a thread which is never found running may have before it is sampled where
 /// it waits, in periods of the rate; where stops leave waits alone.
@@ -13,9 +16,15 @@ impl Recording<'_> {
     /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
     /// True if a stop is on its way.
     pub(super) fn decide(&mut self, id: ThreadId, look: Look) -> bool {
+        let moved = self.note(id, look);
+        if !self.may_stop {
+            return false;
+        }
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let moved = account.seen(look);
         match look.activity {
+            Activity::Running => self.ask(id, false),
+            // It uses no CPU time; where it waits for a CPU is where its time passes.
+            Activity::Ready => self.options.idle && self.ask(id, false),
             // A thread that is ready but got no CPU since its last sample weighs nothing.
             // Without a change to show it may still be running on: then every runnable
             // thread has a CPU.
@@ -38,6 +47,43 @@ impl Recording<'_> {
         }
     }
 
+    /// Takes a look into account; whether the thread was on a CPU since its last sample.
+    pub(super) fn note(&mut self, id: ThreadId, look: Look) -> bool {
+        let Some(account) = self.accounts.get_mut(&id) else { return false };
+        let used_ns = account.see(look, self.stats.ticks);
+        if !self.target.process().stops_hold_all && !self.options.idle {
+            self.budget.earn(used_ns);
+        }
+        account.moved(look)
+    }
+
+    /// Asks the threads that may be on a CPU, as many as CPUs are left for them: those first that
+    /// were seen to use one last, and of these at random.
+    pub(super) fn ask_doubtful(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
+        let mut doubtful = std::mem::take(&mut self.doubtful);
+        let tick = self.stats.ticks;
+        doubtful.sort_by_cached_key(|id| {
+            let used_at_tick = self.accounts.get(id).map(|account| account.used_at_tick);
+            (Reverse(used_at_tick), splitmix64(id.0 ^ tick.rotate_left(32)))
+        });
+        let mut on_the_way = 0;
+        for id in &doubtful {
+            if on_the_way >= cpus_left {
+                break;
+            }
+            // What was looked at before the others were asked is old by now.
+            let Ok(look) = self.target.look(*id) else { continue };
+            if self.decide(*id, look) {
+                on_the_way += 1;
+                if on_the_way % self.target.stops_at_once() == 0 {
+                    self.collect()?;
+                }
+            }
+        }
+        self.doubtful = doubtful;
+        Ok(())
+    }
+
     fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
         let stack = match account.waits {
@@ -58,7 +104,7 @@ impl Recording<'_> {
 
     pub(super) fn ask(&mut self, id: ThreadId, waiting: bool) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        match self.target.interrupt(id, account.window_bytes, self.options.idle) {
+        match self.target.interrupt(id, account.window.bytes(), self.options.idle) {
             Ok(()) => {
                 account.asked = true;
                 account.asked_waiting = waiting;

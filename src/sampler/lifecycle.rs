@@ -9,6 +9,8 @@ use crate::target::{Look, ThreadId};
 
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
+/// The last looks at threads and their names take this long at most, nanoseconds.
+const LAST_LOOKS_NS: u64 = 50_000_000;
 
 impl Recording<'_> {
     /// Takes in the threads that the target has from the beginning.
@@ -16,6 +18,10 @@ impl Recording<'_> {
         let mut threads = Vec::new();
         self.target.threads(&mut threads);
         for (id, stack_top) in threads {
+            // Before the start nothing is lost yet.
+            if self.live.shall_stop() {
+                return;
+            }
             let look = self.target.look(id);
             self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
         }
@@ -82,12 +88,17 @@ impl Recording<'_> {
         }
         let mut ids: Vec<ThreadId> = self.accounts.keys().copied().collect();
         ids.sort_unstable();
+        let until_ns = self.clock.now_ns().saturating_add(LAST_LOOKS_NS);
         for id in ids {
-            let cpu_ns = self.target.look(id).ok().map(|look| look.cpu_ns);
+            // Where calls are slow the last look of each thread has to do.
+            let has_time = self.clock.now_ns() < until_ns;
+            let look = if has_time { self.target.look(id).ok() } else { None };
+            let cpu_ns = look.map(|look| look.cpu_ns);
             if let Some(mut account) = self.accounts.remove(&id) {
                 // Threads name themselves after they start.
                 if let Some(thread) = self.threads.get_mut(account.index as usize)
                     && thread.id == id.0
+                    && has_time
                     && let Some(name) = self.target.thread_name(id)
                 {
                     thread.name = name;

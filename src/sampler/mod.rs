@@ -6,6 +6,7 @@
 //! A source that is *pushed* samples by the kernel plugs in beside this file and feeds
 //! the same trie.
 
+mod budget;
 mod decide;
 mod lifecycle;
 mod postponed;
@@ -13,6 +14,7 @@ mod snapshot;
 mod thread;
 mod ticks;
 mod walking;
+mod window;
 
 use hashbrown::HashMap;
 
@@ -24,6 +26,7 @@ use crate::profile::{Profile, Root, Stats, Thread};
 use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{Ended, Frames, How, Unwinder};
+use budget::Budget;
 use postponed::{Captured, Postponed};
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
@@ -35,8 +38,12 @@ pub use walking::ImageCode;
 const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
 /// The stop wish is looked at this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
+/// A tick's looks at threads take this long at most, or a period of the rate if that is longer,
+/// nanoseconds; the next tick goes on with the other threads.
+const LOOKS_NS: u64 = 20_000_000;
 
 /// How to record.
 #[derive(Clone, Debug)]
@@ -58,6 +65,8 @@ pub struct Options {
     pub unwind: How,
     /// Seed of the ticks' jitter.
     pub seed: u64,
+    /// Share of its time that the target may stand still: 0.02 is 2 %, 1 or more no limit.
+    pub max_stop: f64,
 }
 
 /// Records a target until it ends, the time is over or `live` says stop.
@@ -80,6 +89,8 @@ struct Recording<'a> {
     options: &'a Options,
     live: &'a Live,
     start_ns: u64,
+    /// When the recording is over, whatever calls of the target cost.
+    end_ns: u64,
     trie: Trie,
     images: Images,
     threads: Vec<Thread>,
@@ -93,6 +104,12 @@ struct Recording<'a> {
     unwinder: Unwinder,
     frames: Frames,
     order: Vec<ThreadId>,
+    /// The source tells of some threads that they certainly are on a CPU, or are not.
+    tells_running: bool,
+    /// The thread that the last tick had no time for; the next one begins with it.
+    next_look: Option<ThreadId>,
+    /// Threads of which a tick does not know whether they are on a CPU.
+    doubtful: Vec<ThreadId>,
     mappings: Vec<Mapping>,
     images_read_ns: u64,
     images_wait_ns: u64,
@@ -102,6 +119,11 @@ struct Recording<'a> {
     images_fruitless: u32,
     /// The target says that they changed, and they were not read yet.
     images_changed: bool,
+    budget: Budget,
+    /// The tick may stop threads: the target has not stood for too long.
+    may_stop: bool,
+    /// Up to when the target's time was taken into account.
+    earned_until_ns: u64,
     /// This is the last tick.
     closing: bool,
     runnable: usize,
@@ -116,6 +138,7 @@ impl<'a> Recording<'a> {
             options,
             live,
             start_ns: clock.now_ns(),
+            end_ns: u64::MAX,
             trie: Trie::new(),
             images: Images::default(),
             threads: Vec::new(),
@@ -127,12 +150,18 @@ impl<'a> Recording<'a> {
             unwinder: Unwinder::default(),
             frames: Frames::default(),
             order: Vec::new(),
+            tells_running: false,
+            next_look: None,
+            doubtful: Vec::new(),
             mappings: Vec::new(),
             images_read_ns: 0,
             images_wait_ns: 0,
             images_cost_ns: 0,
             images_fruitless: 0,
             images_changed: false,
+            budget: Budget::new(options.max_stop),
+            may_stop: true,
+            earned_until_ns: clock.now_ns(),
             closing: false,
             runnable: 0,
             ended: false,
@@ -143,8 +172,9 @@ impl<'a> Recording<'a> {
         self.add_threads();
         self.read_images();
         self.start_ns = self.clock.now_ns();
-        let end_ns =
+        self.end_ns =
             self.options.duration_ns.map_or(u64::MAX, |duration| self.start_ns.saturating_add(duration));
+        let end_ns = self.end_ns;
         let mut ticks = Ticks::new(self.start_ns, self.options.hz, self.options.seed);
         while !self.ended {
             let due_ns = ticks.deadline_ns().min(end_ns);
@@ -153,7 +183,7 @@ impl<'a> Recording<'a> {
                 break;
             }
             self.tick()?;
-            self.stats.ticks += 1;
+            *if self.may_stop { &mut self.stats.ticks } else { &mut self.stats.ticks_spared } += 1;
             ticks.done(self.clock.now_ns());
             self.stats.ticks_late = ticks.late();
             self.publish();
@@ -169,7 +199,11 @@ impl<'a> Recording<'a> {
             }
             self.walk_captured();
             let until_ns = self.clock.now_ns().saturating_add(self.options.linger_ns);
-            while self.live.shall_stop() && !self.ended && self.one_event(until_ns)? {}
+            while self.live.shall_stop()
+                && !self.ended
+                && self.clock.now_ns() < until_ns
+                && self.one_event(until_ns)?
+            {}
         }
         Ok(())
     }
@@ -194,7 +228,7 @@ impl<'a> Recording<'a> {
     /// Takes the stops that come at once.
     fn collect(&mut self) -> std::result::Result<(), Fault> {
         for _ in 0..EVENTS_AT_ONCE {
-            if !self.one_event(0)? {
+            if !self.one_event(0)? || self.is_over() {
                 break;
             }
         }
@@ -206,19 +240,46 @@ impl<'a> Recording<'a> {
         if self.images_are_old() {
             self.read_images();
         }
+        let now_ns = self.clock.now_ns();
+        if self.target.process().stops_hold_all {
+            self.budget.earn(now_ns.saturating_sub(self.earned_until_ns));
+        }
+        self.earned_until_ns = now_ns;
+        // The last tick is one more stop, and what was used since is of no use without.
+        self.may_stop = self.closing || self.budget.allows_stops();
         self.order.clear();
         self.order.extend(self.accounts.keys());
         self.order.sort_unstable();
         let order = std::mem::take(&mut self.order);
         let (mut runnable, mut on_the_way) = (0, 0);
-        for id in &order {
+        // No more threads can be on a CPU than there are CPUs, and asking one that is not costs
+        // it the CPU that it waits for. So where they outnumber CPUs, those of which it is not
+        // certain are asked last, as far as CPUs are left for them.
+        let cpus = self.target.process().cpus;
+        let scarce = self.tells_running && !self.options.idle && self.runnable > cpus;
+        self.doubtful.clear();
+        let until_ns = now_ns.saturating_add(LOOKS_NS.max(SECOND_NS / u64::from(self.options.hz.max(1))));
+        let start = self.next_look.map_or(0, |last| order.partition_point(|id| *id < last));
+        self.next_look = None;
+        for id in order[start..].iter().chain(&order[..start]) {
+            if self.clock.now_ns() >= until_ns || self.is_over() {
+                self.next_look = Some(*id);
+                runnable = runnable.max(self.runnable);
+                break;
+            }
             // A stop already asked for will tell; until it comes the thread had no CPU.
             if self.accounts.get(id).is_some_and(|account| account.asked) {
                 runnable += 1;
                 continue;
             }
             let Ok(look) = self.target.look(*id) else { continue };
-            runnable += usize::from(look.activity == Activity::Runnable);
+            runnable += usize::from(look.activity.wants_cpu());
+            self.tells_running |= matches!(look.activity, Activity::Running | Activity::Ready);
+            if scarce && look.activity == Activity::Runnable {
+                self.doubtful.push(*id);
+                self.note(*id, look);
+                continue;
+            }
             if self.decide(*id, look) {
                 on_the_way += 1;
                 if on_the_way % self.target.stops_at_once() == 0 {
@@ -228,9 +289,15 @@ impl<'a> Recording<'a> {
         }
         self.runnable = runnable;
         self.order = order;
+        self.ask_doubtful(cpus.saturating_sub(on_the_way))?;
         self.collect()?;
         self.walk_captured();
         Ok(())
+    }
+
+    /// Whether the recording shall end, and nothing more be begun.
+    fn is_over(&self) -> bool {
+        !self.closing && (self.live.shall_stop() || self.clock.now_ns() >= self.end_ns)
     }
 
     fn lose(&mut self, reason: &'static str, counts: u64) {
@@ -295,8 +362,16 @@ impl<'a> Recording<'a> {
     fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Capture) {
         self.stats.stops += 1;
         self.stats.pause.add(capture.pause_ns);
+        self.stats.stood_ns += capture.stood_ns;
+        let mut waited = false;
         if let Some(account) = self.accounts.get_mut(&id) {
             account.asked = false;
+            waited = account.asked_waiting;
+        }
+        // A thread that waits loses no time.
+        if !waited || self.target.process().stops_hold_all {
+            let copied = if outcome == Outcome::Captured { capture.stack.len() } else { 0 };
+            self.budget.spend(capture.stood_ns, copied);
         }
         match outcome {
             Outcome::Captured => {
@@ -305,8 +380,9 @@ impl<'a> Recording<'a> {
             }
             // Its time is not lost: the next sample carries it.
             Outcome::BeganToWait => self.stats.stops_let_go += 1,
+            Outcome::NotOnCpu => self.stats.stops_not_on_cpu += 1,
             Outcome::Unreadable(why) => {
-                let counts = self.weigh(id);
+                let counts = self.weigh(id, capture.look);
                 self.lose(why, counts.unwrap_or(0));
             }
         }
@@ -326,11 +402,14 @@ impl<'a> Recording<'a> {
     }
 
     /// Counts for a thread that was just stopped; `None` if it is accounted for already.
-    fn weigh(&mut self, id: ThreadId) -> Option<u64> {
+    fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
-        let look = self.target.look(id).ok();
+        let look = stopped.or_else(|| self.target.look(id).ok());
         let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
         let account = self.accounts.get_mut(&id)?;
+        if self.options.idle && !self.target.process().stops_hold_all {
+            self.budget.earn(account.since_sample_ns(now_ns));
+        }
         Some(if self.options.idle {
             account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {
@@ -341,8 +420,8 @@ impl<'a> Recording<'a> {
     /// Gives back what is done with.
     fn walk_one(&mut self, one: Captured) -> Option<Captured> {
         let id = one.thread;
-        let Some(counts) = self.weigh(id) else { return Some(one) };
-        let window_bytes = self.accounts.get(&id).map_or(0, |account| account.window_bytes);
+        let Some(counts) = self.weigh(id, one.capture.look) else { return Some(one) };
+        let window_bytes = self.accounts.get(&id).map_or(0, |account| account.window.bytes());
         let ended = self.walk(id, &one.capture);
         if counts == 0 && !self.options.idle {
             return Some(one);
@@ -353,7 +432,7 @@ impl<'a> Recording<'a> {
         let node = self.insert(id, ended, counts, waiting);
         let account = self.accounts.get_mut(&id)?;
         // With a larger window the same stack may be complete: not one to keep.
-        let grew = account.window_bytes > window_bytes;
+        let grew = account.window.bytes() > window_bytes;
         account.waits = match node {
             Some(node) if account.asked_waiting && !(grew && ended == Ended::WindowRanOut) => {
                 let at = (one.capture.registers.sp(), one.capture.registers.pc());
@@ -396,7 +475,7 @@ impl<'a> Recording<'a> {
         self.live.ticks.store(self.stats.ticks, Relaxed);
         self.live.samples.store(self.stats.samples, Relaxed);
         self.live.threads.store(self.accounts.len() as u64, Relaxed);
-        self.live.pause_ns.store(self.stats.pause.total_ns(), Relaxed);
+        self.live.pause_ns.store(self.stats.stood_ns, Relaxed);
         let alive_ns: u64 = self.accounts.values().map(Account::used_cpu_ns).sum();
         self.live.target_cpu_ns.store(self.stats.target_cpu_ns + alive_ns, Relaxed);
     }

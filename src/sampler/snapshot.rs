@@ -59,9 +59,11 @@ pub fn snapshot(
         unwind,
         seed: 0,
         linger_ns: 0,
+        max_stop: 1.0,
     };
     let live = Live::default();
     let mut recording = Recording::new(target, clock, &options, &live);
+    recording.budget = super::budget::Budget::unlimited();
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
     recording.add_threads();
     recording.read_images();
@@ -91,6 +93,7 @@ pub fn snapshot(
         }
         let until_ns = clock.now_ns() + SNAPSHOT_NS;
         while recording.accounts.values().any(|account| account.asked)
+            && clock.now_ns() < until_ns
             && recording.one_event(until_ns).map_err(gone)?
         {}
         for Captured { thread: id, capture, .. } in std::mem::take(&mut recording.captured) {

@@ -1,23 +1,16 @@
 //! One thread as the sampler sees it: what was accounted, how much stack it needs.
 
 use super::ticks::splitmix64;
+use super::window::Window;
 use crate::addr::Avma;
 use crate::target::{Activity, Look};
 use crate::trie::NodeId;
-use crate::walk::fp::MAX_STACK_BYTES;
-use crate::walk::{Ended, Walked};
+use crate::walk::Ended;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// A running thread's CPU time may lag by this, nanoseconds: a scheduler tick at 100 Hz.
 const LAG_NS: u64 = 10_000_000;
-
-/// Stack bytes copied at a thread's first sample.
-const FIRST_WINDOW_BYTES: usize = 32 << 10;
-/// Windows are multiples of this, so that small changes of depth change nothing.
-const WINDOW_STEP_BYTES: usize = 4 << 10;
-/// Samples in a row that needed less before the window shrinks a step.
-const SHRINK_AFTER: u8 = 16;
 
 /// A stack in the trie, and how its walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,15 +45,17 @@ pub(super) struct Account {
     /// Whether it waited when it was asked to stop.
     pub(super) asked_waiting: bool,
     pub(super) waits: Waits,
-    pub(super) window_bytes: usize,
-    needed_less: u8,
+    pub(super) window: Window,
     /// CPU time at the thread's first look; what it used before is not ours.
     first_cpu_ns: u64,
     /// CPU time and switches at the last sample.
     sampled: Look,
     sampled_at_ns: u64,
-    /// The latest look's CPU time.
+    /// The latest look's CPU time, and switches.
     cpu_ns: u64,
+    switches: u64,
+    /// Tick of the latest look that showed that the thread had used a CPU.
+    pub(super) used_at_tick: u64,
     /// Time within the current period of this thread's time, in units of 1/hz ns.
     in_period: u64,
     /// Where in the current period its count is due.
@@ -94,12 +89,13 @@ impl Account {
             asked: false,
             asked_waiting: false,
             waits: Waits::Unknown,
-            window_bytes: FIRST_WINDOW_BYTES,
-            needed_less: 0,
+            window: Window::new(),
             first_cpu_ns: look.cpu_ns,
             sampled: look,
             sampled_at_ns: now_ns,
             cpu_ns: look.cpu_ns,
+            switches: look.switches,
+            used_at_tick: 0,
             in_period: 0,
             due: splitmix64(seed) % SECOND_NS,
             given: false,
@@ -109,10 +105,20 @@ impl Account {
         }
     }
 
-    /// Takes note of a look; whether the thread was on a CPU since its last sample, as
-    /// far as the system tells: a thread that runs on without being switched may not show.
-    pub(super) fn seen(&mut self, look: Look) -> bool {
+    /// Takes note of a look: the CPU time used since the one before, in nanoseconds.
+    pub(super) fn see(&mut self, look: Look, tick: u64) -> u64 {
+        let before_ns = self.cpu_ns;
+        if look.cpu_ns > before_ns || look.switches != self.switches {
+            self.used_at_tick = tick;
+            self.switches = look.switches;
+        }
         self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
+        self.cpu_ns - before_ns
+    }
+
+    /// Whether the thread was on a CPU since its last sample, as far as a look tells: one that
+    /// runs on without being switched may not show.
+    pub(super) fn moved(&self, look: Look) -> bool {
         self.fresh || (look.cpu_ns, look.switches) != (self.sampled.cpu_ns, self.sampled.switches)
     }
 
@@ -133,6 +139,11 @@ impl Account {
         let used_ns = self.used_since_sample(look, most_ns);
         self.sampled_now(look, at_ns);
         self.count(used_ns, hz)
+    }
+
+    /// Wall-clock time since the last sample, nanoseconds.
+    pub(super) fn since_sample_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.sampled_at_ns)
     }
 
     /// Counts of a sample by wall-clock time.
@@ -197,26 +208,6 @@ impl Account {
         }
         counts
     }
-
-    /// Fits the window to what a walk from `sp` needed: up at once, down a step after
-    /// [`SHRINK_AFTER`] samples that needed less, because depth comes back.
-    pub(super) fn fit_window(&mut self, walked: &Walked, sp: Avma) {
-        let needed = match walked.ended {
-            Ended::WindowRanOut => self.window_bytes.saturating_mul(4),
-            _ => (walked.reached.0.saturating_sub(sp.0) as usize).saturating_add(WINDOW_STEP_BYTES),
-        };
-        let needed = needed.min(MAX_STACK_BYTES as usize).next_multiple_of(WINDOW_STEP_BYTES);
-        if needed >= self.window_bytes {
-            self.window_bytes = needed;
-            self.needed_less = 0;
-        } else {
-            self.needed_less += 1;
-            if self.needed_less == SHRINK_AFTER {
-                self.window_bytes -= WINDOW_STEP_BYTES;
-                self.needed_less = 0;
-            }
-        }
-    }
 }
 
 /// A look at a thread of which nothing is known yet.
@@ -272,25 +263,9 @@ mod tests {
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
         let mut account = Account::new(0, 0, None, look(0), 0, true);
-        assert!(account.seen(look(0)), "nothing is known before the first sample");
+        assert!(account.moved(look(0)), "nothing is known before the first sample");
         account.weigh_cpu(Some(look(5)), 10, 997);
-        assert!(!account.seen(look(5)));
-        assert!(account.seen(Look { switches: 2, ..look(5) }));
-    }
-
-    #[test]
-    fn the_window_grows_at_once_and_shrinks_slowly() {
-        let mut account = Account::new(0, 0, None, look(0), 0, true);
-        let sp = Avma(0x1000);
-        account.fit_window(&Walked { ended: Ended::WindowRanOut, reached: sp }, sp);
-        assert_eq!(account.window_bytes, 4 * FIRST_WINDOW_BYTES);
-        for _ in 0..16 * 40 {
-            account.fit_window(&Walked { ended: Ended::Root, reached: sp + 100 }, sp);
-        }
-        assert_eq!(account.window_bytes, 2 * WINDOW_STEP_BYTES);
-        for _ in 0..20 {
-            account.fit_window(&Walked { ended: Ended::WindowRanOut, reached: sp }, sp);
-        }
-        assert_eq!(account.window_bytes as u64, MAX_STACK_BYTES);
+        assert!(!account.moved(look(5)));
+        assert!(account.moved(Look { switches: 2, ..look(5) }));
     }
 }

@@ -99,7 +99,9 @@ impl Recording<'_> {
             let how = if self.target.process().cfi { self.options.unwind } else { How::FramePointer };
             let frames = &mut self.frames;
             let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
-            account.fit_window(&walked, sp);
+            let needed = walked.reached.0.saturating_sub(sp.0) as usize;
+            let max_bytes = self.budget.window_max_bytes();
+            account.window.fit(&walked, needed, capture.stack.len(), max_bytes);
             // A thread that already ran when we came: where was it born?
             if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
             {
@@ -108,7 +110,7 @@ impl Recording<'_> {
             account.birth_searches_left -= 1;
             account.stack_top = root::find_birth(stack, walked.reached, &code);
             if account.stack_top.is_none() {
-                account.window_bytes = account.window_bytes.max(capture.stack.len().saturating_mul(2));
+                account.window.reach(needed.saturating_add(root::SEARCH_BYTES as usize), max_bytes);
                 return walked.ended;
             }
         }

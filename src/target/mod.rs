@@ -87,6 +87,8 @@ pub struct Process {
     /// Whether a stop leaves a system call that waits alone. Where it does not (Linux:
     /// EINTR), waiting threads are not stopped for a profile of CPU time.
     pub stops_waits_unseen: bool,
+    /// Whether a stop holds every thread of the target, not just the one (macOS: the task).
+    pub stops_hold_all: bool,
 }
 
 /// A target fault, by consequence: the sampler acts on this, never on an errno.
@@ -118,12 +120,24 @@ impl fmt::Display for Fault {
 /// What a thread is doing, as seen from outside without touching it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
+    /// Certainly on a CPU.
+    Running,
     /// On a CPU or ready for one.
     Runnable,
+    /// Ready for a CPU, and certainly on none.
+    Ready,
     /// Blocked: in a system call, a page fault or a lock.
     Waiting,
     /// Stopped by job control or another tool; must be left alone.
     Stopped,
+}
+
+impl Activity {
+    /// Whether the thread is on a CPU or ready for one.
+    #[must_use]
+    pub fn wants_cpu(self) -> bool {
+        matches!(self, Activity::Running | Activity::Runnable | Activity::Ready)
+    }
 }
 
 /// One look at a thread from outside.
@@ -146,6 +160,9 @@ pub enum Outcome {
     /// The thread had begun to wait between the look and the stop: it was let go at
     /// once, its interrupted system call continues, and nothing was captured.
     BeganToWait,
+    /// The thread was ready, but on no CPU when it was asked to stop: where it stands says
+    /// nothing of where CPU time goes. It was let go at once, and nothing was captured.
+    NotOnCpu,
     /// Stopped, but registers or stack could not be read; it runs again.
     Unreadable(&'static str),
 }
@@ -161,6 +178,11 @@ pub struct Capture {
     /// thread that had to wait for a CPU before it could stop, from the moment that its
     /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
     pub pause_ns: u64,
+    /// Of that, the time from when the thread was seen to stand, nanoseconds. Where one stop
+    /// holds all threads, it is in the capture of one of them, and 0 in the others.
+    pub stood_ns: u64,
+    /// The thread's figures while it stood, where the source reads them: exact up to the stop.
+    pub look: Option<Look>,
     /// End of the stack that the stack pointer is in, where the system tells: nothing of
     /// it lies at this address or above.
     pub stack_limit: Option<Avma>,
@@ -174,6 +196,8 @@ impl Capture {
             registers: Registers::default(),
             stack: Vec::with_capacity(window_bytes),
             pause_ns: 0,
+            stood_ns: 0,
+            look: None,
             stack_limit: None,
         }
     }

@@ -20,7 +20,7 @@ pub const START_CODE_BYTES: u64 = 1024;
 const FIRST_FRAME_BYTES: u64 = 128;
 
 /// How far above a thread's last frame record its birth is searched for.
-const SEARCH_BYTES: u64 = 16 << 10;
+pub const SEARCH_BYTES: u64 = 16 << 10;
 
 /// Whose instructions start code is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

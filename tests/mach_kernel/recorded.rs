@@ -18,6 +18,7 @@ pub const HZ: u32 = 1000;
 pub fn options(for_ms: u64) -> Options {
     Options {
         linger_ns: 0,
+        max_stop: 0.02,
         hz: HZ,
         duration_ns: Some(for_ms * MS),
         idle: false,

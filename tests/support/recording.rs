@@ -61,6 +61,7 @@ pub fn seeds(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
 pub fn options(hz: u32, seed: u64) -> Options {
     Options {
         linger_ns: 0,
+        max_stop: 1.0,
         hz,
         duration_ns: None,
         idle: false,

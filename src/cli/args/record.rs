@@ -23,6 +23,8 @@ pub const DEPTH_DEFAULT: usize = 1024;
 pub const DEPTH_MAX: usize = 65_536;
 /// Longest `--duration` in seconds: 31 years, which nanoseconds in 64 bits still hold.
 pub const DURATION_MAX_S: f64 = 1e9;
+/// `--max-stop` unless given, percent.
+pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
 /// `--min-width` unless given, percent.
 pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
@@ -49,6 +51,8 @@ pub struct Recording {
     pub naming: Naming,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
+    /// Percent of its time that the target may stand still; 100 is no limit.
+    pub max_stop_percent: f64,
     /// Heading of the flame graph instead of the default one.
     pub title: Option<String>,
     /// Flame graph from the leaves.
@@ -110,6 +114,12 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         }
         None => DEPTH_DEFAULT,
     };
+    let max_stop_percent = match &flags.max_stop {
+        Some(share) => number("--max-stop", share, "a percentage above 0, up to 100", |share: f64| {
+            share > 0.0 && share <= 100.0
+        })?,
+        None => MAX_STOP_DEFAULT_PERCENT,
+    };
     let min_width_percent = match &flags.min_width {
         Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
             (0.0..100.0).contains(&width)
@@ -127,6 +137,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         naming: Naming::from(&flags.naming),
         max_depth,
+        max_stop_percent,
         title: flags.title,
         reverse: flags.reverse,
         min_width_percent,

@@ -46,6 +46,7 @@ fn the_defaults_are_those_of_the_contract() {
         unwind: How::Auto,
         naming: Naming { inlines: true, lines: false, style: Style::Readable },
         max_depth: 1024,
+        max_stop_percent: 2.0,
         title: None,
         reverse: false,
         min_width_percent: 0.01,
@@ -62,7 +63,7 @@ fn the_defaults_are_those_of_the_contract() {
 
 #[test]
 fn every_option_is_understood() {
-    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 \
+    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 --max-stop 0.5 \
                 --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark";
     let expected = Recording {
@@ -76,6 +77,7 @@ fn every_option_is_understood() {
         unwind: How::FramePointer,
         naming: Naming { inlines: false, lines: true, style: Style::Short },
         max_depth: 65_536,
+        max_stop_percent: 0.5,
         title: Some("T".into()),
         reverse: true,
         min_width_percent: 1.5,

@@ -119,5 +119,6 @@ fn describe(pid: pid_t) -> Process {
         fp_always: false,
         cfi: true,
         stops_waits_unseen: false,
+        stops_hold_all: false,
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
 //! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
-//! that waits is never touched. `trace.rs` is the loop over stops and signals, `attach.rs`
+//! that waits is never touched; whether it was on a CPU when it was asked to stop tells
+//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `attach.rs`
 //! and `launch.rs` the two beginnings, `refusal.rs` why attaching failed.
 //!
 //! Only the thread that seized may make ptrace calls, and when it ends the kernel
@@ -13,6 +14,7 @@ mod attach;
 mod files;
 mod images;
 mod launch;
+mod on_cpu;
 mod proc;
 mod refusal;
 mod registers;

@@ -3,16 +3,14 @@
 //! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
 //! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.
 
+use super::on_cpu::Sched;
 use crate::addr::Avma;
 use crate::target::{Activity, Mapping, MappingKind};
 
-/// `/proc/PID/task/TID/schedstat`: CPU time in nanoseconds and how often the thread was
-/// put on a CPU.
-pub(super) fn schedstat(text: &[u8]) -> Option<(u64, u64)> {
+/// `/proc/PID/task/TID/schedstat`.
+pub(super) fn schedstat(text: &[u8]) -> Option<Sched> {
     let mut fields = text.split(|byte| byte.is_ascii_whitespace()).map(number);
-    let cpu_ns = fields.next()??;
-    fields.next()??;
-    Some((cpu_ns, fields.next()??))
+    Some(Sched { cpu_ns: fields.next()??, delay_ns: fields.next()??, switches: fields.next()?? })
 }
 
 /// A decimal number, without the UTF-8 check of `str::parse`: this runs per thread and tick.
@@ -142,7 +140,8 @@ mod tests {
 
     #[test]
     fn schedstat_is_three_numbers() {
-        assert_eq!(schedstat(b"24551908 16060 2\n"), Some((24_551_908, 2)));
+        let sched = Sched { cpu_ns: 24_551_908, delay_ns: 16_060, switches: 2 };
+        assert_eq!(schedstat(b"24551908 16060 2\n"), Some(sched));
         assert_eq!(schedstat(b"1 2\n"), None);
         assert_eq!(schedstat(b""), None);
         assert_eq!(schedstat(b"99999999999999999999 0 0\n"), None);

@@ -14,13 +14,15 @@ use libc::{c_int, pid_t};
 
 use super::files::TargetFiles;
 use super::images::Maps;
+use super::on_cpu::{Lateness, Stint, was_on_cpu};
 use super::sys::{self, RawRegisters, Waited};
-use super::threads::{Pending, Thread};
-use super::{proc, registers};
+use super::threads::{Pending, Thread, Wchan};
+use super::{proc, registers, threads};
 use crate::addr::Avma;
 use crate::clock::{Clock, RealClock};
 use crate::target::{
-    Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, Outcome, Process, Target, ThreadId,
+    Activity, Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, Outcome, Process, Target,
+    ThreadId,
 };
 
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
@@ -52,9 +54,42 @@ pub struct LinuxTarget {
     poll_until_ns: u64,
     /// When the last sleep ended.
     slept_until_ns: u64,
+    own: Own,
+    wchan: Wchan,
     launched: bool,
     ended: bool,
     not_send: PhantomData<*const ()>,
+}
+
+/// What the tracer knows of its own time on CPUs.
+#[derive(Debug)]
+struct Own {
+    /// `/proc/thread-self/schedstat`.
+    schedstat: Option<fs::File>,
+    /// Its CPU time up to the last sleep, nanoseconds.
+    cpu_ns: u64,
+    lateness: Lateness,
+    /// The last wake came unusually late.
+    woke_late: bool,
+    /// From the wake before the last sleep to that sleep.
+    stint: Option<Stint>,
+}
+
+impl Own {
+    fn new() -> Own {
+        let schedstat = fs::File::open("/proc/thread-self/schedstat").ok();
+        Own { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
+    }
+
+    /// A sleep has ended: `late_ns` after the time asked for, or by a signal.
+    fn woke(&mut self, late_ns: Option<u64>) {
+        // Of itself too the kernel shows what was used up to the last time it left its CPU.
+        let cpu_ns = self.schedstat.as_ref().and_then(threads::sched).map(|sched| sched.cpu_ns);
+        self.stint =
+            cpu_ns.map(|cpu_ns| Stint { kept_ns: cpu_ns.saturating_sub(self.cpu_ns), late: self.woke_late });
+        self.cpu_ns = cpu_ns.unwrap_or(0);
+        self.woke_late = late_ns.is_some_and(|late_ns| self.lateness.is_unusual(late_ns));
+    }
 }
 
 /// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
@@ -99,6 +134,8 @@ impl LinuxTarget {
             outstanding: 0,
             poll_until_ns: 0,
             slept_until_ns: 0,
+            own: Own::new(),
+            wchan: Wchan::default(),
             launched: false,
             ended: false,
             not_send: PhantomData,
@@ -227,37 +264,74 @@ impl LinuxTarget {
     /// Registers and stack bytes of a thread that stands; it runs again on return.
     fn collect(&mut self, standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
         let tid = standing.tid;
-        let outcome = self.read_standing(tid, pending, capture);
+        let seen_ns = self.clock.now_ns();
+        let outcome = self.read_standing(tid, pending, seen_ns, capture);
         drop(standing);
+        let end_ns = self.clock.now_ns();
         // A thread that stopped while we slept had waited for a CPU: it stands since the
         // end of that sleep or a little longer.
-        capture.pause_ns = self.clock.now_ns() - self.slept_until_ns.max(pending.asked_ns);
+        capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
+        capture.stood_ns = end_ns - seen_ns;
+        if outcome == Outcome::BeganToWait
+            && let Some(thread) = self.threads.get_mut(&tid)
+        {
+            thread.doubt();
+        }
         outcome
     }
 
-    fn read_standing(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
+    fn read_standing(
+        &mut self,
+        tid: pid_t,
+        pending: Pending,
+        seen_ns: u64,
+        capture: &mut Capture,
+    ) -> Outcome {
         match sys::registers(tid, &mut self.raw) {
             Ok(len) if len == size_of::<RawRegisters>() => {}
             Ok(_) => return Outcome::Unreadable("32-bit code"),
             Err(_) => return Outcome::Unreadable("killed while stopped"),
         }
-        let waits = registers::interrupted_call(&self.raw);
-        if !waits || pending.keep_waiting {
+        let in_call = registers::interrupted_call(&self.raw);
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return Outcome::Unreadable("killed while stopped");
+        };
+        // Reading the registers has waited until the thread was off its CPU: exact.
+        let stopped = thread.sched();
+        capture.look = stopped.map(|sched| Look {
+            cpu_ns: sched.cpu_ns,
+            switches: sched.switches,
+            activity: Activity::Runnable,
+        });
+        let stopped = stopped.unwrap_or(pending.before);
+        thread.stands(stopped);
+        let kept_cpu = stopped.switches == pending.before.switches;
+        let outcome = match () {
+            () if pending.keep_waiting => Outcome::Captured,
+            // In a call that was about to wait, it did not yet.
+            () if in_call && !kept_cpu => Outcome::BeganToWait,
+            () if was_on_cpu(pending.before, stopped, pending.asked_ns, seen_ns, self.own.stint) => {
+                Outcome::Captured
+            }
+            () => Outcome::NotOnCpu,
+        };
+        if outcome == Outcome::Captured {
             capture.registers = registers::convert(&self.raw);
             let sp = capture.registers.sp();
-            let top = self.threads.get(&tid).and_then(|thread| thread.stack_top);
-            let below_top =
-                top.map(|top| top.0.wrapping_sub(sp.0) as usize).filter(|len| *len <= MAX_WINDOW_BYTES);
+            let below_top = thread
+                .stack_top
+                .map(|top| top.0.wrapping_sub(sp.0) as usize)
+                .filter(|len| *len <= MAX_WINDOW_BYTES);
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
             // By the thread's own number: the first thread may have left, and its memory with it.
             if sys::read_memory_into(tid, sp.0, len, &mut capture.stack).is_err() {
                 capture.stack.clear();
             }
         }
-        if waits && registers::repair_interrupted_call(&mut self.raw) {
+        if in_call && registers::repair_interrupted_call(&mut self.raw) {
             let _ = sys::set_registers(tid, &mut self.raw);
         }
-        if waits && !pending.keep_waiting { Outcome::BeganToWait } else { Outcome::Captured }
+        outcome
     }
 
     /// Acts on the end of a thread: its last figures are read before it is let go.
@@ -267,7 +341,7 @@ impl LinuxTarget {
             Waited::Killed { tid, signal } => (tid, ExitStatus::Signal(signal)),
             Waited::Stopped { .. } => return,
         };
-        let cpu_ns = self.threads.get(&tid).and_then(|thread| thread.cpu()).map(|(cpu_ns, _)| cpu_ns);
+        let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
         self.no_longer_pending(tid);
         self.threads.remove(&tid);
         // A launched process is our child, too: where its `exec` failed, `Command::spawn`
@@ -290,7 +364,11 @@ impl LinuxTarget {
 
     /// Sleeps until something may have happened; an event if it concerns the profiler.
     fn sleep(&mut self, at_most_ns: u64) -> Option<Event> {
-        let signal = sys::sleep_for_signal(&SIGNALS, Duration::from_nanos(at_most_ns))?;
+        let due_ns = self.clock.now_ns().saturating_add(at_most_ns);
+        let signal = sys::sleep_for_signal(&SIGNALS, Duration::from_nanos(at_most_ns));
+        self.slept_until_ns = self.clock.now_ns();
+        self.own.woke(signal.is_none().then(|| self.slept_until_ns.saturating_sub(due_ns)));
+        let signal = signal?;
         if signal == libc::SIGCHLD {
             return None;
         }
@@ -319,7 +397,7 @@ impl Target for LinuxTarget {
     }
 
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look()
+        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look(&mut self.wchan)
     }
 
     fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
@@ -329,10 +407,16 @@ impl Target for LinuxTarget {
             return Ok(());
         }
         let asked_ns = self.clock.now_ns();
-        sys::interrupt(tid).map_err(|_| Fault::ThreadGone)?;
-        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns });
+        if sys::interrupt(tid).is_err() {
+            entry.doubt();
+            return Err(Fault::ThreadGone);
+        }
+        let before = entry.looked();
+        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, before });
         self.outstanding += 1;
-        if entry.last_cpu() != sys::current_cpu() {
+        // Read only now: what passes between the look and the stop is time in which the thread
+        // may leave its CPU.
+        if entry.cpu() != sys::current_cpu() {
             self.poll_until_ns = self.clock.now_ns() + POLL_NS;
         }
         Ok(())
@@ -383,7 +467,6 @@ impl Target for LinuxTarget {
             if let Some(event) = self.sleep(until_ns - before_ns) {
                 return Ok(event);
             }
-            self.slept_until_ns = self.clock.now_ns();
         }
     }
 

@@ -163,6 +163,7 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         fp_always: arch == Arch::Aarch64,
         cfi: true,
         stops_waits_unseen: true,
+        stops_hold_all: true,
     }
 }
 

@@ -299,9 +299,11 @@ impl<'k> MachTarget<'k> {
                 .for_each(|stop| stop.outcome = Outcome::Unreadable("task could not be suspended")),
         }
         let pause_ns = self.clock.now_ns().saturating_sub(begun_ns);
-        let mut new_code = false;
+        let (mut new_code, mut stood_ns) = (false, pause_ns);
         for Stop { thread, outcome, mut capture } in stops {
             capture.pause_ns = pause_ns;
+            capture.stood_ns = std::mem::take(&mut stood_ns);
+            capture.look = None;
             capture.stack_limit = None;
             if outcome == Outcome::Captured {
                 let (sp, pc) = (capture.registers.sp().0, capture.registers.pc().0 & self.process.code_mask);

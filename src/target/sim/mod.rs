@@ -115,6 +115,7 @@ impl SimTarget {
             // the return addresses.
             cfi: config.arch == super::Arch::X86_64,
             stops_waits_unseen: false,
+            stops_hold_all: false,
         };
         let machine = Machine::new(Setup {
             now_ns: clock.now_ns(),
@@ -220,6 +221,8 @@ impl SimTarget {
         });
         standing.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
         capture.pause_ns = standing.machine.pause_ns(index);
+        capture.stood_ns = capture.pause_ns;
+        capture.look = None;
         drop(standing);
         self.clock.advance_to(self.machine.now_ns);
         Some(Event::Stopped { thread, outcome })

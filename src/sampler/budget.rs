@@ -1,0 +1,172 @@
+//! What the target may stand still: a share of its time, and a length of a single stop.
+//! Input: how long threads stood and how much time the target had; output: how much of a stack
+//! may be copied, and whether a tick may stop threads at all.
+//!
+//! First the windows give way, then the rate. A tick that is left out loses nothing: each
+//! sample weighs the CPU time since the one before it.
+
+/// A stop may take this much longer for the bytes that it copies, nanoseconds.
+const COPY_NS: u64 = 100_000;
+/// Windows are not made smaller than this, whatever copying costs.
+const WINDOW_LEAST_BYTES: usize = 16 << 10;
+/// Nor larger: the default limit of a stack.
+const WINDOW_MOST_BYTES: usize = 8 << 20;
+/// Stops with windows up to this measure what a stop costs without its bytes.
+const SMALL_WINDOW_BYTES: usize = super::window::FIRST_WINDOW_BYTES;
+/// Cost of copying before any was measured, picoseconds for each byte: 10 GB/s.
+const FIRST_PS_PER_BYTE: u64 = 100;
+/// What may be stood at the beginning, when everything is cold, nanoseconds.
+const FIRST_CREDIT_NS: i64 = 5_000_000;
+/// Time in which nothing was stood is saved up for this long at most, nanoseconds.
+const SAVED_UP_NS: i64 = 2_000_000_000;
+
+/// The account of what the target stood.
+#[derive(Clone, Debug)]
+pub(super) struct Budget {
+    /// Millionths of its time that the target may stand; `None` is without limit.
+    share_ppm: Option<u64>,
+    /// What may still be stood, in millionths of nanoseconds.
+    credit: i128,
+    /// What a stop with a small window takes, nanoseconds: a running median.
+    floor_ns: u64,
+    ps_per_byte: u64,
+    /// The longest copy, nanoseconds.
+    copy_ns: u64,
+}
+
+impl Budget {
+    /// Without limits, for a single look.
+    pub(super) fn unlimited() -> Budget {
+        Budget { copy_ns: u64::MAX / 1_000, ..Budget::new(1.0) }
+    }
+
+    /// `share` of its time (0.02 is 2 %) is what the target may stand; 1 or more is no limit.
+    pub(super) fn new(share: f64) -> Budget {
+        let share_ppm = (share < 1.0).then_some((share.max(0.0) * 1e6) as u64);
+        Budget {
+            share_ppm,
+            credit: i128::from(FIRST_CREDIT_NS) * 1_000_000,
+            floor_ns: 0,
+            ps_per_byte: FIRST_PS_PER_BYTE,
+            copy_ns: COPY_NS,
+        }
+    }
+
+    /// The target had so much time: CPU time, or wall-clock time where a stop holds all of it.
+    pub(super) fn earn(&mut self, time_ns: u64) {
+        if let Some(ppm) = self.share_ppm {
+            let most = i128::from(SAVED_UP_NS) * i128::from(ppm).max(1);
+            self.credit = (self.credit + i128::from(time_ns) * i128::from(ppm))
+                .min(most.max(i128::from(FIRST_CREDIT_NS) * 1_000_000));
+        }
+    }
+
+    /// A thread stood for so long while so many bytes were copied.
+    pub(super) fn spend(&mut self, stood_ns: u64, copied_bytes: usize) {
+        self.credit -= i128::from(stood_ns) * 1_000_000;
+        if copied_bytes <= SMALL_WINDOW_BYTES {
+            let step_ns = self.floor_ns / 32 + 16;
+            self.floor_ns = match self.floor_ns {
+                0 => stood_ns,
+                floor_ns if stood_ns > floor_ns => floor_ns + step_ns,
+                floor_ns => floor_ns.saturating_sub(step_ns),
+            };
+            // Windows that had to become small would never be measured again.
+            if self.ps_per_byte > FIRST_PS_PER_BYTE {
+                self.ps_per_byte -= (self.ps_per_byte / 4096).max(1);
+            }
+        } else {
+            // A running median: one stop that was held up by something else says little.
+            let ps = stood_ns.saturating_sub(self.floor_ns).saturating_mul(1_000) / copied_bytes as u64;
+            let step = self.ps_per_byte / 8 + 1;
+            self.ps_per_byte = if ps > self.ps_per_byte {
+                self.ps_per_byte + step
+            } else {
+                self.ps_per_byte.saturating_sub(step)
+            };
+        }
+    }
+
+    /// Whether a tick may stop threads.
+    pub(super) fn allows_stops(&self) -> bool {
+        self.share_ppm.is_none() || self.credit > 0
+    }
+
+    /// Bytes that a stop may copy: what fits into its time, and less while the share is used up.
+    pub(super) fn window_max_bytes(&self) -> usize {
+        let fits = self.copy_ns * 1_000 / self.ps_per_byte.max(1);
+        let fits = usize::try_from(fits).unwrap_or(usize::MAX);
+        let fits = if self.is_short() { fits / 4 } else { fits };
+        (fits & !0xfff).clamp(WINDOW_LEAST_BYTES, WINDOW_MOST_BYTES)
+    }
+
+    /// Less than a hundredth of a second's share is left.
+    fn is_short(&self) -> bool {
+        self.share_ppm.is_some_and(|ppm| self.credit < i128::from(ppm) * 10_000_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Ticks of 1 ms of a busy thread whose stops take `stop_ns`; the share that it stood.
+    fn share_stood(limit: f64, stop_ns: u64) -> (f64, u64) {
+        let mut budget = Budget::new(limit);
+        let (mut stood_ns, mut stops) = (0, 0);
+        for _ in 0..20_000 {
+            budget.earn(MS);
+            if budget.allows_stops() {
+                budget.spend(stop_ns, 1000);
+                stood_ns += stop_ns;
+                stops += 1;
+            }
+        }
+        (stood_ns as f64 / (20_000.0 * MS as f64), stops)
+    }
+
+    #[test]
+    fn cheap_stops_happen_at_every_tick_and_dear_ones_as_often_as_the_share_allows() {
+        assert_eq!(share_stood(0.02, 15_000).1, 20_000);
+        let (share, stops) = share_stood(0.02, 80_000);
+        assert!((0.0195..0.0205).contains(&share), "{share} in {stops} stops");
+        assert_eq!(share_stood(1.0, 900_000).1, 20_000, "no limit");
+    }
+
+    #[test]
+    fn a_long_rest_is_not_saved_up_for_ever() {
+        let mut budget = Budget::new(0.02);
+        budget.earn(3_600_000 * MS);
+        let mut stops = 0;
+        while budget.allows_stops() {
+            budget.spend(MS, 1000);
+            stops += 1;
+        }
+        assert!(stops <= 41, "{stops} ms in a row");
+    }
+
+    #[test]
+    fn windows_are_what_fits_into_the_time_of_a_stop() {
+        let mut budget = Budget::new(0.02);
+        assert_eq!(budget.window_max_bytes(), 1_000_000 & !0xfff);
+        for _ in 0..64 {
+            budget.earn(100 * MS);
+            budget.spend(10_000, 32 << 10);
+            // 1 GB/s.
+            budget.spend(10_000 + (1 << 20), 1 << 20);
+        }
+        assert!((80_000..=120_000).contains(&budget.window_max_bytes()), "{}", budget.window_max_bytes());
+        for _ in 0..64 {
+            budget.spend(100 * MS, 1 << 20);
+        }
+        assert_eq!(budget.window_max_bytes(), WINDOW_LEAST_BYTES);
+        for _ in 0..100_000 {
+            budget.earn(10 * MS);
+            budget.spend(10_000, 16 << 10);
+        }
+        assert!(budget.window_max_bytes() > 256 << 10, "{}", budget.window_max_bytes());
+        assert_eq!(Budget::unlimited().window_max_bytes(), WINDOW_MOST_BYTES);
+    }
+}

@@ -1,0 +1,182 @@
+//! How many bytes of a thread's stack are copied at a stop: as many as its stacks need, and
+//! no more than a stop may take. Input: what each walk needed; output: the next window.
+//!
+//! A window grows where a stack left it, and stays only if a walk went further for it: what
+//! leaves any window (a stack that was switched, a chain that leads into the heap) would
+//! otherwise make each stop copy megabytes for nothing. After a growth in vain the next one is
+//! tried later and later. It shrinks a step at a time, because depth comes back.
+
+use crate::walk::{Ended, Walked};
+
+/// Stack bytes copied at a thread's first sample, and at least tried again after any growth.
+pub(super) const FIRST_WINDOW_BYTES: usize = 32 << 10;
+/// Windows are multiples of this, so that small changes of depth change nothing.
+const STEP_BYTES: usize = 4 << 10;
+/// Samples in a row that needed less before the window shrinks a step.
+const SHRINK_AFTER: u8 = 16;
+/// After a growth in vain, stacks that leave the window before the next one; doubled each time.
+const FIRST_PATIENCE: u32 = 64;
+const PATIENCE_MAX: u32 = 1 << 14;
+
+/// The window of one thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    bytes: usize,
+    needed_less: u8,
+    /// What it was before it grew, until a walk has needed more than that.
+    grown_from: Option<usize>,
+    /// Stacks that may leave it before it grows again.
+    patience: u32,
+    next_patience: u32,
+}
+
+impl Window {
+    pub(super) fn new() -> Window {
+        Window {
+            bytes: FIRST_WINDOW_BYTES,
+            needed_less: 0,
+            grown_from: None,
+            patience: 0,
+            next_patience: FIRST_PATIENCE,
+        }
+    }
+
+    /// Bytes to copy at the next stop.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Fits the window to a walk that `needed` so many bytes above the stack pointer of the
+    /// `copied` ones. `max_bytes` is what a stop may copy now.
+    pub(super) fn fit(&mut self, walked: &Walked, needed: usize, copied: usize, max_bytes: usize) {
+        if walked.ended == Ended::WindowRanOut {
+            // Fewer bytes than asked for: the memory ends there, and nothing is above.
+            if copied >= self.bytes {
+                self.ran_out(max_bytes);
+            }
+        } else {
+            self.was_enough(needed.saturating_add(STEP_BYTES).next_multiple_of(STEP_BYTES));
+        }
+        if self.bytes > max_bytes {
+            self.bytes = max_bytes;
+        }
+    }
+
+    /// Asks for so many bytes once, where something above a whole stack is searched for.
+    pub(super) fn reach(&mut self, bytes: usize, max_bytes: usize) {
+        self.bytes = self.bytes.max(bytes.min(max_bytes).next_multiple_of(STEP_BYTES));
+    }
+
+    fn ran_out(&mut self, max_bytes: usize) {
+        self.needed_less = 0;
+        if self.patience > 0 {
+            self.patience -= 1;
+            return;
+        }
+        let larger = self.bytes.saturating_mul(4).min(max_bytes);
+        if larger > self.bytes {
+            self.grown_from.get_or_insert(self.bytes);
+            self.bytes = larger;
+        } else {
+            self.give_up();
+        }
+    }
+
+    fn was_enough(&mut self, needed: usize) {
+        if let Some(before) = self.grown_from
+            && needed > before
+        {
+            self.grown_from = None;
+            self.next_patience = FIRST_PATIENCE;
+        }
+        if needed >= self.bytes {
+            self.needed_less = 0;
+            return;
+        }
+        self.needed_less += 1;
+        if self.needed_less >= SHRINK_AFTER {
+            self.needed_less = 0;
+            self.bytes -= STEP_BYTES;
+            if self.grown_from.is_some_and(|before| self.bytes <= before) {
+                self.give_up();
+            }
+        }
+    }
+
+    /// Back to what it was: more was of no use.
+    fn give_up(&mut self) {
+        self.bytes = self.grown_from.take().unwrap_or(self.bytes).min(self.bytes);
+        self.patience = self.next_patience;
+        self.next_patience = self.next_patience.saturating_mul(2).min(PATIENCE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Avma;
+
+    const MAX: usize = 1 << 20;
+
+    fn walked(ended: Ended) -> Walked {
+        Walked { ended, reached: Avma(0) }
+    }
+
+    fn ran_out(window: &mut Window) {
+        let bytes = window.bytes();
+        window.fit(&walked(Ended::WindowRanOut), bytes, bytes, MAX);
+    }
+
+    #[test]
+    fn a_window_grows_at_once_and_shrinks_slowly() {
+        let mut window = Window::new();
+        ran_out(&mut window);
+        assert_eq!(window.bytes(), 4 * FIRST_WINDOW_BYTES);
+        window.fit(&walked(Ended::Root), 3 * FIRST_WINDOW_BYTES, window.bytes(), MAX);
+        assert_eq!(window.bytes(), 4 * FIRST_WINDOW_BYTES, "the deep stack may come back");
+        for _ in 0..16 * 40 {
+            window.fit(&walked(Ended::Root), 100, window.bytes(), MAX);
+        }
+        assert_eq!(window.bytes(), 2 * STEP_BYTES);
+    }
+
+    #[test]
+    fn a_stack_that_leaves_every_window_makes_no_stop_long() {
+        let mut window = Window::new();
+        let (mut copied, mut largest) = (0, 0);
+        for _ in 0..100_000 {
+            copied += window.bytes();
+            largest = largest.max(window.bytes());
+            ran_out(&mut window);
+        }
+        assert_eq!(largest, MAX, "it is tried");
+        assert!(copied / 100_000 < FIRST_WINDOW_BYTES * 11 / 10, "{} bytes on average", copied / 100_000);
+    }
+
+    #[test]
+    fn a_growth_that_other_stacks_did_not_need_is_given_up() {
+        let mut window = Window::new();
+        ran_out(&mut window);
+        for _ in 0..16 * 24 {
+            window.fit(&walked(Ended::BadFrame), 100, window.bytes(), MAX);
+        }
+        assert_eq!(window.bytes(), FIRST_WINDOW_BYTES);
+        ran_out(&mut window);
+        assert_eq!(window.bytes(), FIRST_WINDOW_BYTES, "not again at once");
+    }
+
+    #[test]
+    fn memory_that_ends_is_not_asked_for_again() {
+        let mut window = Window::new();
+        window.fit(&walked(Ended::WindowRanOut), 5_000, 5_000, MAX);
+        assert_eq!(window.bytes(), FIRST_WINDOW_BYTES);
+    }
+
+    #[test]
+    fn a_smaller_limit_shrinks_the_window_at_once() {
+        let mut window = Window::new();
+        ran_out(&mut window);
+        window.fit(&walked(Ended::Root), 100_000, window.bytes(), 64 << 10);
+        assert_eq!(window.bytes(), 64 << 10);
+    }
+}
