@@ -50,11 +50,21 @@ impl Recording<'_> {
     /// Takes a look into account; whether the thread was on a CPU since its last sample.
     pub(super) fn note(&mut self, id: ThreadId, look: Look) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let used_ns = account.see(look, self.stats.ticks);
-        if !self.target.process().stops_hold_all && !self.options.idle {
-            self.budget.earn(used_ns);
+        account.see(look, self.stats.ticks);
+        let moved = account.moved(look);
+        self.earn(id);
+        moved
+    }
+
+    /// Gives the budget the CPU time that a thread had. Where wall-clock time is recorded, or
+    /// stops hold all threads, it is given that.
+    pub(super) fn earn(&mut self, id: ThreadId) {
+        if self.target.process().stops_hold_all || self.options.idle {
+            return;
         }
-        account.moved(look)
+        if let Some(account) = self.accounts.get_mut(&id) {
+            self.budget.earn(account.newly_used_ns());
+        }
     }
 
     /// Asks the threads that may be on a CPU, as many as CPUs are left for them: those first that

@@ -410,11 +410,13 @@ impl<'a> Recording<'a> {
         if self.options.idle && !self.target.process().stops_hold_all {
             self.budget.earn(account.since_sample_ns(now_ns));
         }
-        Some(if self.options.idle {
+        let counts = if self.options.idle {
             account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {
             account.weigh_cpu(look, now_ns, hz)
-        })
+        };
+        self.earn(id);
+        Some(counts)
     }
 
     /// Gives back what is done with.

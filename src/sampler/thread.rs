@@ -54,6 +54,8 @@ pub(super) struct Account {
     /// The latest look's CPU time, and switches.
     cpu_ns: u64,
     switches: u64,
+    /// CPU time that [`Account::newly_used_ns`] has told.
+    told_cpu_ns: u64,
     /// Tick of the latest look that showed that the thread had used a CPU.
     pub(super) used_at_tick: u64,
     /// Time within the current period of this thread's time, in units of 1/hz ns.
@@ -95,6 +97,7 @@ impl Account {
             sampled_at_ns: now_ns,
             cpu_ns: look.cpu_ns,
             switches: look.switches,
+            told_cpu_ns: look.cpu_ns,
             used_at_tick: 0,
             in_period: 0,
             due: splitmix64(seed) % SECOND_NS,
@@ -105,14 +108,18 @@ impl Account {
         }
     }
 
-    /// Takes note of a look: the CPU time used since the one before, in nanoseconds.
-    pub(super) fn see(&mut self, look: Look, tick: u64) -> u64 {
-        let before_ns = self.cpu_ns;
-        if look.cpu_ns > before_ns || look.switches != self.switches {
+    /// Takes note of a look.
+    pub(super) fn see(&mut self, look: Look, tick: u64) {
+        if look.cpu_ns > self.cpu_ns || look.switches != self.switches {
             self.used_at_tick = tick;
             self.switches = look.switches;
         }
         self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
+    }
+
+    /// CPU time that became known since this was asked last, nanoseconds.
+    pub(super) fn newly_used_ns(&mut self) -> u64 {
+        let before_ns = std::mem::replace(&mut self.told_cpu_ns, self.cpu_ns);
         self.cpu_ns - before_ns
     }
 

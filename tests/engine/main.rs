@@ -12,6 +12,7 @@ mod processes;
 #[path = "../support/recording.rs"]
 mod recording;
 
+mod budget;
 mod changes;
 mod faults;
 mod random;

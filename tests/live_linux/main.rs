@@ -21,3 +21,4 @@ mod runtimes;
 mod shares;
 mod signals;
 mod waiting;
+mod wakes;

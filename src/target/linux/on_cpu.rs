@@ -47,23 +47,33 @@ pub(super) struct Stint {
 /// time where the kernel tells such time apart.
 const INTERRUPTS_NS: u64 = 1_000;
 
-/// Whether a thread was on a CPU when it was asked to stop at `asked_ns`. `before` was read
-/// just before that, `stopped` while it stands, which was seen at `seen_ns`.
+/// When what happened to a stop, nanoseconds of the engine's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// The look at the thread began.
+    pub(super) looked_ns: u64,
+    /// It was asked to stop.
+    pub(super) asked_ns: u64,
+    /// It was seen to stand.
+    pub(super) seen_ns: u64,
+}
+
+/// A look that lies further back was made for something else.
+const GAP_MAX_NS: u64 = 10_000;
+
+/// Whether a thread was on a CPU when it was asked to stop. `before` was read at the look,
+/// `stopped` while it stands.
 ///
 /// - It was put on no CPU in between: it was on one all the time.
 /// - It was put on one once, and has since used more CPU time than passed since it was asked:
-///   it had got there before.
+///   it had got there before. Or it got there no longer after than the look lay before: threads
+///   that slept at the look and got a CPU before they could be asked were not asked. What they
+///   did first would be missing; as many that got theirs just after stand for it.
 /// - It was put on one once, after it had waited exactly as long as the tracer kept its CPU:
 ///   the tracer took that CPU from it. Not if the tracer came late: then the CPU itself was
 ///   held up (asleep, or a virtual one that was not run), and threads that were woken in the
 ///   meantime began as late as the tracer did.
-pub(super) fn was_on_cpu(
-    before: Sched,
-    stopped: Sched,
-    asked_ns: u64,
-    seen_ns: u64,
-    stint: Option<Stint>,
-) -> bool {
+pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: Times, stint: Option<Stint>) -> bool {
     match stopped.switches.wrapping_sub(before.switches) {
         0 => true,
         1 => {
@@ -72,7 +82,9 @@ pub(super) fn was_on_cpu(
             let displaced = |stint: Stint| {
                 !stint.late && waited_ns.checked_sub(stint.kept_ns).is_some_and(|more| more <= INTERRUPTS_NS)
             };
-            ran_ns >= seen_ns.saturating_sub(asked_ns) || stint.is_some_and(displaced)
+            let gap_ns = times.asked_ns.saturating_sub(times.looked_ns).min(GAP_MAX_NS);
+            ran_ns.saturating_add(gap_ns) >= times.seen_ns.saturating_sub(times.asked_ns)
+                || stint.is_some_and(displaced)
         }
         _ => false,
     }
@@ -125,7 +137,7 @@ mod tests {
     }
 
     fn asked(stopped: Sched, stint: Option<Stint>) -> bool {
-        was_on_cpu(BEFORE, stopped, 10_000, 22_000, stint)
+        was_on_cpu(BEFORE, stopped, Times { looked_ns: 8_000, asked_ns: 10_000, seen_ns: 22_000 }, stint)
     }
 
     #[test]
@@ -138,6 +150,8 @@ mod tests {
     fn a_thread_that_got_a_cpu_only_after_it_was_asked_was_not_on_one() {
         assert!(!asked(after(3_000, 9_000, 1), None));
         assert!(asked(after(12_000, 4_000, 1), None), "it got there before it was asked");
+        assert!(asked(after(10_500, 4_000, 1), None), "or as long after as the look lay before");
+        assert!(!asked(after(9_500, 4_000, 1), None));
         assert!(!asked(after(40_000, 4_000, 2), None), "it was off again");
     }
 

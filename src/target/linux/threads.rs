@@ -20,7 +20,9 @@ pub(super) struct Pending {
     pub(super) window_bytes: usize,
     pub(super) keep_waiting: bool,
     pub(super) asked_ns: u64,
-    /// The scheduler's figures of the look before it was asked.
+    /// When the look before it was asked began.
+    pub(super) looked_ns: u64,
+    /// The scheduler's figures of that look.
     pub(super) before: Sched,
 }
 
@@ -44,6 +46,7 @@ pub(super) struct Thread {
     wchan: Option<File>,
     /// The last look, and the figures that it was made of.
     last: Option<Look>,
+    looked_ns: u64,
     sched: Sched,
     /// The figures when the thread was last seen to be on no CPU: exact.
     off_cpu: Sched,
@@ -61,6 +64,7 @@ impl Thread {
             stat: File::open(format!("/proc/{pid}/task/{tid}/stat"))?,
             wchan: File::open(format!("/proc/{pid}/task/{tid}/wchan")).ok(),
             last: None,
+            looked_ns: 0,
             sched: Sched::default(),
             off_cpu: Sched::default(),
             doubted: false,
@@ -74,8 +78,9 @@ impl Thread {
         sched(&self.schedstat)
     }
 
-    /// One look from outside.
-    pub(super) fn look(&mut self, wchan: &mut Wchan) -> Result<Look, Fault> {
+    /// One look from outside, at `now_ns`.
+    pub(super) fn look(&mut self, now_ns: u64, wchan: &mut Wchan) -> Result<Look, Fault> {
+        self.looked_ns = now_ns;
         let sched = self.sched().ok_or(Fault::ThreadGone)?;
         let moved = std::mem::replace(&mut self.sched, sched) != sched;
         // A thread that slept and was not put on a CPU since sleeps still, or has not
@@ -126,9 +131,9 @@ impl Thread {
         Some(first[..len] == *b"0")
     }
 
-    /// The figures that the last look was made of.
-    pub(super) fn looked(&self) -> Sched {
-        self.sched
+    /// When the last look began, and the figures that it was made of.
+    pub(super) fn looked(&self) -> (u64, Sched) {
+        (self.looked_ns, self.sched)
     }
 
     /// The thread stands, with these figures.

@@ -14,7 +14,7 @@ use libc::{c_int, pid_t};
 
 use super::files::TargetFiles;
 use super::images::Maps;
-use super::on_cpu::{Lateness, Stint, was_on_cpu};
+use super::on_cpu::{Lateness, Stint, Times, was_on_cpu};
 use super::sys::{self, RawRegisters, Waited};
 use super::threads::{Pending, Thread, Wchan};
 use super::{proc, registers, threads};
@@ -305,14 +305,13 @@ impl LinuxTarget {
         });
         let stopped = stopped.unwrap_or(pending.before);
         thread.stands(stopped);
+        let times = Times { looked_ns: pending.looked_ns, asked_ns: pending.asked_ns, seen_ns };
         let kept_cpu = stopped.switches == pending.before.switches;
         let outcome = match () {
             () if pending.keep_waiting => Outcome::Captured,
             // In a call that was about to wait, it did not yet.
             () if in_call && !kept_cpu => Outcome::BeganToWait,
-            () if was_on_cpu(pending.before, stopped, pending.asked_ns, seen_ns, self.own.stint) => {
-                Outcome::Captured
-            }
+            () if was_on_cpu(pending.before, stopped, times, self.own.stint) => Outcome::Captured,
             () => Outcome::NotOnCpu,
         };
         if outcome == Outcome::Captured {
@@ -397,7 +396,8 @@ impl Target for LinuxTarget {
     }
 
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look(&mut self.wchan)
+        let now_ns = self.clock.now_ns();
+        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look(now_ns, &mut self.wchan)
     }
 
     fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
@@ -411,8 +411,8 @@ impl Target for LinuxTarget {
             entry.doubt();
             return Err(Fault::ThreadGone);
         }
-        let before = entry.looked();
-        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, before });
+        let (looked_ns, before) = entry.looked();
+        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before });
         self.outstanding += 1;
         // Read only now: what passes between the look and the stop is time in which the thread
         // may leave its CPU.

@@ -1,0 +1,70 @@
+//! Threads that wake each other: CPU time stays with the code that used it. Compared with what
+//! the program's own clocks say, alone and beside programs that take every CPU.
+
+use std::process::{Child, Command, Stdio};
+
+use crate::support::{Fixture, attach, live, numbers};
+
+/// A process that uses a CPU until it is dropped.
+struct Busy(Child);
+
+impl Busy {
+    fn start() -> Busy {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
+        Busy(command.spawn().expect("sh starts"))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A thread that is stopped where it was woken, instead of where it works, gives `read` and
+/// `write` 20 to 60 % here.
+#[track_caller]
+fn check_shares(rounds: &str, busy: usize) {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::start("wakes", [rounds, "4"]);
+    target.line("ready");
+    let _busy: Vec<Busy> = (0..busy).map(|_| Busy::start()).collect();
+    let running = attach(target.pid(), &["--hz", "997", "--max-stop", "100"]);
+    target.go();
+    let said = target.done();
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let truth = said.iter().find(|line| line.starts_with("work ")).map(|line| numbers(line));
+    let truth = truth.expect("the program tells its shares");
+    // `write`, `__write`, `__libc_write`, but not `start_thread`.
+    let is =
+        |frame: &str, name| frame.strip_prefix("__libc_").unwrap_or(frame).trim_start_matches('_') == name;
+    let of = |name: &str| recorded.count(|stack| stack.frames.iter().any(|frame| is(frame, name)));
+    let counts = [("work", of("work")), ("write", of("write")), ("read", of("read"))];
+    let all: u64 = counts.iter().map(|(_, counts)| counts).sum();
+    recorded.check(all > 100, format!("{all} counts in all three"));
+    for (name, counts) in counts {
+        let (share, expected) = (counts as f64 / all as f64, truth[name] as f64 / 1e4);
+        println!(
+            "{rounds} rounds, {busy} busy: {name} {:.1} %, truth {:.1} %",
+            share * 100.0,
+            expected * 100.0
+        );
+        // A stop of a thread that runs is taken on its way to the kernel at the latest; four
+        // standard deviations of what counts scatter.
+        let bound = 0.05 + 4.0 * (expected * (1.0 - expected) / all as f64).sqrt();
+        recorded.check((share - expected).abs() <= bound, format!("{name}: {share} instead of {expected}"));
+    }
+}
+
+#[test]
+fn shares_of_threads_that_wake_each_other_are_their_own() {
+    check_shares("20000", 0);
+}
+
+#[test]
+fn shares_of_threads_that_wake_each_other_are_their_own_beside_busy_programs() {
+    check_shares("20000", 2);
+}
