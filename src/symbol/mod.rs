@@ -24,8 +24,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::addr::Avma;
+use crate::addr::{Avma, Svma};
 use crate::image::{Image, Images};
+use crate::place::Place;
 use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
 pub use batch::Answer;
@@ -278,7 +279,7 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
             Err(why) => {
                 count_unnamed(names, image.map(|_| address.image), why);
                 let place = match image {
-                    Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
+                    Some(image) => texts.shared(&place(image, &address)),
                     None => texts.shared("[unknown]"),
                 };
                 names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
@@ -290,6 +291,19 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
             names.spans[address.frame.0 as usize] = (start, length);
         }
     }
+}
+
+/// What code of an image without a name is called: one name for each function whose beginning
+/// is known.
+fn place(image: &Image, address: &Address) -> String {
+    let module = image.name.as_str();
+    let function = image.described_function(Svma(address.svma));
+    let start = function.and_then(|function| function.start.0.checked_sub(image.base_svma.0));
+    let place = match start {
+        Some(start) => Place::Function { module, start },
+        None => Place::Address { module, offset: address.relative },
+    };
+    place.to_string()
 }
 
 fn count_unnamed(names: &mut Names, image: Option<u32>, why: Why) {
