@@ -14,6 +14,7 @@ pub mod locate;
 mod nlist;
 pub mod plt;
 mod relocate;
+pub mod runtime;
 pub mod sections;
 pub mod short;
 pub mod stubs;
@@ -127,6 +128,8 @@ struct Address {
     svma: u64,
     frame: FrameId,
     relative: u64,
+    /// The address space that it was seen in.
+    space: u32,
 }
 
 /// Stands for the image of an address that is in none.
@@ -188,13 +191,20 @@ pub fn symbolicate(
     let mut addresses: Vec<Address> = frames
         .filter_map(|(frame, what)| match what {
             Frame::Root(_) => None,
-            Frame::Code { space, address } => Some(match images.locate(space, Avma(address)) {
-                Some(at) => Address { image: at.index, svma: at.svma.0, frame, relative: at.relative },
-                None => {
-                    let image = if space < images.program_space() { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
-                    Address { image, svma: address, frame, relative: 0 }
-                }
-            }),
+            Frame::Code { space, address } => {
+                let made = images.made_at_run_time(space, Avma(address)).is_some();
+                let at = images.locate(space, Avma(address)).filter(|_| !made);
+                Some(match at {
+                    Some(at) => {
+                        Address { image: at.index, svma: at.svma.0, frame, relative: at.relative, space }
+                    }
+                    None => {
+                        let earlier = space < images.program_space();
+                        let image = if earlier { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
+                        Address { image, svma: address, frame, relative: 0, space }
+                    }
+                })
+            }
         })
         .collect();
     addresses.sort_unstable();
@@ -204,6 +214,7 @@ pub fn symbolicate(
     names.spans = vec![(0, 0); spans];
     let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
+    let mut made = Made { images, runtimes: BTreeMap::new() };
     let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
     let size_of = |group: &[Address]| {
@@ -231,7 +242,7 @@ pub fn symbolicate(
                 None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
             };
             names.notes.extend(answer.problems.iter().cloned());
-            take(group, image, answer, &mut names, &mut texts);
+            take(group, image, answer, &mut names, (&mut texts, &mut made));
         }
     }
     names
@@ -263,7 +274,13 @@ pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options:
 }
 
 /// Notes what was found for the addresses of one image (or of none), sorted by stated address.
-fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mut Names, texts: &mut Texts) {
+fn take(
+    addresses: &[Address],
+    image: Option<&Image>,
+    answer: Answer,
+    names: &mut Names,
+    (texts, made): (&mut Texts, &mut Made<'_>),
+) {
     let mut found = answer.names.into_iter();
     for same in addresses.chunk_by(|a, b| a.svma == b.svma) {
         let address = same[0];
@@ -280,7 +297,7 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
                 count_unnamed(names, image.map(|_| address.image), why);
                 let place = match image {
                     Some(image) => texts.shared(&place(image, &address)),
-                    None => texts.shared("[unknown]"),
+                    None => texts.shared(made.name(&address)),
                 };
                 names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
                 names.names.push(place);
@@ -290,6 +307,31 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
         for address in same {
             names.spans[address.frame.0 as usize] = (start, length);
         }
+    }
+}
+
+/// What code is called that is in no image.
+struct Made<'i> {
+    images: &'i Images,
+    /// By address space and name of the memory.
+    runtimes: BTreeMap<(u32, &'i str), Option<String>>,
+}
+
+impl Made<'_> {
+    fn name(&mut self, address: &Address) -> &str {
+        let images = self.images;
+        let Some(label) = images.made_at_run_time(address.space, Avma(address.svma)) else {
+            return "[unknown]";
+        };
+        let loaded = || images.images_in(address.space).map(|image| image.name.as_str());
+        let known = self.runtimes.entry((address.space, label));
+        known
+            .or_insert_with(|| {
+                let loaded: Vec<&str> = loaded().collect();
+                runtime::name(label, loaded.iter().copied())
+            })
+            .as_deref()
+            .unwrap_or("[unknown]")
     }
 }
 
