@@ -5,13 +5,15 @@
 //! the process. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::args::{Recording, Source};
 use super::text::percent;
 use crate::addr::Avma;
 use crate::image::Image;
 use crate::profile::{Profile, Root};
-use crate::symbol::{Names, runtime, sections};
+use crate::symbol::runtime::Makers;
+use crate::symbol::{Names, sections};
 use crate::trie::{Frame, FrameId};
 use crate::walk::{Ended, How};
 
@@ -31,8 +33,8 @@ const ADVICE: [Advice; 7] = [
     },
     Advice {
         runtime: "v8",
-        stacks: Some("start node with --interpreted-frames-native-stack"),
-        names: Some("start node with --perf-basic-prof"),
+        stacks: None,
+        names: Some("start node with --perf-basic-prof --interpreted-frames-native-stack"),
     },
     Advice {
         runtime: "erlang",
@@ -91,7 +93,7 @@ pub(super) fn of(profile: &Profile, names: &Names, recording: &Recording) -> Vec
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// Code that this made at run time: `[java jit]`.
-    Made(String),
+    Made(Arc<str>),
     /// An image, and whether it has unwind information for that code.
     Image(u32, bool),
 }
@@ -102,7 +104,7 @@ struct Seen {
     /// Incomplete stacks by cause.
     incomplete: BTreeMap<Cause, u64>,
     /// Stacks that end in code made at run time without a name, by what made it.
-    nameless: BTreeMap<String, u64>,
+    nameless: BTreeMap<Arc<str>, u64>,
     /// Outermost frames of incomplete stacks.
     outermost: BTreeSet<FrameId>,
 }
@@ -110,17 +112,22 @@ struct Seen {
 impl Seen {
     fn of(profile: &Profile, names: &Names) -> Seen {
         let mut seen = Seen::default();
-        let mut made: BTreeMap<FrameId, Option<String>> = BTreeMap::new();
-        let mut maker = |frame: FrameId| -> Option<String> {
-            made.entry(frame).or_insert_with(|| maker(profile, frame)).clone()
-        };
+        let mut makers = Makers::new(&profile.images);
+        let frames = profile.trie.frames();
+        let makers: Vec<Option<Arc<str>>> = frames
+            .map(|frame| match frame {
+                Frame::Code { space, address } => makers.name(space, Avma(address)),
+                Frame::Root(_) => None,
+            })
+            .collect();
+        let maker = |frame: FrameId| makers.get(frame.0 as usize).and_then(Option::as_ref);
         profile.trie.for_each_stack(|path, count| {
             let Some((root, code)) = path.split_first() else { return };
             let (Some(outermost), Some(leaf)) = (code.first(), code.last()) else { return };
             if let Some(maker) = maker(*leaf)
-                && names.get(*leaf).iter().all(|name| **name == *maker)
+                && names.get(*leaf).iter().all(|name| name == maker)
             {
-                *seen.nameless.entry(maker).or_default() += count;
+                *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
             }
             let Frame::Root(root) = profile.trie.frame(*root) else { return };
             if Root::from_number(root).complete {
@@ -128,7 +135,7 @@ impl Seen {
             }
             seen.outermost.insert(*outermost);
             let cause = match code.iter().find_map(|frame| maker(*frame)) {
-                Some(maker) => Some(Cause::Made(maker)),
+                Some(maker) => Some(Cause::Made(Arc::clone(maker))),
                 None => ends_in(profile, *outermost),
             };
             if let Some(cause) = cause {
@@ -137,14 +144,6 @@ impl Seen {
         });
         seen
     }
-}
-
-/// What made the code of a frame at run time: `[java jit]`.
-fn maker(profile: &Profile, frame: FrameId) -> Option<String> {
-    let Frame::Code { space, address } = profile.trie.frame(frame) else { return None };
-    let label = profile.images.made_at_run_time(space, Avma(address))?;
-    let images: Vec<&str> = profile.images.images_in(space).map(|image| image.name.as_str()).collect();
-    runtime::name(label, images.iter().copied())
 }
 
 fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
@@ -170,7 +169,7 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
     let (place, advice) = match cause {
         Cause::Made(maker) => {
             let advice = advice(maker).find_map(|advice| advice.stacks);
-            let place = format!("go through code that {} made", maker.trim_matches(['[', ']']));
+            let place = format!("go through {maker}, which is code made at run time");
             (
                 place,
                 advice.unwrap_or("it has no unwind information, and no option for it is known").to_owned(),
@@ -261,7 +260,7 @@ mod tests {
     #[test]
     fn names_are_advised_where_they_are_worth_it() {
         let seen =
-            |count| Seen { nameless: BTreeMap::from([("[php jit]".to_owned(), count)]), ..Seen::default() };
+            |count| Seen { nameless: BTreeMap::from([(Arc::from("[php jit]"), count)]), ..Seen::default() };
         assert_eq!(nameless(&seen(10), 100), None);
         assert_eq!(
             nameless(&seen(60), 100).as_deref(),

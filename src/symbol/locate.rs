@@ -19,10 +19,11 @@ use super::sections;
 /// Where Linux distributions keep debug files.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
+type Open = fn(&dyn Files, &str) -> Result<ImageBytes, String>;
+
 /// How a file is opened that is known by its build id or by a checksum: as the target sees it, or
 /// else as the profiler does.
-const OPENED_BY: [fn(&dyn Files, &str) -> Result<ImageBytes, String>; 2] =
-    [|files, path| files.open(path), |files, path| files.open_outside(path)];
+const OPENED_BY: [Open; 2] = [|files, path| files.open(path), |files, path| files.open_outside(path)];
 
 /// The files of an image.
 #[derive(Debug, Default)]

@@ -34,6 +34,7 @@ pub use batch::Answer;
 use demangle::Demangler;
 pub use dwarf::Function;
 use dwarf::TextsShared;
+use runtime::Makers;
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
 /// a file can be made whose names overlap, each 64 KiB long.
@@ -214,7 +215,7 @@ pub fn symbolicate(
     names.spans = vec![(0, 0); spans];
     let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
-    let mut made = Made { images, runtimes: BTreeMap::new() };
+    let mut makers = Makers::new(images);
     let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
     let size_of = |group: &[Address]| {
@@ -242,7 +243,7 @@ pub fn symbolicate(
                 None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
             };
             names.notes.extend(answer.problems.iter().cloned());
-            take(group, image, answer, &mut names, (&mut texts, &mut made));
+            take(group, image, answer, &mut names, (&mut texts, &mut makers));
         }
     }
     names
@@ -279,9 +280,10 @@ fn take(
     image: Option<&Image>,
     answer: Answer,
     names: &mut Names,
-    (texts, made): (&mut Texts, &mut Made<'_>),
+    (texts, makers): (&mut Texts, &mut Makers<'_>),
 ) {
     let mut found = answer.names.into_iter();
+    let mut stubs = None;
     for same in addresses.chunk_by(|a, b| a.svma == b.svma) {
         let address = same[0];
         names.addresses_unique += 1;
@@ -296,8 +298,14 @@ fn take(
             Err(why) => {
                 count_unnamed(names, image.map(|_| address.image), why);
                 let place = match image {
-                    Some(image) => texts.shared(&place(image, &address)),
-                    None => texts.shared(made.name(&address)),
+                    Some(image) => {
+                        let stubs: &Vec<Range<u64>> = stubs.get_or_insert_with(|| plt::ranges(image));
+                        texts.shared(&place(image, &address, stubs))
+                    }
+                    None => {
+                        let maker = makers.name(address.space, Avma(address.svma));
+                        texts.shared(maker.as_deref().unwrap_or("[unknown]"))
+                    }
                 };
                 names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
                 names.names.push(place);
@@ -310,36 +318,13 @@ fn take(
     }
 }
 
-/// What code is called that is in no image.
-struct Made<'i> {
-    images: &'i Images,
-    /// By address space and name of the memory.
-    runtimes: BTreeMap<(u32, &'i str), Option<String>>,
-}
-
-impl Made<'_> {
-    fn name(&mut self, address: &Address) -> &str {
-        let images = self.images;
-        let Some(label) = images.made_at_run_time(address.space, Avma(address.svma)) else {
-            return "[unknown]";
-        };
-        let loaded = || images.images_in(address.space).map(|image| image.name.as_str());
-        let known = self.runtimes.entry((address.space, label));
-        known
-            .or_insert_with(|| {
-                let loaded: Vec<&str> = loaded().collect();
-                runtime::name(label, loaded.iter().copied())
-            })
-            .as_deref()
-            .unwrap_or("[unknown]")
-    }
-}
-
 /// What code of an image without a name is called: one name for each function whose beginning
 /// is known.
-fn place(image: &Image, address: &Address) -> String {
+fn place(image: &Image, address: &Address, stubs: &[Range<u64>]) -> String {
     let module = image.name.as_str();
-    let function = image.described_function(Svma(address.svma));
+    // Unwind information describes all stubs of a section as one.
+    let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));
+    let function = image.described_function(Svma(address.svma)).filter(|_| !in_stubs);
     let start = function.and_then(|function| function.start.0.checked_sub(image.base_svma.0));
     let place = match start {
         Some(start) => Place::Function { module, start },

@@ -6,6 +6,12 @@
 //! (regular expressions) is the maker only where there is no runtime. Not for: names of functions
 //! (see `jit`).
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::addr::Avma;
+use crate::image::Images;
+
 /// Runtimes by how their executables, libraries and frameworks begin.
 const RUNTIMES: [(&str, &[&str]); 17] = [
     ("java", &["libjvm.", "libj9jit"]),
@@ -41,6 +47,33 @@ const LABELS: [(&str, &str); 4] = [
 
 /// Memory that PHP's compiler shares with its other processes (zend_shared_alloc.c).
 const SHARED: [&str; 4] = ["/dev/zero", "/dev/shm/", "/SYSV", "/anon_hugepage"];
+
+/// What made the code of a process, each memory looked at once.
+#[derive(Debug)]
+pub struct Makers<'i> {
+    images: &'i Images,
+    /// By address space and name of the memory.
+    known: BTreeMap<(u32, &'i str), Option<Arc<str>>>,
+}
+
+impl<'i> Makers<'i> {
+    /// Of the process with these images.
+    #[must_use]
+    pub fn new(images: &'i Images) -> Makers<'i> {
+        Makers { images, known: BTreeMap::new() }
+    }
+
+    /// What code at an address is called, if it was made at run time and something tells by what.
+    pub fn name(&mut self, space: u32, avma: Avma) -> Option<Arc<str>> {
+        let images = self.images;
+        let label = images.made_at_run_time(space, avma)?;
+        let known = self.known.entry((space, label)).or_insert_with(|| {
+            let loaded: Vec<&str> = images.images_in(space).map(|image| image.name.as_str()).collect();
+            name(label, loaded.iter().copied()).map(Arc::from)
+        });
+        known.clone()
+    }
+}
 
 /// What code is called that is in memory of this name in a process with these images; `None`
 /// where nothing tells what made it.

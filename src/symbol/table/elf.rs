@@ -148,7 +148,7 @@ fn end_at_returns(entries: &mut [Entry], code: &[(u64, &[u8])], machine: u16) {
         let code = code.iter().find_map(|(svma, code)| {
             let into = usize::try_from(entry.start.checked_sub(*svma)?).ok()?;
             let length = usize::try_from(entry.end - entry.start).ok()?;
-            Some((&code[..into.checked_add(length)?.min(code.len())]).get(into..)?)
+            code[..into.checked_add(length)?.min(code.len())].get(into..)
         });
         if let Some(end) = code.and_then(|code| function_end::of(code, entry.start, machine)) {
             entry.end = end;

@@ -80,11 +80,8 @@ impl Around {
             let (mut sibling, mut language) = (None, None);
             for spec in abbrev.attributes() {
                 match spec.name() {
-                    c::DW_AT_sibling => match entries.read_attribute(*spec)?.value() {
+                    c::DW_AT_sibling | c::DW_AT_language => match entries.read_attribute(*spec)?.value() {
                         AttributeValue::UnitRef(to) => sibling = Some(to),
-                        _ => {}
-                    },
-                    c::DW_AT_language => match entries.read_attribute(*spec)?.value() {
                         AttributeValue::Language(of) => language = Some(of),
                         _ => {}
                     },
