@@ -27,6 +27,7 @@ pub mod gate;
 pub mod image;
 pub mod live;
 pub mod output;
+pub mod place;
 pub mod profile;
 pub mod registers;
 pub mod rng;

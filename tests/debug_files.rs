@@ -26,6 +26,19 @@ impl Files for InMemory {
     }
 }
 
+/// Files of the system outside of a target's own, empty root.
+struct Outside(InMemory);
+
+impl Files for Outside {
+    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
+        Err("no such file or directory".to_owned())
+    }
+
+    fn open_outside(&self, path: &str) -> Result<ImageBytes, String> {
+        self.0.open(path)
+    }
+}
+
 fn run(dir: &Path, program: &str, args: &[&str]) -> Option<()> {
     let output = Command::new(program).current_dir(dir).args(args).output().ok()?;
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -52,7 +65,7 @@ fn build_id_path(bytes: &[u8]) -> String {
     format!("/usr/lib/debug/.build-id/{}/{}.debug", &id[..2], &id[2..])
 }
 
-fn name(path: &str, bytes: &[u8], files: &InMemory) -> Answer {
+fn name(path: &str, bytes: &[u8], files: &dyn Files) -> Answer {
     let all = sections::all(bytes).unwrap();
     let text = all.iter().find(|section| section.name == ".text").unwrap();
     let addresses: Vec<u64> = (text.svma..text.svma + text.size).collect();
@@ -82,6 +95,22 @@ fn a_debug_file_is_found_by_build_id() {
     assert!(knows_the_inlined(&answer), "{answer:?}");
     assert!(answer.problems.is_empty(), "{:?}", answer.problems);
     assert!(!knows_the_inlined(&name("/usr/bin/a", &stripped, &InMemory::default())));
+}
+
+#[test]
+fn a_target_in_a_root_of_its_own_has_the_debug_files_outside_of_it() {
+    let (_dir, stripped, debug) = stripped(&[]);
+    let path = build_id_path(&stripped);
+    let outside = |debug: &[u8]| Outside(InMemory(HashMap::from([(path.clone(), debug.to_vec())])));
+    assert!(knows_the_inlined(&name("/usr/bin/a", &stripped, &outside(&debug))));
+    let (_dir, _, other) = self::stripped(&["-DOTHER", "-O1"]);
+    let answer = name("/usr/bin/a", &stripped, &outside(&other));
+    assert!(!knows_the_inlined(&answer));
+    let [problem] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
+    assert!(problem.starts_with(&format!("{path}: it is of another build")), "{problem}");
+    // Beside the program only files of the target's own root may lie.
+    let beside = Outside(InMemory(HashMap::from([("/usr/bin/a.debug".to_owned(), debug)])));
+    assert!(!knows_the_inlined(&name("/usr/bin/a", &stripped, &beside)));
 }
 
 #[test]

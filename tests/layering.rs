@@ -12,13 +12,14 @@ use std::path::Path;
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them
 /// are allowed. The command line may name everything, and nothing may name it.
-const ALLOWED: [(&str, &[&str]); 18] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     ("addr", &[]),
     ("error", &[]),
     ("frame_rule", &[]),
     ("clock", &[]),
     ("live", &[]),
     ("trie", &[]),
+    ("place", &[]),
     ("rng", &[]),
     ("unpack", &[]),
     ("registers", &["addr"]),
@@ -38,6 +39,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "addr",
             "error",
             "image",
+            "place",
             "symbol::Names",
             "target::ExitStatus",
             "target::Process",
@@ -52,6 +54,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
         &[
             "addr",
             "image",
+            "place",
             "target::Files",
             "target::ImageBytes",
             "target::Mapping",
@@ -66,8 +69,8 @@ const ALLOWED: [(&str, &[&str]); 18] = [
         &["addr", "clock", "error", "frame_rule", "image", "live", "profile", "target", "trie", "walk"],
     ),
     ("output", &["error"]),
-    ("diff", &["profile", "trie"]),
-    ("gate", &["diff", "profile", "rng", "trie"]),
+    ("diff", &["place", "profile", "trie"]),
+    ("gate", &["diff", "place", "profile", "rng", "trie"]),
 ];
 
 const MAX_LINES: usize = 600;

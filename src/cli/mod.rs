@@ -1,7 +1,7 @@
 //! The command line: the only module that prints, and the one that knows exit codes.
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
-//! that writes to the terminal, `summary.rs` and `stats.rs` tell how a recording went,
+//! that writes to the terminal, `summary.rs`, `hints.rs` and `stats.rs` tell how a recording went,
 //! `progress.rs` tells it while it goes, `outputs.rs` writes profiles. `record.rs`, `dump.rs`,
 //! `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs` and `demo.rs` are the commands;
 //! `saved_files.rs` reads profiles.
@@ -14,6 +14,7 @@ pub mod diff;
 pub mod dump;
 pub mod flags;
 pub mod gate;
+mod hints;
 pub mod messages;
 mod outputs;
 pub mod progress;

@@ -9,7 +9,7 @@ use super::args::{Destination, Naming, Output, Recording, Source, Verbosity};
 use super::outputs::{self, Shown};
 use super::progress::Progress;
 use super::stats::{self, RunFigures};
-use super::{demo, messages, summary, system, text};
+use super::{demo, hints, messages, summary, system, text};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
@@ -20,7 +20,6 @@ use crate::sampler::{self, Options};
 use crate::symbol::{self, Names};
 use crate::target::sim::{SimConfig, SimTarget};
 use crate::target::{ExitStatus, Files, Target, swift_demangle};
-use crate::walk::{Ended, How};
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
 /// waited for this long so that the summary can tell how it ended.
@@ -72,7 +71,7 @@ pub fn run(recording: &Recording) -> Result<()> {
         outputs::write_to(to, &mut |out| out.write_all(json.as_bytes()))?;
     }
     if recording.verbosity != Verbosity::Quiet {
-        let hints = hints(&profile, &names, recording);
+        let hints = hints::of(&profile, &names, recording);
         messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, &figures, &hints));
         if recording.verbosity == Verbosity::Verbose {
             messages::block(&details(&profile, &names));
@@ -259,54 +258,6 @@ fn figures(profile: &Profile, names: &Names, recording: &Recording, outputs: &[O
         write_s: 0.0,
         outputs: outputs.iter().map(|output| output.to.as_path().display().to_string()).collect(),
     }
-}
-
-/// What the user can do better, at most a few lines.
-fn hints(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String> {
-    let mut hints = Vec::new();
-    let stats = &profile.stats;
-    // Other stacks are incomplete for what the program does, not for how it was built.
-    let built: &[Ended] = match recording.unwind {
-        How::FramePointer => &[Ended::BadFrame, Ended::Unproved],
-        How::Auto | How::Cfi => &[Ended::BadFrame],
-    };
-    let early: u64 = built.iter().filter_map(|ended| stats.stacks_incomplete.get(ended.reason())).sum();
-    if early * 10 > stats.samples {
-        let hint = match recording.unwind {
-            How::FramePointer => {
-                "many stacks end early: the program or its libraries are built without frame pointers; \
-                 leave --unwind fp out, or rebuild with -fno-omit-frame-pointer \
-                 (Rust: -C force-frame-pointers=yes)"
-            }
-            How::Auto | How::Cfi => {
-                "many stacks end early: code has neither unwind information nor frame pointers; \
-                 rebuild it with -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
-            }
-        };
-        hints.push(hint.to_owned());
-    }
-    if stats.ticks_late * 20 > stats.ticks {
-        hints.push(format!(
-            "more than 5% of ticks came too late; a lower --hz than {} fits better",
-            recording.hz
-        ));
-    }
-    if profile.images.spaces_full() {
-        hints.push(
-            "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
-        );
-    }
-    if matches!(recording.source, Source::Launch(_) | Source::Demo) && stats.exit_status.is_none() {
-        hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
-    }
-    for unnamed in names.unnamed_by_image.iter().take(3) {
-        if let Some(image) = profile.images.images().get(unnamed.image as usize)
-            && let Some(problem) = image.problem()
-        {
-            hints.push(format!("functions of {} have no names: {problem}", image.path));
-        }
-    }
-    hints
 }
 
 /// `-v`: each cause of a missing name, by image.

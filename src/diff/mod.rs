@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! normalize   names that survive a rebuild
+//! builds      functions without a name that are the same in all profiles
 //! stacks      saved profiles → one tree of names, counts by run
 //! functions   → self and total of each function, by run
 //! compare     two runs → rows, by seconds or by shares
@@ -11,6 +12,7 @@
 //!
 //! Not for a verdict with error rates: that needs several runs a side, see [`gate`](crate::gate).
 
+pub mod builds;
 pub mod compare;
 pub mod functions;
 pub mod normalize;

@@ -12,12 +12,15 @@
 //! | `{lambda(int)#2}`, `{unnamed type#1}`, `'lambda3'(int)`, `$_4` | `{lambda(int)}`, `{unnamed type}`, `'lambda'(int)`, `$_` | C++ |
 //! | `_GLOBAL__N_1`, `{anonymous}` | `(anonymous namespace)` | C++ |
 //! | `f.llvm.123`, `f.cold`, `f.warm`, `f.part.0`, `f.constprop.0`, `f.isra.0`, `f.lto_priv.0`, `f.clone.0`, `f.localalias`, `f [clone .cold]` | `f` | LLVM, GCC, BOLT |
-//! | `[libc.so.6+0x1f40]` | `[libc.so.6]` | stackprof |
+//! | `[libc.so.6+0x1f40]`, `[libc.so.6:fn+0x1f40]` | `[libc.so.6]` | stackprof |
 //! | `f (file.rs:12)` | `f (file.rs)` | stackprof `--lines` |
 //!
-//! `f@plt` stays: the entry is other code than `f`.
+//! `f@plt` stays: the entry is other code than `f`. Between runs of one build, functions without a
+//! name keep their beginning: see [`builds`](super::builds).
 
 use std::borrow::Cow;
+
+use crate::place::Place;
 
 /// Suffixes of clones behind which is a number; without one they end names of their own, such as
 /// Go's `maps.clone`.
@@ -36,8 +39,8 @@ pub fn normalize(name: &str) -> Cow<'_, str> {
     {
         return Cow::Borrowed(name);
     }
-    if let Some(module) = place(name) {
-        return Cow::Owned(format!("[{module}]"));
+    if let Some(place) = Place::parse(name) {
+        return Cow::Owned(format!("[{}]", place.module()));
     }
     let (name, file) = split_line(name);
     let mut text = without_numbers(without_suffixes(name));
@@ -51,12 +54,6 @@ pub fn normalize(name: &str) -> Cow<'_, str> {
         text.push(')');
     }
     Cow::Owned(text)
-}
-
-/// The module of `[module+0x1f40]`.
-fn place(name: &str) -> Option<&str> {
-    let (module, offset) = name.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("+0x")?;
-    (!offset.is_empty() && offset.bytes().all(|b| b.is_ascii_hexdigit())).then_some(module)
 }
 
 /// Splits `f (file.rs:12)` into the function and the file.
@@ -235,6 +232,7 @@ mod tests {
     #[test]
     fn addresses_and_lines_go_and_files_stay() {
         check("[libc.so.6+0x1f40]", "[libc.so.6]");
+        check("[libc.so.6:fn+0x1f40]", "[libc.so.6]");
         assert_eq!(normalize("[a+0x1+0xff]"), "[a+0x1]", "the last offset is ours");
         check("run (main.rs:12)", "run (main.rs)");
         check("run::{closure#1} (main.rs:12)", "run::{closure} (main.rs)");

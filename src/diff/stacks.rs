@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 
+use super::builds::Builds;
 use super::normalize::normalize;
+use crate::place::Place as CodePlace;
 use crate::profile::{About, Full, INCOMPLETE, Saved, StackRoot, TextId, Texts, shown};
 use crate::trie::{Frame, NodeId, Trie};
 
@@ -47,12 +49,21 @@ pub struct Run {
     pub waiting_left_out: u64,
     /// By node: counts of the stacks that end there. Nodes without counts are missing.
     own: Vec<(NodeId, u64)>,
+    /// The same of nodes that are functions without a name, by what the profile calls them.
+    nameless: Vec<(NodeId, TextId, u64)>,
 }
 
 impl Run {
     /// Counts of the stacks that end at each node; nodes without are missing.
     pub fn own(&self) -> impl Iterator<Item = (NodeId, u64)> {
         self.own.iter().copied()
+    }
+
+    /// Counts of the stacks that end in functions without a name: the node, which is the whole
+    /// module if the profiles are of several builds, the function as this profile calls it,
+    /// and the count.
+    pub fn nameless(&self) -> impl Iterator<Item = (NodeId, TextId, u64)> {
+        self.nameless.iter().copied()
     }
 }
 
@@ -65,6 +76,7 @@ pub struct Stacks {
     /// `Frame::Code` is one of [`CODE`], [`THREAD`], [`PART`], its address a text.
     trie: Trie,
     runs: Vec<Run>,
+    builds: Builds,
 }
 
 /// A function.
@@ -78,7 +90,8 @@ impl Stacks {
     /// Without profiles.
     #[must_use]
     pub fn new(matching: Matching) -> Stacks {
-        Stacks { matching, texts: Texts::new(), trie: Trie::new(), runs: Vec::new() }
+        let builds = Builds::default();
+        Stacks { matching, texts: Texts::new(), trie: Trie::new(), runs: Vec::new(), builds }
     }
 
     /// Adds a profile; `source` is its name for people. With `process`, its processes are
@@ -87,12 +100,14 @@ impl Stacks {
     /// # Errors
     /// [`Full`] if there are more names or places than fit.
     pub fn add(&mut self, source: &str, saved: &Saved, process: Option<&str>) -> Result<(), Full> {
+        let parted = self.note_builds(saved);
         let names = self.names_of_frames(saved)?;
         // Nodes there are numbered parents first; each has its place here, if it counts.
         let trie = saved.trie();
         let mut places: Vec<Option<Place>> = Vec::with_capacity(trie.node_count());
         places.push(None);
         let mut own: BTreeMap<NodeId, u64> = BTreeMap::new();
+        let mut nameless: BTreeMap<(NodeId, TextId), u64> = BTreeMap::new();
         let mut run = Run {
             source: source.to_owned(),
             about: saved.about.clone(),
@@ -101,19 +116,22 @@ impl Stacks {
             incomplete: 0,
             waiting_left_out: 0,
             own: Vec::new(),
+            nameless: Vec::new(),
         };
         for id in 1..trie.node_count() {
             let there = NodeId(id as u32);
             let parent =
                 trie.parent(there).and_then(|parent| places.get(parent.0 as usize)).copied().flatten();
+            let mut function = None;
             let place = match (trie.frame_of(there).map(|frame| trie.frame(frame)), parent) {
                 (Some(Frame::Root(root)), _) => match saved.roots().get(root as usize) {
                     Some(root) => Some(self.root(saved, root, process)?),
                     None => None,
                 },
                 (Some(Frame::Code { address, .. }), Some(parent)) => {
-                    let names = usize::try_from(address).ok().and_then(|frame| names.get(frame));
-                    Some(self.below(parent, names.map_or(&[][..], Vec::as_slice))?)
+                    let frame = usize::try_from(address).ok().and_then(|frame| names.get(frame));
+                    function = frame.and_then(|frame| frame.nameless);
+                    Some(self.below(parent, frame.map_or(&[][..], |frame| &frame.names))?)
                 }
                 _ => None,
             };
@@ -126,31 +144,97 @@ impl Stacks {
             }
             run.total = run.total.saturating_add(count);
             run.incomplete = run.incomplete.saturating_add(if place.complete { 0 } else { count });
-            let sum = own.entry(place.node).or_default();
-            *sum = sum.saturating_add(count);
+            add(&mut own, place.node, count);
+            if let Some(function) = function {
+                add(&mut nameless, (place.node, function), count);
+            }
         }
         run.own = own.into_iter().collect();
+        run.nameless =
+            nameless.into_iter().map(|((node, function), count)| (node, function, count)).collect();
         self.runs.push(run);
+        if parted { self.join_parted() } else { Ok(()) }
+    }
+
+    /// Notes of which builds a profile's functions without names are. Returns whether functions
+    /// that were matched until now no longer can be.
+    fn note_builds(&mut self, saved: &Saved) -> bool {
+        let mut parted = false;
+        for (index, frame) in saved.frames().iter().enumerate() {
+            let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
+            let id = mapping.map_or("", |mapping| saved.text(mapping.build_id));
+            saved.names_of(index as u32, false, &mut |name| {
+                if let Some(CodePlace::Function { module, .. }) = CodePlace::parse(name) {
+                    parted |= self.builds.note(module, id);
+                }
+            });
+        }
+        parted && self.matching.normalize
+    }
+
+    /// Joins the functions of modules of which there is more than one build, now that this is
+    /// known.
+    fn join_parted(&mut self) -> Result<(), Full> {
+        let mut joined = BTreeMap::new();
+        for text in (0..self.texts.count() as u32).map(TextId) {
+            let text_of = self.texts.get(text);
+            if let Some(CodePlace::Function { module, .. }) = CodePlace::parse(text_of)
+                && !self.builds.is_one(module)
+            {
+                let module = normalize(text_of).into_owned();
+                joined.insert(text, self.texts.intern(&module)?);
+            }
+        }
+        // Parents come first.
+        let (mut trie, mut moved) = (Trie::new(), vec![NodeId(0)]);
+        for node in (1..self.trie.node_count() as u32).map(NodeId) {
+            let parent = self.trie.parent(node).and_then(|parent| moved.get(parent.0 as usize));
+            let frame = match self.place(node) {
+                (Some(CODE), name) => {
+                    let name = joined.get(&name).copied().unwrap_or(name);
+                    Frame::Code { space: CODE, address: u64::from(name.0) }
+                }
+                (Some(space), name) => Frame::Code { space, address: u64::from(name.0) },
+                (None, name) => Frame::Root(name.0),
+            };
+            moved.push(trie.descend(parent.copied().unwrap_or(NodeId(0)), frame)?);
+        }
+        let moved = |node: NodeId| moved.get(node.0 as usize).copied().unwrap_or(NodeId(0));
+        for run in &mut self.runs {
+            let mut own = BTreeMap::new();
+            for (node, count) in &run.own {
+                add(&mut own, moved(*node), *count);
+            }
+            run.own = own.into_iter().collect();
+            for (node, ..) in &mut run.nameless {
+                *node = moved(*node);
+            }
+        }
+        self.trie = trie;
         Ok(())
     }
 
-    /// The texts of each frame of a profile, outermost first.
-    fn names_of_frames(&mut self, saved: &Saved) -> Result<Vec<Vec<TextId>>, Full> {
+    /// The texts of each frame of a profile.
+    fn names_of_frames(&mut self, saved: &Saved) -> Result<Vec<FrameNames>, Full> {
         let mut full = Ok(());
         let mut names = Vec::with_capacity(saved.frames().len());
         for frame in 0..saved.frames().len() {
-            let mut here = Vec::new();
+            let mut here = FrameNames::default();
             saved.names_of(frame as u32, false, &mut |name| {
                 // The outermost is the function whose code the others became part of.
-                if !self.matching.inlines && !here.is_empty() {
+                if !self.matching.inlines && !here.names.is_empty() {
                     return;
                 }
                 let name = shown(name);
-                let matched = if self.matching.normalize { normalize(&name) } else { name.clone() };
-                match self.texts.intern(&matched) {
-                    Ok(name) => here.push(name),
-                    Err(why) => full = Err(why),
-                }
+                let nameless = match CodePlace::parse(&name) {
+                    Some(CodePlace::Function { module, .. }) => Some(self.builds.is_one(module)),
+                    _ => None,
+                };
+                let as_it_is = !self.matching.normalize || nameless == Some(true);
+                let matched = if as_it_is { name.clone() } else { normalize(&name) };
+                let mut intern = |text: &str| self.texts.intern(text).map_err(|why| full = Err(why)).ok();
+                here.names.extend(intern(&matched));
+                here.nameless = nameless.and_then(|_| intern(&name));
             });
             names.push(here);
         }
@@ -266,6 +350,20 @@ impl Stacks {
     }
 }
 
+fn add<K: Ord>(sums: &mut BTreeMap<K, u64>, key: K, count: u64) {
+    let sum = sums.entry(key).or_default();
+    *sum = sum.saturating_add(count);
+}
+
+/// What a frame of a profile is called.
+#[derive(Clone, Debug, Default)]
+struct FrameNames {
+    /// The names it is matched by, outermost first.
+    names: Vec<TextId>,
+    /// The innermost function as the profile calls it, if it has no name.
+    nameless: Option<TextId>,
+}
+
 /// Where a node of a profile is in the common tree.
 #[derive(Clone, Copy, Debug)]
 struct Place {
@@ -284,104 +382,4 @@ fn thread_name(frame: &str) -> Option<&str> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::profile::SavedBuilder;
-
-    /// A profile of one process from `frame;frame` texts and counts.
-    pub(crate) fn saved(about: About, process: &str, stacks: &[(&str, u64)]) -> Saved {
-        let mut builder = SavedBuilder::new(about);
-        let process = builder.text(process).expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
-        let root = builder.root(root).expect("fits");
-        for (stack, count) in stacks {
-            let frames: Vec<u32> =
-                stack.split(';').map(|name| builder.named_frame(name).expect("fits")).collect();
-            builder.add(root, &frames, *count).expect("fits");
-        }
-        builder.finish()
-    }
-
-    fn lines(stacks: &Stacks, run: usize) -> Vec<String> {
-        let run = &stacks.runs()[run];
-        run.own().map(|(node, count)| format!("{} {count}", stacks.path(node).join(";"))).collect()
-    }
-
-    #[test]
-    fn runs_meet_at_the_same_places_whatever_was_numbered_anew() {
-        let mut stacks = Stacks::new(Matching::default());
-        let base = saved(About::default(), "work", &[("main;run::{closure#1}", 5), ("main;[a.so+0x10]", 1)]);
-        let new = saved(About::default(), "work", &[("main;run::{closure#2}", 7), ("main;[a.so+0x20]", 2)]);
-        stacks.add("base", &base, None).expect("fits");
-        stacks.add("new", &new, None).expect("fits");
-        assert_eq!(lines(&stacks, 0), ["work;main;run::{closure} 5", "work;main;[a.so] 1"]);
-        assert_eq!(lines(&stacks, 1), ["work;main;run::{closure} 7", "work;main;[a.so] 2"]);
-        assert_eq!(stacks.node_count(), 5);
-        let mut exact = Stacks::new(Matching { normalize: false, ..Matching::default() });
-        exact.add("base", &base, None).expect("fits");
-        exact.add("new", &new, Some("other")).expect("fits");
-        assert_eq!(lines(&exact, 1), ["other;main;run::{closure#2} 7", "other;main;[a.so+0x20] 2"]);
-        assert_eq!(exact.runs()[1].processes, ["work"]);
-    }
-
-    #[test]
-    fn closures_of_one_profile_become_one_and_nothing_is_lost() {
-        let mut stacks = Stacks::new(Matching::default());
-        let base = saved(About::default(), "work", &[("f::{closure#1}", 5), ("f::{closure#2}", 6)]);
-        stacks.add("base", &base, None).expect("fits");
-        assert_eq!(lines(&stacks, 0), ["work;f::{closure} 11"]);
-        assert_eq!(stacks.runs()[0].total, 11);
-    }
-
-    #[test]
-    fn threads_are_told_by_name_and_are_no_functions() {
-        let folded =
-            saved(About::default(), "work", &[("io (17);[incomplete];read", 2), ("io (18);read;x (3)", 1)]);
-        let mut builder = SavedBuilder::new(About::default());
-        let (process, io) = (builder.text("work").expect("fits"), builder.text("io").expect("fits"));
-        let read = builder.named_frame("read").expect("fits");
-        for (id, complete, waiting, count) in [(5, false, false, 2), (6, true, false, 1), (6, true, true, 9)]
-        {
-            let root = StackRoot { process, thread: Some((io, id)), complete, waiting };
-            let root = builder.root(root).expect("fits");
-            builder.add(root, &[read], count).expect("fits");
-        }
-        let binary = builder.finish();
-        let mut stacks = Stacks::new(Matching::default());
-        stacks.add("a", &folded, None).expect("fits");
-        stacks.add("b", &binary, None).expect("fits");
-        assert_eq!(lines(&stacks, 0), ["work;io;[incomplete];read 2", "work;io;read;x (3) 1"]);
-        assert_eq!(lines(&stacks, 1), ["work;io;[incomplete];read 2", "work;io;read 1"]);
-        let functions: Vec<&str> = (0..stacks.node_count() as u32)
-            .filter_map(|node| stacks.function(NodeId(node)))
-            .map(|name| stacks.text(name))
-            .collect();
-        assert_eq!(functions, ["read", "read", "x (3)"]);
-        let run = &stacks.runs()[1];
-        assert_eq!((run.total, run.incomplete, run.waiting_left_out), (3, 2, 9));
-    }
-
-    #[test]
-    fn without_inlines_their_time_is_the_outer_functions() {
-        let mut builder = SavedBuilder::new(About::default());
-        let process = builder.text("work").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
-        let root = builder.root(root).expect("fits");
-        let lines_of: Vec<crate::profile::Line> = ["outer", "inner"]
-            .iter()
-            .map(|name| {
-                let name = builder.text(name).expect("fits");
-                let function = crate::profile::Function { name, ..Default::default() };
-                crate::profile::Line { function: builder.function(function).expect("fits"), line: 1 }
-            })
-            .collect();
-        let frame = builder.frame(0x10, None, &lines_of).expect("fits");
-        builder.add(root, &[frame], 4).expect("fits");
-        let saved = builder.finish();
-        for (inlines, expected) in [(true, "work;outer;inner 4"), (false, "work;outer 4")] {
-            let mut stacks = Stacks::new(Matching { inlines, ..Matching::default() });
-            stacks.add("a", &saved, None).expect("fits");
-            assert_eq!(lines(&stacks, 0), [expected]);
-        }
-    }
-}
+pub(crate) mod tests;

@@ -22,6 +22,7 @@ pub mod gain;
 pub mod interval;
 pub mod judge;
 pub mod measured;
+pub mod nameless;
 pub mod orders;
 pub mod place;
 pub mod quantile;

@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::measured::Measured;
+use super::nameless;
 use super::verdict::Place;
 use crate::diff::stacks::Stacks;
+use crate::profile::TextId;
 use crate::trie::NodeId;
 
 /// Mean CPU time at each node that any run has stacks at.
@@ -16,6 +18,8 @@ pub struct Places<'a> {
     stacks: &'a Stacks,
     /// By node: mean of base and new, of the stacks that end there.
     own: BTreeMap<NodeId, (f64, f64)>,
+    /// By node that is a module of several builds: the same by function, by its name.
+    nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>>,
 }
 
 impl<'a> Places<'a> {
@@ -23,19 +27,28 @@ impl<'a> Places<'a> {
     #[must_use]
     pub fn of(stacks: &'a Stacks, measured: &Measured) -> Places<'a> {
         let mut own: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
+        let mut nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>> = BTreeMap::new();
         let base_runs = measured.base_runs.max(1) as f64;
         let new_runs = measured.totals.len().saturating_sub(measured.base_runs).max(1) as f64;
         for (index, (run, each)) in stacks.runs().iter().zip(&measured.per_sample).enumerate() {
-            for (node, count) in run.own() {
-                let (base, new) = own.entry(node).or_default();
+            let add = |(base, new): &mut (f64, f64), count: u64| {
                 if index < measured.base_runs {
                     *base += count as f64 * each / base_runs;
                 } else {
                     *new += count as f64 * each / new_runs;
                 }
+            };
+            for (node, count) in run.own() {
+                add(own.entry(node).or_default(), count);
+            }
+            for (node, function, count) in run.nameless() {
+                // Functions of one build are places of their own.
+                if stacks.function(node) != Some(function) {
+                    add(nameless.entry(node).or_default().entry(function).or_default(), count);
+                }
             }
         }
-        Places { stacks, own }
+        Places { stacks, own, nameless }
     }
 
     /// The path to the function called `name` whose own time grew most; `None` if none did.
@@ -95,7 +108,10 @@ impl<'a> Places<'a> {
     fn place(&self, node: NodeId, base: f64, new: f64, growth: f64) -> Place {
         let path = self.stacks.path(node).into_iter().map(str::to_owned).collect();
         let part = if growth > 0.0 { ((new - base) / growth).min(1.0) } else { 0.0 };
-        Place { path, base, new, part }
+        let functions = self.nameless.get(&node).map_or_else(Vec::new, |functions| {
+            nameless::grown(functions.iter().map(|(name, own)| (self.stacks.text(*name), *own)))
+        });
+        Place { path, base, new, part, functions }
     }
 }
 

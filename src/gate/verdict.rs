@@ -143,6 +143,21 @@ pub struct Place {
     pub new: f64,
     /// Its part of the whole growth, 0 to 1.
     pub part: f64,
+    /// Where the path ends in a module of which both sides have another build: its functions of
+    /// the new build that seem to have gained most, at most three (see `nameless`).
+    pub functions: Vec<Nameless>,
+}
+
+/// A function without a name, of the new build.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nameless {
+    /// Where it begins: `[libruby.so:fn+0x9dd20]`.
+    pub name: String,
+    /// Own CPU time at this place of the function of the base build that it seems to be, mean
+    /// of the base runs; 0 if there is none.
+    pub base: f64,
+    /// Its own CPU time there, mean of the new runs.
+    pub new: f64,
 }
 
 /// Why a growth is taken for moved cost.

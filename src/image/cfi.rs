@@ -132,14 +132,7 @@ impl Cfi {
             return None;
         }
         self.tables.iter().find_map(|table| {
-            let frames = match &table.unpacked {
-                Some(unpacked) => unpacked,
-                None => bytes.get(table.frames.clone())?,
-            };
-            let offset = match &table.search {
-                Search::Header(header) => self.offset_in(bytes.get(header.clone())?, pc)?,
-                Search::Index(index) => entries::entry_at(index, pc.0)?,
-            };
+            let (frames, offset) = self.last_entry(table, bytes, pc)?;
             if table.is_debug {
                 row_of(entries::debug_frame(frames), frames, &self.bases, offset, pc, &[])
             } else {
@@ -147,6 +140,40 @@ impl Cfi {
                 row_of(entries::eh_frame(frames), frames, &self.bases, offset, pc, not_signal)
             }
         })
+    }
+
+    /// The bounds of the last function that begins at a stated address or before, as the
+    /// entries have them, which each describe one function or a part that was split off. It
+    /// may end before the address. `bytes` are those that [`Cfi::find`] was given.
+    #[must_use]
+    pub fn last_function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
+        let of_table = |table: &Table| {
+            let (frames, offset) = self.last_entry(table, bytes, at)?;
+            if table.is_debug {
+                entries::range(&entries::debug_frame(frames), frames, &self.bases, offset)
+            } else {
+                let (frames, _) = table.marks.of(frames);
+                entries::range(&entries::eh_frame(frames), frames, &self.bases, offset)
+            }
+        };
+        let ranges = self.tables.iter().filter_map(of_table).filter(|range| range.start <= at.0);
+        // Of two that describe the same function the one that covers the address.
+        let last = ranges.max_by_key(|range| (range.start, range.end))?;
+        Some(Svma(last.start)..Svma(last.end))
+    }
+
+    /// The content of a table, and in it the offset of the last entry that begins at an
+    /// address or before.
+    fn last_entry<'a>(&self, table: &'a Table, bytes: &'a [u8], at: Svma) -> Option<(&'a [u8], usize)> {
+        let frames = match &table.unpacked {
+            Some(unpacked) => unpacked,
+            None => bytes.get(table.frames.clone())?,
+        };
+        let offset = match &table.search {
+            Search::Header(header) => self.offset_in(bytes.get(header.clone())?, at)?,
+            Search::Index(index) => entries::last_entry(index, at.0)?.2,
+        };
+        Some((frames, offset))
     }
 
     /// The offset of the entry of an address, by the table of `.eh_frame_hdr`.
@@ -183,9 +210,18 @@ impl Entries {
 
     /// The row at `pc`, whose entry is searched for.
     pub(super) fn search<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+        self.row(bytes, entries::entry_at(self.index(bytes), pc.0)?, pc)
+    }
+
+    /// The bounds of the function at a stated address, as the entry that covers it has them.
+    pub(super) fn function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
+        let (start, end, _) = entries::last_entry(self.index(bytes), at.0)?;
+        (at.0 < *end).then_some(Svma(*start)..Svma(*end))
+    }
+
+    fn index(&self, bytes: &[u8]) -> &[(u64, u64, usize)] {
         let (readable, _) = self.marks.of(bytes);
-        let index = || entries::index(entries::eh_frame(readable), readable, &self.bases);
-        self.row(bytes, entries::entry_at(self.index.get_or_init(index), pc.0)?, pc)
+        self.index.get_or_init(|| entries::index(entries::eh_frame(readable), readable, &self.bases))
     }
 }
 

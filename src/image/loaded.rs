@@ -59,6 +59,27 @@ impl Image {
         }
     }
 
+    /// The bounds of the function at a stated address as the file's list of functions has them
+    /// (Mach-O), or else its unwind information; a part of a function that was split off has
+    /// its own. `None` where nothing tells.
+    #[must_use]
+    pub fn described_function(&self, svma: Svma) -> Option<Range<Svma>> {
+        if let Some(macho) = self.object()?.macho() {
+            let unwind = || self.unwind.get_or_init(|| Unwind::find(macho));
+            let described = || unwind().as_ref()?.function(self.bytes.as_ref().ok()?, svma);
+            return self.function(svma).or_else(described);
+        }
+        self.last_described_function(svma).filter(|function| function.contains(&svma))
+    }
+
+    /// The bounds of the last function of an ELF image that begins at a stated address or
+    /// before, as its unwind information has them. It may end before the address.
+    #[must_use]
+    pub fn last_described_function(&self, svma: Svma) -> Option<Range<Svma>> {
+        let bytes = self.bytes.as_ref().ok()?.bytes();
+        self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref()?.last_function(bytes, svma)
+    }
+
     /// The bounds of the function at a stated address, if the file lists its functions.
     pub(super) fn function(&self, svma: Svma) -> Option<Range<Svma>> {
         let (macho, bytes) = (self.object()?.macho()?, self.bytes.as_ref().ok()?);

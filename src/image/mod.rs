@@ -35,6 +35,11 @@ pub const MAX_IMAGES: usize = 8192;
 /// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
 pub const MAX_REGIONS: usize = 262_144;
 
+/// Most names of memory without files that are kept; a process has a handful.
+const MAX_LABELS: usize = 64;
+/// Longest of these names, in bytes; the kernel's limit is 80.
+const MAX_LABEL_BYTES: usize = 128;
+
 /// Where an address lies.
 #[derive(Clone, Copy, Debug)]
 pub struct Location<'a> {
@@ -55,6 +60,8 @@ pub struct Images {
     images: Vec<Image>,
     /// Images by device and inode; the few of one identity differ in their path.
     by_identity: BTreeMap<(u64, u64), Vec<u32>>,
+    /// What the system calls regions without image, by number; the first is empty.
+    labels: Vec<String>,
     /// Numbered by position; the last one is current. Never empty.
     spaces: Vec<Space>,
     /// The space that the last program began with.
@@ -71,6 +78,7 @@ impl Default for Images {
         Images {
             images: Vec::new(),
             by_identity: BTreeMap::new(),
+            labels: vec![String::new()],
             spaces: vec![Space::default()],
             program_space: 0,
             regions_before: 0,
@@ -160,6 +168,32 @@ impl Images {
         // every run, so it is a better name than the run-time address.
         let svma = image.object().and_then(|object| object.svma_of(offset)).unwrap_or(Svma(offset));
         Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
+    }
+
+    /// Whether an address was in executable memory that a program filled itself: without a file,
+    /// or with one that exists in memory only and holds no program or library. Output: what the
+    /// system calls that memory (`[anon:v8]`, `/memfd:jit`, `/dev/zero`), empty if nothing. Code
+    /// of such memory that has been unmapped since counts too.
+    #[must_use]
+    pub fn made_at_run_time(&self, space: u32, avma: Avma) -> Option<&str> {
+        let space = self.spaces.get(space as usize)?;
+        let Some(region) = space.find(avma.0) else { return space.had_vanished(avma.0).then_some("") };
+        match self.images.get(region.image as usize) {
+            Some(image) => image.object().is_none().then(|| in_memory_only(&image.path)).flatten(),
+            None => {
+                let label = usize::try_from(region.file_offset).ok().and_then(|label| self.labels.get(label));
+                Some(label.map_or("", String::as_str))
+            }
+        }
+    }
+
+    /// The images that are mapped in a space.
+    pub fn images_in(&self, space: u32) -> impl Iterator<Item = &Image> {
+        let regions = self.spaces.get(space as usize).map_or(&[][..], |space| &space.regions);
+        let mut images: Vec<u32> = regions.iter().map(|region| region.image).collect();
+        images.sort_unstable();
+        images.dedup();
+        images.into_iter().filter_map(|image| self.images.get(image as usize))
     }
 
     /// The mapping of an image that an address lay in in one of the process's address
@@ -253,12 +287,29 @@ impl Images {
             }
             end_before = end;
             let image = self.image(mapping, open);
-            // A vDSO's bytes are the mapping's own memory.
-            let file_offset = if mapping.kind == MappingKind::File { mapping.file_offset } else { 0 };
+            let file_offset = match mapping.kind {
+                MappingKind::File => mapping.file_offset,
+                // A vDSO's bytes are the mapping's own memory.
+                MappingKind::Vdso => 0,
+                MappingKind::Anonymous => self.label(&mapping.path),
+            };
             regions.push(Region { start, end, file_offset, image });
         }
         self.regions_refused += mappings.len().saturating_sub(MAX_REGIONS) as u64;
         regions
+    }
+
+    /// The number of a label; 0, which is none, for those beyond [`MAX_LABELS`].
+    fn label(&mut self, label: &str) -> u64 {
+        let known = self.labels.iter().position(|known| known == label);
+        let number = known.or_else(|| {
+            let fits = self.labels.len() < MAX_LABELS && label.len() <= MAX_LABEL_BYTES;
+            fits.then(|| {
+                self.labels.push(label.to_owned());
+                self.labels.len() - 1
+            })
+        });
+        number.unwrap_or(0) as u64
     }
 
     /// The index of a mapping's image, opened if it is new.
@@ -287,6 +338,15 @@ impl Images {
         self.images.push(Image::open(mapping, open(mapping)));
         index
     }
+}
+
+/// What a file that exists in memory only is called, if it is one: shared memory without a name
+/// (shmem_zero_setup in mm/shmem.c, hugetlb_file_setup in fs/hugetlbfs/inode.c), memfd_create(2),
+/// shm_open(3), shmget(2).
+fn in_memory_only(path: &str) -> Option<&str> {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    const IN_MEMORY: [&str; 5] = ["/dev/zero", "/memfd:", "/dev/shm/", "/SYSV", "/anon_hugepage"];
+    IN_MEMORY.iter().any(|start| path.starts_with(start)).then_some(path)
 }
 
 #[cfg(all(test, target_os = "linux"))] // the test executable must be ELF

@@ -20,7 +20,8 @@ pub(super) struct Region {
     pub start: u64,
     /// First address after it.
     pub end: u64,
-    /// Offset in the image's bytes of the first address.
+    /// Offset in the image's bytes of the first address; of a region without image the number
+    /// of its label.
     pub file_offset: u64,
     /// Index of the image, or [`NO_IMAGE`].
     pub image: u32,
@@ -54,6 +55,12 @@ impl Space {
         let after = self.regions.partition_point(|region| region.start <= address);
         let region = self.regions.get(after.checked_sub(1)?)?;
         (address < region.end).then_some(region)
+    }
+
+    /// Whether code without a file was at an address, but no longer is.
+    pub(super) fn had_vanished(&self, address: u64) -> bool {
+        let first = self.vanished.partition_point(|range| range.end <= address);
+        self.vanished.get(first).is_some_and(|range| range.contains(&address))
     }
 
     /// The vanished ranges after `new` replaced the current regions, or `None` if `new`

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use super::about::About;
 use super::texts::{TextId, Texts};
+use crate::place::Place;
 use crate::trie::{self, FrameId, NodeId, Trie};
 
 /// A frame of which nothing is known.
@@ -296,8 +297,7 @@ impl Saved {
             return UNKNOWN.to_owned();
         }
         let offset = frame.address.wrapping_sub(mapping.start).wrapping_add(mapping.file_offset);
-        // The kernel's own names have brackets already.
-        format!("[{}+{offset:#x}]", module.trim_start_matches('[').trim_end_matches(']'))
+        Place::Address { module, offset }.to_string()
     }
 }
 

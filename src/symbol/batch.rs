@@ -8,12 +8,13 @@
 //! Plain threads and one counter do for that: the pieces are many and of milliseconds, so
 //! nothing would be gained by a scheduler that steals.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::dwarf::{Ask, Chain, Debug, Function, Job, Sections, Splits, Texts, TextsShared};
 use super::locate::{Located, locate};
-use super::table::SymbolTable;
+use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, plt, stubs};
 use crate::addr::Svma;
 use crate::image::Image;
@@ -178,7 +179,7 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
     }
     let mut found: Symbols = vec![Err(Why::NoSymbols); asked.wanted.len()];
     for bytes in &asked.located(options).symbols {
-        look_up(bytes, &asked.wanted, &mut found, texts);
+        look_up(bytes, asked, &mut found, texts);
         if found.iter().all(Result::is_ok) {
             break;
         }
@@ -202,15 +203,16 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
 }
 
 /// Looks up in one file what has no name yet.
-fn look_up(bytes: &ImageBytes, wanted: &[u64], found: &mut Symbols, texts: &mut Texts<'_>) {
+fn look_up(bytes: &ImageBytes, asked: &Asked<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
     let table = SymbolTable::parse(bytes);
     // Neighbouring addresses are mostly in one function. Two of one start differ in their end.
     let mut last: Option<(Svma, Svma, Option<Arc<str>>)> = None;
-    for (svma, found) in wanted.iter().zip(found) {
+    for (svma, found) in asked.wanted.iter().zip(found) {
         if found.is_ok() {
             continue;
         }
-        match table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(*svma))) {
+        let symbol = table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(*svma)));
+        match symbol.and_then(|symbol| within(symbol, asked.image, Svma(*svma))) {
             Ok(symbol) => {
                 let name = match &last {
                     Some((start, end, name)) if (*start, *end) == (symbol.start, symbol.end) => name.clone(),
@@ -227,6 +229,16 @@ fn look_up(bytes: &ImageBytes, wanted: &[u64], found: &mut Symbols, texts: &mut 
             Err(why) => *found = Err(why),
         }
     }
+}
+
+/// The symbol of an address, unless it is one without an end and unwind information says that
+/// a function ends or another begins between the two.
+fn within<'s>(symbol: Symbol<'s>, image: &Image, at: Svma) -> Result<Symbol<'s>, Why> {
+    let last = if symbol.open_ended { image.last_described_function(at) } else { None };
+    let is_other = |last: Range<Svma>| {
+        last.start > symbol.start || (last.contains(&symbol.start) && !last.contains(&at))
+    };
+    if last.is_some_and(is_other) { Err(Why::NotCovered) } else { Ok(symbol) }
 }
 
 fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'f>>, Vec<String>) {

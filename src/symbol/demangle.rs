@@ -45,7 +45,7 @@ pub fn demangle_with(name: impl AsRef<[u8]>, swift: Demangler) -> String {
         let readable = swift(name).filter(|readable| readable.len() <= MAX_DEMANGLED_BYTES);
         return readable.filter(|readable| !readable.is_empty()).unwrap_or_else(|| name.to_owned());
     }
-    let name = without_version(name);
+    let name = without_version(without_abi(name));
     let (stem, clones) = split_clones(name);
     let (mut out, open, close) = match readable(stem) {
         Some(readable) => (readable, " [clone .", "]"),
@@ -111,6 +111,13 @@ fn without_version(name: &str) -> &str {
     }
 }
 
+/// Go's assembly functions without the mark of their calling convention: where both are linked,
+/// `runtime.newproc` calls `runtime.newproc.abi0` at once, or is another name of it
+/// (go/src/cmd/compile/abi-internal.md; `cmd/link` writes the suffix).
+fn without_abi(name: &str) -> &str {
+    name.strip_suffix(".abi0").filter(|stem| stem.contains('.')).unwrap_or(name)
+}
+
 /// Splits off what compilers append to a function's name when they clone or split it:
 /// `.cold`, `.part.0`, `.constprop.0`, `.isra.0`, `.lto_priv.0` (GCC), `.llvm.123`,
 /// `.__uniq.123` (LLVM). Returns the stem and the parts, each a word with its number.
@@ -154,6 +161,15 @@ mod tests {
             "_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3newCs15kBYyAo9fc_7mycrate",
             "<std::path::PathBuf>::new",
         );
+    }
+
+    #[test]
+    fn go_names_lose_their_calling_convention() {
+        check("runtime.newproc.abi0", "runtime.newproc");
+        check("crypto/sha256.block.abi0", "crypto/sha256.block");
+        check("x.abi0", "x.abi0");
+        check("noticed.abi00", "noticed.abi00");
+        check(".abi0", ".abi0");
     }
 
     #[test]

@@ -19,6 +19,12 @@ use super::sections;
 /// Where Linux distributions keep debug files.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
+type Open = fn(&dyn Files, &str) -> Result<ImageBytes, String>;
+
+/// How a file is opened that is known by its build id or by a checksum: as the target sees it, or
+/// else as the profiler does.
+const OPENED_BY: [Open; 2] = [|files, path| files.open(path), |files, path| files.open_outside(path)];
+
 /// The files of an image.
 #[derive(Debug, Default)]
 pub struct Located {
@@ -137,13 +143,15 @@ fn separate(
     found: &mut Located,
 ) -> Option<(String, ImageBytes)> {
     let id = image.build_id.as_deref();
-    if let Some((path, id)) = id.and_then(|id| Some((build_id_path(id)?, id)))
-        && let Ok(debug) = files.open(&path)
-    {
-        match mismatch(debug.bytes(), id) {
-            Ok(()) => return Some((path, debug)),
-            Err(why) => found.problems.push(format!("{path}: {why}")),
+    if let Some((path, id)) = id.and_then(|id| Some((build_id_path(id)?, id))) {
+        for open in OPENED_BY {
+            let Ok(debug) = open(files, &path) else { continue };
+            match mismatch(debug.bytes(), id) {
+                Ok(()) => return Some((path, debug)),
+                Err(why) => found.problems.push(format!("{path}: {why}")),
+            }
         }
+        found.problems.dedup();
     }
     let (name, crc) = debug_link(section(bytes.bytes(), ".gnu_debuglink")?)?;
     let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);

@@ -14,6 +14,7 @@ pub mod locate;
 mod nlist;
 pub mod plt;
 mod relocate;
+pub mod runtime;
 pub mod sections;
 pub mod short;
 pub mod stubs;
@@ -24,14 +25,16 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::addr::Avma;
+use crate::addr::{Avma, Svma};
 use crate::image::{Image, Images};
+use crate::place::Place;
 use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
 pub use batch::Answer;
 use demangle::Demangler;
 pub use dwarf::Function;
 use dwarf::TextsShared;
+use runtime::Makers;
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
 /// a file can be made whose names overlap, each 64 KiB long.
@@ -126,6 +129,8 @@ struct Address {
     svma: u64,
     frame: FrameId,
     relative: u64,
+    /// The address space that it was seen in.
+    space: u32,
 }
 
 /// Stands for the image of an address that is in none.
@@ -187,13 +192,20 @@ pub fn symbolicate(
     let mut addresses: Vec<Address> = frames
         .filter_map(|(frame, what)| match what {
             Frame::Root(_) => None,
-            Frame::Code { space, address } => Some(match images.locate(space, Avma(address)) {
-                Some(at) => Address { image: at.index, svma: at.svma.0, frame, relative: at.relative },
-                None => {
-                    let image = if space < images.program_space() { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
-                    Address { image, svma: address, frame, relative: 0 }
-                }
-            }),
+            Frame::Code { space, address } => {
+                let made = images.made_at_run_time(space, Avma(address)).is_some();
+                let at = images.locate(space, Avma(address)).filter(|_| !made);
+                Some(match at {
+                    Some(at) => {
+                        Address { image: at.index, svma: at.svma.0, frame, relative: at.relative, space }
+                    }
+                    None => {
+                        let earlier = space < images.program_space();
+                        let image = if earlier { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
+                        Address { image, svma: address, frame, relative: 0, space }
+                    }
+                })
+            }
         })
         .collect();
     addresses.sort_unstable();
@@ -203,6 +215,7 @@ pub fn symbolicate(
     names.spans = vec![(0, 0); spans];
     let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
+    let mut makers = Makers::new(images);
     let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
     let size_of = |group: &[Address]| {
@@ -230,7 +243,7 @@ pub fn symbolicate(
                 None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
             };
             names.notes.extend(answer.problems.iter().cloned());
-            take(group, image, answer, &mut names, &mut texts);
+            take(group, image, answer, &mut names, (&mut texts, &mut makers));
         }
     }
     names
@@ -262,8 +275,15 @@ pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options:
 }
 
 /// Notes what was found for the addresses of one image (or of none), sorted by stated address.
-fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mut Names, texts: &mut Texts) {
+fn take(
+    addresses: &[Address],
+    image: Option<&Image>,
+    answer: Answer,
+    names: &mut Names,
+    (texts, makers): (&mut Texts, &mut Makers<'_>),
+) {
     let mut found = answer.names.into_iter();
+    let mut stubs = None;
     for same in addresses.chunk_by(|a, b| a.svma == b.svma) {
         let address = same[0];
         names.addresses_unique += 1;
@@ -278,8 +298,14 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
             Err(why) => {
                 count_unnamed(names, image.map(|_| address.image), why);
                 let place = match image {
-                    Some(image) => texts.shared(&format!("[{}+{:#x}]", image.name, address.relative)),
-                    None => texts.shared("[unknown]"),
+                    Some(image) => {
+                        let stubs: &Vec<Range<u64>> = stubs.get_or_insert_with(|| plt::ranges(image));
+                        texts.shared(&place(image, &address, stubs))
+                    }
+                    None => {
+                        let maker = makers.name(address.space, Avma(address.svma));
+                        texts.shared(maker.as_deref().unwrap_or("[unknown]"))
+                    }
                 };
                 names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
                 names.names.push(place);
@@ -290,6 +316,21 @@ fn take(addresses: &[Address], image: Option<&Image>, answer: Answer, names: &mu
             names.spans[address.frame.0 as usize] = (start, length);
         }
     }
+}
+
+/// What code of an image without a name is called: one name for each function whose beginning
+/// is known.
+fn place(image: &Image, address: &Address, stubs: &[Range<u64>]) -> String {
+    let module = image.name.as_str();
+    // Unwind information describes all stubs of a section as one.
+    let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));
+    let function = image.described_function(Svma(address.svma)).filter(|_| !in_stubs);
+    let start = function.and_then(|function| function.start.0.checked_sub(image.base_svma.0));
+    let place = match start {
+        Some(start) => Place::Function { module, start },
+        None => Place::Address { module, offset: address.relative },
+    };
+    place.to_string()
 }
 
 fn count_unnamed(names: &mut Names, image: Option<u32>, why: Why) {

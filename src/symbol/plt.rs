@@ -8,10 +8,13 @@
 //! Format: "System V ABI, AMD64 Architecture Processor Supplement", figures 5.2 and 12.2;
 //! "ELF for the Arm 64-bit Architecture", `R_AARCH64_JUMP_SLOT`.
 
+use std::ops::Range;
+
 use hashbrown::HashMap;
 
 use super::sections::{self, Section};
 use super::table::MAX_NAME_BYTES;
+use crate::image::Image;
 use crate::image::elf::Elf;
 use crate::image::object::name_at;
 
@@ -25,6 +28,19 @@ pub struct Stubs<'a> {
     /// Symbol by the address of the slot, and by the number of the relocation in `.rela.plt`.
     slots: HashMap<u64, Symbol>,
     lazy: Vec<Symbol>,
+}
+
+/// The sections of stubs of an ELF image, by stated address.
+#[must_use]
+pub(super) fn ranges(image: &Image) -> Vec<Range<u64>> {
+    let Ok(bytes) = &image.bytes else { return Vec::new() };
+    let sections = sections::all(bytes.bytes()).unwrap_or_default();
+    let plts = sections.iter().filter(|section| is_plt(section)).take(MAX_SECTIONS);
+    plts.map(|section| section.svma..section.svma.saturating_add(section.size)).collect()
+}
+
+fn is_plt(section: &Section<'_>) -> bool {
+    section.is_code && section.name.starts_with(".plt")
 }
 
 /// Which of the tables, and which symbol of it. Names are made of those that are asked for:
@@ -45,7 +61,7 @@ impl<'a> Stubs<'a> {
     #[must_use]
     pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
         let sections = sections::all(data).ok()?;
-        let plts = sections.iter().filter(|section| section.is_code && section.name.starts_with(".plt"));
+        let plts = sections.iter().filter(|section| is_plt(section));
         let plts: Vec<Section<'a>> = plts.take(MAX_SECTIONS).cloned().collect();
         if !addresses.any(|address| plts.iter().any(|section| section.holds(address))) {
             return None;

@@ -7,6 +7,7 @@
 
 mod elf;
 mod exports;
+mod function_end;
 pub mod macho;
 
 use std::borrow::Cow;
@@ -34,8 +35,11 @@ const MAX_COMPARED_BYTES: usize = 1024;
 /// file; its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
 pub const MEMORY_FACTOR: f64 = 1.5;
 
+/// Set in [`Entry::link`] of a symbol whose end the file does not tell. A file would need 32 GiB
+/// of symbols to have as many as that.
+const OPEN_ENDED: u32 = 1 << 31;
 /// No enclosing symbol.
-const NONE: u32 = u32::MAX;
+const NONE: u32 = OPEN_ENDED - 1;
 
 /// A symbol. While the table is built, `link` holds how good its name is, the smaller the
 /// better.
@@ -47,7 +51,7 @@ struct Entry {
     /// Offset of the name in the pool.
     name: u32,
     /// The nearest entry before this one that ends after it: the next candidate for an
-    /// address that lies after this one.
+    /// address that lies after this one; and [`OPEN_ENDED`].
     link: u32,
 }
 
@@ -64,6 +68,8 @@ pub struct Symbol<'a> {
     pub start: Svma,
     /// First address after it.
     pub end: Svma,
+    /// The file does not tell where it ends: `end` is where it must have ended.
+    pub open_ended: bool,
 }
 
 /// Names by their offset: a string pool that is at hand, or one that is fetched piece by
@@ -133,7 +139,10 @@ impl SymbolTable {
             {
                 return Ok(symbol);
             }
-            index = if entry.link == NONE { usize::MAX } else { entry.link as usize };
+            index = match entry.link & !OPEN_ENDED {
+                NONE => usize::MAX,
+                around => around as usize,
+            };
         }
         Err(Why::NotCovered)
     }
@@ -159,7 +168,8 @@ impl SymbolTable {
 
     fn symbol(&self, entry: &Entry) -> Option<Symbol<'_>> {
         let name = self.names.name(entry.name, MAX_NAME_BYTES);
-        (!name.is_empty()).then_some(Symbol { name, start: Svma(entry.start), end: Svma(entry.end) })
+        let (start, end, open_ended) = (Svma(entry.start), Svma(entry.end), entry.link & OPEN_ENDED != 0);
+        (!name.is_empty()).then_some(Symbol { name, start, end, open_ended })
     }
 }
 

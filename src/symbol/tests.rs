@@ -118,6 +118,153 @@ fn an_image_without_names_keeps_its_reason() {
 }
 
 #[test]
+fn functions_without_a_name_are_called_by_where_they_begin() {
+    const SOURCE: &str = "__attribute__((noinline)) static int hidden(int x) { return x * 3 + 1; }
+        __attribute__((noinline)) static int other(int x) { return hidden(x) * hidden(x + 7); }
+        int exported(int x) { return other(x) + 1; }";
+    let flags = ["-shared", "-fPIC", "-fno-inline", "-fasynchronous-unwind-tables"];
+    let (_dir, whole) = super::table::tests::compile(SOURCE, &flags);
+    let (_dir, stripped) = super::table::tests::compile(SOURCE, &[&flags[..], &["-s"]].concat());
+    let [hidden, other] = ["hidden", "other"].map(|name| address_of(&whole, name));
+    let mapped = mapping(&stripped, "/lib/libwork.so", 1, BASE);
+    let mut images = Images::default();
+    images.update(&[mapped], &mut |_| Ok(stripped.clone()));
+    let exported = address_of(&stripped, "exported");
+    let frames = [hidden, hidden + 2, other, other + 3, exported + 1].map(|at| code(0, BASE + at));
+    let (names, texts) = named(&frames, &images);
+    let [hidden, other] = [hidden, other].map(|start| format!("[libwork.so:fn+{start:#x}]"));
+    assert_eq!(texts, [[hidden.as_str()], [&hidden], [&other], [&other], ["exported"]]);
+    assert!(Arc::ptr_eq(&names.get(FrameId(0))[0], &names.get(FrameId(1))[0]));
+    assert_eq!((names.addresses_named, names.addresses_unnamed[&Why::NotCovered]), (1, 4));
+}
+
+/// Assembly without sizes and types, as NASM makes it: of two functions only the first is seen
+/// by other files, and so are a label and, behind code that is described, a third.
+const ASSEMBLY: &str = r#"
+__asm__(".text\n.balign 16\n.globl first\nfirst: test %edi,%edi\n je 1f\n ret\n1: xor %eax,%eax\n"
+    " nop\n ret\n.balign 16, 0x90\n"
+    "second: push %rbx\n pop %rbx\n ret\n.balign 16, 0x90\n"
+    ".globl third\nthird: nop\n nop\n"
+    "described: .cfi_startproc\n nop\n ret\n.cfi_endproc\n nop\n nop\n");
+"#;
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_symbol_without_a_size_names_no_more_than_its_function() {
+    let flags = ["-shared", "-fPIC"];
+    let (_dir, whole) = super::table::tests::compile(ASSEMBLY, &flags);
+    let (_dir, stripped) = super::table::tests::compile(ASSEMBLY, &[&flags[..], &["-s"]].concat());
+    let [first, second, third, described] =
+        ["first", "second", "third", "described"].map(|name| address_of(&whole, name));
+    let name = |file: &ImageBytes, at: u64| {
+        let answer = name_addresses("/a.so", file.clone(), &[at], &Options::default());
+        answer.names[0].clone().map(|functions| functions[0].name.clone().unwrap().to_string())
+    };
+    for (at, in_stripped, in_whole) in [
+        (first, Ok("first"), "first"),
+        (first + 8, Ok("first"), "first"), // behind the first of its returns
+        (second, Err(Why::NotCovered), "second"),
+        (third, Ok("third"), "third"),
+        (third + 1, Ok("third"), "third"),
+        (described, Err(Why::NotCovered), "described"),
+        (described + 1, Err(Why::NotCovered), "described"),
+    ] {
+        assert_eq!(name(&stripped, at), in_stripped.map(str::to_owned), "{:#x}", at - first);
+        assert_eq!(name(&whole, at), Ok(in_whole.to_owned()), "{:#x}", at - first);
+    }
+    // Behind the function that is described nobody knows, in neither file.
+    assert_eq!(name(&stripped, described + 3), Err(Why::NotCovered));
+    assert_eq!(name(&whole, described + 3), Err(Why::NotCovered));
+}
+
+#[test]
+fn inlined_functions_are_called_with_what_they_are_in() {
+    const SOURCE: &str = "volatile long sink;
+        namespace outer { namespace {
+        struct S { template <class T> inline T twice(T x) { return spin(x) * 2; }
+            static inline long spin(long x) { for (int i = 0; i < 100; i++) sink += x * i; return sink; } };
+        inline long hidden(long x) { S s; auto add = [&](long y) { return s.twice(y) + 1; }; return add(x); } }
+        __attribute__((noinline)) long visible(long x) { return hidden(x); } }";
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.cpp"), SOURCE).unwrap();
+    let mut cc = std::process::Command::new("c++");
+    cc.current_dir(dir.path()).args(["-O2", "-g", "-shared", "-fPIC", "-o", "a.so", "a.cpp"]);
+    let output = cc.output().expect("the C++ compiler `c++` is needed by this test");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let file = ImageBytes::new(std::fs::read(dir.path().join("a.so")).unwrap());
+    let start = address_of(&file, "_ZN5outer7visibleEl");
+    let addresses: Vec<u64> = (start..start + 32).collect();
+    let chains = |style| {
+        let answer =
+            name_addresses("/a.so", file.clone(), &addresses, &Options { style, ..Options::default() });
+        let text = |chain: Vec<Function>| {
+            let names = chain.into_iter().map(|function| function.name.unwrap().to_string());
+            names.collect::<Vec<_>>().join(" > ")
+        };
+        answer.names.into_iter().flatten().map(text).collect::<std::collections::BTreeSet<_>>()
+    };
+    let readable = chains(Style::Readable);
+    let deepest = readable.iter().max_by_key(|chain| chain.len()).unwrap();
+    assert!(
+        deepest.starts_with("outer::visible(long) > outer::(anonymous namespace)::hidden"),
+        "{readable:?}"
+    );
+    assert!(deepest.contains(" > outer::(anonymous namespace)::S::twice<long"), "{readable:?}");
+    assert!(deepest.contains(" > outer::(anonymous namespace)::S::spin"), "{readable:?}");
+    // Whoever wants names as files have them gets them.
+    let mangled = chains(Style::Mangled);
+    assert!(mangled.iter().all(|chain| chain.starts_with("_ZN5outer7visibleEl")), "{mangled:?}");
+}
+
+#[test]
+fn code_made_at_run_time_is_called_by_what_made_it() {
+    let memory = |start: u64, path: &str, kind: MappingKind, inode: u64| Mapping {
+        avma: Avma(start)..Avma(start + 0x1000),
+        file_offset: 0x3000,
+        path: path.to_owned(),
+        kind,
+        identity: (0, inode),
+    };
+    let anonymous = |start, label| memory(start, label, MappingKind::Anonymous, 0);
+    let file = |start, path, inode| memory(start, path, MappingKind::File, inode);
+    let mut images = Images::default();
+    let mut open = |mapping: &Mapping| match mapping.path.contains("elf") {
+        true => Ok(ImageBytes::new(build::file(build::X86_64, &[]))),
+        false => Err("neither".to_owned()),
+    };
+    images.update(&[anonymous(0x1000, ""), file(0x9000, "/usr/bin/work", 9)], &mut open);
+    images.begin_space();
+    let after = [
+        anonymous(0x1000, ""),
+        anonymous(0x3000, "[anon:cache]"),
+        file(0x5000, "/dev/zero (deleted)", 5),
+        file(0x7000, "/memfd:elf (deleted)", 7),
+        file(0x9000, "/usr/lib/php/opcache.so", 9),
+    ];
+    images.update(&after, &mut open);
+    let addresses = [(0, 0x1008), (1, 0x1008), (1, 0x3008), (1, 0x5008), (1, 0x7008), (1, 0x2000)];
+    let (names, texts) = named(&addresses.map(|(space, at)| code(space, at)), &images);
+    let expected =
+        ["[unknown]", "[php jit]", "[cache]", "[php jit]", "[memfd:elf (deleted)+0x3008]", "[unknown]"];
+    assert_eq!(texts.concat(), expected);
+    // The compiler's own map comes first, for shared memory too.
+    let frames = addresses.into_iter().enumerate();
+    let frames = frames.map(|(index, (space, at))| (FrameId(index as u32), code(space, at)));
+    struct Map;
+    impl Files for Map {
+        fn open(&self, _path: &str) -> Result<ImageBytes, String> {
+            Err("no such file or directory".to_owned())
+        }
+        fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+            Some(("/tmp/perf-1.map".to_owned(), Ok(b"5000 1000 jitted\n".to_vec())))
+        }
+    }
+    let mapped = symbolicate(frames, &images, &Options { files: &Map, ..Options::default() });
+    assert_eq!(*mapped.get(FrameId(3))[0], *"jitted");
+    assert_eq!(names.addresses_named, 0);
+}
+
+#[test]
 fn the_order_of_frames_does_not_matter() {
     let (_dir, bytes) = zoo(&[]);
     let mapped = mapping(&bytes, "zoo", 1, BASE);

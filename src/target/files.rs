@@ -25,6 +25,16 @@ pub trait Files: Send + Sync {
     /// The reason, for people: `no such file or directory`.
     fn open(&self, path: &str) -> Result<ImageBytes, String>;
 
+    /// The same on the system that the profiler runs on. For files that are certain to be the
+    /// right ones by their content: a target with a root of its own (container, chroot) may
+    /// not have the debug files of what it runs, and the system that started it may.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn open_outside(&self, _path: &str) -> Result<ImageBytes, String> {
+        Err("no such file or directory".to_owned())
+    }
+
     /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
     fn modified_s(&self, _path: &str) -> Option<u64> {
         None

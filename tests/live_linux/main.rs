@@ -15,6 +15,7 @@ mod handlers;
 mod images;
 mod killed;
 mod lifecycle;
+mod nameless;
 mod refusals;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes
 mod runtimes;

@@ -78,3 +78,59 @@ fn built_in_code_of_node_is_known_to_keep_frame_records() {
     // What remains: moments in which the compiler's threads, or code just made, are torn.
     check(&recorded, 0.8, &["sorting"], 0.7);
 }
+
+/// A loop that PHP compiles at run time.
+const PHP: &str = "<?php function work($n) { $s = 0; for ($i = 0; $i < $n; $i++) { $s = ($s * 31 + $i) & 0xffffff; } return $s; }
+for ($i = 0; $i < 60; $i++) { work(2000000); }";
+
+#[test]
+fn code_that_php_made_is_called_so() {
+    let Some(_one) = live() else { return };
+    let Some(php) = program("php") else { return };
+    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("work.php");
+    std::fs::write(&script, PHP).unwrap();
+    let options = ["opcache.enable_cli=1", "opcache.jit_buffer_size=32M", "opcache.jit=function"];
+    let has_jit = Command::new(&php)
+        .args(["-d", options[0], "-d", options[1], "-r", "exit(opcache_get_status()['jit']['on'] ? 0 : 1);"])
+        .output();
+    if !has_jit.unwrap().status.success() {
+        let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
+        assert!(!must, "STACKPROF_NO_SKIP is set, but this php has no JIT compiler");
+        return not_here("this php has no JIT compiler");
+    }
+    let script = script.display().to_string();
+    let arguments = ["-d", options[0], "-d", options[1], "-d", options[2], &script];
+    let recorded = launch(&["--hz", "997"], &php, &arguments);
+    recorded.check_success();
+    let made = recorded.count(|stack| stack.has("[php jit]"));
+    recorded.check(made * 2 > recorded.total(), format!("{made} counts of code made at run time"));
+    let advice = "start php with -d opcache.jit_debug=16";
+    recorded.check(recorded.stderr.contains(advice), format!("the summary advises: {advice}"));
+}
+
+/// Work in code that Java compiles at run time, without frame pointers.
+const JAVA: &str = "public class Spin {
+    static long work(long n) { long s = 0; for (long i = 0; i < n; i++) { s = s * 31 + (i ^ (s >> 7)); } return s; }
+    static long outer(long n) { return n == 0 ? 0 : work(40_000) + outer(n - 1); }
+    public static void main(String[] a) { long s = 0; for (int i = 0; i < 150; i++) { s += outer(120); } System.out.println(s); }
+}";
+
+#[test]
+fn what_helps_with_java_is_said() {
+    let Some(_one) = live() else { return };
+    let (Some(java), Some(_)) = (program("java"), program("javac")) else { return };
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("Spin.java");
+    std::fs::write(&source, JAVA).unwrap();
+    let recorded = launch(&["--hz", "997"], &java, &[&source]);
+    recorded.check_success();
+    let made = recorded.count(|stack| stack.has("[java jit]"));
+    recorded.check(made * 4 > recorded.total(), format!("{made} counts of code made at run time"));
+    recorded.check(!recorded.stderr.contains("-fno-omit-frame-pointer"), "no rebuilding helps");
+    let incomplete = recorded.total() as f64 - recorded.figure("stacks_complete");
+    if incomplete * 2.0 > recorded.total() as f64 {
+        let advice = "start java with -XX:+PreserveFramePointer";
+        recorded.check(recorded.stderr.contains(advice), format!("the summary advises: {advice}"));
+    }
+    let advice = "jcmd PID Compiler.perfmap";
+    recorded.check(recorded.stderr.contains(advice), format!("the summary advises: {advice}"));
+}

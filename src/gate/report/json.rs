@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::headline;
 use crate::gate::interval::Interval;
-use crate::gate::verdict::{Change, Place, Report, Strength, Verdict};
+use crate::gate::verdict::{Change, Nameless, Place, Report, Strength, Verdict};
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -63,6 +63,15 @@ struct Where<'a> {
     base: f64,
     new: f64,
     part: f64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    functions_new_build: Vec<NamelessFunction<'a>>,
+}
+
+#[derive(Serialize)]
+struct NamelessFunction<'a> {
+    name: &'a str,
+    base: f64,
+    new: f64,
 }
 
 /// The whole report, one JSON object and a line end.
@@ -131,5 +140,16 @@ fn finite(value: f64) -> Option<f64> {
 }
 
 fn place(place: &Place) -> Where<'_> {
-    Where { path: &place.path, base: place.base, new: place.new, part: place.part }
+    let functions = place.functions.iter().map(|Nameless { name, base, new }| NamelessFunction {
+        name,
+        base: *base,
+        new: *new,
+    });
+    Where {
+        path: &place.path,
+        base: place.base,
+        new: place.new,
+        part: place.part,
+        functions_new_build: functions.collect(),
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{amount, basis, headline, notes, optional_chance, path_text, shown, total, within};
+use super::{amount, basis, headline, nameless, notes, optional_chance, path_text, shown, total, within};
 use crate::diff::report::markdown::{cell, code};
 use crate::diff::report::percent;
 use crate::gate::verdict::{Report, Verdict};
@@ -31,7 +31,10 @@ pub fn markdown(report: &Report, top: usize) -> String {
     out.push_str("\n| | function | self base | self new | change | 95% interval | share | p | q | where |\n");
     out.push_str("|---|---|--:|--:|--:|---|---|--:|--:|---|\n");
     for row in rows.iter().take(top) {
-        let place = row.place.as_ref().map(|place| code(&path_text(place))).unwrap_or_default();
+        let place = row.place.as_ref().map_or_else(String::new, |place| {
+            let nameless = nameless(report, place).map(|text| format!("; {}", cell(&text)));
+            format!("{}{}", code(&path_text(place)), nameless.unwrap_or_default())
+        });
         let _ = writeln!(
             out,
             "| {} | {} | {} | {} | {} | {} | {:.1}% → {:.1}% | {} | {} | {place} |",

@@ -9,7 +9,7 @@ pub mod text;
 
 use super::interval::Interval;
 use super::measured::Unit;
-use super::verdict::{Change, FunctionChange, Place, Report, State, Strength, Verdict};
+use super::verdict::{Change, FunctionChange, Nameless, Place, Report, State, Strength, Verdict};
 use super::weak;
 use crate::diff::report::{digits, percent};
 
@@ -168,6 +168,22 @@ fn chance(p: f64) -> String {
 
 fn optional_chance(p: Option<f64>) -> String {
     p.map_or_else(|| "-".to_owned(), chance)
+}
+
+/// Functions without a name that seem to have gained, if base and new are different builds of
+/// their module.
+fn nameless(report: &Report, place: &Place) -> Option<String> {
+    let functions = place.functions.iter().map(|function| {
+        let Nameless { name, base, new } = function;
+        format!("{name} {} -> {}", number(*base, report.unit), amount(*new, report.unit))
+    });
+    let functions: Vec<String> = functions.collect();
+    (!functions.is_empty()).then(|| {
+        format!(
+            "of the new build, by the order of functions and their time, most likely {}",
+            functions.join(", ")
+        )
+    })
 }
 
 /// The inner end of a path, readable in one line.

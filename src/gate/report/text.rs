@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{basis, functions, headline, notes, number, optional_chance, path_text, shown, total, within};
+use super::{
+    basis, functions, headline, nameless, notes, number, optional_chance, path_text, shown, total, within,
+};
 use crate::diff::report::percent;
 use crate::gate::verdict::{FunctionChange, Report, State};
 
@@ -29,6 +31,9 @@ pub fn text(report: &Report, top: usize) -> String {
             100.0 * place.part,
             path_text(place)
         );
+        if let Some(text) = nameless(report, place) {
+            let _ = writeln!(out, "           {text}");
+        }
     }
     let rows = shown(report);
     if !rows.is_empty() {
@@ -50,6 +55,9 @@ pub fn text(report: &Report, top: usize) -> String {
         let _ = writeln!(out, "{}", line(report, row));
         if let Some(place) = row.place.as_ref().filter(|_| matches!(row.state, State::Grown | State::Moved)) {
             let _ = writeln!(out, "{:8}{:.0}% of it at {}", "", 100.0 * place.part, path_text(place));
+            if let Some(text) = nameless(report, place) {
+                let _ = writeln!(out, "{:8}{text}", "");
+            }
         }
     }
     if rows.len() > top {

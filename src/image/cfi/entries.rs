@@ -4,6 +4,8 @@
 //! Entries that are far longer than real ones are refused before they are read: thousands can
 //! refer to one CIE, and an entry's instructions are run anew for each address.
 
+use std::ops::Range;
+
 use gimli::{
     BaseAddresses, DebugFrame, EhFrame, EndianSlice, FrameDescriptionEntry, LittleEndian, UnwindOffset,
     UnwindSection, Vendor,
@@ -40,11 +42,8 @@ where
     let (mut at, mut index) = (0, Vec::new());
     // Not gimli's iterator, which ends at a CIE that it does not understand.
     while let Some((head, length)) = length_at(bytes, at).filter(|(_, length)| *length > 0) {
-        if let Some(fde) = fde(&section, bytes, bases, at) {
-            let end = fde.initial_address().saturating_add(fde.len());
-            if fde.initial_address() < end {
-                index.push((fde.initial_address(), end, at));
-            }
+        if let Some(range) = range(&section, bytes, bases, at) {
+            index.push((range.start, range.end, at));
         }
         let next = usize::try_from(length).ok().and_then(|length| at.checked_add(head)?.checked_add(length));
         let Some(next) = next else { break };
@@ -56,8 +55,28 @@ where
 
 /// The offset of the entry that covers an address.
 pub(super) fn entry_at(index: &[(u64, u64, usize)], pc: u64) -> Option<usize> {
-    let at = index.partition_point(|(start, ..)| *start <= pc).checked_sub(1)?;
-    index.get(at).filter(|(_, end, _)| pc < *end).map(|(.., offset)| *offset)
+    last_entry(index, pc).filter(|(_, end, _)| pc < *end).map(|(.., offset)| *offset)
+}
+
+/// The last entry that begins at an address or before.
+pub(super) fn last_entry(index: &[(u64, u64, usize)], at: u64) -> Option<&(u64, u64, usize)> {
+    index.get(index.partition_point(|(start, ..)| *start <= at).checked_sub(1)?)
+}
+
+/// The addresses that the entry at an offset is of, if there are any.
+pub(super) fn range<'a, S>(
+    section: &S,
+    bytes: &[u8],
+    bases: &BaseAddresses,
+    offset: usize,
+) -> Option<Range<u64>>
+where
+    S: UnwindSection<Reader<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    let fde = fde(section, bytes, bases, offset)?;
+    let end = fde.initial_address().saturating_add(fde.len());
+    (fde.initial_address() < end).then_some(fde.initial_address()..end)
 }
 
 /// The FDE at an offset of a section, which is that of `bytes`; `None` if it is a CIE, damaged

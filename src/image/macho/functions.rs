@@ -114,6 +114,9 @@ mod tests {
         assert_eq!(at(&images, 0x1800), Some((0x1800, 0x2000)));
         assert_eq!(at(&images, 0x2000), None);
         assert_eq!(images.function(Avma(TEXT + 0x1000)), None);
+        let described = |at| images.images()[0].described_function(Svma(TEXT + at));
+        assert_eq!(described(0x17ff), Some(Svma(TEXT + 0x1000)..Svma(TEXT + 0x1800)));
+        assert_eq!(described(0x2000), None);
         // Half of a function, in a mapping of its own.
         images.begin_space();
         images.update(&[mapping(0x1400, 0x1600)], &mut open);

@@ -58,6 +58,13 @@ impl Unwind {
         }
     }
 
+    /// The bounds of the function at a stated address, as `__eh_frame` has them. Not by
+    /// `__unwind_info`: linkers merge entries of neighbours that are alike.
+    pub(in crate::image) fn function(&self, bytes: &ImageBytes, at: Svma) -> Option<Range<Svma>> {
+        let (range, entries) = self.eh_frame.as_ref()?;
+        entries.function(section(bytes, range), at)
+    }
+
     fn row<const N: usize>(
         &self,
         macho: &MachO,
@@ -65,11 +72,7 @@ impl Unwind {
         at: Svma,
         decode: impl Fn(u32, u32) -> Option<Encoded<N>>,
     ) -> Option<(Row<N>, bool)> {
-        let section = |range: &Range<u64>| {
-            let from = bytes.from_offset(range.start);
-            let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-            &from[..length.min(from.len())]
-        };
+        let section = |range: &Range<u64>| section(bytes, range);
         let dwarf = |offset: Option<u32>| {
             let (range, entries) = self.eh_frame.as_ref()?;
             let row = match offset.filter(|offset| *offset != 0) {
@@ -86,6 +89,13 @@ impl Unwind {
             Encoded::Dwarf(offset) => dwarf(Some(offset)),
         }
     }
+}
+
+/// A section's bytes, clipped to those that there are.
+fn section<'a>(bytes: &'a ImageBytes, range: &Range<u64>) -> &'a [u8] {
+    let from = bytes.from_offset(range.start);
+    let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+    &from[..length.min(from.len())]
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! Input: entries, hostile. Output: mangled names as they are in the file, or plain ones;
 //! and readable names, each made once by a thread.
 
+mod scopes;
+
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,22 +26,25 @@ const MAX_OTHERS: usize = 64;
 
 /// A function's names as the file has them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Name<'a> {
+struct Name<'a> {
     /// The mangled name.
-    pub linkage: Option<&'a [u8]>,
+    linkage: Option<&'a [u8]>,
     /// The name in the source, without what it is in.
-    pub plain: Option<&'a [u8]>,
+    plain: Option<&'a [u8]>,
 }
 
 /// Which file's units an entry is among.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum File {
     Own,
     Shared,
 }
 
-/// An entry: its unit, unless it is the one at hand, and its place in it.
-type At = (Option<(File, usize)>, UnitOffset);
+/// A unit by its offset; `None` is the one at hand.
+type InUnit = Option<(File, usize)>;
+
+/// An entry: its unit and its place in it.
+type At = (InUnit, UnitOffset);
 
 /// Finds the names of one unit's functions.
 pub(super) struct Names<'n, 'a, 'b> {
@@ -75,30 +80,57 @@ impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
         }
     }
 
-    /// The names of an entry of the unit; what cannot be followed is left out.
-    pub(super) fn get(&mut self, entry: UnitOffset) -> Name<'a> {
+    /// The readable names of entries of the unit; those without one are left out. Of entries
+    /// that are `inlined` with all that they are in, of others as DWARF has them: these have
+    /// the names of symbols.
+    pub(super) fn readable(
+        &mut self,
+        entries: impl Iterator<Item = (UnitOffset, bool)>,
+        texts: &mut Texts<'_>,
+    ) -> HashMap<UnitOffset, Arc<str>> {
+        let mut readable = HashMap::new();
+        let mut plain = Vec::new();
+        for (entry, inlined) in entries {
+            let (name, at) = self.follow((None, entry));
+            match (name.linkage, name.plain) {
+                (None, Some(name)) if inlined && texts.shared.style != Style::Mangled => {
+                    plain.push((entry, name, at));
+                }
+                _ => readable.extend(texts.function(name).map(|text| (entry, text))),
+            }
+        }
+        let wanted: Vec<At> = plain.iter().map(|(.., at)| *at).collect();
+        let scopes = scopes::of(self, &wanted, texts);
+        for (entry, name, at) in plain {
+            let scope = scopes.get(&at).map_or("", String::as_str);
+            readable.extend(texts.scoped(scope, name).map(|text| (entry, text)));
+        }
+        readable
+    }
+
+    /// The names of an entry, and the last of the entries that it refers to; what cannot be
+    /// followed is left out.
+    fn follow(&mut self, mut at: At) -> (Name<'a>, At) {
         let mut name = Name::default();
-        let mut at = (None, entry);
         for _ in 0..MAX_HOPS {
             match self.hop(at, &mut name) {
                 Ok(Some(next)) if name.linkage.is_none() => at = next,
                 _ => break,
             }
         }
-        name
+        (name, at)
+    }
+
+    /// A unit that is open.
+    fn unit(&self, unit: InUnit) -> Option<(&Dwarf<'a>, &Unit<'a>)> {
+        let Some(key) = unit else { return Some((self.dwarf, self.unit)) };
+        let dwarf = if key.0 == File::Shared { self.dwarf.sup()? } else { self.dwarf };
+        Some((dwarf, self.others.get(&key)?.as_ref()?))
     }
 
     /// Reads the names of one entry, and where it refers to.
     fn hop(&mut self, (unit_at, entry): At, name: &mut Name<'a>) -> gimli::Result<Option<At>> {
-        let shared = self.dwarf.sup();
-        let (dwarf, unit) = match unit_at {
-            None => (self.dwarf, self.unit),
-            Some(key) => {
-                let dwarf = if key.0 == File::Shared { shared } else { Some(self.dwarf) };
-                let (Some(dwarf), Some(Some(unit))) = (dwarf, self.others.get(&key)) else { return Ok(None) };
-                (dwarf, unit)
-            }
-        };
+        let Some((dwarf, unit)) = self.unit(unit_at) else { return Ok(None) };
         let mut next = None;
         let mut entries = unit.entries_raw(Some(entry))?;
         let Some(abbrev) = entries.read_abbreviation()? else { return Ok(None) };
@@ -245,8 +277,17 @@ impl<'s> Texts<'s> {
         Some(text)
     }
 
+    /// The readable name of a function that is in something.
+    fn scoped(&mut self, scope: &str, name: &[u8]) -> Option<Arc<str>> {
+        let name = format!("{scope}{}", String::from_utf8_lossy(name));
+        match self.shared.style {
+            Style::Short if !scope.is_empty() => self.plain(&short::shorten(&name)),
+            _ => self.plain(&name),
+        }
+    }
+
     /// The readable name of a function.
-    pub(super) fn function(&mut self, name: Name<'_>) -> Option<Arc<str>> {
+    fn function(&mut self, name: Name<'_>) -> Option<Arc<str>> {
         match (name.linkage, name.plain) {
             (Some(linkage), _) => self.mangled(linkage),
             (None, Some(plain)) => self.plain(&String::from_utf8_lossy(plain)),

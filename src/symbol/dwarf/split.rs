@@ -7,11 +7,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Mutex;
 
-use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian, UnitOffset};
-use hashbrown::HashMap;
+use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
-use super::names::{Name, Names, text};
+use super::names::{Names, text};
 use super::unit::{self, Abbrevs, Opened};
 use super::walk::{NONE, walk};
 use super::{Ask, Chain, Debug, Dwarf, Function, Job, MAX_INLINED, Sections, Texts};
@@ -149,8 +148,8 @@ impl<'a> Work<'_, 'a> {
             Some(lines) => lines.rows(wanted, code_start),
             None => Vec::new(),
         };
-        let mut names = Names::new(dwarf, unit, units, &budget);
-        let mut known: HashMap<u32, Function> = HashMap::new();
+        let entries = found.nodes.iter().map(|node| (node.entry, node.parent != NONE));
+        let names = Names::new(dwarf, unit, units, &budget).readable(entries, texts);
         let mut chains = Vec::with_capacity(wanted.len());
         for (position, index) in self.job.wanted.iter().enumerate() {
             let mut functions = Vec::new();
@@ -158,8 +157,7 @@ impl<'a> Work<'_, 'a> {
             let mut row: Row = rows.get(position).copied().unwrap_or(NO_ROW);
             // From the inside out: the line of a function is that of the call in it.
             while let Some(node) = found.nodes.get(at as usize).filter(|_| functions.len() < MAX_INLINED) {
-                let name =
-                    known.entry(at).or_insert_with(|| function(&mut names, node.entry, texts)).name.clone();
+                let name = names.get(&node.entry).cloned();
                 functions.push(place(name, row, &mut lines, texts));
                 row = (node.call_file, node.call_line);
                 at = node.parent;
@@ -172,11 +170,6 @@ impl<'a> Work<'_, 'a> {
         }
         chains
     }
-}
-
-fn function(names: &mut Names<'_, '_, '_>, entry: UnitOffset, texts: &mut Texts<'_>) -> Function {
-    let name: Name<'_> = names.get(entry);
-    Function { name: texts.function(name), ..Function::default() }
 }
 
 fn place(

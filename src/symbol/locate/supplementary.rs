@@ -8,7 +8,7 @@
 
 use std::borrow::Cow;
 
-use super::{build_id_path, mismatch, section};
+use super::{OPENED_BY, build_id_path, mismatch, section};
 use crate::image::macho::uleb;
 use crate::target::{Files, ImageBytes};
 
@@ -43,10 +43,13 @@ pub(super) fn find(
                 }
             },
         };
-        match files.open(&path).and_then(fits) {
-            Ok(file) => return Some(file),
-            Err(reason) => why.push(format!("{path}: {reason}")),
+        for open in OPENED_BY {
+            match open(files, &path).and_then(fits) {
+                Ok(file) => return Some(file),
+                Err(reason) => why.push(format!("{path}: {reason}")),
+            }
         }
+        why.dedup();
     }
     problems.push(why.join(", "));
     None

@@ -12,23 +12,39 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Entry, MAX_COMPARED_BYTES, NONE, name_at};
+use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, function_end, name_at};
 use crate::image::elf::{Class, class};
 use crate::symbol::Why;
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped
 /// files), and where in the file their names are.
 pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
-    let (mut entries, strings) = match class(data).map_err(Why::BadFile)? {
-        Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
-        Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
-    }?;
+    let Collected { mut entries, strings, code, machine, exported_only } =
+        match class(data).map_err(Why::BadFile)? {
+            Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
+            Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
+        }?;
     resolve(&mut entries, data.get(strings.clone()).unwrap_or_default());
+    if exported_only {
+        end_at_returns(&mut entries, &code, machine);
+    }
     Ok((entries, strings))
 }
 
-/// The function symbols as they are in the file, and where their names are.
-fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
+/// What is read of a file.
+struct Collected<'a> {
+    /// The function symbols as they are in the file.
+    entries: Vec<Entry>,
+    /// Where their names are.
+    strings: Range<usize>,
+    /// The sections with instructions, by stated address.
+    code: Vec<(u64, &'a [u8])>,
+    machine: u16,
+    /// The file was stripped: functions that other files do not see have no symbol.
+    exported_only: bool,
+}
+
+fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<Collected<'_>, Why> {
     let bad = |error: object::read::Error| Why::BadFile(error.to_string());
     let header = H::parse(data).map_err(bad)?;
     let endian = header.endian().map_err(bad)?;
@@ -45,7 +61,20 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<(Vec<Ent
     let mut why = Why::NoSymbols;
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
         match collect_from::<H>(endian, data, &sections, kind, &code) {
-            Ok((entries, strings)) if !entries.is_empty() => return Ok((entries, strings)),
+            Ok((entries, strings)) if !entries.is_empty() => {
+                let is_code =
+                    |section: &&H::SectionHeader| section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0;
+                let bytes = |section: &H::SectionHeader| {
+                    (section.sh_addr(endian).into(), section.data(endian, data).unwrap_or_default())
+                };
+                return Ok(Collected {
+                    entries,
+                    strings,
+                    code: headers.iter().filter(is_code).map(bytes).collect(),
+                    machine: header.e_machine(endian).0,
+                    exported_only: kind == elf::SHT_DYNSYM,
+                });
+            }
             Ok(_) => {}
             Err(error) => why = bad(error),
         }
@@ -111,6 +140,22 @@ pub(super) fn is_mark(name: &[u8]) -> bool {
         || name.starts_with(b".annobin_")
 }
 
+/// Lets symbols without a size end where their code plainly does, if not before: behind a symbol
+/// that other files see, functions may follow that have none. Linkers put no symbol behind them
+/// whatever their length, so the next symbol may be far away.
+fn end_at_returns(entries: &mut [Entry], code: &[(u64, &[u8])], machine: u16) {
+    for entry in entries.iter_mut().filter(|entry| entry.link & OPEN_ENDED != 0) {
+        let code = code.iter().find_map(|(svma, code)| {
+            let into = usize::try_from(entry.start.checked_sub(*svma)?).ok()?;
+            let length = usize::try_from(entry.end - entry.start).ok()?;
+            code[..into.checked_add(length)?.min(code.len())].get(into..)
+        });
+        if let Some(end) = code.and_then(|code| function_end::of(code, entry.start, machine)) {
+            entry.end = end;
+        }
+    }
+}
+
 const UNSIZED: u32 = 1;
 
 /// How good a symbol's name is for its address, the smaller the better: functions before
@@ -158,11 +203,12 @@ pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
         next_start = entry.start;
     }
     for index in 0..entries.len() {
-        let mut around = (index as u32).wrapping_sub(1);
+        let mut around = (index as u32).checked_sub(1).unwrap_or(NONE);
         while around != NONE && entries[around as usize].end <= entries[index].end {
-            around = entries[around as usize].link;
+            around = entries[around as usize].link & !OPEN_ENDED;
         }
-        entries[index].link = around;
+        let open_ended = if entries[index].link & UNSIZED == 0 { 0 } else { OPEN_ENDED };
+        entries[index].link = around | open_ended;
     }
 }
 

@@ -60,6 +60,10 @@ impl Files for TargetFiles {
         Ok(ImageBytes::new(mapped))
     }
 
+    fn open_outside(&self, path: &str) -> Result<ImageBytes, String> {
+        files::LocalFiles.open(path)
+    }
+
     fn modified_s(&self, path: &str) -> Option<u64> {
         files::modified_s(&self.open_file(path).ok()?.metadata().ok()?)
     }

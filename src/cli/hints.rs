@@ -1,0 +1,272 @@
+//! What the user can do better, in the closing summary: a line for each thing.
+//!
+//! Input: a recording and its names. Output: lines for people. What helps depends on what made
+//! the code at which stacks end, so that is found out first: by the images, never by the name of
+//! the process. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::args::{Recording, Source};
+use super::text::percent;
+use crate::addr::Avma;
+use crate::image::Image;
+use crate::profile::{Profile, Root};
+use crate::symbol::runtime::Makers;
+use crate::symbol::{Names, sections};
+use crate::trie::{Frame, FrameId};
+use crate::walk::{Ended, How};
+
+/// What helps where code was made at run time: for whole stacks, and for names.
+struct Advice {
+    runtime: &'static str,
+    stacks: Option<&'static str>,
+    names: Option<&'static str>,
+}
+
+/// Options of runtimes, from their documentation.
+const ADVICE: [Advice; 7] = [
+    Advice {
+        runtime: "java",
+        stacks: Some("start java with -XX:+PreserveFramePointer"),
+        names: Some("while it runs, jcmd PID Compiler.perfmap (JDK 17 and later) writes them down"),
+    },
+    Advice {
+        runtime: "v8",
+        stacks: None,
+        names: Some("start node with --perf-basic-prof --interpreted-frames-native-stack"),
+    },
+    Advice {
+        runtime: "erlang",
+        stacks: Some("start erl with +JPperf true"),
+        names: Some("start erl with +JPperf true"),
+    },
+    Advice { runtime: "php", stacks: None, names: Some("start php with -d opcache.jit_debug=16") },
+    Advice {
+        runtime: "ruby",
+        stacks: Some("start ruby with --yjit-perf"),
+        names: Some("start ruby with --yjit-perf"),
+    },
+    Advice { runtime: "dotnet", stacks: None, names: Some("set DOTNET_PerfMapEnabled=1") },
+    Advice { runtime: "qemu", stacks: None, names: Some("start qemu with -perfmap") },
+];
+
+/// A hint is worth its line from this part of the samples on.
+const WORTH_PERCENT: u64 = 10;
+
+fn is_worth(count: u64, of: u64) -> bool {
+    count * 100 > of * WORTH_PERCENT
+}
+
+/// The hints, at most a few lines.
+pub(super) fn of(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String> {
+    let mut hints = Vec::new();
+    let stats = &profile.stats;
+    let seen = Seen::of(profile, names);
+    hints.extend(early(profile, names, recording.unwind, &seen));
+    hints.extend(nameless(&seen, stats.samples));
+    if stats.ticks_late * 20 > stats.ticks {
+        hints.push(format!(
+            "more than 5% of ticks came too late; a lower --hz than {} fits better",
+            recording.hz
+        ));
+    }
+    if profile.images.spaces_full() {
+        hints.push(
+            "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
+        );
+    }
+    if matches!(recording.source, Source::Launch(_) | Source::Demo) && stats.exit_status.is_none() {
+        hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
+    }
+    for unnamed in names.unnamed_by_image.iter().take(3) {
+        if let Some(image) = profile.images.images().get(unnamed.image as usize)
+            && let Some(problem) = image.problem()
+        {
+            hints.push(format!("functions of {} have no names: {problem}", image.path));
+        }
+    }
+    hints
+}
+
+/// What a stack ends at, or goes through, that keeps it from being complete.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// Code that this made at run time: `[java jit]`.
+    Made(Arc<str>),
+    /// An image, and whether it has unwind information for that code.
+    Image(u32, bool),
+}
+
+/// Counts of the stacks that hints are about.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Incomplete stacks by cause.
+    incomplete: BTreeMap<Cause, u64>,
+    /// Stacks that end in code made at run time without a name, by what made it.
+    nameless: BTreeMap<Arc<str>, u64>,
+    /// Outermost frames of incomplete stacks.
+    outermost: BTreeSet<FrameId>,
+}
+
+impl Seen {
+    fn of(profile: &Profile, names: &Names) -> Seen {
+        let mut seen = Seen::default();
+        let mut makers = Makers::new(&profile.images);
+        let frames = profile.trie.frames();
+        let makers: Vec<Option<Arc<str>>> = frames
+            .map(|frame| match frame {
+                Frame::Code { space, address } => makers.name(space, Avma(address)),
+                Frame::Root(_) => None,
+            })
+            .collect();
+        let maker = |frame: FrameId| makers.get(frame.0 as usize).and_then(Option::as_ref);
+        profile.trie.for_each_stack(|path, count| {
+            let Some((root, code)) = path.split_first() else { return };
+            let (Some(outermost), Some(leaf)) = (code.first(), code.last()) else { return };
+            if let Some(maker) = maker(*leaf)
+                && names.get(*leaf).iter().all(|name| name == maker)
+            {
+                *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
+            }
+            let Frame::Root(root) = profile.trie.frame(*root) else { return };
+            if Root::from_number(root).complete {
+                return;
+            }
+            seen.outermost.insert(*outermost);
+            let cause = match code.iter().find_map(|frame| maker(*frame)) {
+                Some(maker) => Some(Cause::Made(Arc::clone(maker))),
+                None => ends_in(profile, *outermost),
+            };
+            if let Some(cause) = cause {
+                *seen.incomplete.entry(cause).or_default() += count;
+            }
+        });
+        seen
+    }
+}
+
+fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
+    let Frame::Code { space, address } = profile.trie.frame(frame) else { return None };
+    let at = profile.images.locate(space, Avma(address))?;
+    Some(Cause::Image(at.index, at.image.described_function(at.svma).is_some()))
+}
+
+/// The hint about stacks that end early, if many do.
+fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<String> {
+    let stats = &profile.stats;
+    // Other stacks are incomplete for what the program does, not for how it was built.
+    let early: u64 = [Ended::BadFrame, Ended::Unproved, Ended::Scanned]
+        .iter()
+        .filter_map(|ended| stats.stacks_incomplete.get(ended.reason()))
+        .sum();
+    if !is_worth(early, stats.samples) {
+        return None;
+    }
+    let (cause, count) = seen.incomplete.iter().max_by_key(|(_, count)| **count)?;
+    let incomplete: u64 = stats.stacks_incomplete.values().sum();
+    let part = percent(*count, incomplete.max(*count));
+    let (place, advice) = match cause {
+        Cause::Made(maker) => {
+            let advice = advice(maker).find_map(|advice| advice.stacks);
+            let place = format!("go through {maker}, which is code made at run time");
+            (
+                place,
+                advice.unwrap_or("it has no unwind information, and no option for it is known").to_owned(),
+            )
+        }
+        Cause::Image(index, described) => {
+            let image = profile.images.images().get(*index as usize)?;
+            let described = *described;
+            (format!("end in {}", image.name), in_image(profile, names, how, seen, image, described))
+        }
+    };
+    Some(format!("many stacks end early; {part} of the incomplete ones {place}: {advice}"))
+}
+
+/// What helps where stacks end in an image; `described` says whether they end in functions that
+/// it has unwind information of.
+fn in_image(
+    profile: &Profile,
+    names: &Names,
+    how: How,
+    seen: &Seen,
+    image: &Image,
+    described: bool,
+) -> String {
+    let any_name = |is: &dyn Fn(&str) -> bool| {
+        seen.outermost.iter().any(|frame| names.get(*frame).iter().any(|name| is(name)))
+    };
+    let is_musl = |image: &Image| image.name.starts_with("ld-musl-") || image.name.starts_with("libc.musl-");
+    let has_musl = profile.images.images().iter().any(is_musl)
+        || any_name(&|name| matches!(name, "libc_start_main_stage2" | "static_init_tls"));
+    let is_fiber = |name: &str| name.contains("_fcontext") || name.contains("boost::context");
+    if image.name.starts_with("libboost_context") || any_name(&is_fiber) {
+        "they are of fibers, which begin where they were made; there is nothing to rebuild".to_owned()
+    } else if is_go(image) {
+        "Go's assembly and its changes of stacks lead no further; there is nothing to rebuild".to_owned()
+    } else if has_musl && !described {
+        "musl is built without unwind information; link one that was configured with --enable-debug"
+            .to_owned()
+    } else if how == How::FramePointer {
+        "it or what it calls is built without frame pointers; leave --unwind fp out, or rebuild with \
+         -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
+            .to_owned()
+    } else if described {
+        "its unwind information leads no further there".to_owned()
+    } else {
+        "that code has neither unwind information nor frame pointers; rebuild it with \
+         -fasynchronous-unwind-tables (Rust: -C force-unwind-tables=yes), unless it is assembly"
+            .to_owned()
+    }
+}
+
+/// Whether a file is a Go program: `cmd/link` writes these sections into each, stripped or not.
+fn is_go(image: &Image) -> bool {
+    let Ok(bytes) = &image.bytes else { return false };
+    let found = sections::all(bytes.bytes()).unwrap_or_default();
+    found.iter().any(|section| matches!(&*section.name, ".note.go.buildid" | ".gopclntab" | "__gopclntab"))
+}
+
+/// The hint about code without names, if much is.
+fn nameless(seen: &Seen, samples: u64) -> Option<String> {
+    let (maker, count) = seen.nameless.iter().max_by_key(|(_, count)| **count)?;
+    let advice = advice(maker).find_map(|advice| advice.names)?;
+    is_worth(*count, samples).then(|| {
+        format!("{} of the samples are in {maker} without names: {advice}", percent(*count, samples))
+    })
+}
+
+/// What helps with code of `[java jit]`, or of `[java or v8 jit]`.
+fn advice(maker: &str) -> impl Iterator<Item = &'static Advice> {
+    let makers = maker.trim_matches(['[', ']']);
+    let makers = makers.strip_suffix(" jit").unwrap_or_default();
+    ADVICE.iter().filter(move |advice| makers.split(" or ").any(|maker| maker == advice.runtime))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_helps_is_told_by_the_runtime() {
+        let stacks = |maker| advice(maker).find_map(|advice| advice.stacks);
+        assert_eq!(stacks("[java jit]"), Some("start java with -XX:+PreserveFramePointer"));
+        assert_eq!(stacks("[luajit or java jit]"), Some("start java with -XX:+PreserveFramePointer"));
+        assert_eq!(stacks("[luajit jit]"), None);
+        assert_eq!(stacks("[memory]"), None);
+    }
+
+    #[test]
+    fn names_are_advised_where_they_are_worth_it() {
+        let seen =
+            |count| Seen { nameless: BTreeMap::from([(Arc::from("[php jit]"), count)]), ..Seen::default() };
+        assert_eq!(nameless(&seen(10), 100), None);
+        assert_eq!(
+            nameless(&seen(60), 100).as_deref(),
+            Some(
+                "60.0% of the samples are in [php jit] without names: start php with -d opcache.jit_debug=16"
+            )
+        );
+    }
+}

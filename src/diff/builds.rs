@@ -1,0 +1,54 @@
+//! Functions without a name (`[libruby.so:fn+0x9dd20]`) are told by where they begin, which is the
+//! same place in one build only. This knows of which builds the profiles that are compared are.
+//!
+//! Input: modules and their build ids. Output: whether functions of a module can be matched; they
+//! can be if all profiles have it from one build. Where a profile does not tell the build (folded
+//! text, speedscope, Firefox), the module is all that is certain.
+
+use std::collections::BTreeMap;
+
+/// Builds by module.
+#[derive(Clone, Debug, Default)]
+pub struct Builds {
+    /// By file name: the only build id, or `None` if there are several or one is not known.
+    modules: BTreeMap<String, Option<String>>,
+}
+
+impl Builds {
+    /// Notes a build of a module; `id` is empty where it is not known. Returns whether the
+    /// module's functions can no longer be matched, although they could until now.
+    pub fn note(&mut self, module: &str, id: &str) -> bool {
+        let known = (!id.is_empty()).then(|| id.to_owned());
+        match self.modules.get_mut(module) {
+            None => {
+                self.modules.insert(module.to_owned(), known);
+                false
+            }
+            Some(only) if *only == known => false,
+            Some(only) => only.take().is_some(),
+        }
+    }
+
+    /// Whether all profiles so far have the module from one build.
+    #[must_use]
+    pub fn is_one(&self, module: &str) -> bool {
+        self.modules.get(module).is_some_and(Option::is_some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_build_or_one_that_is_not_known_ends_the_matching_of_functions() {
+        let mut builds = Builds::default();
+        assert!(!builds.is_one("a.so"));
+        assert!(!builds.note("a.so", "01") && !builds.note("a.so", "01") && !builds.note("b.so", "01"));
+        assert!(builds.is_one("a.so") && builds.is_one("b.so"));
+        assert!(builds.note("a.so", "02") && !builds.is_one("a.so"));
+        assert!(!builds.note("a.so", "01") && !builds.is_one("a.so"), "it stays so");
+        assert!(builds.note("b.so", "") && !builds.is_one("b.so"));
+        assert!(!builds.note("c.so", "") && !builds.note("c.so", "01") && !builds.is_one("c.so"));
+    }
+}

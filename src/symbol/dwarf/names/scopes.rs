@@ -1,0 +1,168 @@
+//! What a function is in: the namespaces, modules and classes around its entry, for names that
+//! have no mangled form. GCC has none for what no other file sees (static functions, anonymous
+//! namespaces, lambdas); where compilers write line tables only (`-g1`, `line-tables-only`) there
+//! are no entries around a function either, and its name stays plain.
+//!
+//! Input: entries of units, hostile. Output: what stands before their names. An entry does not
+//! refer to the one around it, so a unit is read once more, up to the last entry that is asked
+//! for; only if there is one.
+
+use gimli::{AttributeValue, DwLang, DwTag, UnitOffset, constants as c};
+use hashbrown::HashMap;
+
+use super::{At, Names, Texts};
+use crate::symbol::dwarf::Budget;
+use crate::symbol::dwarf::unit::Unit;
+use crate::symbol::table::MAX_NAME_BYTES;
+
+/// Most entries around one that count; real names have up to ten.
+const MAX_AROUND: usize = 32;
+/// What an entry takes in most files, in bytes.
+const ENTRY_BYTES: u64 = 8;
+
+/// An entry around another.
+#[derive(Clone, Copy, Debug)]
+struct Scope {
+    entry: UnitOffset,
+    tag: DwTag,
+}
+
+/// What stands before the names of entries, such as `outer::(anonymous namespace)::`. Those that
+/// are in nothing are left out.
+pub(super) fn of(names: &mut Names<'_, '_, '_>, wanted: &[At], texts: &Texts<'_>) -> HashMap<At, String> {
+    let mut by_unit = wanted.to_vec();
+    by_unit.sort_unstable();
+    by_unit.dedup();
+    let mut found = HashMap::new();
+    for same in by_unit.chunk_by(|a, b| a.0 == b.0) {
+        let entries: Vec<UnitOffset> = same.iter().map(|(_, entry)| *entry).collect();
+        let Some((_, unit)) = names.unit(same[0].0) else { continue };
+        let mut around = Around { separator: "::", of: Vec::new() };
+        // What is damaged ends the pass; what was found before it stands.
+        let _ = around.read(unit, &entries, names.budget);
+        for (entry, scopes) in around.of {
+            let text = text(names, same[0].0, &scopes, around.separator, texts);
+            if !text.is_empty() {
+                found.insert((same[0].0, entry), text);
+            }
+        }
+    }
+    found
+}
+
+/// The entries around those of a unit.
+struct Around {
+    separator: &'static str,
+    of: Vec<(UnitOffset, Vec<Scope>)>,
+}
+
+impl Around {
+    /// Reads a unit up to the last of `wanted`, which are sorted.
+    fn read(&mut self, unit: &Unit<'_>, wanted: &[UnitOffset], budget: &Budget<'_>) -> gimli::Result<()> {
+        let mut wanted = wanted.iter().peekable();
+        let mut entries = unit.entries_raw(None)?;
+        let mut around: Vec<(isize, Scope)> = Vec::new();
+        // Depth that a jump starts anew at.
+        let mut base = 0;
+        while let Some(&&next) = wanted.peek().filter(|_| !entries.is_empty()) {
+            let (entry, depth) = (entries.next_offset(), base + entries.next_depth());
+            let Some(abbrev) = entries.read_abbreviation()? else { continue };
+            budget.spend(1 + abbrev.attributes().len() as u64 / ENTRY_BYTES)?;
+            while around.last().is_some_and(|(around, _)| *around >= depth) {
+                around.pop();
+            }
+            // One that is in the midst of another entry is none.
+            while wanted.next_if(|wanted| **wanted < entry).is_some() {}
+            if wanted.next_if(|wanted| **wanted == entry).is_some() {
+                let first = around.len().saturating_sub(MAX_AROUND);
+                self.of.push((entry, around[first..].iter().map(|(_, scope)| *scope).collect()));
+            }
+            let (mut sibling, mut language) = (None, None);
+            for spec in abbrev.attributes() {
+                match spec.name() {
+                    c::DW_AT_sibling | c::DW_AT_language => match entries.read_attribute(*spec)?.value() {
+                        AttributeValue::UnitRef(to) => sibling = Some(to),
+                        AttributeValue::Language(of) => language = Some(of),
+                        _ => {}
+                    },
+                    _ => entries.skip_attributes(std::slice::from_ref(spec))?,
+                }
+            }
+            if let Some(language) = language.filter(|_| depth == 0) {
+                match separator(language) {
+                    Some(separator) => self.separator = separator,
+                    None => return Ok(()),
+                }
+            }
+            let next = wanted.peek().map_or(next, |next| **next);
+            if let Some(sibling) = sibling.filter(|to| *to > entries.next_offset() && *to <= next) {
+                entries = unit.entries_raw(Some(sibling))?;
+                base = depth;
+            } else if abbrev.has_children() && is_scope(abbrev.tag()) {
+                around.push((depth, Scope { entry, tag: abbrev.tag() }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a language puts between names; `None` where functions are in nothing.
+fn separator(language: DwLang) -> Option<&'static str> {
+    match language {
+        c::DW_LANG_C89 | c::DW_LANG_C | c::DW_LANG_C99 | c::DW_LANG_C11 | c::DW_LANG_C17 => None,
+        c::DW_LANG_ObjC | c::DW_LANG_Mips_Assembler => None,
+        c::DW_LANG_Ada83 | c::DW_LANG_Ada95 | c::DW_LANG_Ada2005 | c::DW_LANG_Ada2012 => Some("."),
+        c::DW_LANG_D | c::DW_LANG_Java | c::DW_LANG_Kotlin | c::DW_LANG_Go => Some("."),
+        c::DW_LANG_Swift | c::DW_LANG_Zig | c::DW_LANG_OCaml | c::DW_LANG_Haskell => Some("."),
+        _ => Some("::"),
+    }
+}
+
+fn is_scope(tag: DwTag) -> bool {
+    is_type(tag) || matches!(tag, c::DW_TAG_namespace | c::DW_TAG_module | c::DW_TAG_subprogram)
+}
+
+fn is_type(tag: DwTag) -> bool {
+    matches!(
+        tag,
+        c::DW_TAG_class_type
+            | c::DW_TAG_structure_type
+            | c::DW_TAG_union_type
+            | c::DW_TAG_interface_type
+            | c::DW_TAG_enumeration_type
+    )
+}
+
+/// The names of entries around one, outermost first, each with what separates it from the next.
+fn text(
+    names: &mut Names<'_, '_, '_>,
+    unit: super::InUnit,
+    scopes: &[Scope],
+    separator: &str,
+    texts: &Texts<'_>,
+) -> String {
+    // Functions in functions (GNU C, Fortran, Ada) stay plain; only types in functions do not.
+    let last = scopes.iter().rposition(|scope| scope.tag != c::DW_TAG_subprogram);
+    let mut parts: Vec<String> = Vec::new();
+    let mut bytes = 0;
+    for scope in scopes[..last.map_or(0, |last| last + 1)].iter().rev() {
+        let (name, _) = names.follow((unit, scope.entry));
+        let part = match (name.linkage, name.plain) {
+            (Some(linkage), _) => texts.readable(linkage),
+            (None, Some(plain)) => String::from_utf8_lossy(plain).into_owned(),
+            (None, None) if scope.tag == c::DW_TAG_namespace => "(anonymous namespace)".to_owned(),
+            (None, None) if is_type(scope.tag) => "(anonymous class)".to_owned(),
+            (None, None) => continue,
+        };
+        bytes += part.len() + separator.len();
+        if bytes > MAX_NAME_BYTES {
+            break;
+        }
+        parts.push(part);
+        // A mangled name has all that is around it.
+        if name.linkage.is_some() {
+            break;
+        }
+    }
+    parts.into_iter().rev().flat_map(|part| [part, separator.to_owned()]).collect()
+}
