@@ -115,6 +115,9 @@ pub(super) struct DumpFlags {
     /// pointers) [default: auto]
     #[arg(long, value_name = "HOW")]
     pub(super) unwind: Option<OsString>,
+    /// Frames shown of a stack, 1 to 1048576 [default: 1024]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(super) max_depth: Option<OsString>,
     /// With `dump symbols FILE`: names the addresses that a file lists, one in hex on each
     /// line (`-` is standard input). For comparisons with other tools.
     #[arg(long, hide = true, value_name = "LIST")]

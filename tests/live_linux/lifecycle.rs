@@ -171,6 +171,31 @@ fn how_a_launched_command_ended_is_in_the_statistics() {
     recorded.check(recorded.stats["exit_status"] == "signal 9", "not the end by SIGKILL");
 }
 
+/// As `time` shows it: what the command used is among the times of the profiler's children.
+#[test]
+fn the_time_of_a_launched_command_counts_for_whoever_started_the_profiler() {
+    let Some(_one) = live() else { return };
+    let dir = TempDir::new().unwrap();
+    let stats = dir.path().join("out.json");
+    let script = "\"$@\" >/dev/null 2>&1; times";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(stackprof().get_program()).arg("--stats").arg(&stats);
+    shell.arg("-o").arg(dir.path().join("out.folded")).arg("--").arg(fixture("shares")).arg("1");
+    let output = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    // The second line is of the children: `0m1.020000s 0m0.050000s`.
+    let seconds = |text: &str| {
+        let (minutes, seconds) = text.trim_end_matches('s').split_once('m')?;
+        Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)
+    };
+    let children: f64 = said.lines().nth(1).unwrap_or_default().split_whitespace().filter_map(seconds).sum();
+    let stats: serde_json::Value = serde_json::from_str(&fs::read_to_string(stats).unwrap()).unwrap();
+    let (target, own) = (stats["target_cpu_s"].as_f64().unwrap(), stats["profiler_cpu_s"].as_f64().unwrap());
+    println!("children {children} s, of which the command {target} s, the profiler {own} s");
+    // The clocks tick at 100 Hz at worst.
+    assert!(children >= target + own - 0.03, "{said}: {target} s and {own} s are not in it");
+}
+
 /// Runs a command of which nothing is written, and returns what was said.
 #[track_caller]
 fn check_nothing_written(options: &[&str], command: &str, code: i32) -> String {

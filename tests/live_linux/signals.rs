@@ -129,15 +129,15 @@ impl Drop for Child {
 }
 
 /// A fixture under `jobs`, its parent, which says what it is told of it.
-struct Job {
-    parent: Fixture,
+pub(crate) struct Job {
+    pub(crate) parent: Fixture,
     child: Child,
     // Programs that end by a signal may leave a core file where they run.
     _dir: TempDir,
 }
 
 impl Job {
-    fn start(name: &str, arguments: &[&str]) -> Job {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Job {
         let dir = TempDir::new().unwrap();
         let mut jobs = Command::new(fixture("jobs"));
         jobs.arg(fixture(name)).args(arguments).current_dir(dir.path());
@@ -150,12 +150,12 @@ impl Job {
         Job { parent, child, _dir: dir }
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.0
     }
 
     /// SIGSTOP from outside, until it has had its effect.
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         kill("STOP", self.pid());
         assert_eq!(self.parent.line("stopped"), SIGSTOP);
         wait_for("all threads to stop", || self.stands());
@@ -169,7 +169,7 @@ impl Job {
 
     /// Stays stopped for a while and gets nothing done.
     #[track_caller]
-    fn assert_stands(&self, when: &str) {
+    pub(crate) fn assert_stands(&self, when: &str) {
         let before = self.user_ticks();
         for _ in 0..20 {
             sleep(Duration::from_millis(10));
@@ -185,14 +185,14 @@ impl Job {
     }
 
     /// SIGCONT, until it has had its effect.
-    fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         kill("CONT", self.pid());
         self.parent.line("continued");
         wait_for("the threads to run", || states(self.pid()).contains('R'));
     }
 
     /// Its end, as its parent was told.
-    fn end(self) -> String {
+    pub(crate) fn end(self) -> String {
         let (status, said) = self.parent.finish();
         assert!(status.success(), "{status}: {said:?}");
         said.last().cloned().unwrap_or_default()
