@@ -214,6 +214,19 @@ pub(super) struct LookFlags {
     /// Flame graph on a dark page
     #[arg(long, help_heading = OUTPUT)]
     pub(super) dark: bool,
+    /// Flame graph with its root at the top, as an icicle [default]
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) inverted: bool,
+    /// Flame graph with its root at the bottom
+    #[arg(long, overrides_with = "inverted", help_heading = OUTPUT)]
+    pub(super) no_inverted: bool,
+}
+
+impl LookFlags {
+    /// The later of the two options counts.
+    pub(super) fn root_at_the_top(&self) -> bool {
+        self.inverted || !self.no_inverted
+    }
 }
 
 /// How code is named.

@@ -103,7 +103,7 @@ fn ends_of_children_are_told() {
 #[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn ignored_signals_do_not_interrupt_a_wait_that_is_also_sampled() {
     let Some(_one) = live() else { return };
-    let mut target = Fixture::start("epoll", ["3", "signal"]);
+    let mut target = Fixture::start("epoll", ["10000", "signal"]);
     target.line("ready");
     let running = attach(target.pid(), OPTIONS[1]);
     target.go();
@@ -113,7 +113,6 @@ fn ignored_signals_do_not_interrupt_a_wait_that_is_also_sampled() {
     recorded.check_success();
     let said = numbers(&said);
     recorded.check(said["interrupted"] == 0 && said["failed"] == 0, format!("the server saw {said:?}"));
-    recorded.check(said["events"] > 2000, format!("the server did little: {said:?}"));
 }
 
 /// As `jobs` prints it.
@@ -188,7 +187,7 @@ impl Job {
     pub(crate) fn go_on(&mut self) {
         kill("CONT", self.pid());
         self.parent.line("continued");
-        wait_for("the threads to run", || states(self.pid()).contains('R'));
+        wait_for("the threads to go on", || !states(self.pid()).contains(['T', 't']));
     }
 
     /// Its end, as its parent was told.

@@ -63,6 +63,8 @@ pub struct Recording {
     pub colors: Colors,
     /// Flame graph on a dark page.
     pub dark: bool,
+    /// Flame graph with its root at the top, not at the bottom.
+    pub inverted: bool,
     /// Where the statistics go.
     pub stats: Option<Destination>,
     /// How much is told.
@@ -136,6 +138,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         min_width_percent,
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
         dark: flags.look.dark,
+        inverted: flags.look.root_at_the_top(),
         stats,
         verbosity: verbosity(&flags.common)?,
         seed: flags
