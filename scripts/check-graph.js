@@ -27,7 +27,7 @@ const GRAPHS = {
   },
   tall: { zoom: /^level_120/, search: "^level_01", subtitle: "lower 101 of 152 levels: 3.9% of samples" },
   "tall-bottom": { like: "tall", subtitle: "upper 101 of 152 levels: 3.9% of samples" },
-  "tall-diff": { like: "tall", subtitle: "upper 101 of 152 levels: 3.8% of samples" },
+  "tall-diff": { like: "tall", subtitle: "upper 101 of 152 levels: 3.7% of samples" },
   wide: { zoom: /^leaf_/, search: "^leaf_", seconds: 2 },
 };
 

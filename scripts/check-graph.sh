@@ -54,6 +54,7 @@ awk 'BEGIN {
         line = line sprintf(";level_%03d::call", level)
         print line, level < 50 ? 100 : 1
     }
+    print "work;other 50"
 }' >"$work/tall.folded"
 sed -e 's/ 100$/ 120/' "$work/tall.folded" >"$work/tall-new.folded"
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Measures from when it was made. Where the system does not tell (only Linux does by a file),
 /// the time that passes.
-pub struct CpuTime {
+pub(crate) struct CpuTime {
     read: fn() -> Option<Duration>,
     began: Option<Duration>,
     clock: Instant,
@@ -14,12 +14,12 @@ pub struct CpuTime {
 
 impl CpuTime {
     /// Of the calling thread.
-    pub fn start() -> CpuTime {
+    pub(crate) fn start() -> CpuTime {
         CpuTime::of(of_this_thread)
     }
 
     /// Of all threads of this program, for work that has several.
-    pub fn of_all_threads() -> CpuTime {
+    pub(crate) fn of_all_threads() -> CpuTime {
         CpuTime::of(of_this_process)
     }
 
@@ -28,7 +28,7 @@ impl CpuTime {
     }
 
     /// How much since the start, to within a tick of the system.
-    pub fn used(&self) -> Duration {
+    pub(crate) fn used(&self) -> Duration {
         match (self.began, (self.read)()) {
             (Some(began), Some(now)) => now.saturating_sub(began),
             _ => self.clock.elapsed(),
