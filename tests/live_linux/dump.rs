@@ -1,7 +1,9 @@
 //! `dump`: what it shows of a live program is there, and the program goes on.
 
 use crate::signals::Job;
-use crate::support::{Fixture, assert_untouched, kill, live, stackprof, states, tracer_of, wait_for};
+use crate::support::{
+    Fixture, assert_untouched, kill, live, proc_status, stackprof, states, tids, tracer_of, wait_for,
+};
 
 /// Exit code, standard output and standard error of a dump.
 fn run(arguments: &[&str], pid: u32) -> (Option<i32>, String, String) {
@@ -18,6 +20,12 @@ fn dump(what: &str, pid: u32) -> String {
     stdout
 }
 
+/// Until all threads of `threads` have come as far as to name themselves.
+fn wait_for_workers(pid: u32, count: usize) {
+    let named = |tid: &u32| proc_status(*tid, "Name").is_some_and(|name| name.starts_with("worker"));
+    wait_for("the workers", || tids(pid).iter().filter(|tid| named(tid)).count() == count);
+}
+
 /// The function names of a stack, leaf first, under its line about the thread.
 fn names(stack: &str) -> Vec<&str> {
     stack.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect()
@@ -30,6 +38,7 @@ fn dumps_show_a_live_program_that_goes_on() {
     target.line("ready");
     target.go();
     let pid = target.pid();
+    wait_for_workers(pid, 3);
 
     let threads = dump("threads", pid);
     for name in ["threads", "worker0", "worker1", "worker2"] {
@@ -74,7 +83,7 @@ fn a_stopped_program_is_shown_and_stays_stopped() {
     let Some(_one) = live() else { return };
     let mut job = Job::start("threads", &["3", "12", "2"]);
     job.parent.go();
-    wait_for("the threads to run", || states(job.pid()).contains('R'));
+    wait_for_workers(job.pid(), 3);
     job.stop();
     // Twice: what the first left behind must not keep the second from it.
     for _ in 0..2 {
