@@ -25,6 +25,9 @@ const GRAPHS = {
     ],
     grown: ["serde_json::ser::to_vec", "json::encode"], shrunk: ["gc::sweep", "db::query"],
   },
+  tall: { zoom: /^level_120/, search: "^level_01", subtitle: "lower 101 of 152 levels: 3.9% of samples" },
+  "tall-bottom": { like: "tall", subtitle: "upper 101 of 152 levels: 3.9% of samples" },
+  "tall-diff": { like: "tall", subtitle: "upper 101 of 152 levels: 3.7% of samples" },
   wide: { zoom: /^leaf_/, search: "^leaf_", seconds: 2 },
 };
 
@@ -55,6 +58,33 @@ const painted = (page) =>
 const shown = (page, id) =>
   page.evaluate((id) => getComputedStyle(document.getElementById(id)).display !== "none", id);
 const text = (page, id) => page.evaluate((id) => document.getElementById(id).textContent, id);
+
+// Whether an element is in the window, and nothing above it.
+const visible = (page, id) => page.evaluate((id) => {
+  const element = document.getElementById(id);
+  const { x, y, width, height } = element.getBoundingClientRect();
+  if (x < 0 || y < 0 || x + width > innerWidth || y + height > innerHeight) return false;
+  return document.elementFromPoint(x + width / 2, y + height / 2) === element;
+}, id);
+
+// Where it opens, and what stays in the window when it is scrolled.
+async function look(page, wanted) {
+  const root = await page.evaluate(() => {
+    const all = [...document.getElementById("frames").children].find((group) => /^all \(/.test(group.textContent));
+    const { top, bottom } = all.querySelector("rect").getBoundingClientRect();
+    return top >= 0 && bottom <= innerHeight;
+  });
+  check(root, "opens at its root");
+  if (wanted.subtitle) {
+    check((await text(page, "subtitle")).includes(wanted.subtitle), `the subtitle says \`${wanted.subtitle}\``);
+  }
+  for (const to of ["0", "innerHeight / 2", "document.documentElement.height.baseVal.value"]) {
+    await page.evaluate((to) => window.scrollTo(0, eval(to)), to);
+    await painted(page);
+    const seen = [await visible(page, "title"), await visible(page, "subtitle"), await visible(page, "search")];
+    check(seen.every((seen) => seen), `heading and Search are in the window scrolled to ${to}`);
+  }
+}
 
 // The middle of a frame on the screen.
 async function place(page, index) {
@@ -97,7 +127,7 @@ async function use(page, wanted) {
   check(Math.abs(zoomed[index].width - 100) < 0.01 && zoomed[index].x < 0.01, `${frame.name} fills the width when clicked`);
   check(zoomed.some((frame) => frame.hidden) && (await shown(page, "unzoom")), "other frames are hidden, Reset Zoom is shown");
   await page.screenshot({ path: path.join(directory, `${current}-zoomed.png`) });
-  await page.evaluate(() => window.scrollTo(0, 0));
+  check(await visible(page, "unzoom"), "Reset Zoom is in the window");
   await page.click("#unzoom");
   const after = await page.evaluate(frames);
   check(after.every((frame, i) => !frame.hidden && Math.abs(frame.width - before[i].width) < 0.001 && Math.abs(frame.x - before[i].x) < 0.001),
@@ -115,6 +145,7 @@ async function use(page, wanted) {
   const matched = parseFloat((await text(page, "matched")).replace(/^Matched: /, ""));
   check(Math.abs(matched - covered) < 0.06, `search for /${wanted.search}/ matches ${matched}%, ${covered.toFixed(2)}% by the frames`);
   if (wanted.share) check(matched > wanted.share[0] - 0.1 && matched < wanted.share[1] + 0.1, `which is in ${wanted.share.join(" to ")}%`);
+  check(await visible(page, "matched"), "what was matched is in the window");
   const found = await page.evaluate(frames);
   check(found.every((frame, i) => expression.test(frame.title) === (frame.fill !== before[i].fill)), "exactly the matching frames are marked");
   await page.screenshot({ path: path.join(directory, `${current}-searched.png`) });
@@ -190,6 +221,7 @@ async function main() {
     }
     const page = await open(context, file, errors);
     await page.screenshot({ path: path.join(directory, `${name}.png`) });
+    await look(page, wanted);
     await use(page, wanted);
     check(errors.length === 0, `no script error ${errors.join("; ")}`);
     await page.close();

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Flame graphs in a real browser: a recording, a comparison, dark and blue-orange pages and a
-# profile of 50,000 frames are opened in headless Chromium, and zoom, search, reset, tooltips
-# and the time to open are checked. Pictures are left in target/graph/.
+# Flame graphs in a real browser: a recording, comparisons, dark and blue-orange pages, tall ones
+# with their root at either end and a profile of 50,000 frames are opened in headless Chromium;
+# where they open, zoom, search, reset, tooltips and the time to open are checked. Pictures are
+# left in target/graph/.
 # Usage: scripts/check-graph.sh; installs Debian's chromium and npm's playwright-core.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -46,6 +47,16 @@ awk 'BEGIN {
         print line, 10 + int(rand() * 50)
     }
 }' >"$work/wide.folded"
+# 150 levels, of which a few samples are on the last hundred.
+awk 'BEGIN {
+    line = "work;main"
+    for (level = 0; level < 150; level++) {
+        line = line sprintf(";level_%03d::call", level)
+        print line, level < 50 ? 100 : 1
+    }
+    print "work;other 50"
+}' >"$work/tall.folded"
+sed -e 's/ 100$/ 120/' "$work/tall.folded" >"$work/tall-new.folded"
 
 "$stackprof" demo -q -o "$work/recording.svg"
 "$stackprof" render -q "$work/base.folded" -o "$work/base.svg"
@@ -53,4 +64,7 @@ awk 'BEGIN {
 "$stackprof" render -q "$work/base.folded" --dark -o "$work/dark.svg"
 "$stackprof" render -q "$work/wide.folded" -o "$work/wide.svg"
 "$stackprof" diff -q "$work/base.folded" "$work/new.folded" --absolute -o "$work/diff.svg"
+"$stackprof" render -q "$work/tall.folded" -o "$work/tall.svg"
+"$stackprof" render -q "$work/tall.folded" --no-inverted -o "$work/tall-bottom.svg"
+"$stackprof" diff -q "$work/tall.folded" "$work/tall-new.folded" --no-inverted -o "$work/tall-diff.svg"
 node scripts/check-graph.js "$(command -v chromium)" "$work/npm/node_modules/playwright-core" "$work"

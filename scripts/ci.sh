@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The lint gate: format, clippy, documentation, layers, the other processor of Linux, a
-# release build. Run it before a pull request, and check-macos.sh, which does the same for
-# macOS. Ends at the first complaint.
+# The lint gate: files at the root, format, clippy, documentation, layers, the other processor
+# of Linux, a release build. Run it before a pull request, and check-macos.sh, which does the
+# same for macOS. Ends at the first complaint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/setup.sh
@@ -11,6 +11,26 @@ step() {
     printf '\n== %s\n' "$*"
     "$@"
 }
+
+# Whatever else a tool leaves at the root of the repository is not to be committed.
+expected_at_the_root() {
+    local name names unexpected=0
+    names=$(git ls-files | cut -d/ -f1 | sort -u)
+    while read -r name; do
+        case $name in
+        .cargo | .ci | .config | .github | .gitignore | .rustfmt.toml) ;;
+        ARCHITECTURE.md | CHANGELOG.md | CONTRIBUTING.md | README.md | SECURITY.md | LICENSE-*) ;;
+        Cargo.lock | Cargo.toml | book.toml | build.rs | deny.toml | rust-toolchain.toml) ;;
+        benches | docs | packaging | profiles | scripts | src | tests) ;;
+        *)
+            echo "ci.sh: \`$name\` at the root of the repository is not expected; remove it, or name it in ci.sh" >&2
+            unexpected=1
+            ;;
+        esac
+    done <<<"$names"
+    return "$unexpected"
+}
+step expected_at_the_root
 
 # Documentation lints are errors, here and below.
 export RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -Dwarnings"

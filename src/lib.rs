@@ -39,3 +39,8 @@ pub mod unpack;
 pub mod walk;
 
 pub mod cli;
+
+/// How long tests take.
+#[cfg(test)]
+#[path = "../tests/support/cpu_time.rs"]
+mod cpu_time;

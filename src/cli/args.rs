@@ -21,7 +21,7 @@ use crate::output::svg::Colors;
 use crate::symbol::Style;
 use crate::walk::How;
 
-pub use dump::{Addresses, Dump, What};
+pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, What};
 pub use output::{Destination, Output};
 pub use record::{
     DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, MIN_WIDTH_DEFAULT_PERCENT, Recording,

@@ -94,6 +94,7 @@ fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destinati
         min_width_percent: diff.min_width_percent,
         colors: diff.colors,
         dark: diff.dark,
+        inverted: diff.inverted,
     };
     write_to(to, &mut |out| svg::write_diff(&graph, compared, &nodes, out))
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::args::{Dump, Source, What};
+use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
 use super::record::naming;
 use super::text::visible;
 use super::{messages, system};
@@ -17,28 +17,29 @@ use crate::target::sim::{SimConfig, SimTarget};
 use crate::target::{Activity, Target};
 use crate::trie::{Frame, FrameId};
 use crate::walk::Ended;
-
-/// Frames shown of a stack, at most.
-const MAX_DEPTH: usize = 1024;
+use crate::walk::fp::MAX_STACK_BYTES;
 
 /// Prints what `dump` asks for.
 ///
 /// # Errors
-/// One line: attaching refused, or the process went away.
+/// One line: attaching refused, the process went away, or some of what was asked for could not
+/// be read; the rest was printed then.
 pub fn run(dump: &Dump) -> Result<()> {
-    let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<String> {
+    let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Shown> {
         match dump.what {
-            What::Threads => threads(target),
-            What::Images => images(target),
-            What::Symbols => symbols(target, dump.naming.style),
+            What::Threads => threads(target).map(Shown::whole),
+            What::Images => images(target).map(Shown::whole),
+            What::Symbols => symbols(target, dump.naming.style).map(Shown::whole),
             What::Stacks => {
                 let files = target.files();
                 let options = naming(dump.naming, &*files);
-                Ok(stacks(&sampler::snapshot(target, clock, MAX_DEPTH, dump.unwind)?, &options))
+                let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
+                let text = stacks(&snapshot, dump.max_depth, &options);
+                Ok(Shown { text, missing: missing(&snapshot) })
             }
         }
     };
-    let text = match &dump.source {
+    let shown = match &dump.source {
         Source::Sim { seed } => {
             let clock = FakeClock::default();
             show(&mut SimTarget::new(SimConfig::from_seed(*seed), clock.clone()), &clock)?
@@ -47,10 +48,22 @@ pub fn run(dump: &Dump) -> Result<()> {
             system::prepare();
             system::with_target(&system::Process::Running(*pid), show)??
         }
-        Source::Launch(_) | Source::Demo => String::new(),
+        Source::Launch(_) | Source::Demo => Shown::whole(String::new()),
     };
-    messages::result(&text);
-    Ok(())
+    messages::result(&shown.text);
+    shown.missing.map_or(Ok(()), Err)
+}
+
+/// What is printed, and what of it could not be read.
+struct Shown {
+    text: String,
+    missing: Option<Error>,
+}
+
+impl Shown {
+    fn whole(text: String) -> Shown {
+        Shown { text, missing: None }
+    }
 }
 
 fn failed(fault: &crate::target::Fault) -> Error {
@@ -134,7 +147,33 @@ fn symbols(target: &mut dyn Target, style: Style) -> Result<String> {
     Ok(out)
 }
 
-fn stacks(snapshot: &Snapshot, options: &symbol::Options<'_>) -> String {
+/// The threads without a stack, as an error.
+fn missing(snapshot: &Snapshot) -> Option<Error> {
+    let missing: Vec<_> =
+        snapshot.stacks.iter().filter_map(|stack| Some((stack.thread.0, stack.ended.err()?))).collect();
+    let (thread, why) = missing.first()?;
+    let (count, all) = (missing.len(), snapshot.stacks.len());
+    Some(Error::new(
+        ErrorKind::System,
+        format!("no stack of {count} of {all} threads; thread {thread}: {why}; try again later"),
+    ))
+}
+
+/// Why a walk ended, with what decides that.
+fn end_text(ended: Ended, max_depth: usize) -> String {
+    let reason = ended.reason();
+    match ended {
+        Ended::WindowRanOut => {
+            format!("{reason} (at most {} MiB of a stack are read)", MAX_STACK_BYTES >> 20)
+        }
+        Ended::DepthLimit if max_depth < DUMP_DEPTH_MAX => {
+            format!("{reason} ({max_depth} frames; --max-depth shows more)")
+        }
+        _ => reason.to_owned(),
+    }
+}
+
+fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) -> String {
     // One frame id per distinct address, as in a recording.
     let mut addresses: Vec<u64> =
         snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
@@ -152,9 +191,9 @@ fn stacks(snapshot: &Snapshot, options: &symbol::Options<'_>) -> String {
     let mut out = String::new();
     for stack in &snapshot.stacks {
         let end = match stack.ended {
-            Some(Ended::Root) => String::new(),
-            Some(ended) => format!(", incomplete: {}", ended.reason()),
-            None => ", not stopped".to_owned(),
+            Ok(Ended::Root) => String::new(),
+            Ok(ended) => format!(", incomplete: {}", end_text(ended, max_depth)),
+            Err(why) => format!(", no stack: {why}"),
         };
         let state = activity_name(stack.activity);
         let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, visible(&stack.name));

@@ -115,6 +115,9 @@ pub(super) struct DumpFlags {
     /// pointers) [default: auto]
     #[arg(long, value_name = "HOW")]
     pub(super) unwind: Option<OsString>,
+    /// Frames shown of a stack, 1 to 1048576 [default: 1024]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(super) max_depth: Option<OsString>,
     /// With `dump symbols FILE`: names the addresses that a file lists, one in hex on each
     /// line (`-` is standard input). For comparisons with other tools.
     #[arg(long, hide = true, value_name = "LIST")]
@@ -211,6 +214,19 @@ pub(super) struct LookFlags {
     /// Flame graph on a dark page
     #[arg(long, help_heading = OUTPUT)]
     pub(super) dark: bool,
+    /// Flame graph with its root at the top, as an icicle [default]
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) inverted: bool,
+    /// Flame graph with its root at the bottom
+    #[arg(long, overrides_with = "inverted", help_heading = OUTPUT)]
+    pub(super) no_inverted: bool,
+}
+
+impl LookFlags {
+    /// The later of the two options counts.
+    pub(super) fn root_at_the_top(&self) -> bool {
+        self.inverted || !self.no_inverted
+    }
 }
 
 /// How code is named.

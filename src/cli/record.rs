@@ -226,6 +226,7 @@ fn shown(recording: &Recording, profile: &Profile) -> Shown {
         min_width_percent: recording.min_width_percent,
         colors: recording.colors,
         dark: recording.dark,
+        inverted: recording.inverted,
     };
     Shown { graph, title: recording.title.clone(), lines: recording.naming.lines, reverse: recording.reverse }
 }

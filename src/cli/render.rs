@@ -30,6 +30,7 @@ pub fn run(render: &Render) -> Result<()> {
             min_width_percent: render.min_width_percent,
             colors: render.colors,
             dark: render.dark,
+            inverted: render.inverted,
         },
         title: render.title.clone(),
         lines: render.lines,

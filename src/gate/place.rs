@@ -152,9 +152,9 @@ mod tests {
         }
         let measured = Measured::of(&stacks, 1, false).expect("alike");
         let places = Places::of(&stacks, &measured);
-        let begun = std::time::Instant::now();
+        let begun = crate::cpu_time::CpuTime::start();
         let place = places.of_total().expect("it grew");
-        let took = begun.elapsed();
+        let took = begun.used();
         assert_eq!((place.path.len(), place.part), (DEEP + 1, 1.0));
         // A step for each node is milliseconds, one for each pair of nodes a minute.
         assert!(took.as_secs() < 1, "{took:?}");

@@ -2,18 +2,20 @@
 //!
 //! Same input, same bytes: colours come from names and weights, the order from the caller.
 //! Frames that are too narrow are left out before anything is drawn (`layout.rs`); inferno
-//! draws numbered frames, and `labels.rs` puts names and tooltips in their place.
+//! draws numbered frames, and `labels.rs` puts names and tooltips in their place. `page.js` keeps
+//! the heading in the window and opens the page at the root; `levels.rs` says where it is thin.
 //! Not for empty profiles: the caller reports those as "nothing was sampled".
 
 mod caption;
 mod labels;
 mod layout;
+mod levels;
 mod palette;
 
 use std::io::{self, Write};
 
 use inferno::flamegraph::color::{BackgroundColor, PaletteMap};
-use inferno::flamegraph::{self, Options};
+use inferno::flamegraph::{self, Direction, Options};
 
 pub use caption::Caption;
 use labels::{Labels, NOTHING, printable};
@@ -36,6 +38,8 @@ pub struct Graph {
     pub colors: Colors,
     /// Light text on a dark page.
     pub dark: bool,
+    /// What stacks begin with stands at the top (an icicle graph), not at the bottom.
+    pub inverted: bool,
 }
 
 /// A frame at its place in the tree. A list of them in pre-order is a tree: each is
@@ -93,6 +97,7 @@ fn draw(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>, out: i
     options.title = printable(&graph.title).into_owned();
     options.subtitle = Some(printable(&subtitle(graph, picture, compared)).into_owned());
     options.uicolor = page.text;
+    options.direction = if graph.inverted { Direction::Inverted } else { Direction::Straight };
     options.bgcolors = Some(BackgroundColor::Flat(page.background));
     options.palette_map = Some(&mut palette);
     // The narrow ones are left out already.
@@ -101,10 +106,13 @@ fn draw(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>, out: i
     // last line to the first.
     options.flame_chart = true;
     let text = paths(picture);
-    let unit = if graph.unit.is_empty() { "samples" } else { &graph.unit };
-    let mut labels = Labels::new(out, picture, compared, unit, page.style);
+    let mut labels = Labels::new(out, picture, compared, unit(graph), page.style);
     flamegraph::from_lines(&mut options, text.iter().rev().map(String::as_str), &mut labels)?;
     labels.finish()
+}
+
+fn unit(graph: &Graph) -> &str {
+    if graph.unit.is_empty() { "samples" } else { &graph.unit }
 }
 
 /// The subtitle, with what the colours mean and what was left out.
@@ -122,6 +130,7 @@ fn subtitle(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>) ->
     if let Some(percent) = picture.raised_to_percent {
         parts.push(format!("too many frames: those below {percent:.2}% are not drawn"));
     }
+    parts.extend(levels::thin(picture, graph.inverted, unit(graph)));
     if picture.too_deep {
         parts.push(format!("levels above {LEVELS_DRAWN_MAX} are not drawn"));
     }

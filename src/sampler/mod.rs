@@ -366,6 +366,7 @@ impl<'a> Recording<'a> {
         let mut waited = false;
         if let Some(account) = self.accounts.get_mut(&id) {
             account.asked = false;
+            account.unreadable = if let Outcome::Unreadable(why) = outcome { Some(why) } else { None };
             waited = account.asked_waiting;
         }
         // A thread that waits loses no time.

@@ -2,17 +2,30 @@
 //! a recording, without ticks and weights.
 
 use super::postponed::Captured;
+use super::window::FIRST_WINDOW_BYTES;
 use super::{Options, Recording};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::Images;
 use crate::live::Live;
-use crate::target::{Activity, Target, ThreadId};
+use crate::target::{Activity, Fault, Target, ThreadId};
+use crate::walk::fp::MAX_STACK_BYTES;
 use crate::walk::{Ended, How, Method};
 
-/// Tries of a snapshot to copy a whole stack, and the time each waits for threads to stop.
-const SNAPSHOT_ROUNDS: u32 = 5;
-const SNAPSHOT_NS: u64 = 200_000_000;
+/// Where a stack is deeper than the window, it is copied again with one so many times larger: up
+/// to [`MAX_STACK_BYTES`].
+const WINDOW_GROWTH: usize = 4;
+
+/// How long threads that are ready are given to get a CPU and stop, nanoseconds.
+const READY_NS: u64 = 10_000_000_000;
+/// How long the others are given, which stop at once if anything can stop them.
+const WAITING_NS: u64 = 200_000_000;
+/// How often it is looked at which of the two they are.
+const LOOK_NS: u64 = 20_000_000;
+
+/// Why there is no stack of a thread that never came to its stop.
+const NO_CPU: &str = "it got no CPU in 10 s, so it could not stop";
+const UNINTERRUPTIBLE: &str = "it waits in the kernel where nothing can stop it";
 
 /// The stack of every thread at one moment (each thread's own).
 #[derive(Debug)]
@@ -32,12 +45,12 @@ pub struct ThreadStack {
     pub name: String,
     /// What it did when it was looked at.
     pub activity: Activity,
-    /// Look-up addresses (Avma), leaf first; empty if it could not be stopped.
+    /// Look-up addresses (Avma), leaf first; empty if it could not be read.
     pub addresses: Vec<u64>,
     /// How each was found.
     pub methods: Vec<Method>,
-    /// Why the walk ended; `None` if it could not be stopped.
-    pub ended: Option<Ended>,
+    /// Why the walk ended, or why there is no stack.
+    pub ended: std::result::Result<Ended, &'static str>,
 }
 
 /// Stops each thread once, for as long as its registers and stack take to copy.
@@ -78,32 +91,65 @@ pub fn snapshot(
             activity,
             addresses: Vec::new(),
             methods: Vec::new(),
-            ended: None,
+            ended: Ok(Ended::WindowRanOut),
         });
     }
     stacks.sort_by_key(|stack| stack.thread);
     // A thread whose stack is deeper than the window is asked again with a larger one.
-    for _ in 0..SNAPSHOT_ROUNDS {
-        let again = |stack: &&mut ThreadStack| matches!(stack.ended, None | Some(Ended::WindowRanOut));
-        for stack in stacks.iter_mut().filter(again) {
-            // A thread stopped by job control must be left alone.
-            if stack.activity != Activity::Stopped {
-                recording.ask(stack.thread, stack.activity == Activity::Waiting);
+    let mut window_bytes = FIRST_WINDOW_BYTES;
+    while window_bytes <= MAX_STACK_BYTES as usize {
+        let deeper = |stack: &&mut ThreadStack| stack.ended == Ok(Ended::WindowRanOut);
+        for stack in stacks.iter_mut().filter(deeper) {
+            if let Some(account) = recording.accounts.get_mut(&stack.thread) {
+                account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
+                recording.ask(stack.thread, stack.activity != Activity::Runnable);
             }
         }
-        let until_ns = clock.now_ns() + SNAPSHOT_NS;
-        while recording.accounts.values().any(|account| account.asked)
-            && clock.now_ns() < until_ns
-            && recording.one_event(until_ns).map_err(gone)?
-        {}
+        recording.collect_asked().map_err(gone)?;
         for Captured { thread: id, capture, .. } in std::mem::take(&mut recording.captured) {
             let ended = recording.walk(id, &capture);
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
                 stack.addresses.clone_from(&recording.frames.addresses);
                 stack.methods.clone_from(&recording.frames.methods);
-                stack.ended = Some(ended);
+                stack.ended = Ok(ended);
+            }
+        }
+        for stack in &mut stacks {
+            if let Some(account) = recording.accounts.get(&stack.thread)
+                && stack.addresses.is_empty()
+                && let Ok(look) = recording.target.look(stack.thread)
+            {
+                let ready = look.activity == Activity::Runnable;
+                let late = if ready { NO_CPU } else { UNINTERRUPTIBLE };
+                stack.ended = Err(account.unreadable.unwrap_or(late));
+            }
+        }
+        window_bytes *= WINDOW_GROWTH;
+    }
+    // Those that ended before their turn have no stack, and nothing is wrong.
+    stacks.retain(|stack| !stack.addresses.is_empty() || recording.accounts.contains_key(&stack.thread));
+    Ok(Snapshot { stacks, images: recording.images })
+}
+
+impl Recording<'_> {
+    /// Takes the stops of all threads that were asked, and waits no longer than there is
+    /// something to wait for.
+    fn collect_asked(&mut self) -> std::result::Result<(), Fault> {
+        let begun_ns = self.clock.now_ns();
+        loop {
+            while self.accounts.values().any(|account| account.asked)
+                && self.one_event(self.clock.now_ns() + LOOK_NS)?
+            {}
+            let asked: Vec<ThreadId> =
+                self.accounts.iter().filter(|(_, account)| account.asked).map(|(id, _)| *id).collect();
+            let mut ready = false;
+            for id in &asked {
+                ready |= self.target.look(*id).is_ok_and(|look| look.activity == Activity::Runnable);
+            }
+            let patience_ns = if ready { READY_NS } else { WAITING_NS };
+            if asked.is_empty() || self.clock.now_ns() - begun_ns >= patience_ns {
+                return Ok(());
             }
         }
     }
-    Ok(Snapshot { stacks, images: recording.images })
 }

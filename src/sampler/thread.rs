@@ -44,6 +44,8 @@ pub(super) struct Account {
     pub(super) asked: bool,
     /// Whether it waited when it was asked to stop.
     pub(super) asked_waiting: bool,
+    /// Why its last stop showed nothing.
+    pub(super) unreadable: Option<&'static str>,
     pub(super) waits: Waits,
     pub(super) window: Window,
     /// CPU time at the thread's first look; what it used before is not ours.
@@ -90,6 +92,7 @@ impl Account {
             birth_searches_left: 8,
             asked: false,
             asked_waiting: false,
+            unreadable: None,
             waits: Waits::Unknown,
             window: Window::new(),
             first_cpu_ns: look.cpu_ns,

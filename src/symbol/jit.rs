@@ -111,8 +111,8 @@ mod tests {
     fn overlapping_lines_cost_no_more_than_others() {
         let line = "0 ffffffffffffff0 everything\n";
         let wanted: Vec<u64> = (0..50_000).collect();
-        let started = std::time::Instant::now();
+        let started = crate::cpu_time::CpuTime::start();
         assert!(names(line.repeat(100_000).as_bytes(), &wanted).names.iter().all(Option::is_some));
-        assert!(started.elapsed().as_secs() < 10);
+        assert!(started.used().as_secs() < 10);
     }
 }

@@ -122,8 +122,8 @@ mod tests {
     #[test]
     fn brackets_that_never_close_cost_no_more_than_others() {
         let name = "a<".repeat(32 * 1024);
-        let started = std::time::Instant::now();
+        let started = crate::cpu_time::CpuTime::start();
         assert!((0..40).all(|_| shorten(&name) == name));
-        assert!(started.elapsed().as_secs() < 10);
+        assert!(started.used().as_secs() < 10);
     }
 }

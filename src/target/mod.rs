@@ -284,7 +284,8 @@ pub trait Target {
     /// Asks a thread to stop, to be captured by [`Target::next`] with up to
     /// `window_bytes` of its stack. Asking again before it was collected does nothing.
     /// `keep_waiting` lets a thread that is found in a system call be captured too
-    /// (wall-clock profiles); otherwise it gives [`Outcome::BeganToWait`].
+    /// (wall-clock profiles); otherwise it gives [`Outcome::BeganToWait`]. One that job
+    /// control has stopped is captured then as well, and stays stopped.
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.

@@ -162,9 +162,22 @@ impl Drop for Ended {
     }
 }
 
+/// A process that uses no CPU time any more.
 fn sleeper() -> Ended {
     let mut command = Command::new("sleep");
-    Ended(command.arg("60").stdin(Stdio::null()).spawn().unwrap())
+    let sleeper = Ended(command.arg("600").stdin(Stdio::null()).spawn().unwrap());
+    wait_for_state(sleeper.0.id(), 'S');
+    sleeper
+}
+
+/// Waits where the system tells states; those who look find out in vain otherwise.
+fn wait_for_state(pid: u32, wanted: char) {
+    for _ in 0..12_000 {
+        if state(pid).is_none_or(|state| state == wanted) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
 }
 
 fn state(pid: u32) -> Option<char> {
@@ -188,12 +201,7 @@ fn processes_that_cannot_be_attached_to() {
 
     let zombie = Ended(Command::new("true").spawn().unwrap());
     let pid = zombie.0.id();
-    for _ in 0..500 {
-        if state(pid) == Some('Z') {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    wait_for_state(pid, 'Z');
     assert_eq!(state(pid), Some('Z'));
     refused(
         &format!("-o a.svg --pid {pid}"),

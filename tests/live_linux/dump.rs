@@ -1,15 +1,34 @@
 //! `dump`: what it shows of a live program is there, and the program goes on.
 
-use crate::support::{Fixture, assert_untouched, live, stackprof};
+use crate::signals::Job;
+use crate::support::{
+    Fixture, assert_untouched, kill, live, proc_status, stackprof, states, tids, tracer_of, wait_for,
+};
 
+/// Exit code, standard output and standard error of a dump.
+fn run(arguments: &[&str], pid: u32) -> (Option<i32>, String, String) {
+    let output = stackprof().arg("dump").args(arguments).args(["--pid", &pid.to_string()]).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[track_caller]
 fn dump(what: &str, pid: u32) -> String {
-    let output = stackprof().args(["dump", what, "--pid", &pid.to_string()]).output().unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "dump {what}: {} {stderr}", output.status);
-    assert_eq!(stderr, "", "dump {what}");
+    let (code, stdout, stderr) = run(&[what], pid);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "dump {what}");
     assert_untouched(pid, format!("dump {what}"));
     stdout
+}
+
+/// Until all threads of `threads` have come as far as to name themselves.
+fn wait_for_workers(pid: u32, count: usize) {
+    let named = |tid: &u32| proc_status(*tid, "Name").is_some_and(|name| name.starts_with("worker"));
+    wait_for("the workers", || tids(pid).iter().filter(|tid| named(tid)).count() == count);
+}
+
+/// The function names of a stack, leaf first, under its line about the thread.
+fn names(stack: &str) -> Vec<&str> {
+    stack.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect()
 }
 
 #[test]
@@ -19,6 +38,7 @@ fn dumps_show_a_live_program_that_goes_on() {
     target.line("ready");
     target.go();
     let pid = target.pid();
+    wait_for_workers(pid, 3);
 
     let threads = dump("threads", pid);
     for name in ["threads", "worker0", "worker1", "worker2"] {
@@ -43,8 +63,7 @@ fn dumps_show_a_live_program_that_goes_on() {
     let of_threads: Vec<&str> = stacks.split("\n\n").filter(|text| text.starts_with("thread")).collect();
     assert_eq!(of_threads.len(), 4, "{stacks}");
     for text in of_threads {
-        let names: Vec<&str> =
-            text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect();
+        let names = names(text);
         let first = text.lines().next().unwrap_or_default();
         if first.contains("(worker") {
             let recursions = names.iter().filter(|name| **name == "recurse").count();
@@ -56,5 +75,80 @@ fn dumps_show_a_live_program_that_goes_on() {
     }
 
     assert_eq!(target.done().len(), 4);
+    assert!(target.finish().0.success());
+}
+
+#[test]
+fn a_stopped_program_is_shown_and_stays_stopped() {
+    let Some(_one) = live() else { return };
+    let mut job = Job::start("threads", &["3", "12", "2"]);
+    job.parent.go();
+    wait_for_workers(job.pid(), 3);
+    job.stop();
+    // Twice: what the first left behind must not keep the second from it.
+    for _ in 0..2 {
+        let (code, stacks, stderr) = run(&["stacks"], job.pid());
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stacks}");
+        wait_for("the profiler to let go", || tracer_of(job.pid()) == 0);
+        wait_for("the stop to be its own again", || states(job.pid()).chars().all(|state| state == 'T'));
+        job.assert_stands("dumped");
+        let of_threads: Vec<&str> = stacks.split("\n\n").filter(|text| text.starts_with("thread")).collect();
+        assert_eq!(of_threads.len(), 4, "{stacks}");
+        for text in of_threads {
+            let first = text.lines().next().unwrap_or_default();
+            assert!(first.ends_with(") stopped"), "{text}");
+            let first_function = if first.contains("(worker") { "start" } else { "main" };
+            assert!(names(text).contains(&first_function), "{text}");
+        }
+    }
+    // Its parent is told of nothing but the end of the stop.
+    kill("CONT", job.pid());
+    assert_eq!(job.parent.next_line(), "continued");
+    job.parent.line("done");
+    assert_eq!(job.end(), "exited 0");
+}
+
+#[test]
+fn stacks_are_shown_as_deep_as_asked() {
+    let Some(_one) = live() else { return };
+    const DEPTH: usize = 100_000;
+    let mut target = Fixture::start("threads", ["1", &DEPTH.to_string(), "1"]);
+    target.line("ready");
+    let pid = target.pid();
+    let of_worker = |arguments: &[&str]| {
+        let (code, stacks, stderr) = run(arguments, pid);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""));
+        let stack = stacks.split("\n\n").find(|text| text.contains("(worker0)"));
+        stack.expect("the worker").to_owned()
+    };
+    // It waits at the bottom for the word to begin.
+    let limited = "(worker0) waiting, incomplete: depth limit (1024 frames; --max-depth shows more)";
+    wait_for("the recursion's end", || {
+        of_worker(&["stacks"]).lines().next().unwrap_or_default().ends_with(limited)
+    });
+    let whole = of_worker(&["stacks", "--max-depth", "200000"]);
+    let (first, names) = (whole.lines().next().unwrap_or_default(), names(&whole));
+    assert!(first.ends_with("(worker0) waiting"), "{first}");
+    assert_eq!(names.iter().filter(|name| **name == "recurse").count(), DEPTH);
+    assert!(names.contains(&"start"), "{:?}", names.last());
+    target.go();
+    target.done();
+    assert!(target.finish().0.success());
+}
+
+#[test]
+fn a_thread_that_cannot_be_stopped_is_named_and_an_error() {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::start::<&str>("vfork", []);
+    target.line("ready");
+    let pid = target.pid();
+    wait_for("its vfork", || states(pid) == "D");
+    let (code, stacks, stderr) = run(&["stacks"], pid);
+    assert_eq!(code, Some(1), "{stacks} {stderr}");
+    let why = "it waits in the kernel where nothing can stop it";
+    assert_eq!(stacks, format!("thread {pid} (vfork) waiting, no stack: {why}\n\n"));
+    let expected = format!("stackprof: no stack of 1 of 1 threads; thread {pid}: {why}; try again later\n");
+    assert_eq!(stderr, expected);
+    assert_untouched(pid, "dumped in vain");
     assert!(target.finish().0.success());
 }

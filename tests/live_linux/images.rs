@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::support::{Fixture, Recorded, assert_untouched, attach, compile, fixture, live, not_here};
+use crate::support::{Fixture, Recorded, assert_untouched, attach, compile, fixture, live, not_here, points};
 
 const SHARED: [&str; 2] = ["-shared", "-fPIC"];
 
@@ -227,13 +227,13 @@ fn a_program_in_another_mount_namespace_has_names() {
     let recorded = attach(target.pid(), &["--hz", "997", "--duration", "2"]).wait();
     recorded.check_success();
     assert_untouched(target.pid(), "after the recording");
-    recorded.check(recorded.total() > 300, "hardly anything was sampled");
+    recorded.check(recorded.total() > 50, "hardly anything was sampled");
     for name in ["main", "recurse"] {
         recorded.check(share(&recorded, name) >= 90.0, format!("{name} is not named"));
     }
     for (name, expected) in [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_15", 15.0), ("leaf_5", 5.0)] {
         let share = share(&recorded, name);
-        // Rough: a busy machine leaves few samples, and other names would have no share at all.
-        recorded.check((share - expected).abs() <= 8.0, format!("{name} has {share} %"));
+        let off = (share - expected).abs();
+        recorded.check(off <= points(expected, recorded.total()), format!("{name} has {share} %"));
     }
 }

@@ -4,8 +4,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::support::{
-    Fixture, PATIENCE, Random, assert_untouched, attach, fixture, kill, live, record, stackprof, tracer_of,
-    wait_for,
+    Fixture, Random, assert_untouched, attach, fixture, kill, live, record, stackprof, states, tracer_of,
+    wait_for, wait_for_cpu_time,
 };
 
 /// About 0.2 s of three threads.
@@ -33,7 +33,12 @@ fn kill_9_at_any_moment_does_not_show_in_the_target() {
         // stop threads that wait.
         let options = ["--pid", &pid, "--hz", "5000", "--idle"];
         let running = record(&options[..if round % 2 == 0 { 4 } else { 5 }]);
-        sleep(delay);
+        // Half of them once it traces, however long it takes to get there; the others at any
+        // moment from its start on.
+        if round % 4 < 2 {
+            wait_for("the profiler to attach", || tracer_of(target.pid()) != 0 || target.has_ended());
+        }
+        sleep(if round % 4 < 2 { delay / 8 } else { delay });
         while_tracing += u64::from(tracer_of(target.pid()) != 0);
         running.kill();
         assert_untouched(target.pid(), format!("round {round}, killed after {delay:?}"));
@@ -42,7 +47,7 @@ fn kill_9_at_any_moment_does_not_show_in_the_target() {
         assert_eq!(said.join("\n"), expected, "round {round}, killed after {delay:?}");
     }
     println!("{while_tracing} of {KILLS} killed while it traced");
-    assert!(while_tracing * 2 >= KILLS, "only {while_tracing} of {KILLS} were killed while tracing");
+    assert!(while_tracing * 4 >= KILLS, "only {while_tracing} of {KILLS} were killed while tracing");
 }
 
 #[test]
@@ -72,7 +77,7 @@ fn ctrl_c_writes_the_outputs_and_lets_go() {
         target.line("ready");
         let running = attach(target.pid(), &[]);
         target.go();
-        sleep(Duration::from_millis(500));
+        wait_for_cpu_time(target.pid(), Duration::from_millis(400));
         kill(signal, running.pid());
         let recorded = running.wait();
         assert_untouched(target.pid(), signal);
@@ -110,17 +115,17 @@ fn a_second_ctrl_c_gives_up_and_lets_go() {
 fn a_stopped_recording_of_a_launched_command_waits_for_nothing() {
     let Some(_one) = live() else { return };
     // Its own output elsewhere: it would keep the pipes open that the profiler's end is seen by.
-    let script = "exec \"$0\" 60 >/dev/null 2>&1";
+    let script = "exec \"$0\" 600 >/dev/null 2>&1";
     let running =
         record(["--".as_ref(), "sh".as_ref(), "-c".as_ref(), script.as_ref(), fixture("shares").as_os_str()]);
     wait_for("the command to run", || children_of(running.pid()).len() == 1);
     let command = children_of(running.pid())[0];
     running.wait_attached(command);
-    sleep(Duration::from_millis(500));
-    let begun = std::time::Instant::now();
+    wait_for_cpu_time(command, Duration::from_millis(300));
     let recorded = running.interrupt();
-    assert!(begun.elapsed() < PATIENCE / 3, "it took {:?}", begun.elapsed());
     recorded.check_success();
+    // It has ten minutes of work: nobody waited for its end.
+    assert!(states(command).contains(['R', 'S']), "states {}", states(command));
     assert_untouched(command, "after Ctrl-C for the profiler alone");
     kill("KILL", command);
 }

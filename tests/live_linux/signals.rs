@@ -103,7 +103,7 @@ fn ends_of_children_are_told() {
 #[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn ignored_signals_do_not_interrupt_a_wait_that_is_also_sampled() {
     let Some(_one) = live() else { return };
-    let mut target = Fixture::start("epoll", ["3", "signal"]);
+    let mut target = Fixture::start("epoll", ["10000", "signal"]);
     target.line("ready");
     let running = attach(target.pid(), OPTIONS[1]);
     target.go();
@@ -113,7 +113,6 @@ fn ignored_signals_do_not_interrupt_a_wait_that_is_also_sampled() {
     recorded.check_success();
     let said = numbers(&said);
     recorded.check(said["interrupted"] == 0 && said["failed"] == 0, format!("the server saw {said:?}"));
-    recorded.check(said["events"] > 2000, format!("the server did little: {said:?}"));
 }
 
 /// As `jobs` prints it.
@@ -129,15 +128,15 @@ impl Drop for Child {
 }
 
 /// A fixture under `jobs`, its parent, which says what it is told of it.
-struct Job {
-    parent: Fixture,
+pub(crate) struct Job {
+    pub(crate) parent: Fixture,
     child: Child,
     // Programs that end by a signal may leave a core file where they run.
     _dir: TempDir,
 }
 
 impl Job {
-    fn start(name: &str, arguments: &[&str]) -> Job {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Job {
         let dir = TempDir::new().unwrap();
         let mut jobs = Command::new(fixture("jobs"));
         jobs.arg(fixture(name)).args(arguments).current_dir(dir.path());
@@ -150,12 +149,12 @@ impl Job {
         Job { parent, child, _dir: dir }
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.0
     }
 
     /// SIGSTOP from outside, until it has had its effect.
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         kill("STOP", self.pid());
         assert_eq!(self.parent.line("stopped"), SIGSTOP);
         wait_for("all threads to stop", || self.stands());
@@ -169,7 +168,7 @@ impl Job {
 
     /// Stays stopped for a while and gets nothing done.
     #[track_caller]
-    fn assert_stands(&self, when: &str) {
+    pub(crate) fn assert_stands(&self, when: &str) {
         let before = self.user_ticks();
         for _ in 0..20 {
             sleep(Duration::from_millis(10));
@@ -185,14 +184,14 @@ impl Job {
     }
 
     /// SIGCONT, until it has had its effect.
-    fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         kill("CONT", self.pid());
         self.parent.line("continued");
-        wait_for("the threads to run", || states(self.pid()).contains('R'));
+        wait_for("the threads to go on", || !states(self.pid()).contains(['T', 't']));
     }
 
     /// Its end, as its parent was told.
-    fn end(self) -> String {
+    pub(crate) fn end(self) -> String {
         let (status, said) = self.parent.finish();
         assert!(status.success(), "{status}: {said:?}");
         said.last().cloned().unwrap_or_default()

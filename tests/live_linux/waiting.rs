@@ -2,7 +2,10 @@
 
 use crate::support::{Fixture, attach, live, numbers};
 
-/// Profiles the epoll server in the middle of its work and checks that at most this many calls
+/// Some seconds of work on a quiet machine.
+const EVENTS: &[&str] = &["15000"];
+
+/// Profiles the epoll server until it has served its events and checks that at most this many calls
 /// were interrupted.
 #[track_caller]
 fn check_epoll(arguments: &[&str], options: &[&str], interrupted_max: u64) {
@@ -10,31 +13,31 @@ fn check_epoll(arguments: &[&str], options: &[&str], interrupted_max: u64) {
     let mut target = Fixture::start("epoll", arguments);
     target.line("ready");
     target.go();
-    let recorded = attach(target.pid(), &[options, &["--duration", "3"]].concat()).wait();
+    let running = attach(target.pid(), options);
     let said = target.line("events");
+    let recorded = running.interrupt();
     println!("{options:?}: events {said}");
     let said = numbers(&format!("events {said}"));
     recorded.check(recorded.status.success(), "stackprof failed");
     recorded.check(recorded.total() > 30, "hardly anything was sampled");
     let unharmed = said["interrupted"] <= interrupted_max && said["failed"] == 0;
     recorded.check(unharmed, format!("the server saw {said:?}"));
-    recorded.check(said["events"] > 3000, format!("the server did little: {said:?}"));
 }
 
 #[test]
 fn an_epoll_server_sees_no_eintr() {
-    check_epoll(&["3.5"], &["--hz", "997"], 0);
+    check_epoll(EVENTS, &["--hz", "997"], 0);
 }
 
 #[test]
 fn an_epoll_server_sees_no_eintr_at_5000_hz() {
-    check_epoll(&["3.5"], &["--hz", "5000"], 0);
+    check_epoll(EVENTS, &["--hz", "5000"], 0);
 }
 
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn an_epoll_server_sees_no_eintr_with_idle() {
-    check_epoll(&["3.5"], &["--hz", "2000", "--idle"], 0);
+    check_epoll(EVENTS, &["--hz", "2000", "--idle"], 0);
 }
 
 /// A tracer makes the kernel wake a call even for a signal that the process ignores. Its call
@@ -43,14 +46,15 @@ fn an_epoll_server_sees_no_eintr_with_idle() {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn ignored_signals_do_not_interrupt_an_epoll_server() {
-    check_epoll(&["4", "signal"], &["--hz", "997"], 2);
+    check_epoll(&[EVENTS[0], "signal"], &["--hz", "997"], 2);
 }
 
 #[track_caller]
 fn check_calls(options: &[&str]) {
     let Some(_one) = live() else { return };
+    const CALLS: u64 = 80;
     let run = |options: Option<&[&str]>| {
-        let mut target = Fixture::start("calls", ["3"]);
+        let mut target = Fixture::start("calls", [CALLS.to_string()]);
         target.line("ready");
         let running = options.map(|options| attach(target.pid(), options));
         target.go();
@@ -66,10 +70,10 @@ fn check_calls(options: &[&str]) {
         println!("{line}   (unprofiled: {before})");
         let (now, before) = (numbers(line), numbers(before));
         recorded.check(now["failed"] == 0 && now["early"] == 0, line);
-        // A busy machine makes some late, with and without a profiler; calls that are
-        // repeated from the beginning would be late by as much as they had waited, each.
-        recorded.check(now["late"] <= before["late"] + 2 + now["calls"] / 10, line);
-        recorded.check(now["calls"] * 10 >= before["calls"] * 8, line);
+        // Calls that are repeated from the beginning would be late by as much as they had waited,
+        // each. A machine that stands still makes a few late, with and without a profiler.
+        recorded.check(now["late"] <= before["late"] + 2 + CALLS / 10, line);
+        recorded.check(now["calls"] == CALLS, line);
     }
 }
 

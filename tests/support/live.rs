@@ -18,8 +18,13 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
-/// Longer than anything here takes, even on a machine busy with other things.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
+/// well waits for its end.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Sleeps of the sampling thread that show that it records: it sleeps before each tick, and
+/// hardly ever before the first.
+const SLEEPS_OF_A_RECORDING: u64 = 5;
 
 /// What every fixture is built with: frame pointers, in leaf functions too (which some
 /// compilers leave out), and no call turned into a jump.
@@ -142,13 +147,39 @@ pub(crate) fn tids(pid: u32) -> Vec<u32> {
     threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The thread of the profiler that samples, by its name.
+fn sampler_of(profiler: u32) -> Option<u32> {
+    let threads = fs::read_dir(format!("/proc/{profiler}/task")).ok()?.flatten();
+    let named = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "sampler\n");
+    let sampler = threads.map(|entry| entry.path()).find(|path| named(path))?;
+    sampler.file_name()?.to_str()?.parse().ok()
+}
+
+/// Waits until a process has used this much CPU time since it began.
+pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
+    let used = || -> Option<Duration> {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+        let schedstats = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
+        let cpu_ns = |text: String| text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos);
+        Some(schedstats.filter_map(cpu_ns).sum())
+    };
+    wait_for(format!("pid {pid} to use {least:?} of CPU time"), || used().is_none_or(|used| used >= least));
+}
+
+/// Percentage points that a share of `percent` may be off in so many samples: four standard
+/// deviations, which chance exceeds once in 16,000 times.
+pub(crate) fn points(percent: f64, samples: u64) -> f64 {
+    let share = percent / 100.0;
+    400.0 * (share * (1.0 - share) / samples.max(1) as f64).sqrt()
+}
+
 /// Nobody traces the process, and no thread of it stands still.
 pub(crate) fn assert_untouched(pid: u32, when: impl Display) {
     let begun = Instant::now();
     // The kernel lets go in the course of the tracer's end, which may take a moment.
     while tracer_of(pid) != 0 || states(pid).contains(['t', 'T']) {
         assert!(
-            begun.elapsed() < Duration::from_secs(2),
+            begun.elapsed() < PATIENCE,
             "{when}: tracer {} and thread states {} of pid {pid}",
             tracer_of(pid),
             states(pid)
@@ -192,6 +223,11 @@ impl Fixture {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Whether it has ended, however.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// The next line it prints, whatever it is; empty at the end.
@@ -315,15 +351,22 @@ impl Running {
         self.dir.path()
     }
 
-    /// Waits until it traces `pid`, and a moment more: the recording begins after that.
+    /// Waits until it traces `pid` and records.
     pub(crate) fn wait_attached(&self, pid: u32) {
         let profiler = self.pid();
-        wait_for(format!("{} to attach", self.command), || {
-            let tracer = tracer_of(pid);
-            // TracerPid is the tracing thread's; a zombie here has failed and tells why later.
-            tracer != 0 || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'))
+        // One that has failed is a zombie here, and tells why later.
+        let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
+        wait_for(format!("{} to attach", self.command), || tracer_of(pid) != 0 || ended());
+        let sleeps = || -> Option<u64> {
+            let path = format!("/proc/{profiler}/task/{}/status", sampler_of(profiler)?);
+            let status = fs::read_to_string(path).ok()?;
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+            line.trim().parse().ok()
+        };
+        let before = sleeps().unwrap_or(0);
+        wait_for(format!("{} to record", self.command), || {
+            ended() || sleeps().is_some_and(|now| now >= before + SLEEPS_OF_A_RECORDING)
         });
-        thread::sleep(Duration::from_millis(50));
     }
 
     /// SIGKILL, and its end.

@@ -99,6 +99,8 @@ pub struct Diff {
     pub colors: Colors,
     /// Flame graph on a dark page.
     pub dark: bool,
+    /// Flame graph with its root at the top, not at the bottom.
+    pub inverted: bool,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -147,6 +149,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         min_width_percent,
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
         dark: flags.look.dark,
+        inverted: flags.look.root_at_the_top(),
         verbosity: verbosity(&flags.common)?,
     }))
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use super::record::depth;
 use super::{Command, Naming, Source, Split, Verbosity, source, split, unwind, usage, verbosity};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
@@ -20,6 +21,9 @@ pub struct Addresses {
     /// How much is told.
     pub verbosity: Verbosity,
 }
+
+/// Highest `--max-depth` of a dump: more frames than the bytes of a stack that are read hold.
+pub const DUMP_DEPTH_MAX: usize = 1 << 20;
 
 /// What `dump` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct Dump {
     pub source: Source,
     /// How stacks are walked.
     pub unwind: How,
+    /// Frames shown of a stack, 1 to [`DUMP_DEPTH_MAX`].
+    pub max_depth: usize,
     /// How code is named.
     pub naming: Naming,
     /// How much is told.
@@ -81,6 +87,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result
     Ok(Command::Dump(Dump {
         what,
         source: source(&flags.source, None)?,
+        max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         naming: Naming::from(&flags.naming),
         verbosity: verbosity(&flags.common)?,

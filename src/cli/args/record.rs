@@ -63,6 +63,8 @@ pub struct Recording {
     pub colors: Colors,
     /// Flame graph on a dark page.
     pub dark: bool,
+    /// Flame graph with its root at the top, not at the bottom.
+    pub inverted: bool,
     /// Where the statistics go.
     pub stats: Option<Destination>,
     /// How much is told.
@@ -107,13 +109,6 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         })?,
         None => HZ_DEFAULT,
     };
-    let max_depth = match &flags.max_depth {
-        Some(depth) => {
-            let expected = format!("a whole number from 1 to {DEPTH_MAX}");
-            number("--max-depth", depth, &expected, |depth| (1..=DEPTH_MAX).contains(&depth))?
-        }
-        None => DEPTH_DEFAULT,
-    };
     let max_stop_percent = match &flags.max_stop {
         Some(share) => number("--max-stop", share, "a percentage above 0, up to 100", |share: f64| {
             share > 0.0 && share <= 100.0
@@ -136,13 +131,14 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         threads: flags.threads,
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         naming: Naming::from(&flags.naming),
-        max_depth,
+        max_depth: depth(flags.max_depth.as_deref(), DEPTH_MAX)?,
         max_stop_percent,
         title: flags.title,
         reverse: flags.reverse,
         min_width_percent,
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
         dark: flags.look.dark,
+        inverted: flags.look.root_at_the_top(),
         stats,
         verbosity: verbosity(&flags.common)?,
         seed: flags
@@ -150,6 +146,14 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
             .as_deref()
             .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
             .transpose()?,
+    })
+}
+
+/// The frames of a stack to keep, `most` at most.
+pub(super) fn depth(text: Option<&OsStr>, most: usize) -> Result<usize> {
+    let expected = format!("a whole number from 1 to {most}");
+    text.map_or(Ok(DEPTH_DEFAULT), |text| {
+        number("--max-depth", text, &expected, |depth| (1..=most).contains(&depth))
     })
 }
 

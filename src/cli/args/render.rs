@@ -109,6 +109,8 @@ pub struct Render {
     pub colors: Colors,
     /// Flame graph on a dark page.
     pub dark: bool,
+    /// Flame graph with its root at the top, not at the bottom.
+    pub inverted: bool,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -201,6 +203,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         min_width_percent,
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
         dark: flags.look.dark,
+        inverted: flags.look.root_at_the_top(),
         verbosity: verbosity(&flags.common)?,
     }))
 }
@@ -217,7 +220,7 @@ mod tests {
     #[test]
     fn every_option_is_understood() {
         let line = "render a b.pb.gz -o x.svg -o - --thread io --include a --include b --exclude c --root ^m$ \
-                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark -q -- -d";
+                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted -q -- -d";
         let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
         assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
         assert_eq!(
@@ -227,7 +230,7 @@ mod tests {
         assert_eq!(render.include.texts(), ["a", "b"]);
         assert!(render.include.matches("xbx") && !render.include.matches("c"));
         assert!(render.root.matches("m") && !render.root.matches("main"));
-        assert!(render.reverse && render.lines && render.dark);
+        assert!(render.reverse && render.lines && render.dark && !render.inverted);
         assert_eq!((render.title.as_deref(), render.min_width_percent), (Some("T"), 2.0));
         assert_eq!((render.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
     }

@@ -52,6 +52,7 @@ fn the_defaults_are_those_of_the_contract() {
         min_width_percent: 0.01,
         colors: Colors::Hot,
         dark: false,
+        inverted: true,
         stats: None,
         verbosity: Verbosity::Normal,
         seed: None,
@@ -65,7 +66,7 @@ fn the_defaults_are_those_of_the_contract() {
 fn every_option_is_understood() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 --max-stop 0.5 \
                 --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
-                --no-inline --lines --short-names --colors blue-orange --dark";
+                --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
     let expected = Recording {
         source: Source::Pid(1),
         hz: 99,
@@ -83,6 +84,7 @@ fn every_option_is_understood() {
         min_width_percent: 1.5,
         colors: Colors::BlueOrange,
         dark: true,
+        inverted: false,
         stats: Some(Destination::File("s.json".into())),
         verbosity: Verbosity::Verbose,
         seed: Some(7),
@@ -108,6 +110,8 @@ fn sources() {
 #[test]
 fn a_later_option_wins_as_in_aliases() {
     assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").hz, 100);
+    assert!(!record("--pid 1 --inverted --no-inverted").inverted);
+    assert!(record("--pid 1 --no-inverted --inverted").inverted);
 }
 
 #[test]
@@ -246,6 +250,14 @@ fn dump_takes_a_subject_and_a_process() {
         Ok(Command::Dump(dump)) => (dump.what, dump.source),
         other => panic!("{line}: {other:?}"),
     };
+    let depth = |line: &str| match parsed(line) {
+        Ok(Command::Dump(dump)) => dump.max_depth,
+        other => panic!("{line}: {other:?}"),
+    };
+    assert_eq!(
+        (depth("dump stacks --pid 5"), depth("dump stacks --pid 5 --max-depth 200000")),
+        (1024, 200_000)
+    );
     assert_eq!(dump("dump threads --pid 5"), (What::Threads, Source::Pid(5)));
     assert_eq!(dump("dump -p 5 images"), (What::Images, Source::Pid(5)));
     assert_eq!(dump("dump symbols --target sim:1"), (What::Symbols, Source::Sim { seed: 1 }));
@@ -257,6 +269,10 @@ fn dump_takes_a_subject_and_a_process() {
         ("dump stacks", format!("say which process to dump: {FORM}")),
         ("dump stacks 5", format!("dump shows a running process; `5` is too much: {FORM}")),
         ("dump stacks -- prog", format!("dump shows a running process; `prog` is too much: {FORM}")),
+        (
+            "dump stacks --pid 5 --max-depth 1048577",
+            "--max-depth `1048577`: expected a whole number from 1 to 1048576".into(),
+        ),
         ("dump stacks --pid 0", "--pid `0`: expected a process id, 1 or more (ps shows them)".into()),
         ("dump stacks --hz 5", "there is no option `--hz` (try 'stackprof dump --help')".into()),
     ] {

@@ -19,6 +19,13 @@ const CHARACTER_PX: f64 = 12.0 * 0.59;
 /// What inferno calls the frame that is not there: the part of `all` on which nothing stands.
 pub(super) const NOTHING: &str = "nothing";
 
+/// The parts of inferno's page that `page.js` moves.
+const PARTS: [&str; 6] = ["title", "subtitle", "details", "unzoom", "search", "matched"];
+
+/// What is added to inferno's script.
+const SCRIPT: &str =
+    concat!("<script type=\"text/ecmascript\"><![CDATA[\n", include_str!("page.js"), "]]></script>");
+
 /// A frame in inferno's file.
 const OPEN: &str = "<g>";
 const CLOSE: &str = "</g>";
@@ -62,7 +69,10 @@ impl<'a, W: Write> Labels<'a, W> {
             self.out.write_all(before.as_bytes())?;
         } else {
             let (head, rest) = before.split_once("</style>").ok_or_else(unexpected)?;
-            write!(self.out, "{head}{}</style>{rest}", self.style)?;
+            if PARTS.iter().any(|part| !rest.contains(&format!(" id=\"{part}\""))) {
+                return Err(unexpected());
+            }
+            write!(self.out, "{head}{}</style>{SCRIPT}{rest}", self.style)?;
             self.styled = true;
         }
         let (_, title, rest) = element(frame, "<title>", "</title>").ok_or_else(unexpected)?;
@@ -212,6 +222,11 @@ fn escaped(text: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
+    /// What comes before the first frame, as far as it is looked at.
+    fn head() -> String {
+        "<style>x</style>".to_owned() + &PARTS.map(|part| format!("<text id=\"{part}\"/>")).concat()
+    }
+
     #[test]
     fn counts_are_grouped_by_thousands() {
         for (count, text) in [
@@ -229,9 +244,17 @@ mod tests {
     #[test]
     fn a_frame_of_another_form_is_an_error_and_not_a_wrong_picture() {
         let picture = super::super::layout::lay_out(&[], 0, 0.0);
-        for bad in ["<g>x</g>", "<style></style><g><title>7 (1 s)</title><rect/><text>7</text></g>"] {
+        let all = "<g><title>all (1 s)</title><rect/><text>all</text></g>";
+        let head = head();
+        for (file, good) in [
+            (format!("{head}{all}"), true),
+            ("<g>x</g>".to_owned(), false),
+            (format!("{head}<g><title>7 (1 s)</title><rect/><text>7</text></g>"), false),
+            // A part that the script would look for in vain.
+            (format!("{}{all}", head.replace("unzoom", "reset")), false),
+        ] {
             let mut labels = Labels::new(Vec::new(), &picture, None, "samples", "");
-            assert!(labels.write_all(bad.as_bytes()).is_err(), "{bad}");
+            assert_eq!(labels.write_all(file.as_bytes()).is_ok(), good, "{file}");
         }
     }
 
@@ -239,8 +262,9 @@ mod tests {
     fn pieces_of_any_size_make_the_same_file() {
         let nodes = [Node { depth: 0, name: "é<b>", base: 0, new: 3 }];
         let picture = super::super::layout::lay_out(&nodes, 3, 0.0);
+        let head = head();
         let file =
-            "<style>x</style>head<g><title>0 (3 samples, 100%)</title><rect/><text x=\"1\">0</text></g>tail";
+            format!("{head}<g><title>0 (3 samples, 100%)</title><rect/><text x=\"1\">0</text></g>tail");
         for size in 1..file.len() {
             let mut out = Vec::new();
             let mut labels = Labels::new(&mut out, &picture, None, "samples", "!");
@@ -250,8 +274,9 @@ mod tests {
             labels.finish().expect("a Vec takes everything");
             assert_eq!(
                 String::from_utf8(out).expect("UTF-8"),
-                "<style>x!</style>head<g><title>é&lt;b&gt; (3 samples, 100.00%)</title><rect/>\
-                 <text x=\"1\">é&lt;b&gt;</text></g>tail",
+                head.replace("</style>", &format!("!</style>{SCRIPT}"))
+                    + "<g><title>é&lt;b&gt; (3 samples, 100.00%)</title><rect/>\
+                       <text x=\"1\">é&lt;b&gt;</text></g>tail",
                 "{size}"
             );
         }

@@ -103,13 +103,15 @@ pub(super) fn page(dark: bool) -> Page {
             background: Color { r: 27, g: 29, b: 33 },
             text: Color { r: 232, g: 232, b: 228 },
             style: ":root { background:rgb(27,29,33); }\n#subtitle { fill:rgb(170,172,176); }\n#search { opacity:0.7; }\n\
+                    .bar { fill:rgb(27,29,33); }\n\
                     #frames > *:hover { stroke:white; stroke-width:1; }\n",
         }
     } else {
         Page {
             background: Color { r: 250, g: 250, b: 248 },
             text: Color { r: 0, g: 0, b: 0 },
-            style: ":root { background:rgb(250,250,248); }\n#subtitle { fill:rgb(95,95,95); }\n#search { opacity:0.7; }\n",
+            style: ":root { background:rgb(250,250,248); }\n#subtitle { fill:rgb(95,95,95); }\n#search { opacity:0.7; }\n\
+                    .bar { fill:rgb(250,250,248); }\n",
         }
     }
 }

@@ -264,6 +264,20 @@ fn stacks_of_any_depth_are_drawn_as_far_as_a_page_reaches() {
 }
 
 #[test]
+fn an_inverted_graph_has_its_root_at_the_top() {
+    let y = |svg: &str, name| attribute(svg, name, "y").parse::<f64>().expect("a number");
+    let nodes = [node(0, "p", 0, 3), node(1, "f", 0, 3)];
+    for inverted in [true, false] {
+        let graph = Graph { inverted, ..graph() };
+        let (plain, compared) = (drawn(&graph, &nodes), diff(&graph, Compared::Counts, &nodes));
+        for svg in [plain, compared] {
+            assert_eq!(y(&svg, "p") < y(&svg, "f"), inverted);
+            assert!(svg.contains(&format!("var inverted = {inverted};")), "which the scripts ask");
+        }
+    }
+}
+
+#[test]
 fn a_dark_page_has_light_text() {
     let svg = draw(&Graph { dark: true, ..graph() }, &[("p", 1)]);
     assert!(svg.contains("#subtitle { fill:rgb(170,172,176); }") && svg.contains("stop-color=\"#1b1d21\""));

@@ -100,7 +100,7 @@ pub(super) fn launch(command: &[OsString], clock: RealClock) -> Result<LinuxTarg
         }
     }
     started.join().map_err(|error| failed(&error))?;
-    target.set_process(describe(pid));
+    target.set_spawned(describe(pid));
     Ok(target)
 }
 

@@ -57,6 +57,8 @@ pub struct LinuxTarget {
     own: Own,
     wchan: Wchan,
     launched: bool,
+    /// `Command::spawn` has not returned: where its `exec` fails it waits for the process.
+    spawning: bool,
     ended: bool,
     not_send: PhantomData<*const ()>,
 }
@@ -137,6 +139,7 @@ impl LinuxTarget {
             own: Own::new(),
             wchan: Wchan::default(),
             launched: false,
+            spawning: false,
             ended: false,
             not_send: PhantomData,
         }
@@ -148,10 +151,13 @@ impl LinuxTarget {
 
     pub(super) fn set_launched(&mut self) {
         self.launched = true;
+        self.spawning = true;
     }
 
-    pub(super) fn set_process(&mut self, process: Process) {
+    /// The launched command runs, as `process`.
+    pub(super) fn set_spawned(&mut self, process: Process) {
         self.process = process;
+        self.spawning = false;
     }
 
     /// Takes a seized thread in. False if it is no thread of this process.
@@ -184,10 +190,10 @@ impl LinuxTarget {
             }
             // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
             libc::PTRACE_EVENT_STOP => {
+                let pending = self.no_longer_pending(tid);
+                let outcome = pending.map(|pending| self.read_stopped(tid, pending, capture));
                 let _ = sys::listen(tid);
-                self.no_longer_pending(tid)?;
-                let outcome = Outcome::Unreadable("stopped by job control");
-                Some(Event::Stopped { thread: thread_id(tid), outcome })
+                Some(Event::Stopped { thread: thread_id(tid), outcome: outcome? })
             }
             libc::PTRACE_EVENT_EXEC => {
                 let _ = sys::take_stop(tid);
@@ -280,6 +286,17 @@ impl LinuxTarget {
         outcome
     }
 
+    /// The same of a thread that job control has stopped: it can be read as it stands, and
+    /// nothing is changed in it, since its interrupted call is not of our making.
+    fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
+        (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
+        if !pending.keep_waiting {
+            return Outcome::Unreadable("stopped by job control");
+        }
+        let seen_ns = self.clock.now_ns();
+        self.read_standing(tid, Pending { job_control: true, ..pending }, seen_ns, capture)
+    }
+
     fn read_standing(
         &mut self,
         tid: pid_t,
@@ -327,7 +344,7 @@ impl LinuxTarget {
                 capture.stack.clear();
             }
         }
-        if in_call && registers::repair_interrupted_call(&mut self.raw) {
+        if in_call && !pending.job_control && registers::repair_interrupted_call(&mut self.raw) {
             let _ = sys::set_registers(tid, &mut self.raw);
         }
         outcome
@@ -343,9 +360,10 @@ impl LinuxTarget {
         let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
         self.no_longer_pending(tid);
         self.threads.remove(&tid);
-        // A launched process is our child, too: where its `exec` failed, `Command::spawn`
-        // waits for it and panics if it is gone. Its zombie ends with us at the latest.
-        if tid != self.pid || !self.launched {
+        // A launched process is our child, too: reaped, it counts among our children's CPU
+        // times (getrusage(2)). Where its `exec` failed, `Command::spawn` waits for it and
+        // panics if it is gone.
+        if tid != self.pid || !self.spawning {
             let _ = sys::reap(tid);
         }
         self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
@@ -412,7 +430,8 @@ impl Target for LinuxTarget {
             return Err(Fault::ThreadGone);
         }
         let (looked_ns, before) = entry.looked();
-        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before });
+        entry.pending =
+            Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before, job_control: false });
         self.outstanding += 1;
         // Read only now: what passes between the look and the stop is time in which the thread
         // may leave its CPU.
