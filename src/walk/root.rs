@@ -15,10 +15,6 @@ use crate::addr::{Avma, CodeAddress};
 /// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
 pub const START_CODE_BYTES: u64 = 1024;
 
-/// Room for the frame of a thread's first function alone (`_start`, the child's side of
-/// `clone`): less than the frames of the start code that calls `main`.
-const FIRST_FRAME_BYTES: u64 = 128;
-
 /// How far above a thread's last frame record its birth is searched for.
 pub const SEARCH_BYTES: u64 = 16 << 10;
 
@@ -57,24 +53,25 @@ impl Chain {
             // Of Mach-O images it is known where threads begin.
             _ if begins_threads.is_some() => begins_threads == Some(true) && self.next == 0,
             _ if input.fp_always && self.next == 0 => true,
-            // In the thread's first function itself, which nothing called.
-            (top, None) => {
-                let used = top.map(|top| top.0.wrapping_sub(self.above.0));
-                self.next == 0 && used.is_some_and(|used| used <= FIRST_FRAME_BYTES)
-            }
+            // In the thread's first function itself, which nothing called: not even a return
+            // address is on its stack.
+            (Some(top), None) => top == self.above,
             // On the thread's own stack position decides, and the code returned to.
             (Some(top), Some(outermost))
                 if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
             {
                 top - self.reached <= START_CODE_BYTES
-                    && (self.next == 0
-                        || input.code.code(outermost).is_none_or(|code| self.is_start_code(code)))
+                    && input.code.code(outermost).is_none_or(|code| self.is_start_code(code))
             }
-            // On another stack (a coroutine's), or an unknown one: a null frame pointer
-            // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6).
-            _ => self.next == 0,
+            _ => false,
         };
-        if whole { Ended::Root } else { Ended::BadFrame }
+        match whole {
+            true => Ended::Root,
+            // A null frame pointer marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6)
+            // where code keeps one. Elsewhere it is a register that happens to be 0.
+            false if self.next == 0 => Ended::Unproved,
+            false => Ended::BadFrame,
+        }
     }
 
     /// Of one processor's code many bytes look like the other's start code.

@@ -37,6 +37,10 @@ impl Unwinder {
         self.cache.clear();
     }
 
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.cache.forget(is_gone);
+    }
+
     pub(super) fn walk(
         &mut self,
         how: How,
@@ -279,10 +283,14 @@ impl Frame {
     }
 
     /// Whether callers may be missing, or be there that are none, after a step to `next` by
-    /// [`Frame::by_record`]: in an image that describes its functions one that it does not
-    /// describe may keep no record; and of a leaf whose instructions are not known (they were
-    /// made at run time) nothing tells that the link register still holds its caller.
+    /// [`Frame::by_record`], which is only made where instructions do not tell: nothing says that
+    /// the function keeps a record. Where the ABI promises one it still may keep none in an image
+    /// that describes its other functions; and of a leaf whose instructions are not known (they
+    /// were made at run time) nothing tells that the link register still holds its caller.
     fn is_record_uncertain(&self, next: &Frame, input: &Input<'_>) -> bool {
+        if !input.fp_always {
+            return true;
+        }
         let is_link = next.sp() == self.sp();
         let is_unknown = matches!(self.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
         input.code.describes_frames(self.address.lookup()) || is_link && is_unknown

@@ -170,7 +170,11 @@ impl Frame {
         // records ends with the mark of the deepest frame (System V AMD64 ABI, 3.4.1).
         let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));
         let told = input.stack_top.is_some() || input.fp_always || in_records;
-        if told { chain.end(input) } else { Ended::BadFrame }
+        match chain.end(input) {
+            Ended::Root if told => Ended::Root,
+            // A search of the stack may lead further.
+            _ => Ended::BadFrame,
+        }
     }
 
     /// The word at an address of the stack.

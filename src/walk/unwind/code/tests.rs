@@ -14,7 +14,7 @@ impl Code for Text {
 #[track_caller]
 fn check(code: &'static [u8], expected: &[(u64, CfaBase, i64, Option<i64>)]) {
     for &(at, base, cfa_offset, frame_pointer_at) in expected {
-        let Some(Leads::Back(row)) = follow(Avma(0x1000 + at), &Text(code)) else { panic!("+{at:#x}") };
+        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &Text(code)) else { panic!("+{at:#x}") };
         let rule = FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) };
         assert_eq!(row.ordinary(), Some(rule), "at +{at:#x}");
     }
@@ -83,7 +83,7 @@ fn the_childs_side_of_clone_is_the_end_of_the_stack() {
         0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // exit(rax)
     ];
     for at in [0, 2, 3, 4, 6] {
-        assert_eq!(follow(Avma(0x1000 + at), &Text(CLONE)), Some(Leads::ToExit));
+        assert_eq!(follow(Avma(0x1000 + at), false, &Text(CLONE)), Some(Leads::ToExit));
     }
 }
 
@@ -142,7 +142,7 @@ fn what_is_not_understood_has_no_row() {
         &[0x90, 0x90],
     ] {
         let code: &'static [u8] = code;
-        assert_eq!(follow(Avma(0x1000), &Text(code)), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &Text(code)), None, "{code:x?}");
     }
 }
 
@@ -171,7 +171,7 @@ fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
         &[0x48, 0x8b, 0x2f, 0xc9, 0xf4],
         &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xf4],
     ] {
-        assert_eq!(follow(Avma(0x1000), &Text(Box::leak(code.into()))), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &Text(Box::leak(code.into()))), None, "{code:x?}");
     }
 }
 
