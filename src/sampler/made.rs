@@ -13,10 +13,13 @@ use std::ops::Range;
 use crate::addr::Avma;
 use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::image::Images;
-use crate::target::{Mapping, MappingKind, Target};
+use crate::target::{Mapping, MappingKind};
 use crate::walk::Code;
 
 use super::walking::ImageCode;
+
+/// Reads memory from an address on; how many bytes from the start of the buffer were read.
+pub type Read<'a> = &'a mut dyn FnMut(Avma, &mut [u8]) -> usize;
 
 /// How long what was learned of such code is relied on, nanoseconds.
 pub(super) const KEPT_NS: u64 = 1_000_000_000;
@@ -29,7 +32,7 @@ const INSTRUCTION_BYTES_MAX: u64 = 15;
 
 /// See the top of this file.
 #[derive(Debug, Default)]
-pub(super) struct Made {
+pub struct Made {
     /// Where code without a file is mapped; sorted, disjoint.
     regions: Vec<Range<u64>>,
     /// What was read for this walk; disjoint, none follows another.
@@ -53,7 +56,7 @@ struct Piece {
 
 impl Made {
     /// Takes the executable mappings now present, sorted by address.
-    pub(super) fn update(&mut self, mappings: &[Mapping], images: &Images) {
+    pub fn update(&mut self, mappings: &[Mapping], images: &Images) {
         let without_file = |mapping: &&Mapping| {
             mapping.kind == MappingKind::Anonymous || images.code(mapping.avma.start).is_none()
         };
@@ -64,7 +67,8 @@ impl Made {
     }
 
     /// Whether an address is in code without a file.
-    pub(super) fn contains(&self, at: Avma) -> bool {
+    #[must_use]
+    pub fn contains(&self, at: Avma) -> bool {
         self.region(at.0).is_some()
     }
 
@@ -74,7 +78,7 @@ impl Made {
     }
 
     /// Another walk begins: what was read before may have been replaced.
-    pub(super) fn begin_walk(&mut self) {
+    pub fn begin_walk(&mut self) {
         self.pieces.clear();
         self.wanted.get_mut().clear();
         self.lacked.set(false);
@@ -91,21 +95,21 @@ impl Made {
     }
 
     /// Reads the blocks that were asked for; whether there were any.
-    pub(super) fn fill(&mut self, target: &mut dyn Target) -> bool {
+    pub fn fill(&mut self, read: Read<'_>) -> bool {
         let mut wanted = self.wanted.take();
         wanted.sort_unstable();
         wanted.dedup();
         wanted.truncate(BLOCKS_MAX - self.blocks);
         for start in &wanted {
             self.blocks += 1;
-            self.read(target, *start);
+            self.read(read, *start);
         }
         !wanted.is_empty()
     }
 
     /// Reads a block, and the pieces that it follows or is followed by again: code is then in one
     /// piece, as it was at one time.
-    fn read(&mut self, target: &mut dyn Target, start: u64) {
+    fn read(&mut self, read: Read<'_>, start: u64) {
         let Some(region) = self.region(start.max(self.region_start(start))).cloned() else { return };
         let mut range = start.max(region.start)..start.saturating_add(BLOCK_BYTES).min(region.end);
         self.pieces.retain(|piece| {
@@ -116,7 +120,7 @@ impl Made {
             !touches
         });
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let len = target.read_memory(Avma(range.start), &mut bytes).unwrap_or(0);
+        let len = read(Avma(range.start), &mut bytes);
         bytes.truncate(len);
         self.pieces.push(Piece { start: range.start, bytes, end: range.end });
     }
@@ -149,10 +153,12 @@ impl Made {
 }
 
 /// The code of a target: that of its images, and what was made at run time.
-#[derive(Clone, Copy)]
-pub(super) struct TargetCode<'a> {
-    pub(super) images: ImageCode<'a>,
-    pub(super) made: &'a Made,
+#[derive(Clone, Copy, Debug)]
+pub struct TargetCode<'a> {
+    /// Of its images.
+    pub images: ImageCode<'a>,
+    /// Of no image.
+    pub made: &'a Made,
 }
 
 impl Code for TargetCode<'_> {
@@ -162,6 +168,10 @@ impl Code for TargetCode<'_> {
 
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.images.code(at).or_else(|| self.made.code(at))
+    }
+
+    fn is_made(&self, at: Avma) -> bool {
+        self.made.contains(at)
     }
 
     fn lacked(&self) -> bool {
@@ -198,5 +208,77 @@ impl Code for TargetCode<'_> {
 
     fn function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.images.function(pc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 0x7000_0000_1000;
+
+    fn made(bytes: u64) -> Made {
+        let mut made = Made::default();
+        let mapping = Mapping {
+            avma: Avma(START)..Avma(START + bytes),
+            file_offset: 0,
+            path: String::new(),
+            kind: MappingKind::Anonymous,
+            identity: (0, 0),
+        };
+        made.update(&[mapping], &Images::default());
+        made
+    }
+
+    /// Reads as if each byte were the number of its page.
+    fn page_numbers(at: Avma, into: &mut [u8]) -> usize {
+        for (index, byte) in into.iter_mut().enumerate() {
+            *byte = ((at.0 - START + index as u64) >> 12) as u8;
+        }
+        into.len()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_read_once_and_in_one_piece() {
+        let mut made = made(0x9000);
+        assert_eq!((made.code(Avma(START - 1)), made.lacked.take()), (None, false), "no code at all");
+        assert_eq!((made.code(Avma(START + 0x1fff)), made.lacked.take()), (None, true));
+        assert!(made.fill(&mut page_numbers));
+        assert!(!made.fill(&mut page_numbers), "nothing more is wanted");
+        // Blocks are aligned, the region is not.
+        let bytes = made.code(Avma(START)).map(|bytes| (bytes.len(), bytes[0]));
+        assert_eq!(bytes, Some((0x1000, 0)));
+        assert!(!made.lacked.take());
+        assert_eq!(made.code(Avma(START + 0xff8)).map(<[u8]>::len), Some(8));
+        assert!(made.lacked.take(), "an instruction may go on in the next block");
+        assert!(made.fill(&mut page_numbers));
+        let bytes = made.code(Avma(START + 0xff8)).map(|bytes| (bytes.len(), bytes[8]));
+        assert_eq!((bytes, made.lacked.take()), (Some((0x2008, 1)), false));
+        made.begin_walk();
+        assert_eq!((made.code(Avma(START)), made.lacked.take()), (None, true), "another walk reads anew");
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_not_asked_for_again_and_again() {
+        let mut made = made(0x9000);
+        assert_eq!(made.code(Avma(START + 0x2000)), None);
+        assert!(made.fill(&mut |_, _| 0));
+        assert_eq!((made.code(Avma(START + 0x2000)), made.lacked.take()), (None, false));
+        assert!(!made.fill(&mut |_, _| 0));
+    }
+
+    #[test]
+    fn a_walk_reads_no_more_than_its_share() {
+        let mut made = made(1 << 30);
+        for block in 0..2 * BLOCKS_MAX as u64 {
+            let _ = made.code(Avma(START + 2 * block * BLOCK_BYTES));
+        }
+        let mut reads = 0;
+        made.fill(&mut |_, _| {
+            reads += 1;
+            0
+        });
+        assert_eq!(reads, BLOCKS_MAX);
+        assert_eq!((made.code(Avma(START + (1 << 29))), made.lacked.take()), (None, false));
     }
 }

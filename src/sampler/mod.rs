@@ -28,11 +28,11 @@ use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Tar
 use crate::trie::{NodeId, Trie};
 use crate::walk::{Ended, Frames, How, Unwinder};
 use budget::Budget;
-use made::Made;
 use postponed::{Captured, Postponed};
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
+pub use made::{Made, Read, TargetCode};
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
 pub use walking::ImageCode;
 

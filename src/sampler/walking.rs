@@ -109,7 +109,9 @@ impl Recording<'_> {
             let how = if self.target.process().cfi { self.options.unwind } else { How::FramePointer };
             let frames = &mut self.frames;
             let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
-            if rounds_left > 0 && self.made.fill(self.target) {
+            let target = &mut *self.target;
+            let mut read = |at, into: &mut [u8]| target.read_memory(at, into).unwrap_or(0);
+            if rounds_left > 0 && self.made.fill(&mut read) {
                 rounds_left -= 1;
                 continue;
             }

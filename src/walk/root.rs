@@ -205,7 +205,8 @@ mod tests {
         check(X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
         check(X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
         check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
-        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Root);
+        // A register that happens to be 0.
+        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Unproved);
         // bl exit; ldr x0, [x19]
         check(Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
         check(Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
@@ -213,6 +214,28 @@ mod tests {
         check(X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, Ended::BadFrame);
         // stp x20, x19, [sp, #16] has the byte of hlt
         check(Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, Ended::BadFrame);
+    }
+
+    #[test]
+    fn only_the_first_function_of_a_thread_has_nothing_on_its_stack() {
+        let check = |above: u64, stack_top, expected| {
+            let stack = StackBytes { base: Avma(above), bytes: &[] };
+            let input = Input {
+                stack,
+                stack_top,
+                stack_limit: None,
+                fp_always: false,
+                max_depth: 9,
+                code_mask: u64::MAX,
+                code: &At(1, &[]),
+            };
+            let above = Avma(above);
+            let chain = Chain { processor: Processor::X86_64, next: 0, above, reached: above, outermost: None };
+            assert_eq!(chain.end(&input), expected, "{above:?}");
+        };
+        check(0x1000, Some(Avma(0x1000)), Ended::Root);
+        check(0xff8, Some(Avma(0x1000)), Ended::Unproved);
+        check(0x1000, None, Ended::Unproved);
     }
 
     #[test]
