@@ -55,7 +55,7 @@ impl Chain {
             _ if input.fp_always && self.next == 0 => true,
             // In the thread's first function itself, which nothing called: not even a return
             // address is on its stack.
-            (Some(top), None) => top == self.above,
+            (top, None) => top == Some(self.above),
             // On the thread's own stack position decides, and the code returned to.
             (Some(top), Some(outermost))
                 if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
@@ -63,15 +63,30 @@ impl Chain {
                 top - self.reached <= START_CODE_BYTES
                     && input.code.code(outermost).is_none_or(|code| self.is_start_code(code))
             }
-            _ => false,
+            // On another stack (a coroutine's), or an unknown one: a null frame pointer
+            // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6) where code keeps
+            // one. Whether it does is for the caller to ask ([`Chain::place_decides`]).
+            _ => self.next == 0,
         };
         match whole {
             true => Ended::Root,
-            // A null frame pointer marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6)
-            // where code keeps one. Elsewhere it is a register that happens to be 0.
+            // A register that happens to be 0.
             false if self.next == 0 => Ended::Unproved,
             false => Ended::BadFrame,
         }
+    }
+
+    /// Whether more than a null frame pointer decides what [`Chain::end`] says: the ABI, where
+    /// threads begin, or the place on the thread's own stack and known code there.
+    #[must_use]
+    pub fn place_decides(&self, input: &Input<'_>) -> bool {
+        let on_own_stack =
+            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES);
+        let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup()).is_some();
+        let is_known = |at| input.code.code(at).is_some();
+        input.fp_always
+            || self.outermost.is_some_and(begins_threads)
+            || on_own_stack && self.outermost.is_none_or(is_known)
     }
 
     /// Of one processor's code many bytes look like the other's start code.
@@ -230,7 +245,8 @@ mod tests {
                 code: &At(1, &[]),
             };
             let above = Avma(above);
-            let chain = Chain { processor: Processor::X86_64, next: 0, above, reached: above, outermost: None };
+            let chain =
+                Chain { processor: Processor::X86_64, next: 0, above, reached: above, outermost: None };
             assert_eq!(chain.end(&input), expected, "{above:?}");
         };
         check(0x1000, Some(Avma(0x1000)), Ended::Root);

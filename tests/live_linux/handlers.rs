@@ -67,8 +67,8 @@ fn a_leaf_made_at_run_time_without_a_record_is_followed_to_its_return() {
     let program = compile("handlers", "handlers_made", &["-O0"]);
     let recorded = launch(&["--hz", "997"], &program, &["made"]);
     recorded.check_success();
-    let whole = recorded
-        .count(|stack| stack.has("main") && stack.has("call_made") && !stack.has("[incomplete]"));
+    let whole =
+        recorded.count(|stack| stack.has("main") && stack.has("call_made") && !stack.has("[incomplete]"));
     recorded.check(whole > 100, format!("only {whole} counts are complete with the leaf's caller"));
     // Its caller is missing, whose frame record was taken for its own: before call_made was called,
     // or after.

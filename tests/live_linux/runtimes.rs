@@ -109,7 +109,8 @@ fn complete_stacks_of_java_lack_no_caller() {
         arguments.extend(["Rounds".as_ref(), "3000".as_ref()]);
         let recorded = launch(&["--hz", "997"], &java, &arguments);
         recorded.check_success();
-        let in_inner = |name: &str| recorded.count(|stack| has_method(stack, "inner") && has_method(stack, name));
+        let in_inner =
+            |name: &str| recorded.count(|stack| has_method(stack, "inner") && has_method(stack, name));
         println!("{flags:?}: {} counts in inner, {} with outer", in_inner("inner"), in_inner("outer"));
         recorded.check(in_inner("inner") > 0, "nothing was seen in inner");
         let complete_in_inner = |stack: &Stack| !stack.has("[incomplete]") && has_method(stack, "inner");
@@ -119,7 +120,8 @@ fn complete_stacks_of_java_lack_no_caller() {
         recorded.check(wrong == 0, format!("{wrong} counts are complete and lack a caller"));
         let whole = recorded.count(|stack| complete_in_inner(stack) && has_method(stack, "main"));
         let part = whole as f64 / in_inner("inner") as f64;
-        recorded.check(part >= complete_min, format!("{part} of the stacks in inner are complete, {flags:?}"));
+        recorded
+            .check(part >= complete_min, format!("{part} of the stacks in inner are complete, {flags:?}"));
     }
 }
 

@@ -82,7 +82,7 @@ impl Unwinder {
             let (next, method) = match checked {
                 Ok(found) => found,
                 Err(Failure::Refused) => {
-                    let ended = match frame.end(may_use_record, reached, input, out.methods.last()) {
+                    let ended = match frame.end(may_use_record, reached, input) {
                         // What a signal interrupted, or its caller: that of a leaf is in the
                         // link register, wherever the stack is.
                         Ended::BadFrame if is_on_other_stack(frame.sp(), input) => Ended::OtherStack,
@@ -297,7 +297,7 @@ impl Frame {
     }
 
     /// What it means that the walk ends here, with no caller found.
-    fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>, found_by: Option<&Method>) -> Ended {
+    fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>) -> Ended {
         let next = self.registers[FP];
         // On macOS thread_start makes no record, so that there is nothing left to read.
         match body::is_first(self.address, Avma(0), next, input.code) {
@@ -311,9 +311,10 @@ impl Frame {
         };
         let processor = root::Processor::Aarch64;
         let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
-        let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));
-        let told = input.stack_top.is_some() || input.fp_always || in_records;
-        if by_records && told { chain.end(input) } else { Ended::BadFrame }
+        match chain.end(input) {
+            Ended::Root if by_records && chain.place_decides(input) => Ended::Root,
+            _ => Ended::BadFrame,
+        }
     }
 
     /// The word at an address of the stack.

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use super::code::{self, Leads, Proof};
 use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
-use super::{body, flow};
+use super::{body, flow, prologue};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
@@ -190,10 +190,15 @@ impl Cache {
         if self.confirmed.len() >= CONFIRMED_MAX {
             self.confirmed.clear();
         }
-        let found = self.confirmed.entry((entry.0, at.0, returned)).or_insert_with(|| {
-            flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(entry, at, returned, code).map(Box::new)
-        });
-        found.as_deref()
+        let key = (entry.0, at.0, returned);
+        if !self.confirmed.contains_key(&key) {
+            let row = flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(entry, at, returned, code);
+            if code.lacked() {
+                return None;
+            }
+            self.confirmed.insert(key, row.map(Box::new));
+        }
+        self.confirmed.get(&key)?.as_deref()
     }
 }
 
@@ -271,7 +276,11 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
     let since_entry = |function: Range<Avma>| {
         flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(function.start, at, is_return, code)
     };
-    match (code.function(address.lookup()).and_then(since_entry), unproved) {
+    let told = match code.function(address.lookup()) {
+        Some(function) => since_entry(function),
+        None => prologue::row(at, is_return, code),
+    };
+    match (told, unproved) {
         (Some(row), _) => Found::Row(Box::new(row), Method::Code),
         (None, Some(row)) => Found::Unproved(row),
         (None, None) => Found::Nothing,

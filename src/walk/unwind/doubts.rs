@@ -2,10 +2,10 @@
 //! it went by are noted, at the end they are judged. Input: each step; output: why the walk
 //! ended. Costs nothing where nothing is doubtful, which is nearly everywhere.
 
+use super::RBP;
 use super::frame::{Frame, is_on_other_stack};
 use super::rule::{Kind, Rule};
 use super::switching::{Installing, Switch};
-use super::RBP;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::{Ended, Input};
 

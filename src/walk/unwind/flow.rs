@@ -178,9 +178,10 @@ struct Ways<'c> {
     function: Option<Range<Avma>>,
     goal: Option<Goal>,
     code: &'c dyn Code,
-    /// The places that branches lead to, and what the stack pointer was there first.
+    /// The places that branches lead to, and where the frame was there first: what the frame
+    /// pointer was, or else the stack pointer.
     targets: Vec<(Avma, Option<Place>)>,
-    /// Two ways came to one place with different stack pointers: one of them is never taken. Or
+    /// Two ways came to one place with different frames: one of them is never taken. Or
     /// there were more places than are remembered.
     differ: bool,
     left: u32,
@@ -244,9 +245,7 @@ impl<'c> Ways<'c> {
                         }
                         at = next;
                     }
-                    Effect::Jumps(target)
-                        if !self.leaves(target) && self.is_new::<P, N>(target, &state) =>
-                    {
+                    Effect::Jumps(target) if !self.leaves(target) && self.is_new::<P, N>(target, &state) => {
                         at = target;
                     }
                     _ => break,
@@ -268,7 +267,10 @@ impl<'c> Ways<'c> {
 
     /// Notes a place; whether it is the first time, and there is room.
     fn is_new<P: Processor<N>, const N: usize>(&mut self, at: Avma, state: &State) -> bool {
-        let sp = state.place(P::STACK_POINTER);
+        // A callee may take its arguments off the stack, which is not seen where it is called: what a
+        // frame pointer tells holds all the same.
+        let of_frame = state.place(P::FRAME_POINTER).filter(|place| place.register == P::STACK_POINTER);
+        let sp = of_frame.or_else(|| state.place(P::STACK_POINTER));
         if let Some((_, before)) = self.targets.iter().find(|(target, _)| *target == at) {
             self.differ |= *before != sp;
             return false;

@@ -23,6 +23,7 @@ mod expression;
 mod flow;
 mod frame;
 mod length;
+mod prologue;
 mod records;
 mod rule;
 mod scan;
@@ -206,11 +207,8 @@ impl Unwinder {
             let (next, method) = match checked {
                 Ok(found) => found,
                 Err(Failure::Refused) => {
-                    let ended = if may_use_record {
-                        frame.end_of_records(reached, input, out.methods.last())
-                    } else {
-                        Ended::BadFrame
-                    };
+                    let ended =
+                        if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
                     return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
                 }
                 Err(Failure::First) => return Walked { ended: doubts.at_root(reached, input), reached },

@@ -94,7 +94,10 @@ impl Unwinder {
 /// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
 pub(in crate::walk) fn can_be_checked(addresses: &[u64], code: &dyn Code) -> bool {
     let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
-    addresses.iter().map(|lookup| Avma(*lookup)).any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
+    addresses
+        .iter()
+        .map(|lookup| Avma(*lookup))
+        .any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
 }
 
 /// Whether the caller of a leaf can be relied on: rules that are not certain are unusual ones.

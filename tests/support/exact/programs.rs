@@ -26,7 +26,16 @@ struct Variant {
 pub(crate) const EXACT_MIN: f64 = 0.995;
 
 const fn variant(source: &'static str, compiler: &'static str, flags: &'static [&'static str]) -> Variant {
-    Variant { source, compiler, flags, arguments: &[], lazy: false, from_linker: false, short: false, exact_min: EXACT_MIN }
+    Variant {
+        source,
+        compiler,
+        flags,
+        arguments: &[],
+        lazy: false,
+        from_linker: false,
+        short: false,
+        exact_min: EXACT_MIN,
+    }
 }
 
 impl Variant {

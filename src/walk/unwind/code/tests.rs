@@ -14,7 +14,9 @@ impl Code for Text {
 #[track_caller]
 fn check(code: &'static [u8], expected: &[(u64, CfaBase, i64, Option<i64>)]) {
     for &(at, base, cfa_offset, frame_pointer_at) in expected {
-        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &Text(code)) else { panic!("+{at:#x}") };
+        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &Text(code)) else {
+            panic!("+{at:#x}")
+        };
         let rule = FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) };
         assert_eq!(row.ordinary(), Some(rule), "at +{at:#x}");
     }
