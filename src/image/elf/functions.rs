@@ -170,7 +170,7 @@ mod tests {
         assert!(functions.0.len() > 1000, "{}", functions.0.len());
         assert!(functions.0.windows(2).all(|pair| pair[0].start < pair[1].start));
         assert!(functions.0.windows(2).all(|pair| pair[0].end <= pair[1].start));
-        for at in (0..bytes.len()).step_by(bytes.len() / 64) {
+        for at in (0..bytes.len()).step_by(bytes.len() / 4) {
             let mut damaged = bytes[..at].to_vec();
             damaged.extend_from_slice(&bytes[at / 2..]);
             let _ = Functions::read(&damaged).at(Svma(0x1000));

@@ -21,23 +21,32 @@ const PROLOGUE_BYTES: u64 = 4;
 const SEARCHED_MIN: u64 = 4 << 10;
 const SEARCHED_MAX: u64 = 32 << 10;
 /// Most places that are tried.
-const TRIES_MAX: usize = 4;
+const TRIES_MAX: u32 = 4;
 
 /// The row at `at`; `returned`: a call has just come back there.
 pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
-    let mut bytes = SEARCHED_MIN;
+    let (mut bytes, mut tries_left) = (SEARCHED_MIN, TRIES_MAX);
+    // Also those that begin at the address itself: they make a record right below the return
+    // address, or none.
+    let mut end = at.checked_add(PROLOGUE_BYTES)?;
     loop {
         let start = start_of_code(at, bytes, code);
-        let found = code.code(start)?;
-        // Also those that begin at the address itself: they make a record right below the return
-        // address, or none.
-        let before = &found[..((at - start + PROLOGUE_BYTES) as usize).min(found.len())];
-        if let Some(row) = nearest(start, before, at, returned, code) {
-            return Some(row);
+        let mut before = code.code(start)?;
+        before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
+        while let Some(last) = PROLOGUES.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
+            tries_left = tries_left.checked_sub(1)?;
+            let entry = start + last as u64;
+            let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
+            let keeps_record = |row: &Row| row.cfa == Cfa::Register(RBP as u8, 16);
+            if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < PROLOGUE_BYTES) {
+                return Some(row);
+            }
+            before = &before[..last + PROLOGUE_BYTES as usize - 1];
         }
         if at - start < bytes || bytes >= SEARCHED_MAX {
             return None;
         }
+        end = start + (PROLOGUE_BYTES - 1);
         bytes *= 2;
     }
 }
@@ -62,20 +71,6 @@ fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
         }
     }
     Avma(at.0 - known)
-}
-
-fn nearest(start: Avma, mut before: &[u8], at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
-    for _ in 0..TRIES_MAX {
-        let last = PROLOGUES.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max()?;
-        let entry = start + last as u64;
-        let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
-        let keeps_record = |row: &Row| row.cfa == Cfa::Register(RBP as u8, 16);
-        if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < PROLOGUE_BYTES) {
-            return Some(row);
-        }
-        before = &before[..last + PROLOGUE_BYTES as usize - 1];
-    }
-    None
 }
 
 #[cfg(test)]
