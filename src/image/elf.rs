@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 pub(crate) mod build;
+pub mod functions;
 
 use std::ops::Range;
 

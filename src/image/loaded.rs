@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::cfi::Cfi;
+use super::elf::functions::Functions as ElfFunctions;
 use super::macho::functions::Functions;
 use super::macho::unwind::Unwind;
 use super::object::Object;
@@ -33,6 +34,7 @@ pub struct Image {
     pub(super) unwind: OnceLock<Option<Unwind>>,
     /// Read when first asked for: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
+    elf_functions: OnceLock<ElfFunctions>,
 }
 
 impl Image {
@@ -54,6 +56,7 @@ impl Image {
             cfi: OnceLock::new(),
             unwind: OnceLock::new(),
             functions: OnceLock::new(),
+            elf_functions: OnceLock::new(),
             bytes,
             object,
         }
@@ -82,8 +85,11 @@ impl Image {
 
     /// The bounds of the function at a stated address, if the file lists its functions.
     pub(super) fn function(&self, svma: Svma) -> Option<Range<Svma>> {
-        let (macho, bytes) = (self.object()?.macho()?, self.bytes.as_ref().ok()?);
-        self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma)
+        let bytes = self.bytes.as_ref().ok()?;
+        match self.object()?.macho() {
+            Some(macho) => self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma),
+            None => self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).at(svma),
+        }
     }
 
     /// The summary of the image's headers, if its format is understood.

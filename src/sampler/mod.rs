@@ -9,6 +9,7 @@
 mod budget;
 mod decide;
 mod lifecycle;
+mod made;
 mod postponed;
 mod snapshot;
 mod thread;
@@ -31,6 +32,7 @@ use postponed::{Captured, Postponed};
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
+pub use made::{Made, Read, TargetCode};
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
 pub use walking::ImageCode;
 
@@ -93,6 +95,8 @@ struct Recording<'a> {
     end_ns: u64,
     trie: Trie,
     images: Images,
+    /// Code that belongs to none of them.
+    made: Made,
     threads: Vec<Thread>,
     accounts: HashMap<ThreadId, Account>,
     stats: Stats,
@@ -141,6 +145,7 @@ impl<'a> Recording<'a> {
             end_ns: u64::MAX,
             trie: Trie::new(),
             images: Images::default(),
+            made: Made::default(),
             threads: Vec::new(),
             accounts: HashMap::new(),
             stats: Stats::default(),

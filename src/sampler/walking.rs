@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::Recording;
+use super::made::TargetCode;
 use crate::addr::Avma;
 use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
 use crate::image::Images;
@@ -18,6 +19,9 @@ const RETRY_IMAGES_NS: u64 = 2_000_000;
 const RETRY_IMAGES_MAX_NS: u64 = 50_000_000;
 /// Tries to list the mappings at one time.
 const LIST_TRIES: u32 = 3;
+/// Times that one stack is walked to read the code made at run time that it leads to: each leads
+/// further up.
+const MADE_ROUNDS_MAX: u32 = 64;
 /// Reading mappings may take this share of the time, at most: 1/20.
 const REFRESH_COST: u64 = 20;
 
@@ -84,9 +88,15 @@ impl Recording<'_> {
     pub(super) fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: sp, bytes: &capture.stack };
+        if self.made.is_old(self.clock.now_ns()) {
+            let made = &self.made;
+            self.unwinder.forget(&|at| made.contains(at));
+        }
+        self.made.begin_walk();
+        let mut rounds_left = MADE_ROUNDS_MAX;
         let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
         loop {
-            let code = ImageCode(&self.images);
+            let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -99,6 +109,12 @@ impl Recording<'_> {
             let how = if self.target.process().cfi { self.options.unwind } else { How::FramePointer };
             let frames = &mut self.frames;
             let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
+            let target = &mut *self.target;
+            let mut read = |at, into: &mut [u8]| target.read_memory(at, into).unwrap_or(0);
+            if rounds_left > 0 && self.made.fill(&mut read) {
+                rounds_left -= 1;
+                continue;
+            }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;
             let max_bytes = self.budget.window_max_bytes();
             account.window.fit(&walked, needed, capture.stack.len(), max_bytes);
@@ -108,7 +124,7 @@ impl Recording<'_> {
                 return walked.ended;
             }
             account.birth_searches_left -= 1;
-            account.stack_top = root::find_birth(stack, walked.reached, &code);
+            account.stack_top = root::find_birth(stack, walked.reached, &ImageCode(&self.images));
             if account.stack_top.is_none() {
                 account.window.reach(needed.saturating_add(root::SEARCH_BYTES as usize), max_bytes);
                 return walked.ended;
@@ -151,6 +167,7 @@ impl Recording<'_> {
         if listed.is_ok() {
             let target = &mut self.target;
             changed = self.images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
+            self.made.update(&mappings, &self.images);
             if changed {
                 self.unwinder.images_changed();
             }

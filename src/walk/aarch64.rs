@@ -198,7 +198,7 @@ mod tests {
             // Where fp may be anything, 0 proves nothing about a thread without a caller.
             let input = Input { fp_always: false, ..input };
             let ended = walk(&registers, &input, &mut Facts::default(), &mut Vec::new()).ended;
-            assert_eq!(ended, if link == 0 { Ended::BadFrame } else { Ended::Root });
+            assert_eq!(ended, if link == 0 { Ended::Unproved } else { Ended::Root });
         }
     }
 

@@ -12,8 +12,12 @@ const CALL_BYTES_MAX: u64 = 7;
 /// Whether x86_64 code before `address` ends in a call. Memory whose bytes are not known
 /// (code that was made at run time) passes if it is code at all.
 pub(super) fn returns_x86_64(address: Avma, code: &dyn Code) -> bool {
-    if !code.is_code(CodeAddress::Return(address).lookup()) {
+    let lookup = CodeAddress::Return(address).lookup();
+    if !code.is_code(lookup) {
         return false;
+    }
+    if code.is_made(lookup) {
+        return true;
     }
     let mut buffer = [0u8; CALL_BYTES_MAX as usize];
     let mut known = 0;
@@ -28,7 +32,7 @@ pub(super) fn returns_x86_64(address: Avma, code: &dyn Code) -> bool {
         }
     }
     if known == 0 {
-        return code.code(CodeAddress::Return(address).lookup()).is_none();
+        return code.code(lookup).is_none();
     }
     let bytes = &buffer[CALL_BYTES_MAX as usize - known..];
     ends_in_call(bytes, |distance| code.is_code(Avma(address.0.wrapping_add_signed(distance))))

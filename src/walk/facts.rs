@@ -42,6 +42,12 @@ impl Facts {
         self.leaves.clear();
     }
 
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.returns.retain(|lookup| !is_gone(Avma(lookup)));
+        self.leaves.retain(|pc| !is_gone(Avma(pc)));
+    }
+
     /// The look-up address of the frame that a return address is of; `None` where no code is.
     #[inline(always)]
     pub(super) fn lookup(&mut self, address: Avma, code: &dyn Code) -> Option<Avma> {
@@ -66,7 +72,9 @@ impl Facts {
             true => ReturnsTo::Caller,
             false => ReturnsTo::NoCode,
         };
-        self.returns.insert(lookup.0, known);
+        if !code.lacked() {
+            self.returns.insert(lookup.0, known);
+        }
         known
     }
 
@@ -76,7 +84,9 @@ impl Facts {
         }
         let slot = record::unframed_return_slot(pc, Avma(0), code);
         let leaf = Leaf { rule: code.frame_rule(pc), unframed_return_at: slot.map(|slot| slot.0) };
-        self.leaves.insert(pc.0, leaf);
+        if !code.lacked() {
+            self.leaves.insert(pc.0, leaf);
+        }
         leaf
     }
 }

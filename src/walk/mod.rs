@@ -65,6 +65,18 @@ pub trait Code {
     /// The bytes from `at` to the end of the mapped code, or `None` outside known images.
     fn code(&self, at: Avma) -> Option<&[u8]>;
 
+    /// Whether an address is in code that was made at run time. Such code may push a return
+    /// address instead of calling (HotSpot's interpreter does).
+    fn is_made(&self, _at: Avma) -> bool {
+        false
+    }
+
+    /// Whether [`Code::code`] was asked, since this was asked last, for bytes that are to be had
+    /// but were not known: what was learned without them is not kept.
+    fn lacked(&self) -> bool {
+        false
+    }
+
     /// How the caller is found at the instruction `pc`, from unwind information; `None`
     /// where there is none.
     fn frame_rule(&self, _pc: Avma) -> Option<FrameRule> {

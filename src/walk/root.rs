@@ -15,10 +15,6 @@ use crate::addr::{Avma, CodeAddress};
 /// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
 pub const START_CODE_BYTES: u64 = 1024;
 
-/// Room for the frame of a thread's first function alone (`_start`, the child's side of
-/// `clone`): less than the frames of the start code that calls `main`.
-const FIRST_FRAME_BYTES: u64 = 128;
-
 /// How far above a thread's last frame record its birth is searched for.
 pub const SEARCH_BYTES: u64 = 16 << 10;
 
@@ -57,24 +53,40 @@ impl Chain {
             // Of Mach-O images it is known where threads begin.
             _ if begins_threads.is_some() => begins_threads == Some(true) && self.next == 0,
             _ if input.fp_always && self.next == 0 => true,
-            // In the thread's first function itself, which nothing called.
-            (top, None) => {
-                let used = top.map(|top| top.0.wrapping_sub(self.above.0));
-                self.next == 0 && used.is_some_and(|used| used <= FIRST_FRAME_BYTES)
-            }
+            // In the thread's first function itself, which nothing called: not even a return
+            // address is on its stack.
+            (top, None) => top == Some(self.above),
             // On the thread's own stack position decides, and the code returned to.
             (Some(top), Some(outermost))
                 if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
             {
                 top - self.reached <= START_CODE_BYTES
-                    && (self.next == 0
-                        || input.code.code(outermost).is_none_or(|code| self.is_start_code(code)))
+                    && input.code.code(outermost).is_none_or(|code| self.is_start_code(code))
             }
             // On another stack (a coroutine's), or an unknown one: a null frame pointer
-            // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6).
+            // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6) where code keeps
+            // one. Whether it does is for the caller to ask ([`Chain::place_decides`]).
             _ => self.next == 0,
         };
-        if whole { Ended::Root } else { Ended::BadFrame }
+        match whole {
+            true => Ended::Root,
+            // A register that happens to be 0.
+            false if self.next == 0 => Ended::Unproved,
+            false => Ended::BadFrame,
+        }
+    }
+
+    /// Whether more than a null frame pointer decides what [`Chain::end`] says: the ABI, where
+    /// threads begin, or the place on the thread's own stack and known code there.
+    #[must_use]
+    pub fn place_decides(&self, input: &Input<'_>) -> bool {
+        let on_own_stack =
+            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES);
+        let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup()).is_some();
+        let is_known = |at| input.code.code(at).is_some();
+        input.fp_always
+            || self.outermost.is_some_and(begins_threads)
+            || on_own_stack && self.outermost.is_none_or(is_known)
     }
 
     /// Of one processor's code many bytes look like the other's start code.
@@ -208,7 +220,8 @@ mod tests {
         check(X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
         check(X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
         check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
-        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Root);
+        // A register that happens to be 0.
+        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Unproved);
         // bl exit; ldr x0, [x19]
         check(Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
         check(Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
@@ -216,6 +229,29 @@ mod tests {
         check(X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, Ended::BadFrame);
         // stp x20, x19, [sp, #16] has the byte of hlt
         check(Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, Ended::BadFrame);
+    }
+
+    #[test]
+    fn only_the_first_function_of_a_thread_has_nothing_on_its_stack() {
+        let check = |above: u64, stack_top, expected| {
+            let stack = StackBytes { base: Avma(above), bytes: &[] };
+            let input = Input {
+                stack,
+                stack_top,
+                stack_limit: None,
+                fp_always: false,
+                max_depth: 9,
+                code_mask: u64::MAX,
+                code: &At(1, &[]),
+            };
+            let above = Avma(above);
+            let chain =
+                Chain { processor: Processor::X86_64, next: 0, above, reached: above, outermost: None };
+            assert_eq!(chain.end(&input), expected, "{above:?}");
+        };
+        check(0x1000, Some(Avma(0x1000)), Ended::Root);
+        check(0xff8, Some(Avma(0x1000)), Ended::Unproved);
+        check(0x1000, None, Ended::Unproved);
     }
 
     #[test]

@@ -63,10 +63,19 @@ impl<V: Copy + Default> Table<V> {
         self.place(key, value);
     }
 
+    /// Forgets the keys that `stays` does not want kept.
+    pub(super) fn retain(&mut self, stays: impl Fn(u64) -> bool) {
+        self.rebuild(self.slots.len(), stays);
+    }
+
     fn grow(&mut self, slots: usize) {
+        self.rebuild(slots, |_| true);
+    }
+
+    fn rebuild(&mut self, slots: usize, stays: impl Fn(u64) -> bool) {
         let before = std::mem::replace(&mut self.slots, vec![(NO_KEY, V::default()); slots].into());
         self.len = 0;
-        for (key, value) in before.into_iter().filter(|(key, _)| *key != NO_KEY) {
+        for (key, value) in before.into_iter().filter(|(key, _)| *key != NO_KEY && stays(*key)) {
             self.place(key, value);
         }
     }
@@ -110,6 +119,17 @@ mod tests {
         assert_eq!((found, table.slots.len()), (count as usize, SLOTS_MAX));
         table.clear();
         assert_eq!(keys(count).find_map(|key| table.get(key)), None);
+    }
+
+    #[test]
+    fn what_is_not_wanted_any_more_is_forgotten_and_nothing_else() {
+        let mut table = Table::default();
+        keys(1000).for_each(|key| table.insert(key, key));
+        table.retain(|key| key % 2 == 0);
+        assert!(keys(1000).all(|key| table.get(key) == (key % 2 == 0).then_some(key)));
+        let mut empty: Table<u64> = Table::default();
+        empty.retain(|_| false);
+        assert_eq!(empty.get(1), None);
     }
 
     #[test]

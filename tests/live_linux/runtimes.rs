@@ -3,10 +3,11 @@
 //! calls code made at run time). Their stacks reach the first function and say so.
 
 use std::env;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Recorded, launch, live, not_here};
+use crate::support::{Recorded, Stack, launch, live, not_here};
 
 /// A program of this machine by name; `None`, after a line that says so, if there is none.
 /// With `STACKPROF_NO_SKIP=1` that is a failure instead.
@@ -133,4 +134,54 @@ fn what_helps_with_java_is_said() {
     }
     let advice = "jcmd PID Compiler.perfmap";
     recorded.check(recorded.stderr.contains(advice), format!("the summary advises: {advice}"));
+}
+
+/// Java's own truth is its source: whoever runs `inner` was called by `middle` and that by
+/// `outer`, and what is called complete says so, with frame pointers and without.
+#[test]
+fn complete_stacks_of_java_lack_no_caller() {
+    let Some(_one) = live() else { return };
+    let (Some(java), Some(javac)) = (program("java"), program("javac")) else { return };
+    let classes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
+    std::fs::create_dir_all(&classes).unwrap();
+    let mut build = Command::new(javac);
+    build.arg("-d").arg(&classes).arg(fixture("Rounds.java"));
+    let output = build.output().unwrap();
+    assert!(output.status.success(), "{build:?}: {}", String::from_utf8_lossy(&output.stderr));
+    for (flags, complete_min) in [
+        (&["-XX:+PreserveFramePointer"][..], 0.9),
+        (&["-XX:TieredStopAtLevel=1"][..], 0.0),
+        (&["-XX:+TieredCompilation"][..], 0.0),
+    ] {
+        let mut arguments = vec![
+            "-XX:+UnlockDiagnosticVMOptions".as_ref(),
+            "-XX:+DumpPerfMapAtExit".as_ref(),
+            "-XX:CompileCommand=quiet".as_ref(),
+            "-XX:CompileCommand=dontinline,Rounds::*".as_ref(),
+            "-cp".as_ref(),
+            classes.as_os_str(),
+        ];
+        arguments.extend(flags.iter().map(OsStr::new));
+        arguments.extend(["Rounds".as_ref(), "3000".as_ref()]);
+        let recorded = launch(&["--hz", "997"], &java, &arguments);
+        recorded.check_success();
+        let in_inner =
+            |name: &str| recorded.count(|stack| has_method(stack, "inner") && has_method(stack, name));
+        println!("{flags:?}: {} counts in inner, {} with outer", in_inner("inner"), in_inner("outer"));
+        recorded.check(in_inner("inner") > 0, "nothing was seen in inner");
+        let complete_in_inner = |stack: &Stack| !stack.has("[incomplete]") && has_method(stack, "inner");
+        let wrong = recorded.count(|stack| {
+            complete_in_inner(stack) && !(has_method(stack, "middle") && has_method(stack, "outer"))
+        });
+        recorded.check(wrong == 0, format!("{wrong} counts are complete and lack a caller"));
+        let whole = recorded.count(|stack| complete_in_inner(stack) && has_method(stack, "main"));
+        let part = whole as f64 / in_inner("inner") as f64;
+        recorded
+            .check(part >= complete_min, format!("{part} of the stacks in inner are complete, {flags:?}"));
+    }
+}
+
+/// Whether a method of the class is on a stack: `long Rounds.inner(int)`, or `LRounds;::inner`.
+fn has_method(stack: &Stack, method: &str) -> bool {
+    stack.frames.iter().any(|name| name.contains("Rounds") && name.contains(method))
 }

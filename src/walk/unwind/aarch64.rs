@@ -37,6 +37,10 @@ impl Unwinder {
         self.cache.clear();
     }
 
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.cache.forget(is_gone);
+    }
+
     pub(super) fn walk(
         &mut self,
         how: How,
@@ -78,7 +82,7 @@ impl Unwinder {
             let (next, method) = match checked {
                 Ok(found) => found,
                 Err(Failure::Refused) => {
-                    let ended = match frame.end(may_use_record, reached, input, out.methods.last()) {
+                    let ended = match frame.end(may_use_record, reached, input) {
                         // What a signal interrupted, or its caller: that of a leaf is in the
                         // link register, wherever the stack is.
                         Ended::BadFrame if is_on_other_stack(frame.sp(), input) => Ended::OtherStack,
@@ -279,17 +283,21 @@ impl Frame {
     }
 
     /// Whether callers may be missing, or be there that are none, after a step to `next` by
-    /// [`Frame::by_record`]: in an image that describes its functions one that it does not
-    /// describe may keep no record; and of a leaf whose instructions are not known (they were
-    /// made at run time) nothing tells that the link register still holds its caller.
+    /// [`Frame::by_record`], which is only made where instructions do not tell: nothing says that
+    /// the function keeps a record. Where the ABI promises one it still may keep none in an image
+    /// that describes its other functions; and of a leaf whose instructions are not known (they
+    /// were made at run time) nothing tells that the link register still holds its caller.
     fn is_record_uncertain(&self, next: &Frame, input: &Input<'_>) -> bool {
+        if !input.fp_always {
+            return true;
+        }
         let is_link = next.sp() == self.sp();
         let is_unknown = matches!(self.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
         input.code.describes_frames(self.address.lookup()) || is_link && is_unknown
     }
 
     /// What it means that the walk ends here, with no caller found.
-    fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>, found_by: Option<&Method>) -> Ended {
+    fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>) -> Ended {
         let next = self.registers[FP];
         // On macOS thread_start makes no record, so that there is nothing left to read.
         match body::is_first(self.address, Avma(0), next, input.code) {
@@ -303,9 +311,10 @@ impl Frame {
         };
         let processor = root::Processor::Aarch64;
         let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
-        let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));
-        let told = input.stack_top.is_some() || input.fp_always || in_records;
-        if by_records && told { chain.end(input) } else { Ended::BadFrame }
+        match chain.end(input) {
+            Ended::Root if by_records && chain.place_decides(input) => Ended::Root,
+            _ => Ended::BadFrame,
+        }
     }
 
     /// The word at an address of the stack.

@@ -24,7 +24,13 @@ pub(super) fn row<P: Processor<N>, const N: usize>(
         CodeAddress::Return(at) => (at, true),
     };
     let entry = code.function(address.lookup()).map(|function| function.start);
-    let since_entry = || flow::since_entry::<P, N>(entry?, at, returned, code);
+    // Apple's list of functions has every one; symbols of others may be of a part that no call
+    // leads to, so that all ways must agree.
+    let is_listed = code.begins_threads(address.lookup()).is_some();
+    let since_entry = || match is_listed {
+        true => flow::since_entry::<P, N>(entry?, at, returned, code),
+        false => flow::since_entry_on_all_ways::<P, N>(entry?, at, returned, code),
+    };
     let before_return = || flow::before_return::<P, N>(at, returned, code);
     // A link register proves the way to a return: it is loaded on it. On x86_64 what callees
     // take off the stack would be missed there.

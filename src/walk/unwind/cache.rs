@@ -3,10 +3,14 @@
 //! frames that need them all saved registers ([`Saved`]) or a whole row. Void when the
 //! images change.
 
-use super::code::{self, Leads};
+use std::ops::Range;
+
+use hashbrown::HashMap;
+
+use super::code::{self, Leads, Proof};
 use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
-use super::{body, flow};
+use super::{body, flow, prologue};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
@@ -15,6 +19,8 @@ use crate::walk::{Code, call};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
+/// Most rows that were found from an entry.
+const CONFIRMED_MAX: usize = 4096;
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +29,8 @@ pub(super) struct Cache {
     saved: Table<Saved>,
     /// Rows of another form, and ordinary ones that are not to be relied on.
     unusual: Vec<Unusual>,
+    /// Rows at addresses, program counters or not, by the ways from an entry.
+    confirmed: HashMap<(u64, u64, bool), Option<Box<Row>>>,
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -32,6 +40,8 @@ struct Unusual {
     switch: Switch,
     /// It is a return address without a call: nothing is called from there.
     not_called: bool,
+    /// Whether something else must lead to the same caller (`confirm.rs`).
+    proof: Proof,
 }
 
 /// The key of an address. The same address is another one as a return address than as a
@@ -50,6 +60,7 @@ impl Cache {
         self.rules.clear();
         self.saved.clear();
         self.unusual.clear();
+        self.confirmed.clear();
     }
 
     /// What is known of an address.
@@ -70,6 +81,11 @@ impl Cache {
     /// learned.
     pub(super) fn switch(&self, rule: Rule) -> Switch {
         self.kept(rule).map_or(Switch::No, |kept| kept.switch)
+    }
+
+    /// Whether a rule leads to the caller for certain, until the next address is learned.
+    pub(super) fn proof(&self, rule: Rule) -> Proof {
+        self.kept(rule).map_or(Proof::Certain, |kept| kept.proof)
     }
 
     /// Whether it is of a return address that no call left: the trampoline that handlers of
@@ -106,17 +122,29 @@ impl Cache {
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         let (found, returns) = find(address, code);
+        let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
                 let not_called = row.signal && begins_trampoline(address, code);
-                self.keep(*row, method, switch, not_called)
+                self.keep(Unusual { row: *row, switch, not_called, proof }, method)
+            }
+            Found::Unproved(row) => {
+                let switch = switching::at(address, &row, code);
+                let kept = Unusual { row: *row, switch, not_called: false, proof: Proof::Wanted };
+                (self.keep_unusual(kept).read_from_code(), Saved::default())
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
-            Found::Start => self.keep_unusual(root_row(), Switch::No, true),
+            Found::Start => {
+                let kept = Unusual { row: root_row(), switch: Switch::No, not_called: true, proof };
+                (self.keep_unusual(kept), Saved::default())
+            }
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
+        if code.lacked() {
+            return rule;
+        }
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
@@ -124,25 +152,53 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, row: Row, method: Method, switch: Switch, not_called: bool) -> (Rule, Saved) {
-        if row.columns[RETURN_ADDRESS] == Column::Undefined {
+    fn keep(&mut self, found: Unusual, method: Method) -> (Rule, Saved) {
+        if found.row.columns[RETURN_ADDRESS] == Column::Undefined {
             return (Rule::of_kind(Kind::Root), Saved::default());
         }
-        if switch == Switch::No
-            && let Some(packed) = rule::pack(&row, method)
+        if found.switch == Switch::No
+            && let Some(packed) = rule::pack(&found.row, method)
         {
             return packed;
         }
-        self.keep_unusual(row, switch, not_called)
+        (self.keep_unusual(found), Saved::default())
     }
 
-    fn keep_unusual(&mut self, row: Row, switch: Switch, not_called: bool) -> (Rule, Saved) {
+    fn keep_unusual(&mut self, unusual: Unusual) -> Rule {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
         let number = self.unusual.len() as u16;
-        self.unusual.push(Unusual { row, switch, not_called });
-        (Rule::unusual(number), Saved::default())
+        self.unusual.push(unusual);
+        Rule::unusual(number)
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        let stays = |key: u64| !is_gone(Avma(key & !(1 << 63)));
+        self.rules.retain(stays);
+        self.saved.retain(stays);
+        self.confirmed.retain(|(_, at, _), _| stays(*at));
+    }
+
+    /// The row at `address` by the ways from `entry`, which a call leads to: see `confirm.rs`.
+    pub(super) fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
+        let (at, returned) = match address {
+            CodeAddress::Pc(at) => (at, false),
+            CodeAddress::Return(at) => (at, true),
+        };
+        if self.confirmed.len() >= CONFIRMED_MAX {
+            self.confirmed.clear();
+        }
+        let key = (entry.0, at.0, returned);
+        if !self.confirmed.contains_key(&key) {
+            let row = flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(entry, at, returned, code);
+            if code.lacked() {
+                return None;
+            }
+            self.confirmed.insert(key, row.map(Box::new));
+        }
+        self.confirmed.get(&key)?.as_deref()
     }
 }
 
@@ -150,6 +206,8 @@ impl Cache {
 #[allow(clippy::large_enum_variant, reason = "one at a time, never kept")]
 enum Found {
     Row(Box<Row>, Method),
+    /// A row that was read from instructions and is not certain.
+    Unproved(Box<Row>),
     /// The thread's first function.
     Root,
     /// The same, where the first function of a context returns to.
@@ -181,7 +239,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
         // it is where that began, whatever the row says (`runtime.clone` of Go).
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
-        if follows_call && is_bare && matches!(code::follow(at, code), Some(Leads::ToExit)) {
+        if follows_call && is_bare && matches!(code::follow(at, true, code), Some(Leads::ToExit)) {
             return (Found::Root, true);
         }
         // A handler returns to `__restore_rt`, which begins one byte before itself for
@@ -198,15 +256,35 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if code.entry(at).is_some_and(|entry| code::is_start(entry, address, code)) {
         return (Found::Root, follows_call);
     }
-    if is_return && begins_function(here) {
-        return (Found::Nothing, follows_call);
-    }
-    let found = match code::follow(at, code) {
-        Some(Leads::Back(row)) => Found::Row(row, Method::Code),
-        Some(Leads::ToExit) => Found::Root,
-        None => Found::Nothing,
+    (in_bare_code(address, code), follows_call)
+}
+
+/// What the instructions tell where there is no unwind information.
+fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
+    let (at, is_return) = match address {
+        CodeAddress::Pc(at) => (at, false),
+        CodeAddress::Return(at) => (at, true),
     };
-    (found, follows_call)
+    let next_function = is_return && code.code(at).is_some_and(begins_function);
+    let leads = if next_function { None } else { code::follow(at, is_return, code) };
+    let unproved = match leads {
+        Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
+        Some(Leads::ToExit) => return Found::Root,
+        Some(Leads::Back(row, Proof::Wanted)) => Some(row),
+        None => None,
+    };
+    let since_entry = |function: Range<Avma>| {
+        flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(function.start, at, is_return, code)
+    };
+    let told = match code.function(address.lookup()) {
+        Some(function) => since_entry(function),
+        None => prologue::row(at, is_return, code),
+    };
+    match (told, unproved) {
+        (Some(row), _) => Found::Row(Box::new(row), Method::Code),
+        (None, Some(row)) => Found::Unproved(row),
+        (None, None) => Found::Nothing,
+    }
 }
 
 /// Whether a handler's return address is the first instruction of a trampoline, as on Linux:

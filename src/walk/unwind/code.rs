@@ -6,7 +6,9 @@
 //! Such functions are `_init`, `_fini` and `__do_global_dtors_aux` of every program, the
 //! child's side of `clone`, all of musl, and hand-written code.
 
-use hashbrown::HashSet;
+use std::ops::Range;
+
+use hashbrown::HashMap;
 
 use super::length::{Instruction, decode};
 use crate::addr::{Avma, CodeAddress};
@@ -26,17 +28,33 @@ const BRANCHES_MAX: usize = 64;
 /// Most instructions of start code.
 const START_INSTRUCTIONS_MAX: u32 = 48;
 
+/// Most instructions that are followed once one way has led to a return: the others are to
+/// agree with it.
+const OTHERS_MAX: u32 = 256;
+
 /// What the code from an address on leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Leads {
     /// To a return: the row at that address.
-    Back(Box<Row>),
+    Back(Box<Row>, Proof),
     /// To the end of the thread: nothing called this function.
     ToExit,
 }
 
+/// How far a row that was read from instructions can be relied on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// The code is sure to run so.
+    #[default]
+    Certain,
+    /// The way passes a call, or where one has just come back to: if that does not return, what
+    /// follows belongs to another way or another function. Something else must lead to the
+    /// same caller.
+    Wanted,
+}
+
 /// An address as a register at the start plus bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     on_rbp: bool,
     offset: i64,
@@ -59,21 +77,40 @@ struct State {
     rbp: Rbp,
     /// Where rbx, r12 to r15 were loaded from.
     loaded: [Option<Place>; 16],
+    /// A call was passed.
+    called: bool,
 }
 
-/// Follows the code from `pc` on.
-pub(super) fn follow(pc: Avma, code: &dyn Code) -> Option<Leads> {
-    let mut signs = Signs::default();
-    let found = follow_ways(pc, code, &mut signs);
+/// Follows the code from `pc` on; `returned`: a call has just come back there.
+pub(super) fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads> {
+    if let Some(row) = code.code(pc).and_then(interpreter_of_hotspot).filter(|_| returned) {
+        return Some(Leads::Back(Box::new(row), Proof::Certain));
+    }
+    let mut ways = Found::default();
+    if follow_ways(pc, returned, code, &mut ways) {
+        return Some(Leads::ToExit);
+    }
     // What comes between that and the return may not be understood: in builtins of V8 it takes
     // off as many arguments as there are.
-    let by_record = || signs.leaves_record.then(|| Leads::Back(Box::new(record())));
-    found.or_else(by_record).or_else(|| signs.tail_call.take().map(Leads::Back))
+    let by_record = ways.leaves_record.then(|| Leads::Back(Box::new(record()), Proof::Certain));
+    let wanted = |row| Leads::Back(row, Proof::Wanted);
+    match ways.row {
+        Some(row) if ways.is_certain && !ways.differ => Some(Leads::Back(row, Proof::Certain)),
+        Some(row) => by_record.or(Some(wanted(row))),
+        None => by_record.or_else(|| ways.tail_call.map(wanted)),
+    }
 }
 
-/// What ways show that lead to no return.
+/// What ways show.
 #[derive(Default)]
-struct Signs {
+struct Found {
+    /// The row that the first way tells which leads to a return.
+    row: Option<Box<Row>>,
+    /// A way tells it that passes no call, and does not begin behind one; or it counts from rbp
+    /// as it is, which the next function's prologue would have changed.
+    is_certain: bool,
+    /// Another way to a return, or to an instruction on the first one, tells another row.
+    differ: bool,
     /// One takes the frame off that rbp pointed to all along: then rbp points to the function's
     /// frame record, which no caller's can be mistaken for.
     leaves_record: bool,
@@ -81,39 +118,65 @@ struct Signs {
     tail_call: Option<Box<Row>>,
 }
 
-fn follow_ways(pc: Avma, code: &dyn Code, signs: &mut Signs) -> Option<Leads> {
-    let start = State { sp: Place { on_rbp: false, offset: 0 }, rbp: Rbp::Initial, loaded: [None; 16] };
+/// Follows all ways; whether they end the thread.
+fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> bool {
+    let sp = Place { on_rbp: false, offset: 0 };
+    let start = State { sp, rbp: Rbp::Initial, loaded: [None; 16], called: returned };
+    let function = function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
+    let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
     let mut branches = vec![(pc, start)];
-    let mut visited = HashSet::new();
+    let mut visited: HashMap<u64, Place> = HashMap::new();
     let mut left = INSTRUCTIONS_MAX;
+    // Only straight code is sure to end the thread: of others a way may come back.
+    let mut is_straight = true;
     while let Some((mut at, mut state)) = branches.pop() {
         loop {
             // What is known of one instruction holds on every way to it.
-            if !visited.insert(at) {
+            if let Some(sp) = visited.insert(at.0, state.sp) {
+                found.differ |= sp != state.sp;
                 break;
             }
-            left = left.checked_sub(1)?;
+            let Some(fewer) = left.checked_sub(1) else { return false };
+            left = fewer;
             let Some(bytes) = code.code(at) else { break };
+            // Behind its end is another function.
+            if is_outside(at) {
+                break;
+            }
             if root::ends_thread(bytes) {
-                return Some(Leads::ToExit);
+                if is_straight {
+                    return true;
+                }
+                break;
             }
             let Some(instruction) = decode(bytes) else { break };
             let next = at + instruction.length as u64;
             let target = Avma(next.0.wrapping_add_signed(instruction.immediate));
-            signs.leaves_record |=
+            found.leaves_record |=
                 matches!(state.rbp, Rbp::Initial) && takes_frame_off(&instruction, next, code);
-            match effect(&instruction, &mut state) {
+            let effect = effect(&instruction, &mut state);
+            is_straight &= matches!(effect, Effect::Plain | Effect::Jumps);
+            match effect {
                 Effect::Plain => at = next,
                 Effect::JumpsAnywhere if binds(at, code) => {
                     // The dynamic linker takes off the two words of the procedure linkage table.
                     state.sp.offset = state.sp.offset.wrapping_add(16);
-                    return row(&state).map(|row| Leads::Back(Box::new(row)));
-                }
-                Effect::JumpsAnywhere => {
-                    signs.tail_call = signs.tail_call.take().or_else(|| row(&state).map(Box::new));
+                    left = found.returns(&state, left);
                     break;
                 }
-                Effect::Returns => return row(&state).map(|row| Leads::Back(Box::new(row))),
+                Effect::JumpsAnywhere => {
+                    found.tail_call = found.tail_call.take().or_else(|| row(&state).map(Box::new));
+                    break;
+                }
+                Effect::Returns => {
+                    left = found.returns(&state, left);
+                    break;
+                }
+                // A tail call: the other function returns in the place of this one.
+                Effect::Jumps if is_outside(target) && is_entry(target, code) => {
+                    left = found.returns(&state, left);
+                    break;
+                }
                 Effect::Jumps => at = target,
                 Effect::MayJump => {
                     if branches.len() < BRANCHES_MAX {
@@ -125,7 +188,31 @@ fn follow_ways(pc: Avma, code: &dyn Code, signs: &mut Signs) -> Option<Leads> {
             }
         }
     }
-    None
+    false
+}
+
+fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
+    code.function(at).filter(|function| function.contains(&at))
+}
+
+fn is_entry(at: Avma, code: &dyn Code) -> bool {
+    code.function(at).is_some_and(|function| function.start == at)
+}
+
+impl Found {
+    /// A way has come to a return; how many instructions may be followed on.
+    fn returns(&mut self, state: &State, left: u32) -> u32 {
+        let Some(found) = row(state) else { return left };
+        let is_certain = !state.called || state.sp.on_rbp;
+        match &self.row {
+            Some(first) => {
+                self.differ |= first.cfa != found.cfa || first.columns[RBP] != found.columns[RBP];
+                self.is_certain |= is_certain;
+            }
+            None => (self.row, self.is_certain) = (Some(Box::new(found)), is_certain),
+        }
+        left.min(OTHERS_MAX)
+    }
 }
 
 /// Whether the jump at `at` is that of the first entry of a procedure linkage table, to the
@@ -193,7 +280,9 @@ fn effect(instruction: &Instruction, state: &mut State) -> Effect {
     let operand = operand | (rex & 1) << 3;
     let direct = mode == 3;
     match (map, opcode) {
-        (0, 0x50..=0x57 | 0x68 | 0x6a) => state.sp.offset -= 8,
+        (0, 0x50..=0x57 | 0x68 | 0x6a | 0x9c) => state.sp.offset -= 8,
+        (0, 0x9d) => state.sp.offset += 8,
+        (0, 0xe8) => state.called = true,
         (0, 0x58..=0x5f) => pop(state, (opcode & 7 | (rex & 1) << 3).into()),
         (0, 0x8f) => state.sp.offset += 8,
         (0, 0xc9) => {
@@ -211,6 +300,7 @@ fn effect(instruction: &Instruction, state: &mut State) -> Effect {
         (0, 0xff) => match instruction.operands().map_or(0, |(_, register, _)| register) {
             4 => return Effect::JumpsAnywhere,
             5 | 7 => return Effect::Ends,
+            2 | 3 => state.called = true,
             6 => state.sp.offset -= 8,
             _ => {}
         },
@@ -293,6 +383,23 @@ fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bo
         (0, 0x8b) => registers == (3, 4, 5) && pops(),
         _ => false,
     }
+}
+
+/// The row where HotSpot's interpreter goes on after a call: first it takes the stack pointer from
+/// its frame, two words below rbp, and clears that word (templateInterpreterGenerator_x86.cpp,
+/// `generate_return_entry_for`). The caller's stack pointer is in the word between that and the
+/// frame record (frame_x86.hpp, `interpreter_frame_sender_sp_offset`).
+fn interpreter_of_hotspot(code: &[u8]) -> Option<Row> {
+    // mov -16(%rbp),%rsp; movq $0,-16(%rbp)
+    const GOES_ON: &[u8] = &[0x48, 0x8b, 0x65, 0xf0, 0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0];
+    // DWARF: breg6 -8, deref; breg6 8; breg6 0
+    const SENDER_SP: [u8; 3] = [0x76, 0x78, 0x06];
+    code.starts_with(GOES_ON).then(|| {
+        let mut row = Row::new(Cfa::Expression(SENDER_SP.into()));
+        row.columns[RETURN_ADDRESS] = Column::AtExpression([0x76, 8].into());
+        row.columns[RBP] = Column::AtExpression([0x76, 0].into());
+        row
+    })
 }
 
 /// The row of a function whose frame record rbp points to.

@@ -2,11 +2,10 @@
 //! it went by are noted, at the end they are judged. Input: each step; output: why the walk
 //! ended. Costs nothing where nothing is doubtful, which is nearly everywhere.
 
-use super::cache::Cache;
+use super::RBP;
 use super::frame::{Frame, is_on_other_stack};
 use super::rule::{Kind, Rule};
 use super::switching::{Installing, Switch};
-use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::{Ended, Input};
 
@@ -14,10 +13,8 @@ use crate::walk::{Ended, Input};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Doubts {
     switching: bool,
-    /// A frame record was followed from code without unwind information, in an image that has
-    /// some for other code: hand-written code is like that. Images without any, such as Go's,
-    /// are built with frame pointers, or their chains break. Or one was followed from a leaf
-    /// that looks as if it had none.
+    /// A frame record was followed from code that is not seen to keep one, or instructions whose
+    /// function's entry is not known, and nothing confirms the caller that they lead to.
     unproved: bool,
     installing: Option<Installing>,
 }
@@ -32,14 +29,9 @@ impl Doubts {
         }
     }
 
-    /// Notes that the caller `next` was found by the frame record that rbp points to.
-    pub(super) fn note_record(&mut self, from: &Frame, next: &Frame, cache: &mut Cache, input: &Input<'_>) {
-        self.unproved |= input.code.describes_frames(from.address.lookup());
-        if let CodeAddress::Pc(pc) = from.address
-            && input.code.code(pc).is_none()
-        {
-            self.unproved |= skips_caller(from, next, cache, input);
-        }
+    /// Notes that a caller was found by what is not known to lead to it.
+    pub(super) fn note_unproved(&mut self) {
+        self.unproved = true;
     }
 
     /// Notes that a caller was found by a frame's stack pointer or frame pointer.
@@ -87,21 +79,4 @@ impl Doubts {
             _ => otherwise,
         }
     }
-}
-
-/// Whether the record may be that of the caller of the leaf `from`, whose instructions are not
-/// known (they were made at run time), and so leads past that caller to `next`. A function
-/// that keeps no record, or does not yet, has its return address at the stack pointer; right
-/// after `push %rbp`, above that. In the body of one that keeps it other words are there.
-fn skips_caller(from: &Frame, next: &Frame, cache: &mut Cache, input: &Input<'_>) -> bool {
-    let sp = from.sp();
-    let word = |at| input.stack.word(at);
-    let pushed = word(sp) == Some(from.registers[RBP]);
-    let own = Avma(next.registers[RSP].wrapping_sub(8));
-    [Some(sp), pushed.then_some(sp + 8)].into_iter().flatten().filter(|at| *at != own).any(|at| {
-        let address = word(at).map(Avma);
-        // Asked first, since what is learned of an address is kept.
-        let is_code = |address: &Avma| input.code.is_code(CodeAddress::Return(*address).lookup());
-        address.filter(is_code).is_some_and(|address| cache.is_return(address, input.code))
-    })
 }

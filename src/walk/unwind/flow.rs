@@ -28,7 +28,7 @@ use state::{Place, REGISTERS, State, Value};
 /// Most instructions that are followed for one row, over all ways.
 pub(super) const STEPS_MAX: u32 = 2048;
 /// Most places that branches lead to.
-const TARGETS_MAX: usize = 48;
+const TARGETS_MAX: usize = 256;
 /// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
 /// outliner made are that short.
 const PIECE_MAX: u32 = 16;
@@ -109,10 +109,46 @@ pub(super) fn since_entry<P: Processor<N>, const N: usize>(
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     let function = function.filter(|function| function.contains(&entry))?;
     let mut ways = Ways::new(Some(function), code);
-    ways.goal = Some(at);
+    ways.goal = Some(Goal { at, returned });
     ways.follow::<P, _, N, _>(entry, State::new(), |_, arrived| match arrived {
         Arrived::At(state) => row_in_function::<P, N>(state),
         _ => None,
+    })
+}
+
+/// The same, and every way that arrives must tell the same. What follows a call that does not
+/// return belongs to another way, or to another function, so a single way may be none that is
+/// ever taken. Without the bounds of the function at `at` any code may belong to it.
+pub(super) fn since_entry_on_all_ways<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<Row<N>> {
+    let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
+    if function.as_ref().is_some_and(|function| !function.contains(&entry)) {
+        return None;
+    }
+    let mut ways = Ways::new(function, code);
+    ways.goal = Some(Goal { at, returned });
+    let (mut found, mut differ) = (None, false);
+    ways.follow::<P, (), N, _>(entry, State::new(), |_, arrived| {
+        let Arrived::At(state) = arrived else { return None };
+        let row = row_in_function::<P, N>(state);
+        differ |= row.is_none() || found.as_ref().is_some_and(|found| !is_same_frame::<P, N>(found, &row));
+        found = row.or(found.take());
+        differ.then_some(())
+    });
+    found.filter(|_| !differ && !ways.differ)
+}
+
+/// Whether two rows lead to the same caller.
+fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Option<Row<N>>) -> bool {
+    let needed = |row: &Row<N>, register: u8| row.columns.get(usize::from(register)).cloned();
+    other.as_ref().is_some_and(|other| {
+        let registers = [Some(P::FRAME_POINTER), P::LINK];
+        let same = |register: u8| needed(one, register) == needed(other, register);
+        one.cfa == other.cfa && registers.into_iter().flatten().all(same)
     })
 }
 
@@ -130,18 +166,30 @@ enum Arrived<'a> {
     At(&'a State),
 }
 
+/// The instruction that ways are to arrive at. Where a call has just come back to only that
+/// call leads; what jumps there may be on another way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Goal {
+    at: Avma,
+    returned: bool,
+}
+
 struct Ways<'c> {
     function: Option<Range<Avma>>,
-    goal: Option<Avma>,
+    goal: Option<Goal>,
     code: &'c dyn Code,
-    targets: [Avma; TARGETS_MAX],
-    seen: usize,
+    /// The places that branches lead to, and where the frame was there first: what the frame
+    /// pointer was, or else the stack pointer.
+    targets: Vec<(Avma, Option<Place>)>,
+    /// Two ways came to one place with different frames: one of them is never taken. Or
+    /// there were more places than are remembered.
+    differ: bool,
     left: u32,
 }
 
 impl<'c> Ways<'c> {
     fn new(function: Option<Range<Avma>>, code: &'c dyn Code) -> Ways<'c> {
-        Ways { function, goal: None, code, targets: [Avma(0); TARGETS_MAX], seen: 0, left: STEPS_MAX }
+        Ways { function, goal: None, code, targets: Vec::new(), differ: false, left: STEPS_MAX }
     }
 
     /// Follows every way from `start`, until `arrive` makes a row of where one ends.
@@ -154,12 +202,15 @@ impl<'c> Ways<'c> {
     where
         F: FnMut(&mut Ways<'c>, Arrived<'_>) -> Option<T>,
     {
-        self.is_new(start);
+        self.is_new::<P, N>(start, &state);
         let mut branches = vec![(start, state)];
         while let Some((mut at, mut state)) = branches.pop() {
             loop {
-                if Some(at) == self.goal {
-                    return arrive(self, Arrived::At(&state));
+                if self.goal == Some(Goal { at, returned: false }) {
+                    match arrive(self, Arrived::At(&state)) {
+                        None => break,
+                        found => return found,
+                    }
                 }
                 self.left = self.left.checked_sub(1)?;
                 if self.function.as_ref().is_some_and(|function| !function.contains(&at)) {
@@ -173,7 +224,8 @@ impl<'c> Ways<'c> {
                     Effect::Calls(target) => {
                         let piece = target.and_then(|target| self.piece::<P, N>(target, state, Some(next)));
                         state = piece.unwrap_or_else(|| after_call::<P, N>(state));
-                        None
+                        let is_goal = self.goal == Some(Goal { at: next, returned: true });
+                        is_goal.then(|| arrive(self, Arrived::At(&state))).flatten()
                     }
                     Effect::Returns => arrive(self, Arrived::Returns(&state)),
                     Effect::Jumps(target) | Effect::MayJump(target) if self.leaves(target) => {
@@ -188,12 +240,14 @@ impl<'c> Ways<'c> {
                 match effect {
                     Effect::Plain | Effect::Calls(_) => at = next,
                     Effect::MayJump(target) => {
-                        if !self.leaves(target) && self.is_new(target) {
+                        if !self.leaves(target) && self.is_new::<P, N>(target, &state) {
                             branches.push((target, state));
                         }
                         at = next;
                     }
-                    Effect::Jumps(target) if !self.leaves(target) && self.is_new(target) => at = target,
+                    Effect::Jumps(target) if !self.leaves(target) && self.is_new::<P, N>(target, &state) => {
+                        at = target;
+                    }
                     _ => break,
                 }
             }
@@ -212,13 +266,21 @@ impl<'c> Ways<'c> {
     }
 
     /// Notes a place; whether it is the first time, and there is room.
-    fn is_new(&mut self, at: Avma) -> bool {
-        let new = self.seen < TARGETS_MAX && !self.targets[..self.seen].contains(&at);
-        if new {
-            self.targets[self.seen] = at;
-            self.seen += 1;
+    fn is_new<P: Processor<N>, const N: usize>(&mut self, at: Avma, state: &State) -> bool {
+        // A callee may take its arguments off the stack, which is not seen where it is called: what a
+        // frame pointer tells holds all the same.
+        let of_frame = state.place(P::FRAME_POINTER).filter(|place| place.register == P::STACK_POINTER);
+        let sp = of_frame.or_else(|| state.place(P::STACK_POINTER));
+        if let Some((_, before)) = self.targets.iter().find(|(target, _)| *target == at) {
+            self.differ |= *before != sp;
+            return false;
         }
-        new
+        let has_room = self.targets.len() < TARGETS_MAX;
+        if has_room {
+            self.targets.push((at, sp));
+        }
+        self.differ |= !has_room;
+        has_room
     }
 
     /// The state after a piece of code that ends in a return soon, without branches or calls:

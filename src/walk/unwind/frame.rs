@@ -10,7 +10,6 @@ use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::registers::X86_64;
 use crate::walk::fp::MAX_STACK_BYTES;
-use crate::walk::frames::Method;
 use crate::walk::x86_64::record::unframed_return_slot;
 use crate::walk::{Ended, Input, root};
 
@@ -153,12 +152,7 @@ impl Frame {
     }
 
     /// What it means that a chain of frame records ends here.
-    pub(super) fn end_of_records(
-        &self,
-        reached: Avma,
-        input: &Input<'_>,
-        found_by: Option<&Method>,
-    ) -> Ended {
+    pub(super) fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> Ended {
         let outermost = match self.address {
             CodeAddress::Return(address) => Some(address),
             CodeAddress::Pc(_) => None,
@@ -166,11 +160,11 @@ impl Frame {
         let next = self.registers[RBP] & input.code_mask;
         let processor = root::Processor::X86_64;
         let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
-        // That a walk ends is no proof of anything, but where the place tells, or a chain of
-        // records ends with the mark of the deepest frame (System V AMD64 ABI, 3.4.1).
-        let in_records = matches!(found_by, Some(Method::FramePointer | Method::Code));
-        let told = input.stack_top.is_some() || input.fp_always || in_records;
-        if told { chain.end(input) } else { Ended::BadFrame }
+        match chain.end(input) {
+            Ended::Root if chain.place_decides(input) => Ended::Root,
+            // A search of the stack may lead further.
+            _ => Ended::BadFrame,
+        }
     }
 
     /// The word at an address of the stack.

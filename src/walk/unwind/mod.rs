@@ -17,11 +17,13 @@ mod aarch64;
 mod body;
 mod cache;
 mod code;
+mod confirm;
 mod doubts;
 mod expression;
 mod flow;
 mod frame;
 mod length;
+mod prologue;
 mod records;
 mod rule;
 mod scan;
@@ -34,6 +36,7 @@ use super::{Ended, Input, Walked};
 use crate::addr::{Avma, CodeAddress};
 use crate::registers::{Aarch64, X86_64};
 use cache::Cache;
+use code::Proof;
 use doubts::Doubts;
 use frame::{Failure, Frame, further};
 pub(super) use records::can_be_checked;
@@ -69,6 +72,14 @@ impl Unwinder {
         self.cache.clear();
         self.aarch64.images_changed();
         self.facts.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names: code that is made at
+    /// run time is replaced without a word.
+    pub fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.cache.forget(is_gone);
+        self.aarch64.forget(is_gone);
+        self.facts.forget(is_gone);
     }
 
     /// What walks by frame pointers keep.
@@ -180,6 +191,7 @@ impl Unwinder {
                 }
             }
             let switch = self.cache.switch(rule);
+            let proof = self.cache.proof(rule);
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
             // Only code that nothing else is known of may be walked by frame pointer: where
@@ -195,11 +207,8 @@ impl Unwinder {
             let (next, method) = match checked {
                 Ok(found) => found,
                 Err(Failure::Refused) => {
-                    let ended = if may_use_record {
-                        frame.end_of_records(reached, input, out.methods.last())
-                    } else {
-                        Ended::BadFrame
-                    };
+                    let ended =
+                        if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
                     return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
                 }
                 Err(Failure::First) => return Walked { ended: doubts.at_root(reached, input), reached },
@@ -210,8 +219,14 @@ impl Unwinder {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
             doubts.note(rule, switch, frame, &next);
-            if method == Method::FramePointer {
-                doubts.note_record(frame, &next, &mut self.cache, input);
+            // What may have no record is not known to have one.
+            let is_proved = match (method, proof) {
+                (Method::FramePointer, _) => false,
+                (_, Proof::Certain) => true,
+                (_, Proof::Wanted) => confirm::is_caller(frame, &next, &mut self.cache, input),
+            };
+            if !is_proved {
+                doubts.note_unproved();
             }
             *frame = next;
             out.push(frame.address, method);

@@ -44,7 +44,7 @@ impl Unwinder {
             if rule.kind() == Kind::Root {
                 return Some(Walked { ended: Ended::Root, reached });
             }
-            let is_sure = out.len() == 1 && is_sure_leaf(frame.address, rule, input.code);
+            let is_sure = out.len() == 1 && is_sure_leaf(rule);
             if !is_sure && !keeps_record(rule) {
                 break;
             }
@@ -75,7 +75,7 @@ impl Unwinder {
         out.push(start, Method::Context);
         let mut is_leaf = true;
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule| {
-            let is_sure = std::mem::take(&mut is_leaf) && is_sure_leaf(start, rule, input.code);
+            let is_sure = std::mem::take(&mut is_leaf) && is_sure_leaf(rule);
             (is_sure || keeps_record(rule)).then_some(Method::FramePointer)
         });
         if run.rule.kind() == Kind::Root {
@@ -89,20 +89,24 @@ impl Unwinder {
     }
 }
 
-/// Whether a walk by frame records that found these look-up addresses has unwind information
-/// to be measured by: an image of theirs has some, if not of the very function.
+/// Whether a walk by frame records that found these look-up addresses has something to be
+/// measured by: an image of theirs has unwind information, if not of the very function, or
+/// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
 pub(in crate::walk) fn can_be_checked(addresses: &[u64], code: &dyn Code) -> bool {
-    addresses.iter().any(|lookup| code.describes_frames(Avma(*lookup)))
+    let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
+    addresses
+        .iter()
+        .map(|lookup| Avma(*lookup))
+        .any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
 }
 
-/// Whether the caller of a leaf can be relied on. What is read from instructions can in
-/// Mach-O images, which have unwind information neither of prologues nor of system call stubs.
-fn is_sure_leaf(address: CodeAddress, rule: Rule, code: &dyn Code) -> bool {
-    let is_known = || rule.method() != Method::Code || code.begins_threads(address.lookup()).is_some();
-    rule.is_ordinary() && is_known()
+/// Whether the caller of a leaf can be relied on: rules that are not certain are unusual ones.
+fn is_sure_leaf(rule: Rule) -> bool {
+    rule.is_ordinary()
 }
 
-/// Whether unwind information says that rbp points to the frame record of the function.
+/// Whether unwind information, or the code itself, says that rbp points to the frame record of
+/// the function.
 fn keeps_record(rule: Rule) -> bool {
-    rule.is_record() && rule.method() != Method::Code
+    rule.is_record()
 }

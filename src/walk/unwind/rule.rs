@@ -55,6 +55,11 @@ impl Rule {
         Rule(Rule::of_kind(Kind::Unusual).0 | u64::from(row))
     }
 
+    /// The same, read from instructions.
+    pub(super) fn read_from_code(self) -> Rule {
+        self.with(Rule::FROM_CODE, true)
+    }
+
     /// Number of the row of a rule of kind `Unusual`.
     pub(super) fn row(self) -> usize {
         usize::from(self.0 as u16)

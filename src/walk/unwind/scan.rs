@@ -2,11 +2,12 @@
 //! a caller, a word on the stack that is a return address may be it. Input: the frame that
 //! the walk is stuck at; output: more frames, or none.
 //!
-//! A stale word looks the same as a live one. So what is found counts only if the walk
-//! goes on from it, without a second search, to the thread's first function, and the
+//! A stale word looks the same as a live one. So what is found counts only if the call that it
+//! returns to leads to where the walk is stuck (`confirm.rs`), and if the walk
+//! goes on from it, without a second search, to the thread's first function; and the
 //! stack is then still told apart from complete ones ([`Ended::Scanned`]).
 
-use super::{Frame, RSP, Unwinder};
+use super::{Frame, RSP, Unwinder, confirm};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::RETURN_ADDRESS;
 use crate::walk::frames::{Frames, How, Method};
@@ -41,11 +42,16 @@ pub(super) fn reconnect(
         {
             continue;
         }
-        tries += 1;
         let mut frame = *stuck;
         frame.address = CodeAddress::Return(address);
         frame.registers[RSP] = below.0 + 8;
         frame.registers[RETURN_ADDRESS] = word;
+        let is_called = confirm::calls_function_of(frame.address, stuck, input.code)
+            || confirm::is_called_from(stuck, &frame, &mut unwinder.cache, input);
+        if !is_called {
+            continue;
+        }
+        tries += 1;
         out.push(frame.address, Method::Scan);
         let further = unwinder.go_on(How::Auto, &mut frame, input, out);
         match further.ended {

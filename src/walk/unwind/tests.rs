@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::super::{Code, StackBytes};
 use super::*;
@@ -223,26 +224,23 @@ fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
 }
 
 #[test]
-fn a_leaf_made_at_run_time_without_a_record_is_no_proof() {
+fn a_record_that_is_followed_from_code_that_is_not_known_is_no_proof() {
     let pc = MADE_AT_RUN_TIME.start + 0x10;
-    let check = |words: &[u64], record: u64, ended| {
+    let check = |words: &[u64], record: u64| {
         let case = Case {
             rows: vec![(9, first_function()), (19, first_function())],
             words: words.to_vec(),
             registers: vec![(RETURN_ADDRESS, pc), (RBP, record)],
         };
-        case.check(&[pc.wrapping_sub(TEXT), 19], ended);
+        case.check(&[pc.wrapping_sub(TEXT), 19], Ended::Unproved);
     };
     // rbp is the caller's, whose own return address is in the record: it returns to +10.
-    check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16, Ended::Unproved);
-    check(&[MADE_AT_RUN_TIME.start + 0x99, 0, 0, TEXT + 20], STACK + 16, Ended::Unproved);
+    check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16);
     // push %rbp is done, mov %rsp,%rbp is not.
-    check(&[STACK + 16, TEXT + 10, 0, TEXT + 20], STACK + 16, Ended::Unproved);
-    // In the body of a function with a record are its locals.
-    check(&[7, TEXT + 10, 0, TEXT + 20], STACK + 16, Ended::Root);
-    check(&[TEXT + 11, 0, 0, TEXT + 20], STACK + 16, Ended::Root);
-    check(&[0, TEXT + 20], STACK, Ended::Root);
-    check(&[STACK, TEXT + 20], STACK, Ended::Root);
+    check(&[STACK + 16, TEXT + 10, 0, TEXT + 20], STACK + 16);
+    // Or it is that of the function: both look the same.
+    check(&[7, TEXT + 10, 0, TEXT + 20], STACK + 16);
+    check(&[0, TEXT + 20], STACK);
 }
 
 #[test]
@@ -271,20 +269,74 @@ fn the_stack_pointer_must_rise() {
     }
 }
 
-#[test]
-fn a_scan_counts_only_if_it_leads_to_the_root() {
-    let mut case = Case {
-        rows: vec![(0, sp_plus(8)), (9, sp_plus(16)), (19, first_function())],
-        // The return address is damaged; above it a stale one, then a live one.
-        words: vec![7, TEXT + 30, TEXT + 10, 0, TEXT + 20],
-        registers: vec![],
+/// Functions without rows, but for the two that call: `f` at +40, which nothing leads out of, is
+/// called from +00 by way of a jump at +50; `h` at +60 from +05. +0a calls through a register.
+struct Calls;
+
+impl Calls {
+    const CODE: [u8; 0x70] = {
+        let mut code = [0xf4; 0x70];
+        let text: [(usize, &[u8]); 6] = [
+            (0x00, &[0xe8, 0x4b, 0, 0, 0]),                // call +50
+            (0x05, &[0xe8, 0x56, 0, 0, 0]),                // call +60
+            (0x0a, &[0xff, 0xd0]),                         // call *%rax
+            (0x40, &[0x53, 0x48, 0x8b, 0x67, 0x30, 0xf4]), // push %rbx; mov 0x30(%rdi),%rsp
+            (0x50, &[0xf3, 0x0f, 0x1e, 0xfa, 0xeb, 0xea]), // endbr64; jmp +40
+            (0x60, &[0xc3]),
+        ];
+        let mut piece = 0;
+        while piece < text.len() {
+            let mut at = 0;
+            while at < text[piece].1.len() {
+                code[text[piece].0 + at] = text[piece].1[at];
+                at += 1;
+            }
+            piece += 1;
+        }
+        code
     };
-    let (addresses, methods, ended) = case.walk(How::Auto);
-    assert_eq!((addresses, ended), (vec![0, 9, 19], Ended::Scanned));
-    assert_eq!(methods, [Method::Context, Method::Scan, Method::Cfi]);
-    assert_eq!(case.walk(How::Cfi).0, [0], "not asked for");
-    case.words[4] = 3;
-    case.check(&[0], Ended::BadFrame);
+
+    /// The frames from +45, where the walk is stuck, with these words above the stack pointer.
+    fn walk(words: &[u64]) -> (Vec<u64>, Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT + 0x45, ..X86_64::default() };
+        registers.gpr[RSP] = STACK;
+        let input = Input {
+            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 16,
+            code_mask: u64::MAX,
+            code: &Calls,
+        };
+        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+        let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
+        (out.addresses.iter().map(|address| address.wrapping_sub(TEXT)).collect(), walked.ended)
+    }
+}
+
+impl Code for Calls {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        Self::CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        (at.0 < TEXT + 0x40).then(first_function)
+    }
+    fn function(&self, at: Avma) -> Option<Range<Avma>> {
+        let start = Avma(TEXT + [0, 0x40, 0x50, 0x60][..].iter().rev().find(|start| TEXT + **start <= at.0)?);
+        Some(start..start + 0x10)
+    }
+}
+
+#[test]
+fn a_scan_finds_only_the_caller_of_the_function_that_it_is_stuck_in() {
+    let (stale, indirect, live) = (TEXT + 0x0a, TEXT + 0x0c, TEXT + 0x05);
+    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], Ended::Scanned));
+    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], Ended::BadFrame));
 }
 
 #[test]

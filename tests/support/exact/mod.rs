@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use stackprof::addr::Avma;
 use stackprof::image::Images;
 use stackprof::registers::{Registers, X86_64};
-use stackprof::sampler::ImageCode;
+use stackprof::sampler::{ImageCode, Made, TargetCode};
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
 
@@ -44,8 +44,17 @@ pub(crate) struct Program {
     pub(crate) from_entry: bool,
     /// After the program's own first SIGUSR1, one more after each of so many instructions.
     pub(crate) signal_every: Option<u64>,
+    /// Least share of boundaries that are exact by `cfi` and by `auto`.
+    pub(crate) exact_min: f64,
     /// End it after so many boundaries.
     pub(crate) boundaries_max: u64,
+}
+
+impl Program {
+    /// Whether its code has unwind information.
+    pub(crate) fn is_described(&self) -> bool {
+        self.exact_min >= programs::EXACT_MIN
+    }
 }
 
 /// Boundaries by outcome.
@@ -110,6 +119,7 @@ struct Session<'a> {
     program: &'a Program,
     pid: i32,
     images: Images,
+    made: Made,
     images_changed: bool,
     /// Kind of each instruction met.
     kinds: HashMap<u64, Kind>,
@@ -134,6 +144,7 @@ pub(crate) fn run(program: &Program) -> Outcome {
         program,
         pid,
         images: Images::default(),
+        made: Made::default(),
         images_changed: true,
         kinds: HashMap::new(),
         unwinders: Default::default(),
@@ -235,6 +246,7 @@ impl Session<'_> {
             if self.images.update(&mappings, &mut |mapping| bytes(pid, mapping)) {
                 self.unwinders.iter_mut().for_each(Unwinder::images_changed);
             }
+            self.made.update(&mappings, &self.images);
         }
         let sp = now.gpr[X86_64::RSP];
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
@@ -244,19 +256,26 @@ impl Session<'_> {
         let told = thread.shadow.truth(now.rip, |slot| stack.word(Avma(slot)), &mut self.truth);
         self.outcome.untrue +=
             self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
-        let code = ImageCode(&self.images);
-        let input = Input {
-            stack,
-            stack_top: Some(Avma(thread.stack_top)),
-            stack_limit: None,
-            fp_always: false,
-            max_depth: 4096,
-            code_mask: u64::MAX,
-            code: &code,
-        };
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
-            let walked = walk::unwind(how, &Registers::X86_64(*now), &input, unwinder, &mut self.frames);
+            self.made.begin_walk();
+            let walked = loop {
+                let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
+                let input = Input {
+                    stack,
+                    stack_top: Some(Avma(thread.stack_top)),
+                    stack_limit: None,
+                    fp_always: false,
+                    max_depth: 4096,
+                    code_mask: u64::MAX,
+                    code: &code,
+                };
+                let registers = Registers::X86_64(*now);
+                let walked = walk::unwind(how, &registers, &input, unwinder, &mut self.frames);
+                if !self.made.fill(&mut |at, into| read(self.pid, at.0, into)) {
+                    break walked;
+                }
+            };
             let score = &mut self.outcome.scores[index];
             let same = self.frames.addresses == self.truth;
             let complete = walked.ended == Ended::Root;

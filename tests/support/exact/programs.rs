@@ -18,10 +18,24 @@ struct Variant {
     lazy: bool,
     from_linker: bool,
     short: bool,
+    exact_min: f64,
 }
 
+/// Least share of exact boundaries in each program, by `auto` and `cfi`. The least exact, of
+/// contexts, longjmps and exceptions only, are too short for more.
+pub(crate) const EXACT_MIN: f64 = 0.995;
+
 const fn variant(source: &'static str, compiler: &'static str, flags: &'static [&'static str]) -> Variant {
-    Variant { source, compiler, flags, arguments: &[], lazy: false, from_linker: false, short: false }
+    Variant {
+        source,
+        compiler,
+        flags,
+        arguments: &[],
+        lazy: false,
+        from_linker: false,
+        short: false,
+        exact_min: EXACT_MIN,
+    }
 }
 
 impl Variant {
@@ -38,6 +52,11 @@ impl Variant {
     /// Also in the short form.
     const fn short(self) -> Variant {
         Variant { short: true, ..self }
+    }
+
+    /// At least so much of it is exact: without unwind information some is not known.
+    const fn exact(self, exact_min: f64) -> Variant {
+        Variant { exact_min, ..self }
     }
 
     /// Run with arguments.
@@ -57,9 +76,19 @@ impl Variant {
     }
 }
 
+const NO_ASYNC: &str = "-fno-asynchronous-unwind-tables";
+const NO_TABLES: &str = "-fno-unwind-tables";
+const NO_FP: &str = "-fomit-frame-pointer";
 const FP: &str = "-fno-omit-frame-pointer";
 const LEAF_FP: &str = "-mno-omit-leaf-frame-pointer";
 const RUST_FP: &str = "-Cforce-frame-pointers=yes";
+
+/// Least shares of exact boundaries where code has no unwind information: with symbols,
+/// without; made at run time with frame pointers, without.
+const BARE: f64 = 0.9;
+const STRIPPED: f64 = 0.0;
+const MADE: f64 = 0.9;
+const MADE_WITHOUT_FP: f64 = 0.0;
 
 /// In the place of a compiler: the source is the path of a program of the system.
 const INSTALLED: &str = "";
@@ -72,7 +101,7 @@ const PYTHON: &str =
     "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
 const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
-const VARIANTS: [Variant; 41] = [
+const VARIANTS: [Variant; 53] = [
     variant("plain.c", "gcc", &["-O2"]).stepped_from_linker(),
     variant("plain.c", "gcc", &["-O2"]).lazy().stepped_from_linker().short(),
     variant("plain.c", "gcc", &["-O2", FP]),
@@ -109,6 +138,18 @@ const VARIANTS: [Variant; 41] = [
     variant("mixed.rs", "rustc", &["-O", RUST_FP]),
     variant("mixed.rs", "rustc", &["-O", "-Cpanic=unwind", "-Ctarget-cpu=native"]),
     variant("mixed.rs", "rustc", &[]),
+    variant("bare.c", "gcc", &["-O2", NO_ASYNC, NO_TABLES, NO_FP]).exact(BARE),
+    variant("bare.c", "gcc", &["-O2", NO_ASYNC, NO_TABLES, FP]).exact(BARE),
+    variant("bare.c", "gcc", &["-Os", NO_ASYNC, NO_TABLES, NO_FP]).exact(BARE).short(),
+    variant("bare.c", "gcc", &["-O0", NO_ASYNC, NO_TABLES]).exact(BARE),
+    variant("bare.c", "gcc", &["-Os", NO_ASYNC, NO_TABLES, NO_FP, "-s"]).exact(STRIPPED).short(),
+    variant("bare.c", "gcc", &["-O2", NO_ASYNC, NO_TABLES, FP, "-s"]).exact(STRIPPED),
+    variant("bare.c", "gcc", &["-Os", NO_ASYNC, NO_TABLES, FP, "-s"]).exact(STRIPPED),
+    variant("bare.c", "clang-19", &["-O3", NO_ASYNC, NO_TABLES, NO_FP]).exact(BARE),
+    variant("bare.c", "clang-19", &["-O3", NO_ASYNC, NO_TABLES, FP]).exact(BARE),
+    variant("bare.c", "clang-19", &["-Os", NO_ASYNC, NO_TABLES, NO_FP, "-s"]).exact(STRIPPED),
+    variant("jit.c", "gcc", &["-O2"]).with(&["fp"]).exact(MADE).short(),
+    variant("jit.c", "gcc", &["-O2"]).exact(MADE_WITHOUT_FP).short(),
     variant("/bin/ls", INSTALLED, &[]).with(&["-lR", "/usr/include/linux/netfilter"]).short(),
     variant("/usr/bin/sort", INSTALLED, &[]).with(&[CARGO_TOML]).short(),
     variant("/usr/bin/perl", INSTALLED, &[]).with(&["-e", PERL]).short(),
@@ -135,6 +176,7 @@ pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<Strin
                     bind_now: !variant.lazy,
                     from_entry: !variant.from_linker,
                     signal_every: signals.then_some(211),
+                    exact_min: variant.exact_min,
                     boundaries_max: match variant.compiler {
                         INSTALLED => INSTALLED_BOUNDARIES_MAX,
                         _ => u64::MAX,

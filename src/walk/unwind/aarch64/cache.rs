@@ -2,7 +2,7 @@
 //! returns there. The mirror of the x86_64 cache; void when the images change.
 
 use super::{FP, LR, SP};
-use crate::addr::CodeAddress;
+use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
 use crate::walk::frames::Method;
 use crate::walk::table::Table;
@@ -98,6 +98,11 @@ impl Cache {
         self.unusual.clear();
     }
 
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.rules.retain(|key| !is_gone(Avma(key & !(1 << 63))));
+    }
+
     pub(super) fn unusual(&self, index: u16) -> Option<&Unusual> {
         self.unusual.get(usize::from(index))
     }
@@ -129,7 +134,9 @@ impl Cache {
                 || call::is_sigreturn_aarch64(code.code(at).unwrap_or_default()));
         let kind = if is_return && !returns { Kind::Unknown } else { self.find(address, code) };
         let rule = Rule { kind, returns };
-        self.rules.insert(key, rule);
+        if !code.lacked() {
+            self.rules.insert(key, rule);
+        }
         rule
     }
 

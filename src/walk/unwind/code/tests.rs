@@ -14,7 +14,9 @@ impl Code for Text {
 #[track_caller]
 fn check(code: &'static [u8], expected: &[(u64, CfaBase, i64, Option<i64>)]) {
     for &(at, base, cfa_offset, frame_pointer_at) in expected {
-        let Some(Leads::Back(row)) = follow(Avma(0x1000 + at), &Text(code)) else { panic!("+{at:#x}") };
+        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &Text(code)) else {
+            panic!("+{at:#x}")
+        };
         let rule = FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) };
         assert_eq!(row.ordinary(), Some(rule), "at +{at:#x}");
     }
@@ -83,7 +85,7 @@ fn the_childs_side_of_clone_is_the_end_of_the_stack() {
         0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // exit(rax)
     ];
     for at in [0, 2, 3, 4, 6] {
-        assert_eq!(follow(Avma(0x1000 + at), &Text(CLONE)), Some(Leads::ToExit));
+        assert_eq!(follow(Avma(0x1000 + at), false, &Text(CLONE)), Some(Leads::ToExit));
     }
 }
 
@@ -142,8 +144,72 @@ fn what_is_not_understood_has_no_row() {
         &[0x90, 0x90],
     ] {
         let code: &'static [u8] = code;
-        assert_eq!(follow(Avma(0x1000), &Text(code)), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &Text(code)), None, "{code:x?}");
     }
+}
+
+/// What is known at `at`, where a call has just come back or not.
+#[track_caller]
+fn proof(code: &'static [u8], at: u64, returned: bool, expected: Proof) {
+    let found = follow(Avma(0x1000 + at), returned, &Text(code));
+    let Some(Leads::Back(_, proof)) = found else { panic!("+{at:#x}: {found:?}") };
+    assert_eq!(proof, expected, "+{at:#x}");
+}
+
+#[test]
+fn a_way_past_a_call_is_certain_only_if_it_takes_the_frame_off_by_rbp() {
+    const CALLS: &[u8] = &[
+        0xe8, 0, 0, 0, 0, //       +0 call
+        0x85, 0xc0, //             +5 test %eax,%eax
+        0x48, 0x83, 0xc4, 0x08, // +7 add $8,%rsp
+        0xc3, //                   +b ret
+    ];
+    proof(CALLS, 0, false, Proof::Wanted);
+    proof(CALLS, 5, true, Proof::Wanted);
+    proof(CALLS, 5, false, Proof::Certain);
+    // leave; ret
+    proof(&[0xe8, 0, 0, 0, 0, 0xc9, 0xc3], 0, false, Proof::Certain);
+    proof(&[0x90, 0xc9, 0xc3], 0, true, Proof::Certain);
+}
+
+#[test]
+fn ways_that_differ_are_not_certain() {
+    // je +6; add $8,%rsp; ret
+    proof(&[0x74, 0x04, 0x48, 0x83, 0xc4, 0x08, 0xc3], 0, false, Proof::Wanted);
+    // je +4; ret; nop; ret
+    proof(&[0x74, 0x02, 0xc3, 0x90, 0xc3], 0, false, Proof::Certain);
+}
+
+#[test]
+fn a_tail_call_or_a_jump_through_a_table_is_not_certain() {
+    // jmp *%rax
+    proof(&[0xff, 0xe0], 0, false, Proof::Wanted);
+}
+
+#[test]
+fn a_branch_that_ends_the_thread_does_not_make_a_first_function() {
+    const MAY_EXIT: &[u8] = &[
+        0x85, 0xc0, //                                       +0 test %eax,%eax
+        0x74, 0x0a, //                                       +2 je +e
+        0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +4 exit(rax)
+        0xc3, //                                             +e ret
+    ];
+    check(MAY_EXIT, &[(0, StackPointer, 8, None)]);
+}
+
+#[test]
+fn the_interpreter_of_hotspot_knows_where_its_caller_was() {
+    const GOES_ON: &[u8] = &[
+        0x48, 0x8b, 0x65, 0xf0, //                         mov -16(%rbp),%rsp
+        0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0, //             movq $0,-16(%rbp)
+        0x4c, 0x8b, 0x6d, 0xc0, 0x41, 0xff, 0x24, 0xda, // mov -64(%rbp),%r13; jmp *(%r10,%rbx,8)
+    ];
+    let Some(Leads::Back(row, Proof::Certain)) = follow(Avma(0x1000), true, &Text(GOES_ON)) else { panic!() };
+    assert_eq!(row.cfa, Cfa::Expression([0x76, 0x78, 0x06].into()));
+    assert_eq!(row.columns[RBP], Column::AtExpression([0x76, 0].into()));
+    assert_eq!(row.columns[RETURN_ADDRESS], Column::AtExpression([0x76, 8].into()));
+    // At a program counter the words may be those of another moment.
+    assert_eq!(follow(Avma(0x1000), false, &Text(GOES_ON)), None);
 }
 
 /// As builtins of V8 end: as many arguments are taken off as there are.
@@ -171,7 +237,7 @@ fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
         &[0x48, 0x8b, 0x2f, 0xc9, 0xf4],
         &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xf4],
     ] {
-        assert_eq!(follow(Avma(0x1000), &Text(Box::leak(code.into()))), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &Text(Box::leak(code.into()))), None, "{code:x?}");
     }
 }
 

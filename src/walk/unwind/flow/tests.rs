@@ -252,3 +252,48 @@ fn any_bytes_are_followed_within_the_bound() {
         }
     }
 }
+
+/// What all ways from the entry of the first function tell of `at`.
+fn on_all_ways(text: &Text, at: u64, returned: bool) -> Option<Short> {
+    let row = since_entry_on_all_ways::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), returned, text)?;
+    Some(short(&row, RETURN_ADDRESS, 6))
+}
+
+#[test]
+fn a_function_that_does_not_return_is_followed_from_its_entry() {
+    // gcc -O2 -fno-unwind-tables: for (;;) leaf(n)
+    let bytes = vec![
+        0x53, //                   +0 push %rbx
+        0x89, 0xfb, //             +1 mov %edi,%ebx
+        0x48, 0x83, 0xec, 0x10, // +3 sub $16,%rsp
+        0x89, 0xdf, //             +7 mov %ebx,%edi
+        0xe8, 0, 0, 0, 0, //       +9 call leaf
+        0xeb, 0xf7, //             +e jmp +7
+    ];
+    let text = Text { bytes, functions: &[0] };
+    assert_eq!(on_all_ways(&text, 0xe, true), Some((7, 32, Some(-8), None)));
+    assert_eq!(on_all_ways(&text, 1, false), Some((7, 16, Some(-8), None)));
+    assert_eq!(before_return::<X86_64, COLUMNS>(Avma(TEXT + 0xe), true, &text), None);
+    // Where the call was the last instruction.
+    let text = Text { bytes: text.bytes[..0xe].to_vec(), functions: &[0, 0xe] };
+    assert_eq!(on_all_ways(&text, 0xe, true), Some((7, 32, Some(-8), None)));
+}
+
+#[test]
+fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_one() {
+    let bytes = vec![
+        0x85, 0xff, //             +00 test %edi,%edi
+        0x74, 0x09, //             +02 je +0d
+        0x48, 0x83, 0xec, 0x08, // +04 sub $8,%rsp
+        0xe8, 0, 0, 0, 0, //       +08 call abort
+        0x31, 0xc0, //             +0d xor %eax,%eax
+        0xc3, //                   +0f ret
+    ];
+    let text = Text { bytes, functions: &[0] };
+    // Only the call leads to its return address.
+    assert_eq!(on_all_ways(&text, 0xd, true), Some((7, 16, Some(-8), None)));
+    // As an instruction it is reached by the jump, and by a way that is never taken.
+    assert_eq!(on_all_ways(&text, 0xd, false), None);
+    assert_eq!(on_all_ways(&text, 0xf, false), None);
+    assert_eq!(on_all_ways(&text, 8, false), Some((7, 16, Some(-8), None)));
+}

@@ -1,0 +1,180 @@
+//! The functions of an ELF file as ranges, for code that is followed from its entry.
+//!
+//! Input: the bytes of a file, hostile. Output: address -> range. An entry must be one: only
+//! symbols that are functions by their type count, and the sections `.init` and `.fini`, which are
+//! one function each. Not for: names (see `symbol::table`), or functions that only unwind
+//! information knows.
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
+
+use super::{Class, class, section_names};
+use crate::addr::Svma;
+
+/// Sections that are one function, put together by the linker of pieces without symbols.
+const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
+/// Most bytes of a symbol's name that are read.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// See the top of this file. Sorted by start; no two begin at the same address.
+#[derive(Clone, Debug, Default)]
+pub struct Functions(Vec<Function>);
+
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    start: u64,
+    end: u64,
+    /// Its start is where calls lead to. gcc moves the rarely used parts of functions elsewhere,
+    /// with a symbol of their own: their first instruction runs in the frame of the function.
+    is_entry: bool,
+}
+
+impl Functions {
+    /// Reads the symbols; empty if the file has none.
+    #[must_use]
+    pub fn read(bytes: &[u8]) -> Functions {
+        let found = match class(bytes) {
+            Ok(Class::Elf32) => collect::<FileHeader32<LittleEndian>>(bytes),
+            Ok(Class::Elf64) => collect::<FileHeader64<LittleEndian>>(bytes),
+            Err(_) => return Functions::default(),
+        };
+        let mut found = found.unwrap_or_default();
+        // Of one address the symbol that reaches furthest; a part is never an entry.
+        found.sort_unstable_by_key(|function| {
+            (function.start, function.is_entry, std::cmp::Reverse(function.end))
+        });
+        found.dedup_by_key(|function| function.start);
+        // A symbol without a size reaches to the next one, or to the end of its section.
+        for index in 1..found.len() {
+            let next = found[index].start;
+            if let Some(before) = found.get_mut(index - 1)
+                && before.end > next
+            {
+                before.end = next;
+            }
+        }
+        found.shrink_to_fit();
+        Functions(found)
+    }
+
+    /// The function at an address; `None` where no symbol tells, and in parts of functions that
+    /// are apart from their entry.
+    #[must_use]
+    pub fn at(&self, svma: Svma) -> Option<Range<Svma>> {
+        let after = self.0.partition_point(|function| function.start <= svma.0);
+        let found = self.0.get(after.checked_sub(1)?)?;
+        let holds = found.is_entry && svma.0 < found.end;
+        holds.then_some(Svma(found.start)..Svma(found.end))
+    }
+}
+
+/// The function symbols of both tables and the sections that are functions.
+fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::Result<Vec<Function>> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let headers = header.section_headers(endian, data)?;
+    let names = section_names(header, data, headers);
+    let sections = SectionTable::<H>::new(headers, Default::default());
+    let code: Vec<Option<Range<u64>>> = headers
+        .iter()
+        .map(|section| {
+            let start: u64 = section.sh_addr(endian).into();
+            let end = start.checked_add(section.sh_size(endian).into())?;
+            (section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
+        })
+        .collect();
+    let name_of = |section: &H::SectionHeader| {
+        let from = usize::try_from(section.sh_name(endian)).ok()?;
+        names.get(from..)?.split(|byte| *byte == 0).next()
+    };
+    let mut found = Vec::new();
+    for (section, range) in headers.iter().zip(&code) {
+        if let Some(range) = range
+            && name_of(section).is_some_and(|name| WHOLE.contains(&name))
+        {
+            found.push(Function { start: range.start, end: range.end, is_entry: true });
+        }
+    }
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        let Ok(table) = sections.symbols(endian, data, kind) else { continue };
+        for (index, symbol) in table.enumerate() {
+            if !matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC) {
+                continue;
+            }
+            let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
+            let Some(Some(section)) = code.get(section.0) else { continue };
+            let (start, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+            if !section.contains(&start) {
+                continue;
+            }
+            let end = if size == 0 { section.end } else { start.saturating_add(size).min(section.end) };
+            let name = table.symbol_name(endian, symbol).unwrap_or_default();
+            found.push(Function { start, end, is_entry: !is_part(name) });
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a name is of the part of a function that gcc split off because it seldom runs:
+/// `name.cold`, of older versions `name.cold.7` (gcc/final.cc, `cold_function_name`). LLVM names
+/// what it outlines `name.cold.1`, which is called; it is not told apart.
+fn is_part(name: &[u8]) -> bool {
+    let name = &name[..name.len().min(MAX_NAME_BYTES)];
+    let without_number = {
+        let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+        let rest = &name[..name.len() - digits];
+        if digits > 0 { rest.strip_suffix(b".").unwrap_or(name) } else { name }
+    };
+    without_number.ends_with(b".cold")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn functions(list: &[(u64, u64, bool)]) -> Functions {
+        Functions(list.iter().map(|&(start, end, is_entry)| Function { start, end, is_entry }).collect())
+    }
+
+    #[test]
+    fn a_function_holds_its_bytes_and_no_others() {
+        let functions = functions(&[(0x10, 0x20, true), (0x30, 0x40, false), (0x40, 0x50, true)]);
+        assert_eq!(functions.at(Svma(0xf)), None);
+        assert_eq!(functions.at(Svma(0x10)), Some(Svma(0x10)..Svma(0x20)));
+        assert_eq!(functions.at(Svma(0x1f)), Some(Svma(0x10)..Svma(0x20)));
+        assert_eq!(functions.at(Svma(0x20)), None, "between two");
+        assert_eq!(functions.at(Svma(0x35)), None, "a part without an entry");
+        assert_eq!(functions.at(Svma(0x4f)), Some(Svma(0x40)..Svma(0x50)));
+        assert_eq!(functions.at(Svma(u64::MAX)), None);
+    }
+
+    #[test]
+    fn parts_that_gcc_split_off_are_known_by_their_names() {
+        for part in ["main.cold", "main.cold.12", "f.part.0.cold"] {
+            assert!(is_part(part.as_bytes()), "{part}");
+        }
+        for function in ["main", "f.part.0", "coldstart", "cold", "f.constprop.0", "a.cold.b", ".7", ""] {
+            assert!(!is_part(function.as_bytes()), "{function}");
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")] // the test executable must be ELF
+    #[allow(clippy::unwrap_used)]
+    fn the_functions_of_this_program_are_found() {
+        let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let functions = Functions::read(&bytes);
+        assert!(functions.0.len() > 1000, "{}", functions.0.len());
+        assert!(functions.0.windows(2).all(|pair| pair[0].start < pair[1].start));
+        assert!(functions.0.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        for at in (0..bytes.len()).step_by(bytes.len() / 4) {
+            let mut damaged = bytes[..at].to_vec();
+            damaged.extend_from_slice(&bytes[at / 2..]);
+            let _ = Functions::read(&damaged).at(Svma(0x1000));
+        }
+        assert!(Functions::read(b"").0.is_empty());
+    }
+}
