@@ -7,8 +7,10 @@ import signal
 import sys
 import time
 
-import stacks
 import programs
+import recordings
+import shares
+import stacks
 from place import ROOT, Place
 from process import Loops, Trouble
 
@@ -52,9 +54,7 @@ def measure_stacks(options, place, row):
     def list_to(text):
         with open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
-    place.begin()
-    place.begin_load()
-    time.sleep(program.warm_s)
+    begin(place)
     chosen = [place.busiest(), 0]
 
     def pids():
@@ -66,6 +66,80 @@ def measure_stacks(options, place, row):
     row["stacks"] = stacks.measure(options.stackprof, place.group, program, pids, moments,
                                    20 if options.short else 240, list_to)
     print("   ", json.dumps(row["stacks"]), flush=True)
+
+
+def measure_completeness(options, place, row):
+    """Shares of counts whose stack is complete: stackprof at 997 Hz, perf with all of the stack it can copy."""
+    seconds = options.seconds or (2 if options.short else 4)
+    begin(place)
+    pid = place.busiest()[0]
+    ours = recordings.by_stackprof(options.stackprof, pid, seconds, place.dir)
+    row["completeness"] = {"stackprof": percent(ours), "samples": ours.whole,
+                           "incomplete": ours.stats.get("stacks_incomplete", {})}
+    if not options.short:
+        place.restart_if_ended()
+        pid = pid if os.path.exists(f"/proc/{pid}") else place.busiest()[0]
+        # The share does not depend on the rate, the size of the recording does: 64 KiB a sample.
+        perf = recordings.by_perf(pid, seconds, place.dir, 199, dwarf=True)
+        row["completeness"].update(perf=percent(perf), perf_samples=perf.whole)
+    print("   ", json.dumps(row["completeness"]), flush=True)
+
+
+def percent(recording):
+    return round(100 * recording.complete / recording.whole, 2) if recording.whole else None
+
+
+def begin(place):
+    place.begin()
+    place.begin_load()
+    time.sleep(place.program.warm_s)
+
+
+def measure_shares(options, place, row):
+    """Self shares in alternating recordings; with busy loops beside them, again."""
+    program = place.program
+    seconds = options.seconds or (3 if options.short else 4)
+    begin(place)
+    row["shares"] = {}
+    for loops in (options.beside,) if options.beside is not None else (0, 2):
+        with Loops(loops):
+            ours, theirs, truth = [], [], []
+            for _ in range(1 if options.short else 2):
+                place.restart_if_ended()
+                place.keep_load()
+                pid = place.busiest()[0]
+                began = time.monotonic()
+                ours.append(recordings.by_stackprof(options.stackprof, pid, seconds, place.dir))
+                ended = time.monotonic()
+                if program.own_shares:
+                    # The program prints once a second, of the second before.
+                    said = [line for when, line in place.group.lines if began + 0.7 < when < ended + 0.3]
+                    truth.append(program.own_shares(said))
+                if not options.short:
+                    place.keep_load()
+                    pid = pid if os.path.exists(f"/proc/{pid}") else place.busiest()[0]
+                    theirs.append(recordings.by_perf(pid, seconds, place.dir, 997, dwarf=False))
+            row["shares"][str(loops)] = share_row(ours, theirs, [each for each in truth if each])
+            print("   ", json.dumps(row["shares"][str(loops)])[:600], flush=True)
+
+
+def share_row(ours, theirs, truth):
+    all_ours = shares.merged(ours)
+    counts = sum(each.whole for each in ours)
+    expected = sum(each.stats["target_cpu_s"] * each.stats["hz_requested"] for each in ours)
+    row = {"counts": counts, "counts_by_cpu": round(counts / expected, 4) if expected else None}
+    if theirs:
+        name_of = shares.names_by_address(ours)
+        all_theirs = shares.merged(theirs)
+        row["perf"] = shares.compare(shares.self_shares(all_ours, shares.place), shares.self_shares(all_theirs, name_of))[:8]
+    if truth:
+        means = {name: sum(each[name] for each in truth) / len(truth) for name in truth[0]}
+        found = shares.under(all_ours, list(means))
+        row["truth"] = [[name, round(found[name], 2), round(means[name], 2)] for name in means]
+        if theirs:
+            beside = shares.under(all_theirs, list(means))
+            row["perf_truth"] = [[name, round(beside[name], 2), round(means[name], 2)] for name in means]
+    return row
 
 
 def measure(options, program):

@@ -1,6 +1,6 @@
 """Run by gdb: the address of every physical frame of every thread, innermost first.
 
-Prints `thread TID` and one line `ADDRESS NAME` per frame; inlined frames have no address
+Prints `thread TID`, `top SP RBP` and one line `ADDRESS NAME` per frame; inlined frames have no address
 of their own and are left out. At most as many frames as FIELD_FRAMES_MAX says.
 """
 
@@ -15,6 +15,7 @@ for thread in sorted(gdb.selected_inferior().threads(), key=lambda thread: threa
     count = 0
     try:
         frame = gdb.newest_frame()
+        print(f"top {int(frame.read_register('sp')):#x} {int(frame.read_register('rbp')):#x}")
         while frame is not None and count < frames_max:
             if frame.type() != gdb.INLINE_FRAME:
                 print(f"{frame.pc():#x} {frame.name() or '??'}")

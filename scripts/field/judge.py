@@ -3,24 +3,26 @@
 A stack that stackprof calls complete is one of
   identical  every address as in a debugger's stack (a return address may be told as the
              address before it), and both end at the same frame;
-  explained  it differs from all debuggers, and one of the rules below says why that is
-             their error: the rule is told;
+  explained  it differs from all debuggers, and a rule says why that is their error; the
+             rule is told. One: their first other frame is no return address (astray), while
+             all of ours are, up to a function in which threads begin;
   suspect    neither: for a human to judge, both stacks are listed;
   wrong      the program's own truth contradicts it, or it ends in a function in which no
              thread begins, whatever debuggers say.
 A stack that it calls incomplete is `flagged`, or `invented` if a debugger that agrees at
-the leaf has another frame where stackprof already shows one.
+the leaf has another return address where stackprof still shows a frame, and none agrees.
+A stack that debuggers saw at a later moment is `moved`; it says nothing.
 """
 
 import re
 
+from codebytes import Facts
+
 # Outermost functions: of the C libraries, Go, and of stacks that are made for a fiber.
 ROOTS = re.compile(
     r"_start|clone3?|__clone3?|__start_context|_start_c|_dl_start_user|libc_start_main_stage2"
-    r"|start_thread|runtime\.(goexit|mstart|rt0_go|mcall|morestack|systemstack|asmcgocall|gogo|sigreturn__sigaction)"
+    r"|start_thread|runtime\.(clone|goexit|mstart|rt0_go|mcall|morestack|systemstack|asmcgocall|gogo|sigreturn__sigaction)"
     r"(\.abi0)?|_rt0_amd64\w*|make_fcontext|trampoline|fiber_entry\S*|\[fiber\].*|ret_from_fork\w*")
-# Where a debugger goes on past a thread's first function.
-JUNK_MAX = 4
 
 
 def same(ours, theirs):
@@ -51,18 +53,29 @@ def bare(name):
 
 
 def ends_at_root(stack):
-    return bool(stack.names) and ROOTS.fullmatch(bare(stack.names[-1])) is not None
+    return ends_at_root_by(stack.names)
 
 
-def judge(ours, debuggers, truth=None, physical=None):
+def ends_at_root_by(names):
+    """By names, innermost first."""
+    names = [bare(name) for name in names]
+    # `_start` has no name in a stripped program, but a caller of its own to be known by.
+    stripped = len(names) > 1 and names[-1].startswith("[") and names[-2].startswith("__libc_start_main")
+    return bool(names) and (stripped or ROOTS.fullmatch(names[-1]) is not None)
+
+
+def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
     """(class, reason) of one thread's stack.
 
     ours: stackprof's Stack. debuggers: {name: Stack}. truth: an expression that the names,
     innermost first and joined by `<`, must match in full if the stack is complete.
     physical: return addresses that must be among the frames in this order (HotSpot's).
+    facts: what the code says of the addresses in the stacks.
     """
+    if debuggers and all(moved(ours, theirs, facts) for theirs in debuggers.values()):
+        return "moved", "a signal handler began as the thread was stopped"
     if ours.incomplete:
-        return judge_incomplete(ours, debuggers)
+        return judge_incomplete(ours, debuggers, facts)
     if truth is not None and not truth.fullmatch("<".join(ours.names)):
         return "wrong", "the program's own truth has other frames"
     if physical:
@@ -72,37 +85,61 @@ def judge(ours, debuggers, truth=None, physical=None):
             return "wrong", f"lacks {len(missing)} of {len(physical)} frames that the runtime shows"
     if not ends_at_root(ours):
         return "wrong", "complete, and ends where no thread begins"
-    short = None
+    reasons = []
     for name, theirs in debuggers.items():
         count = alike(ours.addresses, theirs.addresses)
         if count == len(ours.addresses) == len(theirs.addresses):
             return "identical", name
-        if count == len(theirs.addresses) < len(ours.addresses):
-            short = short or f"{name} ends early ({theirs.end or 'no reason'})"
-        if count == len(ours.addresses) < len(theirs.addresses) <= count + JUNK_MAX:
-            short = short or f"{name} goes on past the thread's first function"
+        if ours.addresses and count == len(ours.addresses) and theirs.addresses[count:] == [0]:
+            return "identical", f"{name}, which shows an address of 0 behind it"
+        reasons.append(error_of(name, ours, theirs, count, facts))
     if truth is not None:
         return "explained", "right by the program's own truth"
     if physical:
         return "explained", "has all frames that the runtime shows"
-    if short and all(explains(ours, theirs) for theirs in debuggers.values()):
-        return "explained", short
+    if debuggers and all(reasons):
+        return "explained", "; ".join(sorted(set(reasons)))
     return "suspect", "no debugger agrees"
 
 
-def explains(ours, theirs):
-    """This debugger says nothing against our stack: it is a part of it, or runs past its end."""
-    count = alike(ours.addresses, theirs.addresses)
-    return count == len(theirs.addresses) or count == len(ours.addresses)
+def moved(ours, theirs, facts):
+    """True if the debugger saw a later moment.
+
+    A signal that came while the cgroup was frozen (a child that stops sends SIGCHLD, Go
+    sends itself SIGURG) is delivered before SIGSTOP: the kernel puts the frame of a handler
+    on the stack, which stackprof could not see yet. The handler has not run.
+    """
+    return len(theirs.addresses) > 1 and theirs.addresses[1] in facts.trampolines \
+        and not any(same(address, theirs.addresses[1]) for address in ours.addresses[:2])
 
 
-def judge_incomplete(ours, debuggers):
-    shown = ours.addresses
-    # Each debugger that is longer than what we show and agrees with none of the rest.
-    differs = [name for name, theirs in debuggers.items()
-               if 0 < alike(shown, theirs.addresses) < min(len(shown), len(theirs.addresses))]
-    if differs and len(differs) == len([d for d in debuggers.values() if d.addresses]):
-        return "invented", f"{ours.incomplete}; not as in {', '.join(differs)}"
+def error_of(name, ours, theirs, count, facts):
+    """Why a debugger that shows something else is in error; empty if nothing says so."""
+    if any(address in facts.no_callers for address in ours.addresses[1:]) and "__restore_rt" not in ours.names:
+        return ""
+    if count == len(theirs.addresses):
+        return f"{name} ends early"
+    if count == len(ours.addresses):
+        return f"{name} goes on past the thread's first function"
+    if theirs.addresses[count] in facts.no_callers:
+        return f"{name} astray"
+    # By rbp alone, a leaf that has not pushed it yet seems to have been called by its caller's caller.
+    rest = ours.addresses[2:]
+    if count == 1 and alike(rest, theirs.addresses[1:]) == len(rest) == len(theirs.addresses) - 1 \
+            and any(same(ours.addresses[1], address) for address in facts.on_top):
+        return f"{name} lacks the leaf's caller, which is on top of the stack"
+    return ""
+
+
+def judge_incomplete(ours, debuggers, facts):
+    shown, agreed, against = ours.addresses, False, []
+    for name, theirs in debuggers.items():
+        count = alike(shown, theirs.addresses)
+        agreed = agreed or count == len(shown)
+        if 0 < count < min(len(shown), len(theirs.addresses)) and theirs.addresses[count] not in facts.no_callers:
+            against.append(name)
+    if against and not agreed:
+        return "invented", f"{ours.incomplete}; not as in {', '.join(against)}"
     return "flagged", ours.incomplete
 
 

@@ -21,6 +21,7 @@ class Stack:
     thread_name: str = ""
     incomplete: str = ""  # stackprof's reason
     end: str = ""  # a debugger's
+    top: tuple = ()  # the stack pointer and rbp, as gdb tells them
 
 
 def by_stackprof(stackprof, pid, timeout_s=60):
@@ -64,6 +65,8 @@ def by_gdb(pid, timeout_s=90):
             stack.names.append(frame[2])
         elif stack is not None and line.startswith("end "):
             stack.end = line[4:]
+        elif stack is not None and line.startswith("top "):
+            stack.top = tuple(int(word, 16) for word in line.split()[1:])
     if not stacks:
         raise Trouble(f"gdb: no stacks: {err.strip()[-200:]}")
     return stacks

@@ -6,11 +6,12 @@ import time
 
 import judge
 import peers
+from codebytes import Code
 from process import Trouble
 
 
 def at_moment(stackprof, group, program, pids):
-    """Stacks of the chosen processes at one moment: [(pid, ours, debuggers, runtime's)]."""
+    """Stacks of the chosen processes at one moment: [(pid, ours, debuggers, runtime's, facts of the code)]."""
     found = []
     group.freeze()
     try:
@@ -26,7 +27,9 @@ def at_moment(stackprof, group, program, pids):
                     print(f"    {trouble}", flush=True)
             if program.runtime == "java":
                 runtime = peers.by_jhsdb(pid)
-            found.append((pid, ours[pid], theirs, runtime))
+            code = Code(pid)
+            facts = code.facts([stack for stacks in (ours[pid], *theirs.values()) for stack in stacks.values()])
+            found.append((pid, ours[pid], theirs, runtime, facts))
     finally:
         group.resume()
     return found
@@ -48,9 +51,9 @@ def measure(stackprof, group, program, pids_of, moments, seconds_max, list_to):
                 raise
             continue
         done += 1
-        for pid, ours, theirs, runtime in found:
+        for pid, ours, theirs, runtime, facts in found:
             for tid, stack in ours.items():
-                verdict, reason = judge_thread(program, tid, stack, theirs, runtime)
+                verdict, reason = judge_thread(program, tid, stack, theirs, runtime, facts)
                 classes[verdict] += 1
                 reasons[f"{verdict}: {reason}"] += 1
                 if verdict in ("suspect", "wrong", "invented") and reasons[f"{verdict}: {reason}"] <= 20:
@@ -64,9 +67,9 @@ def measure(stackprof, group, program, pids_of, moments, seconds_max, list_to):
             "stacks": sum(classes.values()), "classes": dict(classes), "reasons": dict(reasons)}
 
 
-def judge_thread(program, tid, stack, theirs, runtime):
+def judge_thread(program, tid, stack, theirs, runtime, facts):
     debuggers = {name: stacks[tid] for name, stacks in theirs.items() if tid in stacks}
     if not debuggers:
-        return "explained", "no debugger saw the thread"
+        return "unseen", "no debugger saw the thread"
     physical = runtime[tid].addresses if tid in runtime else None
-    return judge.judge(stack, debuggers, program.truth_of(stack.thread_name), physical)
+    return judge.judge(stack, debuggers, program.truth_of(stack.thread_name), physical, facts)
