@@ -3,16 +3,19 @@
 import argparse
 import json
 import os
+import platform
 import signal
 import sys
 import time
 
+import cost
 import programs
 import recordings
 import shares
 import stacks
+import table
 from place import ROOT, Place
-from process import Loops, Trouble
+from process import Loops, Trouble, run
 
 MEASURES = ("completeness", "shares", "stacks", "cost")
 
@@ -142,6 +145,15 @@ def share_row(ours, theirs, truth):
     return row
 
 
+def measure_cost(options, place, row):
+    """Throughput and latency with and without, in alternating rounds."""
+    begin(place)
+    # The load belongs to each round.
+    place.end_load()
+    row["cost"] = cost.measure(options.stackprof, place, place.busiest, options.rounds or 5, options.seconds or 4)
+    print("   ", json.dumps(row["cost"]), flush=True)
+
+
 def measure(options, program):
     """The row of one program; what went wrong stands in it."""
     row, place = {}, None
@@ -165,6 +177,13 @@ def measure(options, program):
         if place:
             place.end()
     return row
+
+
+def where(options):
+    """What was measured, on what."""
+    _, version, _ = run([options.stackprof, "--version"], 10)
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs"
+    return f"{version.strip()}, {time.strftime('%Y-%m-%d')}, {system}."
 
 
 def load_results(path):
@@ -192,6 +211,8 @@ def main():
         with open(f"{options.results}.new", "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)
         os.replace(f"{options.results}.new", options.results)
+        if options.table:
+            table.write(options.table, programs.PROGRAMS, results, where(options))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from codebytes import Facts
 
 # Outermost functions: of the C libraries, Go, and of stacks that are made for a fiber.
 ROOTS = re.compile(
-    r"_start|clone3?|__clone3?|__start_context|_start_c|_dl_start_user|libc_start_main_stage2"
+    r"_start|clone3?|__clone3?|__start_context|_start_c|_dl_start_user"
     r"|start_thread|runtime\.(clone|goexit|mstart|rt0_go|mcall|morestack|systemstack|asmcgocall|gogo|sigreturn__sigaction)"
     r"(\.abi0)?|_rt0_amd64\w*|make_fcontext|trampoline|fiber_entry\S*|\[fiber\].*|ret_from_fork\w*")
 

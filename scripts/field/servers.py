@@ -90,12 +90,6 @@ def number(pattern, text):
 
 
 def redis_rate(text, _place):
-    """Lines of redis-benchmark -q: `SET: 71326.68 requests per second, p50=0.215 msec`."""
-    rates = [float(rate) for rate in re.findall(r": ([\d.]+) requests per second", text)]
-    return (sum(rates) / len(rates) if rates else None), None
-
-
-def redis_csv_rate(text, _place):
     """redis-benchmark --csv: test, rps, avg, min, p50, p95, p99, max."""
     rows = re.findall(r'^"[^"]*","([\d.]+)",(?:"[\d.]+",){4}"([\d.]+)","[\d.]+"', text, re.MULTILINE)
     if not rows:
