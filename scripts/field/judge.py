@@ -11,7 +11,8 @@ A stack that stackprof calls complete is one of
              thread begins, whatever debuggers say.
 A stack that it calls incomplete is `flagged`, or `invented` if a debugger that agrees at
 the leaf has another return address where stackprof still shows a frame, and none agrees.
-A stack that debuggers saw at a later moment is `moved`; it says nothing.
+A stack that debuggers saw at a later moment is `moved`, one that either did not see is
+`unseen`; they say nothing.
 """
 
 import re
@@ -72,7 +73,9 @@ def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
     physical: return addresses that must be among the frames in this order (HotSpot's).
     facts: what the code says of the addresses in the stacks.
     """
-    if debuggers and all(moved(ours, theirs, facts) for theirs in debuggers.values()):
+    if ours.unseen or not debuggers:
+        return "unseen", "not stopped by stackprof" if ours.unseen else "no debugger saw the thread"
+    if all(moved(ours, theirs, facts) for theirs in debuggers.values()):
         return "moved", "a signal handler began as the thread was stopped"
     if ours.incomplete:
         return judge_incomplete(ours, debuggers, facts)
@@ -97,7 +100,7 @@ def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
         return "explained", "right by the program's own truth"
     if physical:
         return "explained", "has all frames that the runtime shows"
-    if debuggers and all(reasons):
+    if all(reasons):
         return "explained", "; ".join(sorted(set(reasons)))
     return "suspect", "no debugger agrees"
 

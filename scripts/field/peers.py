@@ -20,6 +20,7 @@ class Stack:
     methods: list = field(default_factory=list)
     thread_name: str = ""
     incomplete: str = ""  # stackprof's reason
+    unseen: bool = False  # stackprof has no stack of it
     end: str = ""  # a debugger's
     top: tuple = ()  # the stack pointer and rbp, as gdb tells them
 
@@ -39,7 +40,7 @@ def parse_dump(text):
         frame = re.match(r"\s+#(\d+)\s+(0x[0-9a-f]+)\s+(\S+)\s+(.*)", line)
         if head:
             why = head[4] or ""
-            stack = Stack(thread_name=head[2], incomplete=why)
+            stack = Stack(thread_name=head[2], incomplete=why.removeprefix("incomplete: "), unseen=why == "not stopped")
             stacks[int(head[1])] = stack
         elif frame and stack is not None and int(frame[1]) == len(stack.addresses):
             stack.addresses.append(int(frame[2], 16))
