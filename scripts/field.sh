@@ -19,7 +19,15 @@ need() {
     command -v "$1" >/dev/null || packages+=("$2")
 }
 need python3 python3
-need perf linux-perf
+short=false
+for argument in "$@"; do
+    if [[ $argument == --short ]]; then
+        short=true
+    fi
+done
+if ! $short; then
+    need perf linux-perf
+fi
 need gdb gdb
 need eu-stack elfutils
 need ps procps
@@ -35,5 +43,9 @@ if (($# > 0)) && [[ -x ${!#} && -f ${!#} ]]; then
     arguments=("${@:1:$#-1}")
 elif [[ ! -x $stackprof ]]; then
     cargo build --release --locked
+fi
+if $short; then
+    # What the stacks are judged by.
+    (cd scripts/field && python3 -m unittest -q test_judge)
 fi
 exec python3 scripts/field/field.py "${arguments[@]}" "$stackprof"
