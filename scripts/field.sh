@@ -31,6 +31,10 @@ fi
 need gdb gdb
 need eu-stack elfutils
 need ps procps
+# Without it the functions in which threads begin have no names.
+if command -v dpkg >/dev/null && ! dpkg -s libc6-dbg >/dev/null 2>&1; then
+    packages+=(libc6-dbg)
+fi
 if ((${#packages[@]} > 0)); then
     install_packages "${packages[@]}"
 fi

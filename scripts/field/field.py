@@ -162,7 +162,7 @@ def measure_cost(options, place, row):
     begin(place)
     # The load belongs to each round.
     place.end_load()
-    row["cost"] = cost.measure(options.stackprof, place, place.busiest, options.rounds or 5, options.seconds or 4)
+    row["cost"] = cost.measure(options.stackprof, place, place.busiest, options.rounds or 5, options.seconds or 3)
     print("   ", json.dumps(row["cost"]), flush=True)
 
 
@@ -215,7 +215,7 @@ def complaints(program, row):
         return [row["trouble"]]
     reasons = row.get("stacks", {}).get("reasons", {})
     found += [f"{count} stacks {reason}" for reason, count in reasons.items()
-              if reason.startswith(("wrong", "suspect", "invented"))]
+              if reason.startswith(("wrong", "suspect"))]
     if "reasons" in row.get("stacks", {}) and not any(kind in row["stacks"]["classes"] for kind in COMPARED):
         found.append(f"no stack was compared: {reasons}")
     complete = row.get("completeness", {}).get("stackprof", program.floor)
