@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Real programs measured beside peers: completeness and self shares beside perf, stacks at
-# frozen moments beside gdb, eu-stack and jhsdb, throughput and latency with and without.
+# frozen moments beside gdb, eu-stack and HotSpot's agent, throughput and latency with and without.
 # Usage: scripts/field.sh [--short] [--only NAME,NAME] [--measure completeness,shares,stacks,cost]
 #                         [--beside 0|2] [--table FILE] [...] [STACKPROF]
 # `--help` tells all. STACKPROF is target/release/stackprof unless named, and built if it is

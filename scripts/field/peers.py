@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from dataclasses import dataclass, field
 
 from process import Trouble, run
@@ -89,15 +88,15 @@ def by_eu_stack(pid, timeout_s=60):
     return stacks
 
 
-def by_jhsdb(pid, timeout_s=90):
+def by_hotspot(pid, timeout_s=90):
     """The physical Java frames as HotSpot's own walker finds them, without native ones.
 
-    `jstack -v` of clhsdb prints a pc per frame; methods inlined into one have the same.
+    It prints a pc per frame; methods inlined into one have the same.
     """
-    if not shutil.which("jhsdb"):
-        return {}
-    argv = ["sh", "-c", 'printf "attach %s\\njstack -v\\nquit\\n" "$1" | jhsdb clhsdb', "sh", str(pid)]
-    _, out, _ = run(argv, timeout_s)
+    agent = "jdk.hotspot.agent"
+    argv = ["java", "-XX:TieredStopAtLevel=1", "--add-modules", agent,
+            "--add-exports", f"{agent}/sun.jvm.hotspot.tools=ALL-UNNAMED", f"{HERE}/JavaFrames.java", str(pid)]
+    _, out, err = run(argv, timeout_s)
     stacks, stack = {}, None
     for line in out.splitlines():
         head = re.search(r"nid=(?:0x([0-9a-f]+)|(\d+)) ", line) if line.startswith('"') else None
@@ -109,4 +108,6 @@ def by_jhsdb(pid, timeout_s=90):
             if not stack.addresses or stack.addresses[-1] != pc:
                 stack.addresses.append(pc)
                 stack.names.append(frame[1])
+    if not stacks:
+        raise Trouble(f"the agent of HotSpot: no stacks: {(out + err).strip()[-200:]}")
     return stacks

@@ -38,7 +38,7 @@ class Program:
     pids: str = ""  # a regex for the names of the processes to profile; else the busiest
     pids_max: int = 1
     truth: list = field(default_factory=list)  # (regex of thread name, regex of its stack)
-    runtime: str = ""  # "java": asked by jhsdb too
+    runtime: str = ""  # "java": whose own walker is asked too
     own_shares: object = None  # reads the program's own truth of its shares from its lines
     short: bool = False  # part of the short form
     floor: float = 0.0  # least completeness in the short form, %

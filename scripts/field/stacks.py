@@ -26,7 +26,7 @@ def at_moment(stackprof, group, program, pids):
                     theirs[name] = {}
                     print(f"    {trouble}", flush=True)
             if program.runtime == "java":
-                runtime = peers.by_jhsdb(pid)
+                runtime = peers.by_hotspot(pid)
             code = Code(pid)
             facts = code.facts([stack for stacks in (ours[pid], *theirs.values()) for stack in stacks.values()])
             found.append((pid, ours[pid], theirs, runtime, facts))

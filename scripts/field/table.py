@@ -15,7 +15,7 @@ Written by `scripts/field.sh`; do not edit. {where}
   no debugger shows the same, and their error is certain (they end early, show a frame that is no return address, or
   the program's own truth says so). *flagged*: stackprof says itself that it is incomplete; *invented* of those: it
   shows a frame that a debugger refutes. *suspect*: complete, and nothing explains the difference. **wrong**: complete,
-  and the program's own truth, its runtime (`jhsdb`), or the place where it ends refute it. Not counted: threads to
+  and the program's own truth, its runtime (HotSpot's agent), or the place where it ends refute it. Not counted: threads to
   which a signal came as they were stopped.
 * **keeps**: throughput with the profiler at 997 Hz, in percent of that without, median of alternating rounds; perf
   with `--call-graph dwarf` (8 KiB of stack). **p99**: latency that the load generator tells, without / stackprof / perf.
