@@ -100,7 +100,8 @@ def one_round(side, stackprof, place, pids_of, seconds):
             time.sleep(seconds)
             rate, p99 = rate_by_lines(place.group.lines, program.ops, began, time.monotonic()), None
     if rate is None:
-        raise Trouble("no throughput was told")
+        last = [line for _, line in (load or place.group).lines[-2:]]
+        raise Trouble(f"no throughput was told: {' / '.join(last)}"[:200])
     return rate, p99, beside.read()
 
 

@@ -142,7 +142,8 @@ def share_row(ours, theirs, truth):
     all_ours = shares.merged(ours)
     counts = sum(each.whole for each in ours)
     expected = sum(each.stats["target_cpu_s"] * each.stats["hz_requested"] for each in ours)
-    row = {"counts": counts, "counts_by_cpu": round(counts / expected, 4) if expected else None}
+    lost = sum(sum(each.stats.get("samples_lost", {}).values()) for each in ours)
+    row = {"counts": counts, "lost": lost, "counts_by_cpu": round(counts / expected, 4) if expected else None}
     if theirs:
         name_of = shares.names_by_address(ours)
         all_theirs = shares.merged(theirs)

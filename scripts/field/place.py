@@ -1,13 +1,13 @@
 """Where one program lives while it is measured: its folder, port, processes; all goes at the end."""
 
 import os
+import re
 import shutil
 import socket
 import tempfile
 import time
 
-from process import Group, Trouble, cpu_ticks, read, run
-import re
+from process import Group, Trouble, cpu_ticks, read, run, within
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -43,9 +43,6 @@ class Place:
         values = {"dir": self.dir, "src": SOURCES, "here": HERE, "port": str(self.port), "seconds": str(seconds)}
         return [re.sub(r"\{(dir|src|here|port|seconds)\}", lambda found: values[found[1]], word) for word in argv]
 
-    def sleep(self, seconds):
-        time.sleep(seconds)
-
     def build(self, may_install):
         program = self.program
         if not all(shutil.which(word) for word in program.needs):
@@ -74,14 +71,23 @@ class Place:
     def begin(self):
         """Starts the program, and its load for as long as the program lives."""
         self.group = self.start(self.words(self.program.command), self.program.env)
-        time.sleep(self.program.ready_s)
+        if self.program.ready:
+            within(60, lambda: not self.group.alive() or self.program.ready(self), "starting")
+        else:
+            time.sleep(self.program.ready_s)
         if not self.group.alive():
             said = " / ".join(line for _, line in self.group.lines[-3:])
             raise Trouble(f"ended by itself: {said}"[:300])
 
     def begin_load(self, seconds=100000):
+        """Until it makes the program work."""
         if self.program.load:
+            before = self.cpu_ticks()
             self.load = self.start(self.words(self.program.load, seconds), cgroup=False)
+            within(60, lambda: not self.load.alive() or self.cpu_ticks() > before + 5, "work for the program")
+
+    def cpu_ticks(self):
+        return sum(map(cpu_ticks, self.group.pids()))
 
     def keep_load(self):
         """A load that is done begins again."""

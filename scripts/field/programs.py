@@ -33,6 +33,7 @@ class Program:
     cost_load: object = None  # the same for cost, where that needs another form
     read_cost_load: object = None
     ready_s: float = 1.0
+    ready: object = None  # asked until it says so of its Place; else `ready_s` is all there is to wait
     warm_s: float = 1.0
     ops: object = None  # OPS, ("each second", regex), ("counter", regex)
     pids: str = ""  # a regex for the names of the processes to profile; else the busiest
@@ -94,21 +95,21 @@ PROGRAMS = [
     Program("redis", "a server of one thread, stripped", ["redis-server", "--port", "{port}", "--save", "", "--dir", "{dir}"],
             ["redis-server", "redis-tools"], ["redis-server", "redis-benchmark"],
             load=["redis-benchmark", "-p", "{port}", "-l", "-q", "-c", "30", "-n", "2000000", "-t", "get,set,lpush,lrange_100"],
-            cost_load=["timeout", "120", "redis-benchmark", "-p", "{port}", "--csv", "-c", "30", "-n", "100000", "-t",
+            ready=servers.port_ready, cost_load=["timeout", "120", "redis-benchmark", "-p", "{port}", "--csv", "-c", "30", "-n", "100000", "-t",
                        "get,set,lpush"],
             read_cost_load=servers.redis_rate, short=True, floor=95),
     Program("postgres", "a process per connection", servers.POSTGRES, ["postgresql", "postgresql-contrib"],
             [servers.postgres_bin("pgbench"), servers.postgres_bin("postgres")], prepare=servers.postgres_prepare,
             load=[servers.postgres_bin("pgbench"), "-h", "{dir}", "-U", "postgres", "-c", "4", "-T", "{seconds}", "-S",
                   "--log", "--log-prefix={dir}/latency", "bench"],
-            read_load=servers.pgbench_rate, ready_s=1.5, pids=r"postgres", pids_max=3),
+            read_load=servers.pgbench_rate, ready=servers.postgres_ready, pids=r"postgres", pids_max=3),
     Program("nginx", "worker processes that wait in epoll", ["nginx", "-c", "{dir}/nginx.conf", "-p", "{dir}"],
             ["nginx-light", "wrk"], ["nginx", "wrk"], prepare=servers.nginx_prepare,
             load=["wrk", "-t", "1", "-c", "30", "-d", "{seconds}s", "--latency", "http://127.0.0.1:{port}/"],
-            read_load=servers.wrk_rate, pids=r"nginx", pids_max=2, short=True, floor=95),
+            read_load=servers.wrk_rate, ready=servers.port_ready, pids=r"nginx", pids_max=2, short=True, floor=95),
     Program("memcached", "threads that wait in epoll", ["memcached", "-u", "root", "-U", "0", "-p", "{port}", "-t", "3"],
             ["memcached", "python3"], ["memcached"], load=["python3", "{here}/memcached_load.py", "{port}", "{seconds}"],
-            read_load=servers.ops_rate),
+            read_load=servers.ops_rate, ready=servers.port_ready),
     script("ruby", "stripped libruby", ["ruby", "{src}/work.rb"], ["ruby"], short=True, floor=95),
     script("php", "an interpreter, stripped", ["php", "{src}/work.php"], ["php-cli"]),
     script("php-jit", "code that PHP's JIT makes",

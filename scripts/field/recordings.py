@@ -24,7 +24,11 @@ def by_stackprof(stackprof, pid, seconds, folder, hz=997, more=()):
     """Complete is what stackprof calls complete."""
     out, stats = f"{folder}/sp.pb.gz", f"{folder}/sp.json"
     argv = [stackprof, "-q", "-F", str(hz), "-d", str(seconds), "-o", out, "--stats", stats, "--pid", str(pid), *more]
-    code, _, err = run(argv, seconds + 60)
+    for _ in range(5):
+        code, _, err = run(argv, seconds + 60)
+        # Nothing was sampled: on a busy machine a program may get no CPU for that long.
+        if code != 4:
+            break
     if code != 0:
         raise Trouble(f"stackprof: exit code {code}: {err.strip()[-200:]}")
     recording = Recording()

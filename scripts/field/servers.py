@@ -4,8 +4,9 @@ import glob
 import os
 import re
 import shutil
+import socket
 
-from process import Trouble, run
+from process import Trouble, run, within
 
 
 def postgres_bin(name):
@@ -33,15 +34,23 @@ def postgres_prepare(place):
     must([*AS_POSTGRES, postgres_bin("initdb"), "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"])
     server = place.start([word.format(dir=place.dir) for word in POSTGRES])
     try:
-        for _ in range(100):
-            code, _, _ = run([postgres_bin("pg_isready"), "-h", place.dir], 5)
-            if code == 0:
-                break
-            place.sleep(0.2)
+        within(60, lambda: postgres_ready(place), "postgres")
         must([postgres_bin("createdb"), "-h", place.dir, "-U", "postgres", "bench"])
         must([postgres_bin("pgbench"), "-q", "-i", "-s", "2", "-h", place.dir, "-U", "postgres", "bench"])
     finally:
         server.end()
+
+
+def postgres_ready(place):
+    return run([postgres_bin("pg_isready"), "-h", place.dir], 5)[0] == 0
+
+
+def port_ready(place):
+    try:
+        socket.create_connection(("127.0.0.1", place.port), 1).close()
+        return True
+    except OSError:
+        return False
 
 
 def nginx_prepare(place):
