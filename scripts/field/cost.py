@@ -83,7 +83,7 @@ def one_round(side, stackprof, place, pids_of, seconds):
     program, load = place.program, None
     if program.load:
         # Servers may have a process per connection, so the load comes before the profiler.
-        load = place.start(place.words(program.cost_load or program.load, seconds), cgroup=False)
+        load = place.start(place.words(program.cost_load or program.load, round(seconds)), cgroup=False)
         time.sleep(0.2)
     with Beside(side, stackprof, pids_of(), place.dir) as beside:
         time.sleep(0.3)

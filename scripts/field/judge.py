@@ -25,6 +25,10 @@ ROOTS = re.compile(
     r"|start_thread|runtime\.(clone|goexit|mstart|rt0_go|mcall|morestack|systemstack|asmcgocall|gogo|sigreturn__sigaction)"
     r"(\.abi0)?|_rt0_amd64\w*|make_fcontext|trampoline|fiber_entry\S*|\[fiber\].*|ret_from_fork\w*")
 
+# Where Go begins to use its system stack: what lies outward of it there is left from before
+# (Go's own tracebacks end or change stacks there: runtime/traceback.go, funcID_systemstack).
+GO_SWITCHES = re.compile(r"runtime\.(mcall|systemstack|morestack|asmcgocall)(\.abi0)?")
+
 
 def same(ours, theirs):
     """The same frame: the same address, or one as the return address of the other."""
@@ -122,10 +126,10 @@ def error_of(name, ours, theirs, count, facts):
         return ""
     if count == len(theirs.addresses):
         return f"{name} ends early"
-    if count == len(ours.addresses):
-        return f"{name} goes on past the thread's first function"
+    if count == len(ours.addresses) and GO_SWITCHES.fullmatch(ours.names[-1]):
+        return f"{name} goes on past Go's switch of stacks"
     if theirs.addresses[count] in facts.no_callers:
-        return f"{name} astray"
+        return f"{name} {'goes on past the first function' if count == len(ours.addresses) else 'astray'}"
     # By rbp alone, a leaf that has not pushed it yet seems to have been called by its caller's caller.
     rest = ours.addresses[2:]
     if count == 1 and alike(rest, theirs.addresses[1:]) == len(rest) == len(theirs.addresses) - 1 \

@@ -52,6 +52,16 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.verdict(stack(*WALKED), debuggers), "suspect")
         self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=Facts(frozenset([0x77]))), "explained")
 
+    def test_callers_of_our_last_frame_make_it_suspect_if_they_are_return_addresses(self):
+        debuggers = {"gdb": stack(*TOLD, "??@77")}
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers), "suspect")
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=Facts(frozenset([0x77]))), "explained")
+
+    def test_what_lies_past_gos_switch_of_stacks_is_old(self):
+        ours = (*WALKED[:2], "runtime.systemstack.abi0@300")
+        debuggers = {"gdb": stack(*TOLD[:2], "runtime.systemstack@301", "runtime.newproc@901")}
+        self.assertEqual(self.verdict(stack(*ours), debuggers), "explained")
+
     def test_but_not_if_ours_has_such_a_frame_as_well(self):
         debuggers = {"gdb": stack(*TOLD[:2], "??@77", *TOLD[2:])}
         facts = Facts(frozenset([0x77, 0x300]))
