@@ -37,6 +37,8 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=0, help="of each recording")
     parser.add_argument("--results", default=f"{ROOT}/target/field/results.json", help="kept between runs")
     parser.add_argument("--table", default="", help="write the Markdown table here")
+    parser.add_argument("--freezer", choices=("auto", "stop"), default="auto",
+                        help="stop: moments by SIGSTOP alone, as where there is no cgroup v2")
     parser.add_argument("--no-install", action="store_true")
     options = parser.parse_args()
     options.stackprof = os.path.abspath(options.stackprof)
@@ -171,7 +173,7 @@ def measure(options, program):
     """The row of one program; what went wrong stands in it."""
     row, place = {}, None
     try:
-        place = Place(program)
+        place = Place(program, options.freezer == "auto")
         place.build(not options.no_install)
         for name in options.measure:
             began = time.monotonic()

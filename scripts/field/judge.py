@@ -21,9 +21,8 @@ from codebytes import Facts
 
 # Outermost functions: of the C libraries, Go, and of stacks that are made for a fiber.
 ROOTS = re.compile(
-    r"_start|clone3?|__clone3?|__start_context|_start_c|_dl_start_user"
-    r"|start_thread|runtime\.(clone|goexit|mstart|rt0_go|mcall|morestack|systemstack|asmcgocall|gogo|sigreturn__sigaction)"
-    r"(\.abi0)?|_rt0_amd64\w*|make_fcontext|trampoline|fiber_entry\S*|\[fiber\].*|ret_from_fork\w*")
+    r"_start|(__)?clone3?|__start_context|_start_c|_dl_start_user|make_fcontext|\[fiber\].*|ret_from_fork\w*"
+    r"|(runtime\.(clone|goexit|mstart|rt0_go|mcall|morestack|systemstack|asmcgocall)|_rt0_amd64\w*)(\.abi0)?")
 
 # Where Go begins to use its system stack: what lies outward of it there is left from before
 # (Go's own tracebacks end or change stacks there: runtime/traceback.go, funcID_systemstack).

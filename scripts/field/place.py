@@ -29,8 +29,9 @@ def install(packages):
 
 
 class Place:
-    def __init__(self, program):
+    def __init__(self, program, cgroup=True):
         self.program = program
+        self.cgroup = cgroup
         # Sockets in it need a short path, and other users have to reach it.
         self.dir = tempfile.mkdtemp(prefix="field-", dir="/tmp")
         os.chmod(self.dir, 0o755)
@@ -70,7 +71,7 @@ class Place:
 
     def begin(self):
         """Starts the program, and its load for as long as the program lives."""
-        self.group = self.start(self.words(self.program.command), self.program.env)
+        self.group = self.start(self.words(self.program.command), self.program.env, self.cgroup)
         if self.program.ready:
             within(60, lambda: not self.group.alive() or self.program.ready(self), "starting")
         else:

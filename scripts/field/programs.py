@@ -153,7 +153,7 @@ PROGRAMS = [
             truth=[(".*", r"(.*<)?((sorter|fmt|alloc)<)?(th<start<__clone|main<libc_start_main_stage2<_start.*)")]),
     fixture("fibers", "boost.context: a stack per fiber", "boostctx.cpp", "-lboost_context", compiler="g++",
             packages=["libboost-context-dev"],
-            truth=[(".*", rf"(.*<)?(main<{C_ROOT}|\S*fiber_entry.*)")]),
+            truth=[(".*", rf"(.*<)?(main<{C_ROOT}|.*fiber_entry.*<make_fcontext)(<\[fiber\].*)?")]),
     Program("erlang", "Erlang's JIT", ["erl", "-noshell", "+S", "1", "-pa", "{dir}", "-s", "a", "start"], ["erlang-base"],
             ["erl", "erlc"], [["erlc", "-o", "{dir}", "{src}/a.erl"]], warm_s=2),
     fixture("noret", "functions that do not return, no unwind information", "noret.c", *NO_TABLES, "-fomit-frame-pointer",
