@@ -112,15 +112,18 @@ class Place:
     def busiest(self):
         """The processes to profile: those that use most CPU time, of those that are named."""
         def sums():
-            return {pid: cpu_ticks(pid) for pid in self.group.pids()}
-        before = sums()
-        time.sleep(0.4)
-        after = sums()
-        used = {pid: after[pid] - before.get(pid, 0) for pid in after}
-        if self.program.pids:
-            used = {pid: ticks for pid, ticks in used.items()
-                    if re.fullmatch(self.program.pids, read(f"/proc/{pid}/comm").strip())}
-        order = sorted(used, key=lambda pid: (-used[pid], -after[pid]))
+            return {pid: cpu_ticks(pid) for pid in self.group.pids()
+                    if not self.program.pids or re.fullmatch(self.program.pids, read(f"/proc/{pid}/comm").strip())}
+        order = []
+        for _ in range(20):
+            before = sums()
+            time.sleep(0.4)
+            after = sums()
+            used = {pid: after[pid] - before.get(pid, 0) for pid in after}
+            order = sorted(used, key=lambda pid: (-used[pid], -after[pid]))
+            # On a busy machine none may have had its turn yet.
+            if order and used[order[0]] > 0:
+                break
         if not order:
             raise Trouble("no process to profile")
         return order[:self.program.pids_max]
