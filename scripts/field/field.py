@@ -18,10 +18,11 @@ from place import ROOT, Place
 from process import Loops, Trouble, run
 
 MEASURES = ("completeness", "shares", "stacks", "cost")
-# The short form: enough for a share, and how far one may be from pp's own truth, in points:
-# rows A and K of the field were 5 to 70 points off, chance is below 2 with these samples.
+# The short form: enough counts for a share, and how far it may be from pp's own truth, in
+# points. Threads that were ready but not running once made it 25 to 70 points with two loops
+# beside it; chance is 2 points with three times these counts, and few stops when CPUs are short.
 SAMPLES_MIN = 300
-SHARE_OFF_MAX = 5.0
+SHARE_OFF_MAX = 10.0
 COMPARED = ("identical", "explained", "flagged", "invented", "suspect", "wrong")
 
 
@@ -112,61 +113,65 @@ def begin(place):
 def measure_shares(options, place, row):
     """Self shares in alternating recordings; with busy loops beside them, again."""
     program = place.program
-    seconds = options.seconds or (3 if options.short else 4)
+    seconds = options.seconds or (5 if options.short or program.own_shares else 4)
     begin(place)
     row["shares"] = {}
     for loops in (options.beside,) if options.beside is not None else (0, 2):
         with Loops(loops):
-            ours, theirs, truth = [], [], []
-            enough = SAMPLES_MIN * 3 if options.short else 0
-            for at in range(8 if options.short else 2):
-                if options.short and at and sum(each.whole for each in ours) >= enough:
+            ours, theirs, truth, truth_of_perf = [], [], [], []
+            for _ in range(8 if options.short else 2):
+                if options.short and any(truth) and sum(each.whole for each in ours) >= SAMPLES_MIN * 3:
                     break
                 place.restart_if_ended()
                 place.keep_load()
                 pid = place.busiest()[0]
                 began = time.monotonic()
                 ours.append(recordings.by_stackprof(options.stackprof, pid, seconds, place.dir))
-                ended = time.monotonic()
-                if program.own_shares:
-                    # The program prints once a second, of the second before.
-                    said = [line for when, line in place.group.lines if began + 0.7 < when < ended + 0.3]
-                    truth.append(program.own_shares(said))
+                truth.append(own_shares(place, began, time.monotonic()))
                 if not options.short:
                     place.keep_load()
                     pid = pid if os.path.exists(f"/proc/{pid}") else place.busiest()[0]
+                    began = time.monotonic()
                     theirs.append(recordings.by_perf(pid, seconds, place.dir, 997, dwarf=False))
-            row["shares"][str(loops)] = share_row(ours, theirs, [each for each in truth if each])
+                    truth_of_perf.append(own_shares(place, began, began + seconds))
+            row["shares"][str(loops)] = share_row(ours, theirs, truth, truth_of_perf)
             print("   ", json.dumps(row["shares"][str(loops)])[:600], flush=True)
 
 
-def share_row(ours, theirs, truth):
+def own_shares(place, began, ended):
+    """What the program itself says of this time, if it does.
+
+    It prints once a second, of the second before. Undisturbed it spends its time otherwise
+    than while it is stopped, so only seconds that were recorded whole count.
+    """
+    lines = list(place.group.lines)
+    said = [line for (before, _), (when, line) in zip(lines, lines[1:]) if began + 0.3 < before and when < ended - 0.2]
+    return place.program.own_shares(said) if place.program.own_shares else None
+
+
+def share_row(ours, theirs, truth, truth_of_perf):
     all_ours = shares.merged(ours)
     counts = sum(each.whole for each in ours)
-    expected = sum(each.stats["target_cpu_s"] * each.stats["hz_requested"] for each in ours)
     lost = sum(sum(each.stats.get("samples_lost", {}).values()) for each in ours)
+    expected = sum(each.stats["target_cpu_s"] * each.stats["hz_requested"] for each in ours)
     row = {"counts": counts, "lost": lost, "counts_by_cpu": round(counts / expected, 4) if expected else None}
     if theirs:
         name_of = shares.names_by_address(ours)
         all_theirs = shares.merged(theirs)
         row["perf"] = shares.compare(shares.self_shares(all_ours, shares.place), shares.self_shares(all_theirs, name_of))[:8]
-    if truth:
-        means = {name: sum(each[name] for each in truth) / len(truth) for name in truth[0]}
-        found = shares.under(all_ours, list(means))
-        row["truth"] = [[name, round(found[name], 2), round(means[name], 2)] for name in means]
-        if theirs:
-            beside = shares.under(all_theirs, list(means))
-            row["perf_truth"] = [[name, round(beside[name], 2), round(means[name], 2)] for name in means]
-    return row
+        row["perf_truth"] = beside_truth(all_theirs, truth_of_perf)
+    row["truth"] = beside_truth(all_ours, truth)
+    return {key: value for key, value in row.items() if value != []}
 
 
-def measure_cost(options, place, row):
-    """Throughput and latency with and without, in alternating rounds."""
-    begin(place)
-    # The load belongs to each round.
-    place.end_load()
-    row["cost"] = cost.measure(options.stackprof, place, place.busiest, options.rounds or 5, options.seconds or 3)
-    print("   ", json.dumps(row["cost"]), flush=True)
+def beside_truth(recording, truth):
+    """[[name, share in the recording, share by the program itself]]"""
+    truth = [each for each in truth if each]
+    if not truth:
+        return []
+    means = {name: sum(each[name] for each in truth) / len(truth) for name in truth[0]}
+    found = shares.under(recording, list(means))
+    return [[name, round(found[name], 2), round(means[name], 2)] for name in means]
 
 
 def measure(options, program):
