@@ -14,7 +14,7 @@ import recordings
 import shares
 import stacks
 import table
-from place import ROOT, Place
+from place import ROOT, Place, install, missing_packages
 from process import Loops, Trouble, run
 
 MEASURES = ("completeness", "shares", "stacks", "cost")
@@ -250,6 +250,13 @@ def main():
         signal.signal(number, lambda *_: sys.exit(1))
     os.makedirs(os.path.dirname(options.results), exist_ok=True)
     results, wrong = load_results(options.results), []
+    missing = sorted({package for program in options.programs for package in missing_packages(program)})
+    if missing and not options.no_install:
+        try:
+            # At once, which is faster; what is not to be had is then told program by program.
+            install(missing)
+        except Trouble as trouble:
+            print(trouble, flush=True)
     for program in options.programs:
         print(f"{program.name}", flush=True)
         row = measure(options, program)

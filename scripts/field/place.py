@@ -28,7 +28,18 @@ def install(packages):
         raise Trouble(f"not installed: {' '.join(packages)}: {(err or out).strip().splitlines()[-1:]}")
 
 
+def missing_packages(program):
+    """What is not there, of what a program needs by its commands and, if dpkg knows, by packages."""
+    commands = all(shutil.which(word) for word in program.needs)
+    if commands and not shutil.which("dpkg"):
+        return []
+    return [] if commands and not program.build else [
+        package for package in program.packages if run(["dpkg", "-s", package], 30)[0] != 0]
+
+
 class Place:
+    """One program's folder, port, processes and load."""
+
     def __init__(self, program, cgroup=True):
         self.program = program
         self.cgroup = cgroup
@@ -52,17 +63,10 @@ class Place:
             install(program.packages)
         for argv in program.build:
             code, out, err = run(self.words(argv), 300)
-            if code != 0 and may_install and not self.installed():
-                install(program.packages)
-                code, out, err = run(self.words(argv), 300)
             if code != 0:
                 raise Trouble(f"not built: {(err or out).strip().splitlines()[:1]}")
         if program.prepare:
             program.prepare(self)
-
-    def installed(self):
-        packages = self.program.packages
-        return not packages or run(["dpkg", "-s", *packages], 30)[0] == 0
 
     def start(self, argv, env=None, cgroup=True):
         group = Group(self.program.name, argv, self.dir, env, cgroup)
