@@ -1,0 +1,115 @@
+"""Which addresses of a process can be return addresses: those in code, right behind a call.
+
+Tells where a debugger has left the stack (a number that is no return address is no caller),
+and where stackprof has. x86_64 only; elsewhere nothing is refuted.
+"""
+
+import platform
+import re
+from dataclasses import dataclass
+
+from process import read
+
+BEFORE = 8
+
+
+def ends_with_call(code):
+    """True if some call instruction ends where these bytes end."""
+    if len(code) >= 5 and code[-5] == 0xE8:
+        return True
+    # FF /2 with a register, memory, SIB and displacement: 2 to 7 bytes; prefixes do not matter.
+    for length in range(2, 8):
+        if len(code) < length or code[-length] != 0xFF:
+            continue
+        modrm = code[-length + 1]
+        mode, operation, rm = modrm >> 6, modrm >> 3 & 7, modrm & 7
+        if operation != 2:
+            continue
+        size = 2
+        if mode != 3 and rm == 4:
+            size += 1
+            if mode == 0 and length > 2 and code[-length + 2] & 7 == 5:
+                size += 4
+        if mode == 0 and rm == 5:
+            size += 4
+        size += {0: 0, 1: 1, 2: 4, 3: 0}[mode]
+        if size == length:
+            return True
+    return False
+
+
+class Code:
+    """The code of a process that stands."""
+
+    def __init__(self, pid):
+        self.ranges = []
+        for start, end, flags in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) (\S+)", read(f"/proc/{pid}/maps"), re.MULTILINE):
+            if "x" in flags:
+                self.ranges.append((int(start, 16), int(end, 16)))
+        self.path = f"/proc/{pid}/mem"
+        self.known = {}
+
+    def follows_call(self, address):
+        """Whether `address` is right behind a call, or the address before it is (as stackprof tells it)."""
+        if platform.machine() != "x86_64":
+            return True
+        if address not in self.known:
+            self.known[address] = self.read_call(address) or self.read_call(address + 1)
+        return self.known[address]
+
+    def read_call(self, address):
+        if not any(start < address <= end for start, end in self.ranges):
+            return False
+        try:
+            with open(self.path, "rb", buffering=0) as memory:
+                memory.seek(address - BEFORE)
+                return ends_with_call(memory.read(BEFORE))
+        except (OSError, OverflowError, ValueError):
+            return False
+
+    def facts(self, stacks):
+        """What the code says of the addresses of these stacks."""
+        callers = [address for stack in stacks for address in stack.addresses[1:]]
+        return Facts(frozenset(address for address in callers if not self.follows_call(address)),
+                     frozenset(address for address in callers if self.returns_from_signal(address)),
+                     frozenset(self.return_address_on_top(stack.top) for stack in stacks if stack.top))
+
+    def returns_from_signal(self, address):
+        """Whether the trampoline behind a signal handler begins here: `mov $15,%eax; syscall`."""
+        try:
+            with open(self.path, "rb", buffering=0) as memory:
+                memory.seek(address)
+                code = memory.read(9)
+        except (OSError, OverflowError, ValueError):
+            return False
+        return code == bytes.fromhex("48c7c00f0000000f05") or code[:7] == bytes.fromhex("b80f0000000f05")
+
+
+    def return_address_on_top(self, top):
+        """Where the innermost function returns to, if it has not begun its frame or has ended it.
+
+        That is on top of the stack at its entry and its `ret`, one below the caller's rbp
+        after `push %rbp`.
+        """
+        pointer, frame = top
+        first, second = self.words(pointer)
+        return second if first == frame else first
+
+    def words(self, address):
+        try:
+            with open(self.path, "rb", buffering=0) as memory:
+                memory.seek(address)
+                data = memory.read(16).ljust(16, b"\0")
+        except (OSError, OverflowError, ValueError):
+            data = bytes(16)
+        return int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Addresses that are no return addresses, those of a signal handler's trampoline, and
+    those on top of the stacks of functions that have no frame at this moment."""
+
+    no_callers: frozenset = frozenset()
+    trampolines: frozenset = frozenset()
+    on_top: frozenset = frozenset()

@@ -1,0 +1,143 @@
+"""The judge is what the field is believed by, so each verdict has a case that needs it."""
+
+import re
+import unittest
+
+import judge
+import recordings
+import servers
+from codebytes import Facts, ends_with_call
+from peers import Stack, parse_dump
+
+
+def stack(*frames, **more):
+    """Frames as `name@address`, innermost first."""
+    parts = [frame.split("@") for frame in frames]
+    return Stack([int(address, 16) for _, address in parts], [name for name, _ in parts], **more)
+
+
+WALKED = ("leaf@100", "mid@200", "main@300", "__libc_start_main@400", "_start@500")
+# Debuggers tell the address that the call returns to.
+TOLD = ("leaf@100", "mid@201", "main@301", "__libc_start_main@401", "_start@501")
+
+
+class Verdicts(unittest.TestCase):
+    def verdict(self, ours, debuggers, **more):
+        return judge.judge(ours, debuggers, **more)[0]
+
+    def test_same_from_end_to_end(self):
+        self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD)}), "identical")
+
+    def test_one_debugger_that_agrees_is_enough(self):
+        debuggers = {"eu-stack": stack("leaf@100"), "gdb": stack(*TOLD)}
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers), "identical")
+
+    def test_a_frame_more_or_less_is_suspect(self):
+        short = (WALKED[0], *WALKED[2:])
+        self.assertEqual(self.verdict(stack(*short), {"gdb": stack(*TOLD)}), "suspect")
+        self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(TOLD[0], *TOLD[2:])}), "suspect")
+
+    def test_an_end_in_the_middle_is_wrong_even_if_a_debugger_shows_the_same(self):
+        self.assertEqual(self.verdict(stack(*WALKED[:2]), {"gdb": stack(*TOLD[:2])}), "wrong")
+
+    def test_a_stripped_start_is_known_by_its_callee(self):
+        ours = (*WALKED[:4], "[prog+0x500]@500")
+        self.assertEqual(self.verdict(stack(*ours), {"gdb": stack(*TOLD)}), "identical")
+
+    def test_debuggers_that_end_early_say_nothing_against_it(self):
+        self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD[:2])}), "explained")
+
+    def test_a_frame_that_is_no_return_address_refutes_the_debugger(self):
+        debuggers = {"gdb": stack(*TOLD[:2], "??@77", *TOLD[2:])}
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers), "suspect")
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=Facts(frozenset([0x77]))), "explained")
+
+    def test_callers_of_our_last_frame_make_it_suspect_if_they_are_return_addresses(self):
+        debuggers = {"gdb": stack(*TOLD, "??@77")}
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers), "suspect")
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=Facts(frozenset([0x77]))), "explained")
+
+    def test_what_lies_past_gos_switch_of_stacks_is_old(self):
+        ours = (*WALKED[:2], "runtime.systemstack.abi0@300")
+        debuggers = {"gdb": stack(*TOLD[:2], "runtime.systemstack@301", "runtime.newproc@901")}
+        self.assertEqual(self.verdict(stack(*ours), debuggers), "explained")
+
+    def test_but_not_if_ours_has_such_a_frame_as_well(self):
+        debuggers = {"gdb": stack(*TOLD[:2], "??@77", *TOLD[2:])}
+        facts = Facts(frozenset([0x77, 0x300]))
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=facts), "suspect")
+
+    def test_one_debugger_that_is_not_refuted_keeps_it_suspect(self):
+        debuggers = {"gdb": stack(*TOLD[:2], "??@77"), "eu-stack": stack(TOLD[0], *TOLD[2:])}
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=Facts(frozenset([0x77]))), "suspect")
+
+    def test_the_leafs_caller_on_top_of_the_stack(self):
+        debuggers = {"eu-stack": stack(TOLD[0], *TOLD[2:])}
+        facts = Facts(on_top=frozenset([0x201]))
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=facts), "explained")
+
+    def test_the_programs_own_truth_decides(self):
+        truth = re.compile("leaf<mid<main<.*")
+        self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD[:1])}, truth=truth), "explained")
+        lacking = (WALKED[0], *WALKED[2:])
+        same = {"gdb": stack(TOLD[0], *TOLD[2:])}
+        self.assertEqual(self.verdict(stack(*lacking), same), "identical")
+        self.assertEqual(self.verdict(stack(*lacking), same, truth=truth), "wrong")
+
+    def test_the_runtimes_frames_decide(self):
+        lacking = (WALKED[0], *WALKED[2:])
+        same = {"gdb": stack(TOLD[0], *TOLD[2:])}
+        self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD)}, physical=[0x100, 0x201, 0x301]), "identical")
+        self.assertEqual(self.verdict(stack(*lacking), same, physical=[0x100, 0x201, 0x301]), "wrong")
+
+    def test_incomplete_stacks_are_flagged_and_may_not_invent(self):
+        cut = stack(*WALKED[:2], incomplete="bad frame")
+        self.assertEqual(self.verdict(cut, {"gdb": stack(*TOLD)}), "flagged")
+        bent = stack(*WALKED[:2], "ghost@900", incomplete="bridged by a stack scan")
+        self.assertEqual(self.verdict(bent, {"gdb": stack(*TOLD)}), "invented")
+        astray = {"gdb": stack(*TOLD[:2], "??@77")}
+        self.assertEqual(self.verdict(bent, astray, facts=Facts(frozenset([0x77]))), "flagged")
+
+    def test_a_handler_that_begins_at_the_stop_is_another_moment(self):
+        later = {"gdb": stack("handler@900", "__restore_rt@950", *TOLD)}
+        facts = Facts(trampolines=frozenset([0x950]))
+        self.assertEqual(self.verdict(stack(*WALKED), later, facts=facts), "moved")
+        inside = stack("handler@900", "__restore_rt@950", *WALKED)
+        self.assertEqual(self.verdict(inside, later, facts=facts), "identical")
+
+    def test_what_was_not_seen_says_nothing(self):
+        self.assertEqual(self.verdict(stack(*WALKED), {}), "unseen")
+        self.assertEqual(self.verdict(stack(unseen=True), {"gdb": stack(*TOLD)}), "unseen")
+
+
+class Reading(unittest.TestCase):
+    def test_calls(self):
+        for code in ("e800000000", "ffd0", "41ffd2", "ff15aabbccdd", "ff5008", "ff542408", "ff94c800000000", "ff14c500000000"):
+            self.assertTrue(ends_with_call(bytes.fromhex("90" + code)), code)
+        for code in ("9090909090909090", "ffe0", "c3", "ff30", "e80000000090"):
+            self.assertFalse(ends_with_call(bytes.fromhex("9090" + code)), code)
+
+    def test_a_dump(self):
+        text = ("thread 7 (a (b)) waiting, incomplete: bad frame\n  #0   0x000000000100  context  f(int, char)\n"
+                "  #1   0x000000000200  cfi      main\n\nthread 8 (c) stopped, not stopped\n")
+        stacks = parse_dump(text)
+        self.assertEqual(stacks[7].addresses, [0x100, 0x200])
+        self.assertEqual((stacks[7].incomplete, stacks[7].thread_name), ("bad frame", "a (b)"))
+        self.assertTrue(stacks[8].unseen)
+
+    def test_perf_script(self):
+        text = ("  3475 \n\t            13f7 work (/tmp/pp)\n\t  891f4 start_thread (/usr/lib/libc.so.6)\n"
+                "\t 1098eb clone3 (/usr/lib/libc.so.6)\n\n  3476 \n\t 13e8 f(int (*)(char)) (/tmp/pp)\n\n")
+        read = recordings.parse_perf(text)
+        self.assertEqual((read.whole, read.complete), (2, 1))
+        self.assertEqual(read.stacks[0][1][0].module, "pp")
+        self.assertEqual(read.stacks[1][1][0].name, "f(int (*)(char))")
+
+    def test_loads(self):
+        self.assertEqual(servers.wrk_rate("  99%    1.50ms\nRequests/sec:  1234.5\n", None), (1234.5, 1.5))
+        csv = '"test","rps","avg"\n"GET","100.00","0.2","0.1","0.2","0.3","0.5","0.9"\n"SET","200.00","0.2","0.1","0.2","0.3","0.7","0.9"\n'
+        self.assertEqual(servers.redis_rate(csv, None), (150.0, 0.7))
+
+
+if __name__ == "__main__":
+    unittest.main()
