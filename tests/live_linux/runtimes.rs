@@ -162,7 +162,7 @@ fn complete_stacks_of_java_lack_no_caller() {
             classes.as_os_str(),
         ];
         arguments.extend(flags.iter().map(OsStr::new));
-        arguments.extend(["Rounds".as_ref(), "3000".as_ref()]);
+        arguments.extend([OsStr::new("Rounds"), OsStr::new("3000")]);
         let recorded = launch(&["--hz", "997"], &java, &arguments);
         recorded.check_success();
         let in_inner =

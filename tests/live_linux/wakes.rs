@@ -39,8 +39,9 @@ fn check_shares(rounds: &str, busy: usize) {
     let truth = said.iter().find(|line| line.starts_with("work ")).map(|line| numbers(line));
     let truth = truth.expect("the program tells its shares");
     // `write`, `__write`, `__libc_write`, but not `start_thread`.
-    let is =
-        |frame: &str, name| frame.strip_prefix("__libc_").unwrap_or(frame).trim_start_matches('_') == name;
+    let is = |frame: &str, name: &str| {
+        frame.strip_prefix("__libc_").unwrap_or(frame).trim_start_matches('_') == name
+    };
     let of = |name: &str| recorded.count(|stack| stack.frames.iter().any(|frame| is(frame, name)));
     let counts = [("work", of("work")), ("write", of("write")), ("read", of("read"))];
     let all: u64 = counts.iter().map(|(_, counts)| counts).sum();
