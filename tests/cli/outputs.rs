@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 33] = [
+const KEYS: [&str; 36] = [
     "version",
     "command",
     "pid",
@@ -21,8 +21,10 @@ const KEYS: [&str; 33] = [
     "duration_s",
     "ticks",
     "ticks_late",
+    "ticks_spared",
     "stops",
     "stops_let_go",
+    "stops_not_on_cpu",
     "samples",
     "samples_idle_reused",
     "threads_seen",
@@ -37,6 +39,7 @@ const KEYS: [&str; 33] = [
     "addresses_looked_up",
     "addresses_named",
     "pause_ns",
+    "stood_ns",
     "target_cpu_s",
     "profiler_cpu_s",
     "profiler_peak_rss_bytes",

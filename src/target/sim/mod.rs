@@ -110,7 +110,8 @@ impl SimTarget {
             backend: "sim",
             cpus: config.cpus,
             code_mask: if signed { CODE_MASK } else { u64::MAX },
-            fp_always: false,
+            // Its code keeps frame records, and nothing else tells where its threads begin.
+            fp_always: true,
             // Its code for aarch64 has records, but neither unwind information nor calls in front of
             // the return addresses.
             cfi: config.arch == super::Arch::X86_64,
