@@ -117,7 +117,8 @@ impl Recording<'_> {
             }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;
             let max_bytes = self.budget.window_max_bytes();
-            account.window.fit(&walked, needed, capture.stack.len(), max_bytes);
+            let copied = stack.end().0.saturating_sub(sp.0) as usize;
+            account.window.fit(&walked, needed, copied, max_bytes);
             // A thread that already ran when we came: where was it born?
             if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
                 return walked.ended;

@@ -319,7 +319,9 @@ impl Frame {
             CodeAddress::Pc(_) => None,
         };
         let processor = root::Processor::Aarch64;
-        let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
+        // The copy begins below the stack pointer, at which a thread's first function has nothing.
+        let above = if outermost.is_none() { self.sp() } else { input.stack.base };
+        let chain = root::Chain { processor, next, above, reached, outermost };
         match chain.end(input) {
             Ended::Root if by_records && chain.place_decides(input) => Ended::Root,
             _ => Ended::BadFrame,

@@ -170,7 +170,9 @@ impl Frame {
         };
         let next = self.registers[RBP] & input.code_mask;
         let processor = root::Processor::X86_64;
-        let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
+        // The copy begins below the stack pointer, at which a thread's first function has nothing.
+        let above = if outermost.is_none() { self.sp() } else { input.stack.base };
+        let chain = root::Chain { processor, next, above, reached, outermost };
         match chain.end(input) {
             Ended::Root if chain.place_decides(input) => Ended::Root,
             // A search of the stack may lead further.

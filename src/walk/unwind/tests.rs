@@ -82,8 +82,10 @@ impl Case {
                 register => registers.gpr[register] = value,
             }
         }
+        let sp = registers.gpr[RSP];
+        let base = if (STACK..STACK + bytes.len() as u64).contains(&sp) { STACK } else { sp };
         let input = Input {
-            stack: StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes },
+            stack: StackBytes { base: Avma(base), bytes: &bytes },
             stack_top: stack_top.map(Avma),
             stack_limit: stack_limit.map(Avma),
             fp_always: false,
@@ -365,6 +367,15 @@ fn a_walk_that_only_ends_is_not_complete() {
     // Neither row nor frame record, and rbp is 0: with frame pointers that would do.
     let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
     case.check(&[0], Ended::Undescribed);
+}
+
+#[test]
+fn a_threads_first_instruction_has_nothing_above_its_stack_pointer() {
+    // What lies below it is copied, too.
+    let registers = vec![(RSP, STACK + 16)];
+    let case = Case { rows: vec![], words: vec![0; 8], registers };
+    assert_eq!(case.walk_below(How::Auto, Some(STACK + 16), None).2.ended, Ended::Root);
+    assert_ne!(case.walk_below(How::Auto, Some(STACK), None).2.ended, Ended::Root);
 }
 
 #[test]
