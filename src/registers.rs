@@ -2,6 +2,11 @@
 
 use crate::addr::Avma;
 
+/// Bytes below the stack pointer that code may keep words in and nothing but itself overwrites:
+/// System V AMD64 ABI 3.2.2, and Apple's "Writing ARM64 code for Apple platforms" (the procedure
+/// call standard of Linux on aarch64 has none). Unwind information may refer to them.
+pub const RED_ZONE_BYTES: u64 = 128;
+
 /// x86_64 registers. `gpr` is in DWARF register order (System V AMD64 ABI, figure 3.36),
 /// which is not the order of the encoding: rax rdx rcx rbx rsi rdi rbp rsp r8..r15.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -128,7 +128,7 @@ fn record(name: &'static str, command: &[OsString]) -> Result<Program, String> {
             loop {
                 let event = target.next(wait_ns, &mut capture).map_err(text)?;
                 if let Event::Stopped { outcome: Outcome::Captured, .. } = event {
-                    let (base, registers) = (capture.registers.sp(), capture.registers);
+                    let (base, registers) = (capture.stack_base, capture.registers);
                     recorded.push(Stack { base, bytes: capture.stack.clone(), registers, top });
                 }
                 if matches!(event, Event::Timeout | Event::Stopped { .. }) {

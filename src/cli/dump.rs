@@ -191,7 +191,7 @@ fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) 
     let mut out = String::new();
     for stack in &snapshot.stacks {
         let end = match stack.ended {
-            Ok(Ended::Root) => String::new(),
+            Ok(ended) if ended.is_complete() => String::new(),
             Ok(ended) => format!(", incomplete: {}", end_text(ended, max_depth)),
             Err(why) => format!(", no stack: {why}"),
         };

@@ -14,6 +14,8 @@ use crate::trie::{Frame, NodeId, Trie};
 
 /// A stack that could not be walked to its thread's root starts with this frame.
 pub const INCOMPLETE: &str = "[incomplete]";
+/// The complete stack of a fiber starts with this frame.
+pub const FIBER: &str = "[fiber]";
 
 /// A tree of names.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@
 use super::about::About;
 use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
-use super::{Profile, Root};
+use super::{FIBER, Profile, Root};
 use crate::addr::Avma;
 use crate::symbol::Names;
 use crate::trie::{Frame, FrameId};
@@ -49,6 +49,9 @@ impl Saved {
                 let root = StackRoot { process, thread, complete: root.complete, waiting: root.waiting };
                 let root = builder.root(root)?;
                 stack.clear();
+                if Root::from_number(number).fiber {
+                    stack.push(builder.named_frame(FIBER)?);
+                }
                 for id in code {
                     let known = frames.get(id.0 as usize).copied().flatten();
                     let frame = match known {

@@ -26,7 +26,7 @@ pub mod threads;
 
 pub use about::{About, SAMPLES};
 pub use builder::{Refused, SavedBuilder, Taken};
-pub use by_name::{ByName, INCOMPLETE, Visited, shown};
+pub use by_name::{ByName, FIBER, INCOMPLETE, Visited, shown};
 pub use call_tree::{CallTree, Direction};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
@@ -52,6 +52,8 @@ pub struct Root {
     pub thread: u32,
     /// False for stacks that are shown under `[incomplete]`.
     pub complete: bool,
+    /// True for stacks of fibers, which are shown under `[fiber]`.
+    pub fiber: bool,
     /// True for stacks of a thread that waited (`--idle`).
     pub waiting: bool,
 }
@@ -60,13 +62,17 @@ impl Root {
     /// The number that stands for this root in the trie.
     #[must_use]
     pub fn number(self) -> u32 {
-        self.thread << 2 | u32::from(self.waiting) << 1 | u32::from(!self.complete)
+        self.thread << 3
+            | u32::from(self.fiber) << 2
+            | u32::from(self.waiting) << 1
+            | u32::from(!self.complete)
     }
 
     /// The root that a number stands for.
     #[must_use]
     pub fn from_number(number: u32) -> Root {
-        Root { thread: number >> 2, complete: number & 1 == 0, waiting: number & 2 != 0 }
+        let is_set = |bit: u32| number & bit != 0;
+        Root { thread: number >> 3, complete: !is_set(1), waiting: is_set(2), fiber: is_set(4) }
     }
 }
 
@@ -241,9 +247,9 @@ mod tests {
     #[test]
     fn roots_round_trip_through_their_number() {
         for root in [
-            Root { thread: 0, complete: true, waiting: false },
-            Root { thread: 77, complete: false, waiting: false },
-            Root { thread: 78, complete: true, waiting: true },
+            Root { thread: 0, complete: true, fiber: false, waiting: false },
+            Root { thread: 77, complete: false, fiber: false, waiting: false },
+            Root { thread: 78, complete: true, fiber: true, waiting: true },
         ] {
             assert_eq!(Root::from_number(root.number()), root);
         }

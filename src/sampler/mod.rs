@@ -453,7 +453,8 @@ impl<'a> Recording<'a> {
 
     /// Puts the frames that were found into the trie.
     fn insert(&mut self, id: ThreadId, ended: Ended, counts: u64, waiting: bool) -> Option<NodeId> {
-        let root = Root { thread: self.accounts.get(&id)?.index, complete: ended == Ended::Root, waiting };
+        let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
+        let root = Root { thread: self.accounts.get(&id)?.index, complete, fiber, waiting };
         match self.trie.insert(root.number(), self.images.space(), &self.frames.addresses, counts) {
             Ok(node) => {
                 self.weighed(ended, counts);
@@ -471,7 +472,7 @@ impl<'a> Recording<'a> {
 
     fn weighed(&mut self, ended: Ended, counts: u64) {
         self.stats.samples += counts;
-        if ended == Ended::Root {
+        if ended.is_complete() {
             self.stats.stacks_complete += counts;
         } else if counts > 0 {
             *self.stats.stacks_incomplete.entry(ended.reason()).or_default() += counts;

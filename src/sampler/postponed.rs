@@ -37,7 +37,7 @@ impl Recording<'_> {
     /// Keeps the capture of a running thread whose walk ended so because the images were not
     /// read since, perhaps; gives back any other.
     pub(super) fn postpone(&mut self, captured: Captured, ended: Ended, counts: u64) -> Option<Captured> {
-        let may_be_new_code = matches!(ended, Ended::BadFrame | Ended::Scanned)
+        let may_be_new_code = matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && self.images_read_ns < captured.at_ns
             && self.images_fruitless < FRUITLESS_MAX;
         if !may_be_new_code || !self.has_room_for(&captured.capture) {

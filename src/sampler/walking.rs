@@ -79,7 +79,7 @@ impl Recording<'_> {
         }
         let ended = self.walk_with_known_images(id, capture);
         // A torn chain, or a library that was loaded since?
-        if matches!(ended, Ended::BadFrame | Ended::Scanned) && self.retry_images() {
+        if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned) && self.retry_images() {
             return self.walk_with_known_images(id, capture);
         }
         ended
@@ -87,7 +87,7 @@ impl Recording<'_> {
 
     pub(super) fn walk_with_known_images(&mut self, id: ThreadId, capture: &Capture) -> Ended {
         let sp = capture.registers.sp();
-        let stack = StackBytes { base: sp, bytes: &capture.stack };
+        let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
         if self.made.is_old(self.clock.now_ns()) {
             let made = &self.made;
             self.unwinder.forget(&|at| made.contains(at));
@@ -117,10 +117,10 @@ impl Recording<'_> {
             }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;
             let max_bytes = self.budget.window_max_bytes();
-            account.window.fit(&walked, needed, capture.stack.len(), max_bytes);
+            let copied = stack.end().0.saturating_sub(sp.0) as usize;
+            account.window.fit(&walked, needed, copied, max_bytes);
             // A thread that already ran when we came: where was it born?
-            if walked.ended == Ended::Root || account.stack_top.is_some() || account.birth_searches_left == 0
-            {
+            if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
                 return walked.ended;
             }
             account.birth_searches_left -= 1;

@@ -172,7 +172,9 @@ pub enum Outcome {
 pub struct Capture {
     /// Registers in user mode at the moment of the stop.
     pub registers: Registers,
-    /// Bytes copied from the stack pointer upward; the buffer keeps its allocation.
+    /// Address of the first byte of `stack`: the stack pointer, or up to [`RED_ZONE_BYTES`](crate::registers::RED_ZONE_BYTES) below.
+    pub stack_base: Avma,
+    /// Bytes copied from there upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
     /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
     /// thread that had to wait for a CPU before it could stop, from the moment that its
@@ -194,6 +196,7 @@ impl Capture {
     pub fn with_capacity(window_bytes: usize) -> Capture {
         Capture {
             registers: Registers::default(),
+            stack_base: Avma(0),
             stack: Vec::with_capacity(window_bytes),
             pause_ns: 0,
             stood_ns: 0,

@@ -150,6 +150,9 @@ pub struct Input<'a> {
 pub enum Ended {
     /// At the thread's outermost frame: the stack is complete.
     Root,
+    /// At the outermost frame of a stack that the program made for itself and that its threads
+    /// go to and come back from (a fiber, a coroutine): that stack is complete.
+    Fiber,
     /// At the thread's outermost frame, but by a search of the stack on the way: the frames
     /// around the found one may be missing or wrong.
     Scanned,
@@ -168,22 +171,33 @@ pub enum Ended {
     /// A frame record that cannot be one (misaligned, not above the last, null return
     /// address), or a chain that ends far from the thread's outermost frame.
     BadFrame,
+    /// In code that has no unwind information, keeps no frame record that leads further, and
+    /// whose instructions do not tell either: made at run time, or by compilers with
+    /// conventions of their own.
+    Undescribed,
     /// `--max-depth` frames were found.
     DepthLimit,
 }
 
 impl Ended {
+    /// Whether all frames are there.
+    #[must_use]
+    pub fn is_complete(self) -> bool {
+        matches!(self, Ended::Root | Ended::Fiber)
+    }
+
     /// Words for the summary: `14 window ran out`.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
-            Ended::Root => "complete",
+            Ended::Root | Ended::Fiber => "complete",
             Ended::Scanned => "bridged by a stack scan",
             Ended::Unproved => "frame record not certain",
             Ended::OtherStack => "goes on on another stack",
             Ended::Switching => "stack being switched",
             Ended::WindowRanOut => "window ran out",
             Ended::BadFrame => "bad frame",
+            Ended::Undescribed => "code without unwind information",
             Ended::DepthLimit => "depth limit",
         }
     }

@@ -11,6 +11,7 @@ mod support;
 
 mod counts;
 mod dump;
+mod frames;
 mod handlers;
 mod images;
 mod killed;

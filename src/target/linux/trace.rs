@@ -20,6 +20,7 @@ use super::threads::{Pending, Thread, Wchan};
 use super::{proc, registers, threads};
 use crate::addr::Avma;
 use crate::clock::{Clock, RealClock};
+use crate::registers::RED_ZONE_BYTES;
 use crate::target::{
     Activity, Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, Outcome, Process, Target,
     ThreadId,
@@ -339,10 +340,7 @@ impl LinuxTarget {
                 .map(|top| top.0.wrapping_sub(sp.0) as usize)
                 .filter(|len| *len <= MAX_WINDOW_BYTES);
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
-            // By the thread's own number: the first thread may have left, and its memory with it.
-            if sys::read_memory_into(tid, sp.0, len, &mut capture.stack).is_err() {
-                capture.stack.clear();
-            }
+            copy_stack(tid, sp, len, capture);
         }
         if in_call && !pending.job_control && registers::repair_interrupted_call(&mut self.raw) {
             let _ = sys::set_registers(tid, &mut self.raw);
@@ -396,6 +394,21 @@ impl LinuxTarget {
         }
         Some(Event::Terminate)
     }
+}
+
+/// Copies `len` bytes from the stack pointer up, and what code may keep below it.
+fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
+    let below = if cfg!(target_arch = "x86_64") { RED_ZONE_BYTES.min(sp.0) } else { 0 };
+    // Below there may be no memory, and on top of a stack nothing above.
+    for below in [below, 0] {
+        capture.stack_base = Avma(sp.0 - below);
+        // By the thread's own number: the first thread may have left, and its memory with it.
+        let read = sys::read_memory_into(tid, capture.stack_base.0, len + below as usize, &mut capture.stack);
+        if read.is_ok_and(|read| read as u64 > below) {
+            return;
+        }
+    }
+    capture.stack.clear();
 }
 
 impl Target for LinuxTarget {

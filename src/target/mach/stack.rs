@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::kernel::{Kern, KernReturn};
 use super::memory::Memory;
+use crate::registers::RED_ZONE_BYTES;
 
 /// Distance below the `thread_handle` (the TSD base) of the stack's bounds: `stackaddr`,
 /// the high end, then `stackbottom` (libpthread src/offsets_internal.h; private, so what
@@ -53,6 +54,14 @@ impl Stack {
     pub(super) fn limit(&self, sp: u64) -> Option<u64> {
         let around = |stack: &&Range<u64>| stack.start <= sp && sp <= stack.end;
         self.own.iter().chain(&self.other).find(around).map(|stack| stack.end)
+    }
+
+    /// Where what code may keep below the stack pointer begins, if that is known to be memory of
+    /// the stack; else the stack pointer.
+    pub(super) fn red_zone(&self, sp: u64) -> u64 {
+        let below = sp.saturating_sub(RED_ZONE_BYTES);
+        let is_own = self.own.as_ref().is_some_and(|own| own.start <= below && sp <= own.end);
+        if is_own { below } else { sp }
     }
 
     /// Fills `into` from `sp` up, and cuts it to what there is. The thread must stand.

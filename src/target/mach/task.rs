@@ -336,7 +336,15 @@ impl<'k> MachTarget<'k> {
             _ => return Outcome::Unreadable("registers could not be read"),
         }
         capture.registers = state::registers(self.process.arch, &words);
-        match thread.stack.copy(&self.memory, capture.registers.sp().0, &mut capture.stack) {
+        let sp = capture.registers.sp().0;
+        let window_bytes = capture.stack.len();
+        let from = thread.stack.red_zone(sp);
+        let mut copy = |from: u64| {
+            capture.stack_base = Avma(from);
+            capture.stack.resize(window_bytes.saturating_add((sp - from) as usize), 0);
+            thread.stack.copy(&self.memory, from, &mut capture.stack)
+        };
+        match copy(from).or_else(|failed| if from < sp { copy(sp) } else { Err(failed) }) {
             Ok(()) => Outcome::Captured,
             Err(_) => Outcome::Unreadable("stack could not be read"),
         }

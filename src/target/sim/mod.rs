@@ -212,6 +212,7 @@ impl SimTarget {
                 _ => None,
             });
             let window_bytes = pending.window_bytes.min(short.unwrap_or(usize::MAX));
+            capture.stack_base = phase.stack.base();
             phase.stack.copy_window(window_bytes, &mut capture.stack);
             standing.machine.ledger.captured(phase.slot, pc);
             Outcome::Captured

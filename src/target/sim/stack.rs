@@ -18,7 +18,7 @@
 use std::ops::Range;
 
 use crate::addr::Avma;
-use crate::registers::{Aarch64, Registers, X86_64};
+use crate::registers::{Aarch64, RED_ZONE_BYTES, Registers, X86_64};
 use crate::target::Arch;
 
 use super::config::{FunctionId, SimPhase};
@@ -122,14 +122,15 @@ impl StackImage {
             // What is left in lr after a call has returned: an address in the function itself.
             lr = code.pc(leaf, false, rng::hash(&[seed, fp])).0;
         }
-        let mut bytes = Vec::with_capacity(usize::try_from(place.mapped.end.0 - sp).unwrap_or(0));
-        let mut at = sp;
+        let base = sp - RED_ZONE_BYTES;
+        let mut bytes = Vec::with_capacity(usize::try_from(place.mapped.end.0 - base).unwrap_or(0));
+        let mut at = base;
         while at < place.mapped.end.0 {
             bytes.extend_from_slice(&filler(code, place, rng::hash(&[seed, at, fp])).to_le_bytes());
             at += 8;
         }
         for (at, word) in words {
-            let offset = usize::try_from(at - sp).unwrap_or(usize::MAX);
+            let offset = usize::try_from(at - base).unwrap_or(usize::MAX);
             bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
         }
         StackImage { place: place.clone(), sp: Avma(sp), fp, lr, leaf, frameless_leaf, bytes, returns }
@@ -162,11 +163,18 @@ impl StackImage {
         }
     }
 
-    /// Copies up to `window_bytes` from the stack pointer upward, at most to the stack's top.
+    /// Where the bytes begin, below the stack pointer.
+    pub(super) fn base(&self) -> Avma {
+        Avma(self.sp.0 - RED_ZONE_BYTES)
+    }
+
+    /// Copies what lies below the stack pointer and up to `window_bytes` from there upward, at
+    /// most to the stack's top.
     pub(super) fn copy_window(&self, window_bytes: usize, into: &mut Vec<u8>) {
         let used = usize::try_from(self.place.top - self.sp).unwrap_or(usize::MAX);
+        let length = window_bytes.min(used).saturating_add(RED_ZONE_BYTES as usize);
         into.clear();
-        into.extend_from_slice(&self.bytes[..window_bytes.min(used).min(self.bytes.len())]);
+        into.extend_from_slice(&self.bytes[..length.min(self.bytes.len())]);
     }
 
     /// Reads the stack's memory; how many bytes were there.
@@ -175,10 +183,10 @@ impl StackImage {
             return None;
         }
         let count = usize::try_from(self.place.mapped.end - from).unwrap_or(usize::MAX).min(into.len());
-        let below = usize::try_from(self.sp.0.saturating_sub(from.0)).unwrap_or(usize::MAX).min(count);
+        let below = usize::try_from(self.base().0.saturating_sub(from.0)).unwrap_or(usize::MAX).min(count);
         into[..below].fill(0);
         if below < count {
-            let first = usize::try_from(from.0.saturating_sub(self.sp.0)).ok()?;
+            let first = usize::try_from(from.0.saturating_sub(self.base().0)).ok()?;
             into[below..count].copy_from_slice(self.bytes.get(first..first + count - below)?);
         }
         Some(count)

@@ -15,7 +15,7 @@ use super::expression::Machine;
 use super::frame::{Failure, further, is_on_other_stack, why_not};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{AARCH64_COLUMNS, AARCH64_PC, Cfa, Column, RowAarch64};
-use crate::registers::Aarch64;
+use crate::registers::{Aarch64, RED_ZONE_BYTES};
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::{Ended, Input, Walked, aarch64, root};
 use cache::{Cache, Kind, Ordinary};
@@ -171,6 +171,15 @@ impl Frame {
         Frame { address: CodeAddress::Pc(Avma(all[AARCH64_PC])), registers: all }
     }
 
+    /// Lowest address that it may keep words at. Only what no call has left has any below its
+    /// stack pointer.
+    fn lowest(&self) -> Avma {
+        match self.address {
+            CodeAddress::Pc(_) => Avma(self.sp().0.saturating_sub(RED_ZONE_BYTES)),
+            CodeAddress::Return(_) => self.sp(),
+        }
+    }
+
     #[inline]
     fn sp(&self) -> Avma {
         Avma(self.registers[SP])
@@ -206,13 +215,13 @@ impl Frame {
     }
 
     fn unusual(&self, row: &RowAarch64, input: &Input<'_>) -> Result<Frame, Failure> {
-        let machine = Machine { registers: &self.registers, stack: input.stack };
+        let machine = Machine { registers: &self.registers, lowest: self.lowest(), input };
         let cfa = match &row.cfa {
             Cfa::Register(register, offset) => {
                 let base = self.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
                 base.wrapping_add_signed(*offset)
             }
-            Cfa::Expression(code) => machine.evaluate(code, None).ok_or(Failure::Refused)?,
+            Cfa::Expression(code) => machine.evaluate(code, None)?,
         };
         let mut next = *self;
         next.registers[SP] = cfa;
@@ -228,10 +237,10 @@ impl Frame {
                 Column::Is(offset) => cfa.wrapping_add_signed(*offset),
                 Column::In(other) => *self.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
                 Column::AtExpression(code) => {
-                    let at = machine.evaluate(code, Some(cfa)).ok_or(Failure::Refused)?;
+                    let at = machine.evaluate(code, Some(cfa))?;
                     self.word(Avma(at), input)?
                 }
-                Column::IsExpression(code) => machine.evaluate(code, Some(cfa)).ok_or(Failure::Refused)?,
+                Column::IsExpression(code) => machine.evaluate(code, Some(cfa))?,
             };
         }
         // Where a row has no program counter apart, it is the caller's link register.
@@ -310,7 +319,9 @@ impl Frame {
             CodeAddress::Pc(_) => None,
         };
         let processor = root::Processor::Aarch64;
-        let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
+        // The copy begins below the stack pointer, at which a thread's first function has nothing.
+        let above = if outermost.is_none() { self.sp() } else { input.stack.base };
+        let chain = root::Chain { processor, next, above, reached, outermost };
         match chain.end(input) {
             Ended::Root if by_records && chain.place_decides(input) => Ended::Root,
             _ => Ended::BadFrame,

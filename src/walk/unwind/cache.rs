@@ -8,9 +8,10 @@ use std::ops::Range;
 use hashbrown::HashMap;
 
 use super::code::{self, Leads, Proof};
+use super::first::First;
 use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
-use super::{body, flow, prologue};
+use super::{body, first, flow, prologue};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
@@ -42,6 +43,8 @@ struct Unusual {
     not_called: bool,
     /// Whether something else must lead to the same caller (`confirm.rs`).
     proof: Proof,
+    /// It is in the first function of a fiber.
+    fiber: bool,
 }
 
 /// The key of an address. The same address is another one as a return address than as a
@@ -99,6 +102,11 @@ impl Cache {
         self.unusual(rule).is_some_and(|row| row.columns[RETURN_ADDRESS] == Column::Undefined)
     }
 
+    /// Whether an address that leads to no caller is in the first function of a fiber.
+    pub(super) fn begins_fiber(&self, rule: Rule) -> bool {
+        rule.kind() == Kind::Fiber || self.kept(rule).is_some_and(|kept| kept.fiber)
+    }
+
     fn kept(&self, rule: Rule) -> Option<&Unusual> {
         self.unusual.get(rule.row()).filter(|_| rule.kind() == Kind::Unusual)
     }
@@ -127,17 +135,22 @@ impl Cache {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
                 let not_called = row.signal && begins_trampoline(address, code);
-                self.keep(Unusual { row: *row, switch, not_called, proof }, method)
+                self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
             }
             Found::Unproved(row) => {
                 let switch = switching::at(address, &row, code);
-                let kept = Unusual { row: *row, switch, not_called: false, proof: Proof::Wanted };
+                let (not_called, fiber, proof) = (false, false, Proof::Wanted);
+                let kept = Unusual { row: *row, switch, not_called, fiber, proof };
                 (self.keep_unusual(kept).read_from_code(), Saved::default())
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
-            Found::Start => {
-                let kept = Unusual { row: root_row(), switch: Switch::No, not_called: true, proof };
+            Found::First(First { not_called: true, fiber }) => {
+                let switch = Switch::No;
+                let kept = Unusual { row: root_row(), switch, not_called: true, fiber, proof };
                 (self.keep_unusual(kept), Saved::default())
+            }
+            Found::First(First { fiber, .. }) => {
+                (Rule::of_kind(if fiber { Kind::Fiber } else { Kind::Root }), Saved::default())
             }
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
@@ -210,8 +223,8 @@ enum Found {
     Unproved(Box<Row>),
     /// The thread's first function.
     Root,
-    /// The same, where the first function of a context returns to.
-    Start,
+    /// The same, of a stack that does not begin as those of threads do.
+    First(First),
     /// Neither unwind information nor understandable code.
     Nothing,
 }
@@ -223,11 +236,8 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         CodeAddress::Return(at) => (at, true),
     };
     let follows_call = is_return && call::returns_x86_64(at, code);
-    let first =
-        start_of_context(at, code).map(|into| (into, 0)).or_else(|| Some((into_goexit(at, code)?, 1)));
-    if let Some((into, returned_at)) = first {
-        let returned_to = is_return && into == returned_at;
-        return (if returned_to { Found::Start } else { Found::Root }, follows_call || returned_to);
+    if let Some(first) = first::at(address, code) {
+        return (Found::First(first), follows_call || first.not_called);
     }
     let here = code.code(at).unwrap_or_default();
     let row = code.row(address.lookup());
@@ -241,6 +251,10 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
         if follows_call && is_bare && matches!(code::follow(at, true, code), Some(Leads::ToExit)) {
             return (Found::Root, true);
+        }
+        let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == super::RSP as u8);
+        if (follows_call || !is_return) && on_stack_pointer && first::on_other_goroutine(address, code) {
+            return (Found::First(First { not_called: false, fiber: true }), follows_call);
         }
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
@@ -312,36 +326,6 @@ fn root_row() -> Row {
     let mut row = Row::new(Cfa::Register(super::RSP as u8, 0));
     row.columns[RETURN_ADDRESS] = Column::Undefined;
     row
-}
-
-/// How far into `__start_context` an address is. The first function of a `makecontext`
-/// stack returns there; nothing called it, although its rows say so.
-/// Source: glibc sysdeps/unix/sysv/linux/x86_64/__start_context.S.
-fn start_of_context(at: Avma, code: &dyn Code) -> Option<u64> {
-    // mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi; je; call setcontext
-    const START: [u8; 13] = [0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74, 0x08, 0xe8];
-    const BYTES: u64 = 26;
-    let before = at.0.checked_sub(BYTES - 1)?;
-    let (start, bytes) =
-        [before, at.0].into_iter().find_map(|start| Some((start, code.code(Avma(start))?)))?;
-    let window = bytes.get(..bytes.len().min(BYTES as usize - 1 + START.len()))?;
-    let found = window.windows(START.len()).position(|bytes| bytes == START)?;
-    at.0.checked_sub(start + found as u64).filter(|into| *into < BYTES)
-}
-
-/// How far into `runtime.goexit` of Go an address is. The first function of a goroutine returns
-/// to its second byte; nothing called it. A one-byte nop, a call that does not return, a nop,
-/// and what Go fills up with to the next multiple of 16 bytes.
-/// Source: Go, src/runtime/asm_amd64.s.
-fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
-    const BYTES: u64 = 7;
-    let start = at.0 & !15;
-    let into = (at.0 - start < BYTES).then_some(at.0 - start)?;
-    let code = code.code(Avma(start))?.get(..16)?;
-    let is_goexit = code.starts_with(&[0x90, 0xe8])
-        && code.get(6) == Some(&0x90)
-        && code.iter().skip(BYTES as usize).all(|byte| *byte == 0xcc);
-    is_goexit.then_some(into)
 }
 
 /// Whether code after a call is none that the call returns to, but the next function or

@@ -4,8 +4,9 @@
 
 use super::RBP;
 use super::frame::{Frame, is_on_other_stack};
+use super::installing::Installing;
 use super::rule::{Kind, Rule};
-use super::switching::{Installing, Switch};
+use super::switching::Switch;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::{Ended, Input};
 
@@ -20,11 +21,19 @@ pub(super) struct Doubts {
 }
 
 impl Doubts {
-    /// Notes a step `from` a frame to its caller `next`.
-    pub(super) fn note(&mut self, rule: Rule, switch: Switch, from: &Frame, next: &Frame) {
+    /// Notes a step `from` a frame to its caller `next`, which gets the return address that it
+    /// had where that was replaced.
+    pub(super) fn note(
+        &mut self,
+        rule: Rule,
+        switch: Switch,
+        from: &Frame,
+        next: &mut Frame,
+        input: &Input<'_>,
+    ) {
         match (switch, &mut self.installing) {
             (Switch::No, _) => self.note_ordinary(rule, from),
-            (Switch::Installing, none @ None) => *none = Some(Installing::new(&next.registers)),
+            (Switch::Installing, none @ None) => *none = Some(Installing::new(from, next, input.stack)),
             (Switch::Yes, _) | (Switch::Installing, Some(_)) => self.switching = true,
         }
     }
@@ -48,15 +57,16 @@ impl Doubts {
         self.installing.is_some()
     }
 
-    /// Why a walk ended that reached the first function; `reached` is its stack pointer.
-    pub(super) fn at_root(&self, reached: Avma, input: &Input<'_>) -> Ended {
+    /// Why a walk ended that reached the first function, of a thread or of a fiber as `first`
+    /// says; `reached` is its stack pointer.
+    pub(super) fn at_first(&self, first: Ended, reached: Avma, input: &Input<'_>) -> Ended {
         let replaced = |installing: &Installing| !installing.is_intact(reached, input.stack);
         if self.switching || self.installing.as_ref().is_some_and(replaced) {
             Ended::Switching
         } else if self.unproved {
             Ended::Unproved
         } else {
-            Ended::Root
+            first
         }
     }
 
@@ -71,7 +81,7 @@ impl Doubts {
     ) -> Ended {
         match (otherwise, frame.address) {
             _ if self.switching || self.installing.is_some() || switch != Switch::No => Ended::Switching,
-            (Ended::Root, _) if self.unproved => Ended::Unproved,
+            (Ended::Root | Ended::Fiber, _) if self.unproved => Ended::Unproved,
             // What a signal interrupted, on a stack that was not copied.
             (Ended::BadFrame, CodeAddress::Pc(_)) if is_on_other_stack(frame.sp(), input) => {
                 Ended::OtherStack

@@ -3,8 +3,9 @@
 //!
 //! Source: DWARF 5, 2.5 and 7.7.1. Only what can stand in call frame information (6.4.2).
 
-use super::super::StackBytes;
+use super::frame::{Failure, why_not};
 use crate::addr::Avma;
+use crate::walk::Input;
 
 /// Deepest stack of values.
 const VALUES_MAX: usize = 32;
@@ -15,7 +16,9 @@ const OPERATIONS_MAX: usize = 256;
 pub(super) struct Machine<'a> {
     /// Registers by DWARF number; the last is the program counter.
     pub registers: &'a [u64],
-    pub stack: StackBytes<'a>,
+    /// Lowest address that the frame may keep a word at: below lie its callees.
+    pub lowest: Avma,
+    pub input: &'a Input<'a>,
 }
 
 struct Values {
@@ -40,20 +43,36 @@ impl Values {
 }
 
 impl Machine<'_> {
-    /// The value of an expression that begins with `initial` on its stack. `None` for an
-    /// operation that is not known, memory that was not copied, and damaged bytes.
-    pub(super) fn evaluate(&self, code: &[u8], initial: Option<u64>) -> Option<u64> {
+    /// The value of an expression that begins with `initial` on its stack.
+    ///
+    /// # Errors
+    /// [`Failure::OutsideWindow`] for memory of the stack above what was copied;
+    /// [`Failure::Refused`] for other memory, an operation that is not known, and damaged bytes.
+    pub(super) fn evaluate(&self, code: &[u8], initial: Option<u64>) -> Result<u64, Failure> {
         let mut values = Values { values: [0; VALUES_MAX], len: 0 };
         if let Some(initial) = initial {
-            values.push(initial)?;
+            values.push(initial).ok_or(Failure::Refused)?;
         }
         let mut at = 0;
         let mut left = OPERATIONS_MAX;
         while at < code.len() {
-            left = left.checked_sub(1)?;
-            at = self.operation(code, at, &mut values)?;
+            left = left.checked_sub(1).ok_or(Failure::Refused)?;
+            at = match code.get(at) {
+                Some(0x06) => self.load(&mut values).map(|()| at + 1)?,
+                _ => self.operation(code, at, &mut values).ok_or(Failure::Refused)?,
+            };
         }
-        values.pop()
+        values.pop().ok_or(Failure::Refused)
+    }
+
+    /// deref
+    fn load(&self, values: &mut Values) -> Result<(), Failure> {
+        let at = Avma(values.pop().ok_or(Failure::Refused)?);
+        if at < self.lowest {
+            return Err(Failure::Refused);
+        }
+        let word = self.input.stack.word(at).ok_or_else(|| why_not(at, self.input))?;
+        values.push(word).ok_or(Failure::Refused)
     }
 
     /// Executes the operation at `at`; returns where the next one is.
@@ -64,10 +83,6 @@ impl Machine<'_> {
         match operation {
             // addr, const8u, const8s
             0x03 | 0x0e | 0x0f => values.push(operands.fixed(8)?)?,
-            0x06 => {
-                let address = values.pop()?;
-                values.push(self.stack.word(Avma(address))?)?;
-            }
             0x08 => values.push(operands.fixed(1)?)?,
             0x09 => values.push(sign_extended(operands.fixed(1)?, 8))?,
             0x0a => values.push(operands.fixed(2)?)?,
@@ -212,15 +227,58 @@ impl Operands<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::walk::{Code, StackBytes};
 
-    fn value(code: &[u8], initial: Option<u64>) -> Option<u64> {
+    struct NoCode;
+    impl Code for NoCode {
+        fn is_code(&self, _: Avma) -> bool {
+            false
+        }
+        fn code(&self, _: Avma) -> Option<&[u8]> {
+            None
+        }
+    }
+
+    fn evaluate(code: &[u8], initial: Option<u64>, lowest: u64) -> Result<u64, Failure> {
         let mut registers = [0; 17];
         registers[6] = 0x1008; // rbp
         registers[7] = 0x1000; // rsp
         registers[16] = 0x40_100b; // rip
-        let bytes: Vec<u8> = [7u64, 0x2222].iter().flat_map(|word| word.to_le_bytes()).collect();
-        let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
-        Machine { registers: &registers, stack }.evaluate(code, initial)
+        let words = [
+            0x3333u64, // 0xff8, below the stack pointer
+            7,         // 0x1000
+            0x2222,    // 0x1008
+        ];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let input = Input {
+            stack: StackBytes { base: Avma(0xff8), bytes: &bytes },
+            stack_top: Some(Avma(0x9000)),
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 9,
+            code_mask: u64::MAX,
+            code: &NoCode,
+        };
+        Machine { registers: &registers, lowest: Avma(lowest), input: &input }.evaluate(code, initial)
+    }
+
+    fn value(code: &[u8], initial: Option<u64>) -> Option<u64> {
+        evaluate(code, initial, 0x1000).ok()
+    }
+
+    #[test]
+    fn only_a_frame_without_callees_has_words_below_the_stack_pointer() {
+        // sha512_block_data_order_avx2 of OpenSSL: breg7 -8; deref; plus_uconst 8
+        let row = [0x77, 0x78, 0x06, 0x23, 8];
+        assert_eq!(evaluate(&row, None, 0x1000 - 128), Ok(0x333b));
+        assert_eq!(evaluate(&row, None, 0x1000), Err(Failure::Refused));
+    }
+
+    #[test]
+    fn a_word_above_the_copy_is_told_from_one_that_is_not_on_the_stack() {
+        // breg6 N; deref, of realigned frames
+        assert_eq!(evaluate(&[0x76, 0x08, 0x06], None, 0x1000), Err(Failure::OutsideWindow));
+        assert_eq!(evaluate(&[0x76, 0x80, 0x80, 0x02, 0x06], None, 0x1000), Err(Failure::Refused));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::rule::{Kind, Rule, Saved};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
 use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::registers::X86_64;
+use crate::registers::{RED_ZONE_BYTES, X86_64};
 use crate::walk::fp::MAX_STACK_BYTES;
 use crate::walk::x86_64::record::unframed_return_slot;
 use crate::walk::{Ended, Input, root};
@@ -22,13 +22,15 @@ pub(super) enum Failure {
     Refused,
     /// To nothing, from the first function of a thread.
     First,
+    /// To a null return address, where unwind information says that the return address is.
+    Null,
 }
 
 impl Failure {
     pub(super) fn ended(self) -> Ended {
         match self {
             Failure::OutsideWindow => Ended::WindowRanOut,
-            Failure::Refused => Ended::BadFrame,
+            Failure::Refused | Failure::Null => Ended::BadFrame,
             Failure::First => Ended::Root,
         }
     }
@@ -55,6 +57,15 @@ impl Frame {
         Avma(self.registers[RSP])
     }
 
+    /// Lowest address that it may keep words at. Only what no call has left has any below its
+    /// stack pointer.
+    fn lowest(&self) -> Avma {
+        match self.address {
+            CodeAddress::Pc(_) => Avma(self.sp().0.saturating_sub(RED_ZONE_BYTES)),
+            CodeAddress::Return(_) => self.sp(),
+        }
+    }
+
     /// The caller by what is known of the frame's address.
     pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
         match rule.kind() {
@@ -63,7 +74,7 @@ impl Frame {
                 self.ordinary(rule, saved, input)
             }
             Kind::Unusual => self.unusual(cache.unusual(rule).ok_or(Failure::Refused)?, input),
-            Kind::Unknown | Kind::Root => Err(Failure::Refused),
+            Kind::Unknown | Kind::Root | Kind::Fiber => Err(Failure::Refused),
         }
     }
 
@@ -91,13 +102,13 @@ impl Frame {
     }
 
     fn unusual(&self, row: &Row, input: &Input<'_>) -> Result<Frame, Failure> {
-        let machine = Machine { registers: &self.registers, stack: input.stack };
+        let machine = Machine { registers: &self.registers, lowest: self.lowest(), input };
         let cfa = match &row.cfa {
             Cfa::Register(register, offset) => {
                 let base = self.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
                 base.wrapping_add_signed(*offset)
             }
-            Cfa::Expression(code) => machine.evaluate(code, None).ok_or(Failure::Refused)?,
+            Cfa::Expression(code) => machine.evaluate(code, None)?,
         };
         let mut next = *self;
         next.registers[RSP] = cfa;
@@ -113,10 +124,10 @@ impl Frame {
                 Column::Is(offset) => cfa.wrapping_add_signed(*offset),
                 Column::In(other) => *self.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
                 Column::AtExpression(code) => {
-                    let at = machine.evaluate(code, Some(cfa)).ok_or(Failure::Refused)?;
+                    let at = machine.evaluate(code, Some(cfa))?;
                     self.word(Avma(at), input)?
                 }
-                Column::IsExpression(code) => machine.evaluate(code, Some(cfa)).ok_or(Failure::Refused)?,
+                Column::IsExpression(code) => machine.evaluate(code, Some(cfa))?,
             };
         }
         let address = Avma(next.registers[RETURN_ADDRESS]);
@@ -159,7 +170,9 @@ impl Frame {
         };
         let next = self.registers[RBP] & input.code_mask;
         let processor = root::Processor::X86_64;
-        let chain = root::Chain { processor, next, above: input.stack.base, reached, outermost };
+        // The copy begins below the stack pointer, at which a thread's first function has nothing.
+        let above = if outermost.is_none() { self.sp() } else { input.stack.base };
+        let chain = root::Chain { processor, next, above, reached, outermost };
         match chain.end(input) {
             Ended::Root if chain.place_decides(input) => Ended::Root,
             // A search of the stack may lead further.
@@ -187,6 +200,12 @@ fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
         && at - base < MAX_STACK_BYTES
         && input.stack_limit.is_none_or(|limit| at < limit)
         && input.stack_top.is_none_or(|top| base > top || at < top)
+}
+
+/// Whether a frame with this stack pointer is known to be on the stack that its thread was born
+/// with.
+pub(super) fn is_on_own_stack(sp: Avma, input: &Input<'_>) -> bool {
+    input.stack_top.is_some_and(|top| sp <= top && top - sp <= MAX_STACK_BYTES)
 }
 
 /// Whether a frame with this stack pointer is on another stack than the one that was copied:

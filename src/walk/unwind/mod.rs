@@ -20,8 +20,11 @@ mod code;
 mod confirm;
 mod doubts;
 mod expression;
+mod first;
 mod flow;
 mod frame;
+mod installing;
+mod last;
 mod length;
 mod prologue;
 mod records;
@@ -38,9 +41,10 @@ use crate::registers::{Aarch64, X86_64};
 use cache::Cache;
 use code::Proof;
 use doubts::Doubts;
-use frame::{Failure, Frame, further};
+use frame::{Failure, Frame, further, is_on_own_stack};
 pub(super) use records::can_be_checked;
 use rule::{Kind, Rule};
+use switching::Switch;
 
 const RBP: usize = X86_64::RBP;
 const RSP: usize = X86_64::RSP;
@@ -139,9 +143,13 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Walked {
         let mut frame = Frame::new(registers);
-        let walked = self.follow(how, &mut frame, run, input, out);
+        let mut walked = self.follow(how, &mut frame, run, input, out);
         if how == How::Auto && walked.ended == Ended::BadFrame {
-            return scan::reconnect(self, &frame, walked, input, out);
+            walked = scan::reconnect(self, &frame, walked, input, out);
+        }
+        let is_stuck = walked.ended == Ended::BadFrame;
+        if is_stuck && self.cache.rule(frame.address, input.code).kind() == Kind::Unknown {
+            walked.ended = Ended::Undescribed;
         }
         walked
     }
@@ -171,23 +179,30 @@ impl Unwinder {
         let mut doubts = Doubts::default();
         loop {
             reached = further(reached, run.sp, input);
-            let at_root = run.rule.kind() == Kind::Root;
-            if at_root && !doubts.need_registers() {
-                return Walked { ended: doubts.at_root(reached, input), reached };
+            let begun_by = match run.rule.kind() {
+                Kind::Root => Some(Ended::Root),
+                Kind::Fiber => Some(Ended::Fiber),
+                _ => None,
+            };
+            if let Some(first) = begun_by
+                && !doubts.need_registers()
+            {
+                return Walked { ended: doubts.at_first(first, reached, input), reached };
             }
             if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
                 out.truncate(out.len() - left);
                 return Walked { ended: failure.ended(), reached };
             }
-            if at_root {
-                return Walked { ended: doubts.at_root(reached, input), reached };
+            if let Some(first) = begun_by {
+                return Walked { ended: doubts.at_first(first, reached, input), reached };
             }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
             if self.cache.not_called(rule) {
                 out.last_is_not_called(frame.address);
                 if self.cache.is_root(rule) {
-                    return Walked { ended: doubts.at_root(reached, input), reached };
+                    let first = if self.cache.begins_fiber(rule) { Ended::Fiber } else { Ended::Root };
+                    return Walked { ended: doubts.at_first(first, reached, input), reached };
                 }
             }
             let switch = self.cache.switch(rule);
@@ -199,26 +214,44 @@ impl Unwinder {
             let may_use_record =
                 how == How::Auto && (rule.kind() == Kind::Unknown || rule.method() == Method::Code);
             let checked = match checked {
+                Err(Failure::Refused) if how == How::Auto && rule.kind() == Kind::Unknown => {
+                    let last = last::caller(frame, &mut self.cache, input);
+                    last.map(|next| (next, Method::Scan)).ok_or(Failure::Refused)
+                }
+                other => other,
+            };
+            let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
+                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
+                    return Walked { ended: doubts.at_first(Ended::Fiber, reached, input), reached };
+                }
                 other => other,
             };
-            let (next, method) = match checked {
+            let (mut next, method) = match checked {
                 Ok(found) => found,
-                Err(Failure::Refused) => {
+                Err(Failure::Refused | Failure::Null) => {
                     let ended =
                         if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
                     return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
                 }
-                Err(Failure::First) => return Walked { ended: doubts.at_root(reached, input), reached },
+                Err(Failure::First) => {
+                    return Walked { ended: doubts.at_first(Ended::Root, reached, input), reached };
+                }
                 Err(failure) => return Walked { ended: failure.ended(), reached },
             };
             reached = further(reached, next.sp(), input);
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
-            doubts.note(rule, switch, frame, &next);
+            doubts.note(rule, switch, frame, &mut next, input);
+            if switch == Switch::Installing
+                && let CodeAddress::Return(address) = next.address
+                && !self.cache.is_return(address, input.code)
+            {
+                return Walked { ended: Ended::Switching, reached };
+            }
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
                 (Method::FramePointer, _) => false,
@@ -312,6 +345,13 @@ impl Unwinder {
                 {
                     return Err(Failure::First);
                 }
+                if address == Avma(0)
+                    && method == Method::Cfi
+                    && matches!(from.address, CodeAddress::Return(_))
+                    && !is_on_own_stack(from.sp(), input)
+                {
+                    return Err(Failure::Null);
+                }
                 next.sp() > from.sp()
                     && next.sp().0.is_multiple_of(8)
                     && self.cache.is_return(address, input.code)
@@ -319,6 +359,16 @@ impl Unwinder {
         };
         if right { Ok((next, method)) } else { Err(Failure::Refused) }
     }
+}
+
+/// Whether a null return address that a rule leads to is the end of a fiber, whose maker puts it
+/// above its first function: only where every frame was found by unwind information is it that
+/// word, and not where that says that a function that made a call had pushed nothing. Only
+/// assembly does, whose tables may be wrong (a call leaves the stack pointer 8 short of a
+/// multiple of 16: System V AMD64 ABI, 3.2.2).
+fn may_end_in_null(rule: Rule, methods: &[Method]) -> bool {
+    let is_bare = rule.is_on_stack_pointer() && rule.cfa() == 1;
+    !is_bare && methods.iter().skip(1).all(|method| *method == Method::Cfi)
 }
 
 /// What an ordinary step finds.

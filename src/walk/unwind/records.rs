@@ -57,7 +57,7 @@ impl Unwinder {
         let input = Input { max_depth: limit, ..*input };
         let walked = self.go_on(How::Cfi, &mut frame, &input, out);
         // A handler of a signal whose callers are on a stack that was not copied.
-        matches!(walked.ended, Ended::Root | Ended::OtherStack).then_some(walked)
+        matches!(walked.ended, Ended::Root | Ended::Fiber | Ended::OtherStack).then_some(walked)
     }
 
     /// The same where all rules on the way, those of the start code too, are ordinary: other

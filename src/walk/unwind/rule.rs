@@ -20,6 +20,8 @@ pub(super) enum Kind {
     Unusual = 3,
     /// Nothing: the thread's first function.
     Root = 4,
+    /// Nothing: the first function of a fiber.
+    Fiber = 5,
 }
 
 /// What is known of a code address, in one word: three distances of 16 bits, the number of
@@ -89,6 +91,7 @@ impl Rule {
             2 => Kind::FramePointer,
             3 => Kind::Unusual,
             4 => Kind::Root,
+            5 => Kind::Fiber,
             _ => Kind::Unknown,
         }
     }
@@ -255,7 +258,7 @@ mod tests {
     #[test]
     fn a_rule_has_the_kind_it_was_made_with() {
         use Kind::*;
-        for kind in [Unknown, StackPointer, FramePointer, Unusual, Root] {
+        for kind in [Unknown, StackPointer, FramePointer, Unusual, Root, Fiber] {
             let rule = Rule::of_kind(kind).returning(true);
             assert_eq!((rule.kind(), rule.returns(), rule.is_record()), (kind, true, false));
             assert_eq!(rule.is_ordinary(), [StackPointer, FramePointer].contains(&kind));

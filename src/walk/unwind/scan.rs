@@ -55,7 +55,7 @@ pub(super) fn reconnect(
         out.push(frame.address, Method::Scan);
         let further = unwinder.go_on(How::Auto, &mut frame, input, out);
         match further.ended {
-            Ended::Root => return Walked { ended: Ended::Scanned, ..further },
+            Ended::Root | Ended::Fiber => return Walked { ended: Ended::Scanned, ..further },
             Ended::WindowRanOut => window_ran_out = true,
             _ => {}
         }

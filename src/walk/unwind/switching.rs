@@ -7,8 +7,8 @@
 use super::length::{Instruction, decode};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::walk::{Code, StackBytes};
+use crate::frame_rule::{Cfa, Column, Row};
+use crate::walk::Code;
 
 /// Columns of rax and rdx, which only functions that install a landing pad save: they pass
 /// the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
@@ -25,7 +25,7 @@ pub(super) enum Switch {
     /// Nothing.
     No,
     /// The words that the frame saved are being replaced by those of the frame with the
-    /// landing pad: see [`Installing`].
+    /// landing pad: see [`Installing`](super::installing::Installing).
     Installing,
     /// The caller may be that of another frame than the one that runs.
     Yes,
@@ -49,49 +49,6 @@ pub(super) fn at(address: CodeAddress, row: &Row, code: &dyn Code) -> Switch {
     // A row that counts from another register is right whatever the stack pointer is.
     let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == RSP);
     switched(states_stack_pointer(row) || on_stack_pointer && stack_was_loaded(at, code))
-}
-
-/// A frame of the walk that may have been replaced in part: libgcc copies over the words
-/// that it saved, the return address last, those that the frames above saved (unwind-dw2.c,
-/// `uw_install_context_1`). What was copied is therefore to be found a second time, above.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Installing {
-    /// Its CFA.
-    cfa: Avma,
-    return_address: u64,
-    frame_pointer: u64,
-    /// A later frame was found by that frame pointer.
-    frame_pointer_used: bool,
-}
-
-impl Installing {
-    /// Of the frame that leads to a caller with these registers.
-    pub(super) fn new(caller: &[u64; COLUMNS]) -> Installing {
-        Installing {
-            cfa: Avma(caller[RSP]),
-            return_address: caller[RETURN_ADDRESS],
-            frame_pointer: caller[RBP],
-            frame_pointer_used: false,
-        }
-    }
-
-    /// A later frame, whose caller is found by its frame pointer or in no ordinary way.
-    pub(super) fn uses_frame_pointer(&mut self, value: u64) {
-        self.frame_pointer_used |= value == self.frame_pointer;
-    }
-
-    /// Whether a word that the walk went by was not replaced; `end` is where the walk ended.
-    pub(super) fn is_intact(&self, end: Avma, stack: StackBytes<'_>) -> bool {
-        let mut at = self.cfa;
-        while at < end {
-            let Some(word) = stack.word(at) else { return false };
-            if word == self.return_address || self.frame_pointer_used && word == self.frame_pointer {
-                return false;
-            }
-            at = at + 8;
-        }
-        true
-    }
 }
 
 /// `__longjmp`, `setcontext`: the row is that of the frame to be gone to, whose stack
@@ -205,6 +162,7 @@ fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame_rule::RETURN_ADDRESS;
 
     const TEXT: u64 = 0x40_1000;
 
@@ -285,28 +243,6 @@ mod tests {
         assert!(switching(&resume[..9], Some(row(6, &[]))).is_empty());
         // The stack pointer is that of the landing pad, the row as before.
         assert_eq!(switching(&resume, Some(row(RSP, &[]))), [(0x1d, true), (0x1e, true)]);
-    }
-
-    #[test]
-    fn what_was_replaced_is_found_a_second_time_above() {
-        let words: [u64; 6] = [7, 0x4001, 0x1030, 0x4002, 9, 0x4003];
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
-        let is_intact = |return_address, frame_pointer, used| {
-            let mut caller = [0; COLUMNS];
-            (caller[RSP], caller[RBP], caller[RETURN_ADDRESS]) = (0x1000, frame_pointer, return_address);
-            let mut installing = Installing::new(&caller);
-            if used {
-                installing.uses_frame_pointer(frame_pointer);
-            }
-            installing.uses_frame_pointer(0x9999);
-            installing.is_intact(Avma(0x1028), stack)
-        };
-        assert!(is_intact(0x4000, 0x1010, true));
-        assert!(!is_intact(0x4002, 0x1010, true), "the return address of a frame above");
-        assert!(!is_intact(0x4000, 0x1030, true), "the frame pointer of a frame above");
-        assert!(is_intact(0x4000, 0x1030, false), "which nothing was found by");
-        assert!(is_intact(0x4003, 0x1010, true), "above the end of the walk");
     }
 
     #[test]

@@ -82,8 +82,10 @@ impl Case {
                 register => registers.gpr[register] = value,
             }
         }
+        let sp = registers.gpr[RSP];
+        let base = if (STACK..STACK + bytes.len() as u64).contains(&sp) { STACK } else { sp };
         let input = Input {
-            stack: StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes },
+            stack: StackBytes { base: Avma(base), bytes: &bytes },
             stack_top: stack_top.map(Avma),
             stack_limit: stack_limit.map(Avma),
             fp_always: false,
@@ -347,7 +349,8 @@ fn at_the_end_of_the_address_space_walks_end() {
         let framed = row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]);
         for rows in [vec![], vec![(0, framed)]] {
             let case = Case { rows, words: vec![0, TEXT + 10], registers: registers.clone() };
-            assert_eq!(case.walk(How::Auto).2, Ended::BadFrame, "{bytes}");
+            let ended = case.walk(How::Auto).2;
+            assert!(matches!(ended, Ended::BadFrame | Ended::Undescribed), "{bytes}: {ended:?}");
         }
     }
 }
@@ -363,7 +366,37 @@ fn the_window_is_told_from_garbage() {
 fn a_walk_that_only_ends_is_not_complete() {
     // Neither row nor frame record, and rbp is 0: with frame pointers that would do.
     let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
-    case.check(&[0], Ended::BadFrame);
+    case.check(&[0], Ended::Undescribed);
+}
+
+#[test]
+fn a_threads_first_instruction_has_nothing_above_its_stack_pointer() {
+    // What lies below it is copied, too.
+    let registers = vec![(RSP, STACK + 16)];
+    let case = Case { rows: vec![], words: vec![0; 8], registers };
+    assert_eq!(case.walk_below(How::Auto, Some(STACK + 16), None).2.ended, Ended::Root);
+    assert_ne!(case.walk_below(How::Auto, Some(STACK), None).2.ended, Ended::Root);
+}
+
+#[test]
+fn a_null_return_address_ends_a_stack_that_is_not_the_threads_own() {
+    let mut case = Case {
+        rows: vec![(0, sp_plus(8)), (9, sp_plus(16))],
+        words: vec![TEXT + 10, 7, 0, 0],
+        registers: vec![],
+    };
+    let ended = |case: &Case, top| case.walk_below(How::Auto, top, None).2.ended;
+    assert_eq!(ended(&case, None), Ended::Fiber);
+    assert_eq!(ended(&case, Some(STACK - 0x10_0000)), Ended::Fiber);
+    assert_eq!(ended(&case, Some(STACK + 0x1000)), Ended::BadFrame);
+    // In the leaf, whose row may be wrong at this instruction, it proves nothing.
+    case.words[0] = 0;
+    assert_eq!(ended(&case, None), Ended::BadFrame);
+    // Nor in a frame that was found by a frame record.
+    case.rows = vec![(9, sp_plus(16))];
+    case.words = vec![0, TEXT + 10, 7, 0];
+    case.registers = vec![(RBP, STACK)];
+    assert_ne!(ended(&case, None), Ended::Fiber);
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::fmt::Write;
 use std::process::Command;
 use std::time::Duration;
 
-use stackprof::walk::Ended;
 
 use crate::fixtures::{FramePointers, Variant, run};
 use crate::load::Image;
@@ -94,7 +93,7 @@ impl Report {
         let mut tallies: BTreeMap<Class, Tally> = BTreeMap::new();
         let mut wrong: BTreeMap<(u64, Class), (u64, u64, Verdict)> = BTreeMap::new();
         for judged in &outcome.judged {
-            let (exact, root) = (judged.verdict.exact, judged.verdict.ended == Ended::Root);
+            let (exact, root) = (judged.verdict.exact, judged.verdict.ended.is_complete());
             tallies.entry(judged.class).or_default().add(&Tally {
                 all: 1,
                 exact: exact.into(),

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use stackprof::addr::Avma;
 use stackprof::image::Images;
-use stackprof::registers::{Registers, X86_64};
+use stackprof::registers::{RED_ZONE_BYTES, Registers, X86_64};
 use stackprof::sampler::{ImageCode, Made, TargetCode};
 use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
@@ -250,9 +250,11 @@ impl Session<'_> {
         }
         let sp = now.gpr[X86_64::RSP];
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
-        self.stack.resize((end - sp).min(512 << 10) as usize, 0);
-        let len = read(self.pid, sp, &mut self.stack);
-        let stack = StackBytes { base: Avma(sp), bytes: &self.stack[..len] };
+        // As a capture, with what lies right below the stack pointer.
+        let base = sp - RED_ZONE_BYTES;
+        self.stack.resize((end - base).min(512 << 10) as usize, 0);
+        let len = read(self.pid, base, &mut self.stack);
+        let stack = StackBytes { base: Avma(base), bytes: &self.stack[..len] };
         let told = thread.shadow.truth(now.rip, |slot| stack.word(Avma(slot)), &mut self.truth);
         self.outcome.untrue +=
             self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
@@ -278,7 +280,7 @@ impl Session<'_> {
             };
             let score = &mut self.outcome.scores[index];
             let same = self.frames.addresses == self.truth;
-            let complete = walked.ended == Ended::Root;
+            let complete = walked.ended.is_complete();
             let right_until = |told: usize| {
                 told < self.truth.len() && self.frames.addresses.get(..told) == self.truth.get(..told)
             };

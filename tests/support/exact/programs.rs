@@ -101,7 +101,7 @@ const PYTHON: &str =
     "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
 const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
-const VARIANTS: [Variant; 53] = [
+const VARIANTS: [Variant; 55] = [
     variant("plain.c", "gcc", &["-O2"]).stepped_from_linker(),
     variant("plain.c", "gcc", &["-O2"]).lazy().stepped_from_linker().short(),
     variant("plain.c", "gcc", &["-O2", FP]),
@@ -124,6 +124,8 @@ const VARIANTS: [Variant; 53] = [
     variant("contexts.c", "gcc", &["-O2", "-static"]).short(),
     variant("contexts.c", "gcc", &["-O2", FP]).lazy(),
     variant("contexts.c", "clang-19", &["-O0"]).lazy(),
+    variant("fibers.c", "gcc", &["-O2"]).short(),
+    variant("fibers.c", "gcc", &["-O2", FP]).lazy(),
     variant("threads.c", "gcc", &["-O2", "-pthread"]),
     variant("threads.c", "gcc", &["-O2", "-pthread"]).lazy(),
     variant("threads.c", "gcc", &["-O2", "-pthread", "-static", "-DSTATIC"]).short(),

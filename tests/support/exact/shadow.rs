@@ -113,14 +113,21 @@ impl Shadow {
         }) {
             self.last = entries.pop();
         }
+        let pushed = before.gpr[X86_64::RSP] == sp.wrapping_add(8) && kind == Kind::Push;
         if called {
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: false });
+            self.fresh = false;
         } else if self.fresh && kind == Kind::Return {
             // The first function of a context: `makecontext` laid out where it returns to.
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
             self.fresh = false;
+        } else if self.fresh && pushed && entries.is_empty() {
+            // So does the trampoline of a fiber. Where `swapcontext` pushes what it returns to, the
+            // return takes it off again.
+            let address = CodeAddress::Return(Avma(word(sp)));
+            entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
         } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Push)
             && before.gpr[X86_64::RSP] == sp + 8
             && last.address == CodeAddress::Return(Avma(word(sp)))

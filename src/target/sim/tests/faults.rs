@@ -46,7 +46,7 @@ fn a_thread_dies_between_interrupt_and_capture() {
 fn a_stack_can_end_early_or_not_be_read() {
     let (_, event, capture, _, _) = first_stop(FaultKind::ShortStack { bytes: 20 });
     assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
-    assert_eq!(capture.stack.len(), 20);
+    assert_eq!(capture.stack.len(), RED_ZONE_BYTES as usize + 20);
     let (_, event, _, target, _) = first_stop(FaultKind::Unreadable);
     assert!(matches!(event, Ok(Event::Stopped { thread: LEADER, outcome: Outcome::Unreadable(_) })));
     assert_eq!(target.ledger().captures(), 0);

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use crate::addr::Avma;
 use crate::clock::{Clock, FakeClock};
-use crate::registers::{Aarch64, Registers, X86_64};
+use crate::registers::{Aarch64, RED_ZONE_BYTES, Registers, X86_64};
 use crate::target::{Activity, Arch, Capture, Event, ExitStatus, Fault, Outcome, Target, ThreadId};
 
 use super::*;
@@ -139,10 +139,7 @@ pub(super) fn walk(capture: &Capture, code_mask: u64) -> Vec<Avma> {
         Registers::X86_64(r) => (r.gpr[X86_64::RSP], r.gpr[X86_64::RBP]),
         Registers::Aarch64(r) => (r.sp, r.x[Aarch64::FP]),
     };
-    let word = |at: u64| {
-        let offset = usize::try_from(at - base).expect("small");
-        capture.stack.get(offset..offset + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
-    };
+    let word = |at: u64| word_at(capture, Avma(at));
     let mut addresses = vec![capture.registers.pc()];
     while fp != 0 {
         assert!(fp >= base && fp % 8 == 0, "frame record at {fp:#x} below {base:#x}");
@@ -152,6 +149,12 @@ pub(super) fn walk(capture: &Capture, code_mask: u64) -> Vec<Avma> {
         fp = next;
     }
     addresses
+}
+
+/// The word at an address of the copied stack.
+fn word_at(capture: &Capture, at: Avma) -> Option<u64> {
+    let offset = usize::try_from(at.0.checked_sub(capture.stack_base.0)?).ok()?;
+    capture.stack.get(offset..offset + 8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")))
 }
 
 /// Asserts that the last capture walks to exactly the true stack.
@@ -164,7 +167,7 @@ pub(super) fn assert_walks(target: &SimTarget, ledger: &Rc<SimLedger>, thread: T
     if walked.len() + 1 == truth.addresses.len() {
         // A frameless leaf: its caller is only where the call left it.
         let caller = match capture.registers {
-            Registers::X86_64(_) => u64::from_le_bytes(capture.stack[..8].try_into().expect("8 bytes")),
+            Registers::X86_64(_) => word_at(capture, capture.registers.sp()).expect("copied"),
             Registers::Aarch64(r) => r.x[Aarch64::LR],
         };
         walked.insert(1, Avma(caller));

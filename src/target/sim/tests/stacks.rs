@@ -62,9 +62,10 @@ fn the_window_is_clipped_to_what_was_asked_and_to_the_top_of_the_stack() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1, 2])]]);
     let (target, capture) = capture_of(&config, WINDOW);
     let top = target.machine.threads[0].stack_top().expect("known");
-    assert_eq!(capture.registers.sp() + capture.stack.len() as u64, top);
+    assert_eq!(capture.stack_base + capture.stack.len() as u64, top);
     let (_, short) = capture_of(&config, 24);
-    assert_eq!(short.stack, capture.stack[..24]);
+    assert_eq!(short.stack_base + RED_ZONE_BYTES, short.registers.sp());
+    assert_eq!(short.stack, capture.stack[..RED_ZONE_BYTES as usize + 24]);
 }
 
 #[test]
@@ -73,16 +74,17 @@ fn memory_of_a_stack_reads_like_the_capture_and_ends_with_its_mapping() {
     let (mut target, capture) = capture_of(&config, WINDOW);
     let sp = capture.registers.sp();
     let mut bytes = vec![0xff; capture.stack.len()];
-    assert_eq!(target.read_memory(sp, &mut bytes), Ok(bytes.len()));
+    let base = capture.stack_base;
+    assert_eq!(target.read_memory(base, &mut bytes), Ok(bytes.len()));
     assert_eq!(bytes, capture.stack);
-    // Below the stack pointer it is mapped, and zero.
+    // Below that it is mapped, and zero.
     let mut below = vec![0xff; 16 + 8];
-    assert_eq!(target.read_memory(Avma(sp.0 - 16), &mut below), Ok(24));
+    assert_eq!(target.read_memory(Avma(base.0 - 16), &mut below), Ok(24));
     assert_eq!((&below[..16], &below[16..]), (&[0; 16][..], &capture.stack[..8]));
     // A long read ends with the mapping, which is not the stack's top.
     let mut long = vec![0; 64 << 10];
     let count = target.read_memory(sp, &mut long).expect("mapped") as u64;
-    assert!(count >= capture.stack.len() as u64 && count < long.len() as u64);
+    assert!(sp.0 + count >= base.0 + capture.stack.len() as u64 && count < long.len() as u64);
     assert_eq!((sp.0 + count) % 4096, 0);
     assert!(matches!(target.read_memory(sp + count, &mut [0]), Err(Fault::Transient(_))));
     assert!(matches!(target.read_memory(Avma(0), &mut [0]), Err(Fault::Transient(_))));
