@@ -98,8 +98,8 @@ impl Code {
             return range.end;
         }
         match self.arch {
-            // push rbp; mov rbp,rsp (4 bytes), calls of 2 bytes; leave; ret; call
-            Arch::X86_64 => range.start + 6 + (random >> 8) % ((bytes - 10) / 2) * 2,
+            // push rbp; mov rbp,rsp; jne (10 bytes), calls of 2 bytes; leave; ret; call
+            Arch::X86_64 => range.start + 12 + (random >> 8) % ((bytes - 16) / 2) * 2,
             // stp; mov; bl
             Arch::Aarch64 => range.start + 12 + (random >> 8) % ((bytes - 12) / 4) * 4,
         }
@@ -118,8 +118,8 @@ impl Code {
         let at = match (frameless, self.arch) {
             (true, _) if *bare => random % (bytes / step) * step,
             (true, _) => random % 2 * (bytes - ret),
-            // push rbp; mov rbp,rsp; call … leave; ret; call
-            (false, Arch::X86_64) => 4 + random % ((bytes - 4 - ret) / 2) * 2,
+            // push rbp; mov rbp,rsp; jne; call … leave; ret; call
+            (false, Arch::X86_64) => 10 + random % ((bytes - 11 - ret) / 2) * 2,
             // stp; mov … ret
             (false, Arch::Aarch64) => 8 + random % ((bytes - 8 - ret) / 4) * 4,
         };
@@ -239,6 +239,14 @@ fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) ->
         if !bare {
             code[start..start + prologue.len()].copy_from_slice(prologue);
             code[end - epilogue.len()..end].copy_from_slice(epilogue);
+        }
+        if arch == Arch::X86_64 {
+            // jne to the call behind the return: what leads there tells where its frame is.
+            const JNE_BYTES: usize = 6;
+            let after = start + prologue.len() + JNE_BYTES;
+            let distance = u32::try_from(end + 1 - after).unwrap_or(0);
+            code[after - JNE_BYTES..after - 4].copy_from_slice(&[0x0f, 0x85]);
+            code[after - 4..after].copy_from_slice(&distance.to_le_bytes());
         }
     }
     code
