@@ -14,6 +14,11 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/setup.sh
 . scripts/setup.sh
 
+for argument in "$@"; do
+    if [[ $argument == --help || $argument == -h ]]; then
+        exec python3 scripts/field/field.py --help
+    fi
+done
 packages=()
 need() {
     command -v "$1" >/dev/null || packages+=("$2")

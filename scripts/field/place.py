@@ -75,7 +75,9 @@ class Place:
 
     def begin(self):
         """Starts the program, and its load for as long as the program lives."""
-        self.group = self.start(self.words(self.program.command), self.program.env, self.cgroup)
+        # What it leaves in a folder for such goes with ours.
+        env = {"TMPDIR": self.dir, **self.program.env}
+        self.group = self.start(self.words(self.program.command), env, self.cgroup)
         if self.program.ready:
             within(60, lambda: not self.group.alive() or self.program.ready(self), "starting")
         else:
