@@ -74,7 +74,9 @@ fn built_in_code_of_node_is_known_to_keep_frame_records() {
     let Some(_one) = live() else { return };
     let Some(node) = program("node") else { return };
     let script = fixture("sorting.js");
-    let arguments = ["--perf-basic-prof".as_ref(), script.as_os_str()];
+    // V8 would leave a log where it runs.
+    let no_log = ["--no-logfile-per-isolate", "--logfile=/dev/null"].map(OsStr::new);
+    let arguments = [no_log[0], no_log[1], "--perf-basic-prof".as_ref(), script.as_os_str()];
     let recorded = launch(&["--hz", "997"], &node, &arguments);
     // What remains: moments in which the compiler's threads, or code just made, are torn.
     check(&recorded, 0.8, &["sorting"], 0.7);
