@@ -13,12 +13,17 @@ use stackprof::target::mach::{MachClock, MachTarget};
 use super::recorded::{Replay, options, seeds};
 use super::sim_kernel::*;
 
-/// What `--duration` and Ctrl-C may take, beside the calls of one stop …
+/// What `--duration` and Ctrl-C may take, beside the calls of two stops …
 const OBEYS_NS: u64 = 100 * MS;
-/// … which are so many: asked where the stack ends, looked at, held, copied, let go, named.
-const STOP_CALLS: u64 = 16;
+/// … the one in hand and the last one: asked where the stack ends, looked at, held, copied, let
+/// go, and the thread and its queue named.
+const STOP_CALLS: u64 = 40;
+/// In which time a tick looks at threads; then it is the next one's turn.
+const TICK_NS: u64 = 20 * MS;
 /// What each call takes: a Mac; one that is watched or virtual; one that hardly moves.
 const CALLS_NS: [u64; 3] = [300, 20 * US, 2 * MS];
+/// What the target may stand before it had any time, beside its 2 %.
+const FIRST_CREDIT_NS: u64 = 5 * MS;
 
 /// A process of so many threads: up to `busy` compute, four CPUs between them; the others
 /// wait, and some of them wake up now and then.
@@ -58,8 +63,12 @@ struct Ran {
 }
 
 impl Ran {
-    fn rate(&self) -> f64 {
-        self.profile.stats.ticks as f64 * 1e9 / self.profile.stats.duration_ns as f64
+    /// Ticks, also those that stopped nobody so that the target does not stand for too long.
+    fn ticks(&self) -> u64 {
+        self.profile.stats.ticks + self.profile.stats.ticks_spared
+    }
+    fn per_second(&self, count: u64) -> f64 {
+        count as f64 * 1e9 / self.profile.stats.duration_ns as f64
     }
     fn held(&self) -> f64 {
         self.kernel.report().held_ns as f64 / self.profile.stats.duration_ns as f64
@@ -88,7 +97,8 @@ fn twenty_one_threads_whose_calls_take_some_microseconds_are_sampled_at_the_rate
         let ran = run(world.build(), &Options { hz: 100, ..options(1_000) }, None);
         let stats = &ran.profile.stats;
         assert!(stats.duration_ns < 1_100 * MS, "{call_ns} ns a call: {} ns", stats.duration_ns);
-        assert!(ran.rate() > 95.0, "{call_ns} ns a call: {} Hz", ran.rate());
+        let rate = ran.per_second(ran.ticks());
+        assert!(rate > 95.0, "{call_ns} ns a call: {rate} Hz");
     }
 }
 
@@ -127,18 +137,18 @@ fn whatever_calls_cost_recordings_end_in_time_and_leave_nothing() {
         };
         let kernel = World::arm64(seed).process(process).costs(costs).build();
         let ran = run(kernel, &options, is_interrupted.then_some(for_ns));
-        check(&ran, &what, threads, &costs, &options);
+        check(&ran, &what, (threads, busy), &costs, &options);
     }
 }
 
 /// What holds of every recording.
-fn check(ran: &Ran, what: &str, threads: u64, costs: &Costs, options: &Options) {
+fn check(ran: &Ran, what: &str, (threads, busy): (u64, u64), costs: &Costs, options: &Options) {
     let (stats, kernel) = (&ran.profile.stats, &ran.kernel);
     let allowed_ns = OBEYS_NS + STOP_CALLS * costs.round_trip + costs.longest(threads);
     if let Some(interrupted_ns) = ran.interrupted_ns {
         let late_ns = ran.ended_ns.saturating_sub(interrupted_ns);
         // The images are read in one piece before the first tick.
-        let beginning_ns = if stats.ticks == 0 { 300 * costs.round_trip } else { 0 };
+        let beginning_ns = if ran.ticks() == 0 { 300 * costs.round_trip } else { 0 };
         let allowed_ns = allowed_ns + beginning_ns + kernel.delayed_ns(interrupted_ns);
         let calls = ran.calls.iter().rev().filter(|call| **call != Method::AbsoluteTime);
         let last: Vec<&str> = calls.take(90).map(|call| call.name()).collect();
@@ -155,29 +165,46 @@ fn check(ran: &Ran, what: &str, threads: u64, costs: &Costs, options: &Options) 
     }
     // Before Ctrl-C the threads themselves may take longer to list.
     let has_ended = stats.exit_status.is_some() || ran.interrupted_ns.is_some();
-    assert!(stats.ticks > 0 || has_ended, "{what}: no ticks");
+    assert!(ran.ticks() > 0 || has_ended, "{what}: no ticks");
     // Per tick and thread a look and a reference; for those that run a stop; and what the
     // beginning and the end take.
     let work = ran.calls.iter().filter(|call| **call != Method::AbsoluteTime).count() as u64;
-    let most = (stats.ticks + 8) * (threads * 12 + 60);
-    assert!(work <= most, "{what}: {work} calls in {} ticks", stats.ticks);
+    let most = (ran.ticks() + 8) * (threads * 12 + 60);
+    assert!(work <= most, "{what}: {work} calls in {} ticks", ran.ticks());
+    // What one tick and the last one hold beyond the share is not foreseen.
+    let report = kernel.report();
+    let share_ns = stats.duration_ns / 50 + FIRST_CREDIT_NS;
+    let allowed_ns = share_ns + 2 * (TICK_NS + 2 * report.longest_hold_ns);
+    let (held_ms, longest_us) = (report.held_ns / MS, report.longest_hold_ns / US);
+    assert!(report.held_ns <= allowed_ns, "{what}: held for {held_ms} ms, once for {longest_us} us");
+    // A stop of one thread takes five calls at least.
+    let calls_ns = 12 * costs.round_trip + costs.suspend_per_running * busy;
+    let allowed_ns = (2 * MS).max(calls_ns) + kernel.delayed_ns(0);
+    assert!(report.longest_hold_ns <= allowed_ns, "{what}: held for {longest_us} us at once");
 }
 
 #[test]
 fn rates_and_holds_by_threads_and_cost_of_a_call() {
-    eprintln!("threads  a call, us  rate of 100 Hz  held, %  longest hold, us");
+    eprintln!("threads  a call, us  ticks of 100/s  that stopped  held, %  longest hold, us");
     for call_ns in CALLS_NS {
         for threads in [1, 21, 101, 301, 1_000] {
             let world = World::arm64(1).process(crowd(500, threads, 4)).costs(Costs::of_calls(call_ns));
-            let ran = run(world.build(), &Options { hz: 100, ..options(1_000) }, None);
+            let ran = run(world.build(), &Options { hz: 100, ..options(2_000) }, None);
             let longest_us = ran.kernel.report().longest_hold_ns as f64 / 1e3;
-            let (rate, held) = (ran.rate(), ran.held() * 100.0);
+            let (rate, held) = (ran.per_second(ran.ticks()), ran.held() * 100.0);
+            let stopped = ran.per_second(ran.profile.stats.ticks);
             let us = call_ns as f64 / 1e3;
-            eprintln!("{threads:>7}  {us:>10.1}  {rate:>14.1}  {held:>7.2}  {longest_us:>16.1}");
+            eprintln!(
+                "{threads:>7}  {us:>10.1}  {rate:>14.1}  {stopped:>12.1}  {held:>7.2}  {longest_us:>16.1}"
+            );
             // A look and a reference for each, and for four that run some ten calls.
             if call_ns * (2 * threads + 40) <= 8 * MS {
                 assert!(rate > 90.0, "{threads} threads, {call_ns} ns a call: {rate} Hz");
             }
+            assert!(
+                call_ns > 100 * US || held < 3.0,
+                "{threads} threads, {call_ns} ns a call: {held} % held"
+            );
         }
     }
 }
