@@ -174,7 +174,7 @@ pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
         ends &= record.is_some_and(|record| is_zero(record) || is_zero(record.plus(8)));
         (!ends).then_some(())
     });
-    arrives && ends
+    arrives && ends && !ways.differ
 }
 
 fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
