@@ -114,7 +114,7 @@ impl Recording<'_> {
 
     pub(super) fn ask(&mut self, id: ThreadId, waiting: bool) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else { return false };
-        match self.target.interrupt(id, account.window.bytes(), self.options.idle) {
+        match self.target.interrupt(id, account.window.bytes(), self.options.idle || waiting) {
             Ok(()) => {
                 account.asked = true;
                 account.asked_waiting = waiting;

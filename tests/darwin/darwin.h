@@ -128,6 +128,9 @@ __attribute__((noreturn, format(printf, 1, 2))) void not_implemented(const char 
 /* Whether the environment asks to refuse something: DARWIN_RUN_REFUSE="a b c". */
 bool refused(const char *what);
 
+/* Makes a call take longer: DARWIN_RUN_CALL_US="20-100" microseconds. */
+void take_time(void);
+
 /* The path of this loader, to start Mach-O programs with. */
 extern char own_loader[4096];
 /* Has a child, when it is started, stop before its first instruction. */

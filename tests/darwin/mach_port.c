@@ -112,6 +112,7 @@ int port_release(uint32_t name)
 
 static int d_mach_port_deallocate(uint32_t space, uint32_t name)
 {
+    take_time();
     if (space != OWN_TASK)
         return MACH_SEND_INVALID_DEST;
     pthread_mutex_lock(&kernel);
@@ -147,6 +148,7 @@ void *out_of_line(const void *bytes, size_t size)
 static int d_mach_vm_deallocate(uint32_t task, uint64_t address, uint64_t size)
 {
     int result = KERN_INVALID_ADDRESS;
+    take_time();
     if (task != OWN_TASK)
         return MACH_SEND_INVALID_DEST;
     if (size == 0)

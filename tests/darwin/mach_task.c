@@ -105,6 +105,7 @@ static int d_task_for_pid(uint32_t self, int pid, uint32_t *name)
 {
     char path[64];
     struct stat owner;
+    take_time();
     *name = 0;
     (void)self;
     snprintf(path, sizeof path, "/proc/%d", pid);
@@ -122,6 +123,7 @@ static int d_task_for_pid(uint32_t self, int pid, uint32_t *name)
 
 static int d_pid_for_task(uint32_t name, int *pid)
 {
+    take_time();
     pthread_mutex_lock(&kernel);
     const struct port *port = port_named(name, PORT_TASK);
     bool known = port && task_alive(port->task);
@@ -155,6 +157,7 @@ static int hold(struct task *task)
 static int d_task_suspend2(uint32_t name, uint32_t *token)
 {
     struct task *task;
+    take_time();
     if (refused("task_suspend2"))
         return MIG_BAD_ID;
     pthread_mutex_lock(&kernel);
@@ -170,6 +173,7 @@ static int d_task_suspend2(uint32_t name, uint32_t *token)
 /* The token of a dead task is a dead name: the message is not sent, and the name stays. */
 static int d_task_resume2(uint32_t token)
 {
+    take_time();
     pthread_mutex_lock(&kernel);
     const struct port *port = port_named(token, PORT_TOKEN);
     int result = !port                   ? MACH_SEND_INVALID_DEST
@@ -184,6 +188,7 @@ static int d_task_resume2(uint32_t token)
 static int d_task_suspend(uint32_t name)
 {
     struct task *task;
+    take_time();
     pthread_mutex_lock(&kernel);
     int result = task_named(name, &task);
     if (result == KERN_SUCCESS)
@@ -197,6 +202,7 @@ static int d_task_suspend(uint32_t name)
 static int d_task_resume(uint32_t name)
 {
     struct task *task;
+    take_time();
     pthread_mutex_lock(&kernel);
     int result = task_named(name, &task);
     if (result == KERN_SUCCESS && task->legacy_holds == 0)
@@ -218,6 +224,7 @@ static int d_task_threads(uint32_t name, uint32_t **array, uint32_t *count)
     struct task *task;
     uint32_t names[THREADS_MAX];
     uint32_t found = 0;
+    take_time();
     pthread_mutex_lock(&kernel);
     int result = task_named(name, &task);
     if (result == KERN_SUCCESS) {
@@ -246,6 +253,7 @@ static int d_task_info(uint32_t name, uint32_t flavor, void *into, uint32_t *cou
 {
     struct task *task;
     uint64_t told[2] = {0, 0};
+    take_time();
     pthread_mutex_lock(&kernel);
     int result = task_named(name, &task);
     if (result == KERN_SUCCESS && flavor != 17)

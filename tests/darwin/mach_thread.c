@@ -123,6 +123,7 @@ static int d_thread_info(uint32_t name, uint32_t flavor, void *into, uint32_t *c
 {
     static const uint32_t words[6] = {0, 0, 0, 10, 6, 28};
     int result;
+    take_time();
     if (flavor < 3 || flavor > 5)
         not_implemented("thread_info flavor %u", flavor);
     pthread_mutex_lock(&kernel);
@@ -196,6 +197,7 @@ static int d_thread_get_state(uint32_t name, int flavor, uint64_t *state, uint32
 {
     int result;
     struct user_regs_struct r;
+    take_time();
     if (flavor != 4)
         not_implemented("thread_get_state flavor %d", flavor);
     pthread_mutex_lock(&kernel);

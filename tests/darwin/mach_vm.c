@@ -29,6 +29,7 @@ static struct task *live_task(uint32_t name, int *result)
 static int d_mach_vm_read_overwrite(uint32_t name, uint64_t address, uint64_t size, uint64_t into, uint64_t *read)
 {
     int result;
+    take_time();
     pthread_mutex_lock(&kernel);
     const struct task *task = live_task(name, &result);
     if (result == KERN_SUCCESS && address + size < address)
@@ -84,6 +85,7 @@ static int d_mach_vm_region_recurse(uint32_t name, uint64_t *address, uint64_t *
 {
     char path[64], line[4352];
     int result;
+    take_time();
     pthread_mutex_lock(&kernel);
     const struct task *task = live_task(name, &result);
     if (result == KERN_SUCCESS && *count < 19)

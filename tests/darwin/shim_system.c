@@ -115,6 +115,30 @@ uint64_t now_ticks(void)
     return ticks_of_ns(now_ns());
 }
 
+/* Busy, as a call is: a sleep takes 50 us at least. */
+void take_time(void)
+{
+    static _Atomic uint64_t random = 88172645463325252ull;
+    static long least = -1, most;
+    const char *text = getenv("DARWIN_RUN_CALL_US");
+    if (least < 0) {
+        if (text && sscanf(text, "%ld-%ld", &least, &most) != 2)
+            not_implemented("DARWIN_RUN_CALL_US=%s", text);
+        if (!text)
+            least = 0;
+    }
+    if (most <= least)
+        return;
+    uint64_t number = random;
+    number ^= number << 13;
+    number ^= number >> 7;
+    number ^= number << 17;
+    random = number;
+    uint64_t until = now_ns() + (uint64_t)least * 1000 + number % ((uint64_t)(most - least) * 1000);
+    while (now_ns() < until)
+        ;
+}
+
 static int d_mach_timebase_info(uint32_t *info)
 {
     uint64_t numer, denom;

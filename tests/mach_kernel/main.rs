@@ -18,4 +18,6 @@ mod killed;
 mod leaks;
 mod life;
 mod recorded;
+mod shared_cpus;
+mod slow;
 mod stacks;

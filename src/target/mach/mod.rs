@@ -4,8 +4,8 @@
 //! that it fills; `xnu.rs` is the real one, on Apple systems only, and tests bring a
 //! simulated one. Everything else knows the system through that interface, and is compiled
 //! and tested everywhere: `attach.rs` and `refusal.rs` (the beginnings, and why not),
-//! `task.rs` (the events of a task and the stops), `threads.rs`, `hold.rs`, `state.rs`,
-//! `stack.rs` (one thread each time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs`
+//! `task.rs` (the events of a task), `polls.rs` (when it is asked what happened), `stops.rs`
+//! (the stops), `threads.rs`, `hold.rs`, `state.rs`, `stack.rs` (one thread each time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs`
 //! (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler.
 
 mod attach;
@@ -18,10 +18,12 @@ mod jit;
 pub mod kernel;
 pub mod layout;
 mod memory;
+mod polls;
 mod queues;
 mod refusal;
 mod stack;
 mod state;
+mod stops;
 #[cfg(target_vendor = "apple")]
 pub(super) mod swift;
 mod task;

@@ -1,9 +1,8 @@
 //! A task that is sampled: its threads, the stops, and what happens to it.
 //!
 //! Nothing tells of threads that come and go, of exec or of exit: they are found by
-//! listing the threads before each tick. A stop holds the whole task (see `hold.rs`) for
-//! as long as the registers and stacks of a few threads take to copy; everything that
-//! can be known before is asked before, and everything else after.
+//! listing the threads before ticks (see `polls.rs`). How threads are stopped and copied is
+//! in `stops.rs`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,66 +11,50 @@ use super::attach::{self, Acquired};
 use super::clock::MachClock;
 use super::dyld::Dyld;
 use super::files::MacFiles;
-use super::hold::Hold;
 use super::images::{self, Copied};
 use super::jit::Jit;
-use super::kernel::{KernReturn, MachKernel, StateFlavor, TaskPort};
+use super::kernel::{KernReturn, MachKernel, TaskPort};
 use super::memory::Memory;
+use super::polls::Polls;
 use super::queues::{self, LabelOffset};
+use super::refusal;
+use super::stops::{Asked, Stops};
 use super::threads::{Threads, is_gone};
-use super::{refusal, state};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::image::macho::{MachO, export};
 use crate::target::{
-    Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, MappingKind, Outcome, Process,
-    Target, ThreadId,
+    Capture, Event, ExitStatus, Fault, Files, ImageBytes, Look, Mapping, MappingKind, Process, Target,
+    ThreadId,
 };
 
-/// The threads are listed this often at most, however short the ticks, nanoseconds …
-const POLL_NS: u64 = 500_000;
-/// … and at least this often, however long: a process that ends is noticed.
-const MAX_WAIT_NS: u64 = 10_000_000;
 /// How long a process without task is taken to be on its way through exec or exit.
 const BETWEEN_TASKS_NS: u64 = 1_000_000_000;
-/// Threads that are copied while the task is held once. To hold it costs all threads that
-/// run, whoever is copied, so that many small holds cost more than a long one; the table
-/// is in ARCHITECTURE.md.
-const STOPS_AT_ONCE: usize = 16;
 
 /// A process that is sampled through its task port.
 pub struct MachTarget<'k> {
-    kernel: &'k dyn MachKernel,
-    clock: MachClock<'k>,
-    process: Process,
+    pub(super) kernel: &'k dyn MachKernel,
+    pub(super) clock: MachClock<'k>,
+    pub(super) process: Process,
     pid: i32,
     /// When the process was started; 0 if that is not told.
     start_us: u64,
-    task: TaskPort,
-    memory: Memory<'k>,
-    threads: Threads,
-    dyld: Dyld,
-    jit: Jit,
+    pub(super) task: TaskPort,
+    pub(super) memory: Memory<'k>,
+    pub(super) threads: Threads,
+    pub(super) dyld: Dyld,
+    pub(super) jit: Jit,
     copied: Copied,
     /// `None`: not looked for yet.
     label_offset: Option<Option<LabelOffset>>,
-    pending: Vec<(ThreadId, usize)>,
     /// What [`Target::next`] will say: events before stops.
-    events: VecDeque<Event>,
-    stops: VecDeque<Stop>,
-    spare: Vec<Capture>,
-    polled_ns: u64,
+    pub(super) events: VecDeque<Event>,
+    pub(super) stops: Stops,
+    polls: Polls,
     /// Since when the process has no task that we could have.
-    taskless_ns: Option<u64>,
+    pub(super) taskless_ns: Option<u64>,
     launched: bool,
     ended: bool,
-}
-
-/// What came of a thread that was asked to stop.
-struct Stop {
-    thread: ThreadId,
-    outcome: Outcome,
-    capture: Capture,
 }
 
 impl<'k> MachTarget<'k> {
@@ -94,11 +77,9 @@ impl<'k> MachTarget<'k> {
             jit: Jit::default(),
             copied: Copied::default(),
             label_offset: None,
-            pending: Vec::new(),
             events: VecDeque::new(),
-            stops: VecDeque::new(),
-            spare: Vec::new(),
-            polled_ns: 0,
+            stops: Stops::default(),
+            polls: Polls::default(),
             taskless_ns: None,
             launched,
             ended: false,
@@ -111,7 +92,7 @@ impl<'k> MachTarget<'k> {
     /// What the kernel said to listing the threads.
     pub(super) fn begin(&mut self) -> Result<(), KernReturn> {
         let now_ns = self.clock.now_ns();
-        self.threads.list(self.kernel, self.task, now_ns)?;
+        self.threads.list(self.kernel, self.task, now_ns, || false)?;
         // What cannot be read now is read later.
         let _ = self.dyld.refresh(&self.memory, self.pid, now_ns);
         Ok(())
@@ -130,35 +111,51 @@ impl<'k> MachTarget<'k> {
         images.map(|image| &image.macho).find(|macho| macho.file_type == EXECUTE).map(|macho| macho.cpu_type)
     }
 
-    /// Finds out what happened since the last time.
-    fn poll(&mut self) {
-        self.polled_ns = self.clock.now_ns();
+    /// Finds out what happened since the last time, or goes on with that. A tick is due at
+    /// `tick_ns`, which is not kept waiting for long.
+    fn poll(&mut self, tick_ns: u64) {
+        let begun_ns = self.clock.now_ns();
+        let pause_ns = self.polls.begin(begun_ns, tick_ns);
+        let done = self.poll_until(begun_ns, pause_ns);
+        self.polls.end(begun_ns, self.clock.now_ns(), done);
+    }
+
+    /// True if all was found out before `pause_ns`.
+    fn poll_until(&mut self, now_ns: u64, pause_ns: u64) -> bool {
         if self.taskless_ns.is_some() {
-            return self.task_lost();
+            self.task_lost();
+            return true;
         }
-        match self.list_threads(self.polled_ns) {
-            Ok(()) => {}
+        match self.list_threads(now_ns, pause_ns) {
+            Ok(true) => {}
+            Ok(false) => return false,
             // 5: the task is inactive (osfmk/kern/task.c, task_threads_internal).
-            Err(failed) if is_gone(failed) || failed == KernReturn::Failure => return self.task_lost(),
+            Err(failed) if is_gone(failed) || failed == KernReturn::Failure => {
+                self.task_lost();
+                return true;
+            }
             // Not this time; the known threads stand.
             Err(_) => {}
         }
         if self.dyld.has_changed(&self.memory) {
             self.events.push_back(Event::ImagesChanged);
         }
+        true
     }
 
-    /// Lists the threads, and tells which came and went.
-    fn list_threads(&mut self, now_ns: u64) -> Result<(), KernReturn> {
-        let changes = self.threads.list(self.kernel, self.task, now_ns)?;
+    /// Lists the threads until `pause_ns`, and tells which came and went; true if the list is
+    /// done.
+    fn list_threads(&mut self, now_ns: u64, pause_ns: u64) -> Result<bool, KernReturn> {
+        let clock = self.clock;
+        let changes = self.threads.list(self.kernel, self.task, now_ns, || clock.now_ns() >= pause_ns)?;
         for thread in changes.started {
             self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
         }
         for thread in changes.ended {
-            self.pending.retain(|(pending, _)| *pending != thread);
+            self.stops.forget(thread);
             self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
         }
-        Ok(())
+        Ok(changes.done)
     }
 
     /// The task port is dead: the process has ended, or begun another program.
@@ -169,7 +166,7 @@ impl<'k> MachTarget<'k> {
             Ok(acquired) if acquired.task == self.task => {
                 // Still the same one, on its way out, or it was a mistake.
                 let _ = self.kernel.port_deallocate(acquired.task.0);
-                if self.list_threads(now_ns).is_ok() {
+                if self.list_threads(now_ns, u64::MAX).is_ok() {
                     self.taskless_ns = None;
                     return;
                 }
@@ -203,7 +200,7 @@ impl<'k> MachTarget<'k> {
 
     fn end(&mut self, status: ExitStatus) {
         self.ended = true;
-        self.answer_pending("process ended before it was stopped");
+        self.stops.answer_asked("process ended before it was stopped");
         self.events.push_back(Event::Exited(status));
     }
 
@@ -228,7 +225,7 @@ impl<'k> MachTarget<'k> {
         }
         let now_ns = self.clock.now_ns();
         let mut threads = Threads::default();
-        let listed = threads.list(self.kernel, acquired.task, now_ns);
+        let listed = threads.list(self.kernel, acquired.task, now_ns, || false);
         let mut started = listed.map(|changes| changes.started).unwrap_or_default().into_iter();
         let Some(thread) = started.next() else {
             // It has not begun: the next poll asks again.
@@ -236,7 +233,7 @@ impl<'k> MachTarget<'k> {
             let _ = self.kernel.port_deallocate(acquired.task.0);
             return false;
         };
-        self.answer_pending("the program was replaced before it was stopped");
+        self.stops.answer_asked("the program was replaced before it was stopped");
         if self.launched && !self.dyld.is_settled() {
             // What was started is the command only now.
             attach::rename(self.kernel, self.pid, &mut self.process);
@@ -260,94 +257,6 @@ impl<'k> MachTarget<'k> {
     fn release(&mut self) {
         self.threads.clear(self.kernel);
         let _ = self.kernel.port_deallocate(self.task.0);
-    }
-
-    /// Says of all stops that are asked for that they came to nothing.
-    fn answer_pending(&mut self, why: &'static str) {
-        for (thread, _) in std::mem::take(&mut self.pending) {
-            let capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-            self.stops.push_back(Stop { thread, outcome: Outcome::Unreadable(why), capture });
-        }
-    }
-
-    /// Holds the task and copies the threads that were asked to stop.
-    fn capture_pending(&mut self) {
-        if self.taskless_ns.is_some() {
-            return self.answer_pending("the program ended or was replaced before it was stopped");
-        }
-        let count = self.pending.len().min(STOPS_AT_ONCE);
-        let asked: Vec<(ThreadId, usize)> = self.pending.drain(..count).collect();
-        let mut stops: Vec<Stop> = Vec::with_capacity(count);
-        for (thread, window_bytes) in asked {
-            let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-            capture.stack.resize(window_bytes, 0);
-            if let Some(thread) = self.threads.get_mut(thread) {
-                thread.stack.ask(&self.memory, thread.handle);
-            }
-            stops.push(Stop { thread, outcome: Outcome::Captured, capture });
-        }
-        let begun_ns = self.clock.now_ns();
-        match Hold::begin(self.kernel, self.task) {
-            Ok(hold) => {
-                for stop in &mut stops {
-                    stop.outcome = self.copy(stop.thread, &mut stop.capture);
-                }
-                drop(hold);
-            }
-            Err(_) => stops
-                .iter_mut()
-                .for_each(|stop| stop.outcome = Outcome::Unreadable("task could not be suspended")),
-        }
-        let pause_ns = self.clock.now_ns().saturating_sub(begun_ns);
-        let (mut new_code, mut stood_ns) = (false, pause_ns);
-        for Stop { thread, outcome, mut capture } in stops {
-            capture.pause_ns = pause_ns;
-            capture.stood_ns = std::mem::take(&mut stood_ns);
-            capture.look = None;
-            capture.stack_limit = None;
-            if outcome == Outcome::Captured {
-                let (sp, pc) = (capture.registers.sp().0, capture.registers.pc().0 & self.process.code_mask);
-                if let Some(thread) = self.threads.get_mut(thread) {
-                    thread.stack.learn(&self.memory, sp);
-                    capture.stack_limit = thread.stack.limit(sp).map(Avma);
-                }
-                new_code |= self.jit.learn(&self.memory, &self.dyld, pc);
-            }
-            self.stops.push_back(Stop { thread, outcome, capture });
-        }
-        if new_code {
-            self.events.push_back(Event::ImagesChanged);
-        }
-    }
-
-    /// Copies a thread's registers and stack while the task is held.
-    fn copy(&mut self, id: ThreadId, capture: &mut Capture) -> Outcome {
-        let Some(thread) = self.threads.get_mut(id).filter(|thread| !thread.has_gone) else {
-            return Outcome::Unreadable("thread ended before it was stopped");
-        };
-        let StateFlavor { flavor, count: wanted } = state::flavor(self.process.arch);
-        let (mut words, mut count) = ([0; StateFlavor::MAX_COUNT], wanted);
-        match self.kernel.thread_get_state(thread.port, flavor, &mut words, &mut count) {
-            Ok(()) if count >= wanted => {}
-            Err(failed) if is_gone(failed) => {
-                thread.has_gone = true;
-                return Outcome::Unreadable("thread ended before it was stopped");
-            }
-            _ => return Outcome::Unreadable("registers could not be read"),
-        }
-        capture.registers = state::registers(self.process.arch, &words);
-        let sp = capture.registers.sp().0;
-        let window_bytes = capture.stack.len();
-        let from = thread.stack.red_zone(sp);
-        let mut copy = |from: u64| {
-            capture.stack_base = Avma(from);
-            capture.stack.resize(window_bytes.saturating_add((sp - from) as usize), 0);
-            thread.stack.copy(&self.memory, from, &mut capture.stack)
-        };
-        match copy(from).or_else(|failed| if from < sp { copy(sp) } else { Err(failed) }) {
-            Ok(()) => Outcome::Captured,
-            Err(_) => Outcome::Unreadable("stack could not be read"),
-        }
     }
 
     /// Where labels of dispatch queues are, looked for once there is a libdispatch.
@@ -398,47 +307,56 @@ impl Target for MachTarget<'_> {
     }
 
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.threads.look(self.kernel, thread, self.clock.now_ns())
+        let look = self.threads.look(self.kernel, thread, self.clock.now_ns());
+        if look == Err(Fault::ThreadGone) {
+            self.polls.hurry();
+        }
+        look
     }
 
     fn stops_at_once(&self) -> usize {
-        STOPS_AT_ONCE
+        self.stops.at_once()
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, _keep_waiting: bool) -> Result<(), Fault> {
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         if self.threads.get_mut(thread).is_none() {
             return Err(Fault::ThreadGone);
         }
-        if !self.pending.iter().any(|(pending, _)| *pending == thread) {
-            self.pending.push((thread, window_bytes));
-        }
+        self.stops.ask(Asked { thread, window_bytes, keep_waiting });
         Ok(())
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        // However long a poll takes, after `until_ns` there is one at most.
+        let mut polled_late = false;
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            match self.stops.pop_front() {
-                Some(stop) => {
-                    self.spare.push(std::mem::replace(capture, stop.capture));
-                    return Ok(Event::Stopped { thread: stop.thread, outcome: stop.outcome });
-                }
-                None if self.ended => return Err(Fault::Gone),
-                None if !self.pending.is_empty() => self.capture_pending(),
-                None => {
-                    let now_ns = self.clock.now_ns();
-                    let polled_just_now = now_ns < self.polled_ns.saturating_add(POLL_NS);
-                    if until_ns == 0 || until_ns <= now_ns && polled_just_now {
-                        return Ok(Event::Timeout);
-                    }
-                    if now_ns < until_ns {
-                        self.clock.wait_until_ns(until_ns.min(now_ns.saturating_add(MAX_WAIT_NS)));
-                    }
-                    self.poll();
-                }
+            if let Some((thread, outcome)) = self.stops.take(capture) {
+                return Ok(Event::Stopped { thread, outcome });
             }
+            if self.ended {
+                return Err(Fault::Gone);
+            }
+            if self.stops.are_asked() {
+                self.capture_asked();
+                continue;
+            }
+            if until_ns == 0 {
+                return Ok(Event::Timeout);
+            }
+            let now_ns = self.clock.now_ns();
+            if now_ns >= until_ns && (polled_late || !self.polls.is_due(now_ns)) {
+                return Ok(Event::Timeout);
+            }
+            let due_ns = until_ns.min(self.polls.due_between_ticks_ns());
+            if now_ns < due_ns {
+                self.clock.wait_until_ns(due_ns);
+                continue;
+            }
+            self.poll(until_ns);
+            polled_late = self.clock.now_ns() >= until_ns;
         }
     }
 

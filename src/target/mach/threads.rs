@@ -4,6 +4,7 @@
 //! is given back at once, and so is every reference beyond the one that is kept for each
 //! thread that is known. While that one is kept its name stands for the same thread; once
 //! given back it may stand for another one. So a thread is known by its `thread_id`.
+//! Each of them takes a call, so a list is gone through in pieces (see `polls.rs`).
 
 use hashbrown::HashMap;
 
@@ -30,6 +31,49 @@ pub(super) fn is_gone(failed: KernReturn) -> bool {
     matches!(failed, KernReturn::InvalidArgument | KernReturn::Terminated | KernReturn::SendInvalidDest)
 }
 
+/// What the system tells of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) user_ns: u64,
+    pub(super) system_ns: u64,
+    run_state: i32,
+}
+
+impl Told {
+    #[cfg(test)]
+    pub(super) fn new(user_ns: u64, system_ns: u64, is_runnable: bool) -> Told {
+        Told { user_ns, system_ns, run_state: if is_runnable { RUNNING } else { STOPPED } }
+    }
+
+    /// CPU time: exact for a thread that is on no CPU, as all are while their task is held.
+    pub(super) fn cpu_ns(&self) -> u64 {
+        self.user_ns.saturating_add(self.system_ns)
+    }
+
+    /// Whether it is on a CPU or ready for one.
+    pub(super) fn is_runnable(&self) -> bool {
+        self.run_state == RUNNING
+    }
+}
+
+fn told(kernel: &dyn MachKernel, port: ThreadPort, looks_are_answered: bool) -> Kern<Told> {
+    let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| Told {
+        user_ns: info.user_ns,
+        system_ns: info.system_ns,
+        run_state: info.run_state,
+    });
+    basic.or_else(|failed| match failed {
+        KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
+        KernReturn::InvalidArgument if looks_are_answered => Err(failed),
+        // The same facts by another way, should a system refuse the first.
+        _ => kernel.thread_extended_info(port, EXTENDED_COUNT).map(|info| Told {
+            user_ns: info.user_ns,
+            system_ns: info.system_ns,
+            run_state: info.run_state,
+        }),
+    })
+}
+
 /// A thread that is known.
 #[derive(Debug)]
 pub(super) struct Thread {
@@ -52,7 +96,10 @@ pub(super) struct Thread {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) started: Vec<ThreadId>,
+    /// Told once the list is done.
     pub(super) ended: Vec<ThreadId>,
+    /// Whether the whole list was gone through.
+    pub(super) done: bool,
 }
 
 /// The threads of a task.
@@ -63,7 +110,10 @@ pub(super) struct Threads {
     /// The one that the task began with, if it was there when the task was first listed.
     first: Option<ThreadId>,
     lists: u64,
+    /// The list in hand: each port in it from `next` on is a reference to be given back.
     ports: Vec<ThreadPort>,
+    next: usize,
+    listing: bool,
     /// Whether any thread was ever told to have a number.
     ids_are_told: bool,
     /// Whether any thread was ever told to have used CPU time.
@@ -74,34 +124,41 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Lists the threads; on a failure nothing changes.
-    pub(super) fn list(&mut self, kernel: &dyn MachKernel, task: TaskPort, now_ns: u64) -> Kern<Changes> {
-        let mut ports = std::mem::take(&mut self.ports);
-        ports.clear();
-        let listed = kernel.task_threads(task, &mut ports).map(|array| {
+    /// Lists the threads, or goes on with the list in hand, until `pause` says so; at least
+    /// one thread is gone through. On a failure nothing changes.
+    pub(super) fn list(
+        &mut self,
+        kernel: &dyn MachKernel,
+        task: TaskPort,
+        now_ns: u64,
+        mut pause: impl FnMut() -> bool,
+    ) -> Kern<Changes> {
+        if !self.listing {
+            self.ports.clear();
+            let array = kernel.task_threads(task, &mut self.ports)?;
             if array.address != 0 && array.size != 0 {
                 // Were it refused, nothing else could be done either; so below.
                 let _ = kernel.vm_deallocate(array);
             }
-        });
+            self.ports.retain(|port| port.0 != 0);
+            (self.lists, self.next, self.listing) = (self.lists + 1, 0, true);
+        }
         let mut changes = Changes::default();
-        if listed.is_ok() {
-            self.lists += 1;
-            for port in ports.iter().filter(|port| port.0 != 0) {
-                changes.started.extend(self.listed(kernel, *port, now_ns));
-            }
-            let last = self.lists;
-            let gone = self.by_id.iter().filter(|(_, thread)| thread.listed != last).map(|(id, _)| *id);
-            changes.ended.extend(gone);
-            // The table has no order of its own.
-            changes.ended.sort_unstable();
-            changes.ended.iter().for_each(|id| self.forget(kernel, *id));
-            if self.lists == 1 {
-                self.first = changes.started.first().copied();
+        while let Some(port) = self.ports.get(self.next).copied() {
+            self.next += 1;
+            changes.started.extend(self.listed(kernel, port, now_ns));
+            if self.next < self.ports.len() && pause() {
+                return Ok(changes);
             }
         }
-        self.ports = ports;
-        listed.map(|()| changes)
+        (self.listing, changes.done) = (false, true);
+        let last = self.lists;
+        let gone = self.by_id.iter().filter(|(_, thread)| thread.listed != last).map(|(id, _)| *id);
+        changes.ended.extend(gone);
+        // The table has no order of its own.
+        changes.ended.sort_unstable();
+        changes.ended.iter().for_each(|id| self.forget(kernel, *id));
+        Ok(changes)
     }
 
     /// Takes one reference to a listed thread's port; its number if it is new.
@@ -141,6 +198,9 @@ impl Threads {
         };
         self.by_id.insert(id, thread);
         self.by_port.insert(port, id);
+        if self.lists == 1 && self.first.is_none() {
+            self.first = Some(id);
+        }
         Some(id)
     }
 
@@ -157,6 +217,11 @@ impl Threads {
         let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
         ids.sort_unstable();
         ids.into_iter().for_each(|id| self.forget(kernel, id));
+        if self.listing {
+            for port in self.ports.drain(self.next..) {
+                let _ = kernel.port_deallocate(port.0);
+            }
+        }
         *self = Threads::default();
     }
 
@@ -179,18 +244,9 @@ impl Threads {
     /// hides whether it waits.
     pub(super) fn look(&mut self, kernel: &dyn MachKernel, id: ThreadId, now_ns: u64) -> Result<Look, Fault> {
         let thread = self.by_id.get_mut(&id).filter(|thread| !thread.has_gone).ok_or(Fault::ThreadGone)?;
-        let basic = kernel.thread_basic_info(thread.port, BASIC_COUNT);
-        let basic = basic.map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state));
-        let info = basic.or_else(|failed| match failed {
-            KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
-            KernReturn::InvalidArgument if self.looks_are_answered => Err(failed),
-            // The same facts by another way, should a system refuse the first.
-            _ => kernel
-                .thread_extended_info(thread.port, EXTENDED_COUNT)
-                .map(|info| (info.user_ns.saturating_add(info.system_ns), info.run_state)),
-        });
+        let info = told(kernel, thread.port, self.looks_are_answered);
         let (told_ns, run_state) = match info {
-            Ok(told) => told,
+            Ok(told) => (told.cpu_ns(), told.run_state),
             Err(failed)
                 if is_gone(failed) && (self.looks_are_answered || failed != KernReturn::InvalidArgument) =>
             {
@@ -219,6 +275,16 @@ impl Threads {
                 _ => Activity::Waiting,
             },
         })
+    }
+
+    /// What is told of a thread around a stop; `None` where it cannot be relied on: nothing
+    /// is told, or CPU times are always zero.
+    pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<Told> {
+        let (is_told, are_answered) = (self.times_are_told, self.looks_are_answered);
+        let thread = self.by_id.get_mut(&id).filter(|thread| is_told && !thread.has_gone)?;
+        let told = told(kernel, thread.port, are_answered);
+        thread.has_gone = told.is_err_and(is_gone);
+        told.ok()
     }
 
     /// A thread's own name, if it has one.

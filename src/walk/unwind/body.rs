@@ -55,9 +55,25 @@ pub(super) fn method(compact: bool) -> Method {
     if compact { Method::Compact } else { Method::Cfi }
 }
 
+/// Whether the function at an address says itself that nothing called it, in an image in which
+/// threads begin. `thread_start` of newer libpthreads pushes a null return address, and then
+/// makes its frame record (it is entered with the stack pointer at the pthread structure, so
+/// that the word above is not null), `__dyld_start` of older dyld a null frame pointer. What
+/// the kernel left in registers then proves nothing more: for pthreads it clears the frame
+/// pointer (osfmk/i386/pcb_native.c, thread_set_wq_state64).
+pub(super) fn marks_first<P: Processor<N>, const N: usize>(address: CodeAddress, code: &dyn Code) -> bool {
+    let (at, returned) = match address {
+        CodeAddress::Pc(at) => (at, false),
+        CodeAddress::Return(at) => (at, true),
+    };
+    let entry = code.function(address.lookup()).map(|function| function.start);
+    entry.is_some_and(|entry| flow::ends_chain::<P, N>(entry, at, returned, code))
+}
+
 /// Whether nothing called the function at an address: threads begin in its image, and the
 /// walk led to no return address and no frame (libpthread src/pthread_asm.s, dyld
-/// dyldStartup.s). `None` outside Mach-O images, where other rules hold.
+/// dyldStartup.s). One of the two alone is what any word of a stack may be. `None` outside
+/// Mach-O images, where other rules hold.
 pub(super) fn is_first(
     address: CodeAddress,
     caller: Avma,

@@ -261,8 +261,12 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
         return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
-    if code.begins_threads(address.lookup()).is_some() {
-        return (in_macho(address, code), follows_call);
+    if let Some(begins_threads) = code.begins_threads(address.lookup()) {
+        let found = match begins_threads && body::marks_first::<flow::x86_64::X86_64, _>(address, code) {
+            true => Found::Root,
+            false => in_macho(address, code),
+        };
+        return (found, follows_call);
     }
     if is_return && !follows_call {
         return (Found::Nothing, false);

@@ -152,6 +152,31 @@ fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Option<R
     })
 }
 
+/// Whether the function's own code has ended the chain of frames: it pushed a zero and
+/// made its frame record there, so that its return address or its caller's frame pointer is
+/// that zero. By all ways from its entry to `at`.
+pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> bool {
+    let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
+    let Some(function) = function.filter(|function| function.contains(&entry)) else { return false };
+    let mut ways = Ways::new(Some(function), code);
+    ways.goal = Some(Goal { at, returned });
+    let (mut arrives, mut ends) = (false, true);
+    ways.follow::<P, (), N, _>(entry, State::new(), |_, arrived| {
+        let Arrived::At(state) = arrived else { return None };
+        let record = state.place(P::FRAME_POINTER).filter(|at| at.register == P::STACK_POINTER);
+        let is_zero = |at: Place| state.zero == Some(at);
+        arrives = true;
+        ends &= record.is_some_and(|record| is_zero(record) || is_zero(record.plus(8)));
+        (!ends).then_some(())
+    });
+    arrives && ends && !ways.differ
+}
+
 fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
     code.function(at).filter(|function| function.contains(&at))
 }

@@ -1,7 +1,7 @@
 /*
  * Stands for libsystem_pthread: the root of all other threads' stacks. As on macOS,
- * thread_start makes a frame of two zeros and calls _pthread_start, which never returns
- * (libpthread, src/pthread_asm.s).
+ * thread_start pushes a return address of 0, makes its frame and calls _pthread_start, which
+ * never returns (libpthread, src/pthread_asm.s).
  */
 /* darwin-run ends the thread. */
 extern void darwin_run_thread_end(void *) __attribute__((noreturn));
@@ -12,4 +12,4 @@ __attribute__((noreturn)) void _pthread_start(void *(*function)(void *), void *a
 }
 
 __asm__(".globl _thread_start\n_thread_start:\n"
-        "  push $0\n  mov %rsp, %rbp\n  and $-16, %rsp\n  call __pthread_start\n  ud2\n");
+        "  push $0\n  push %rbp\n  mov %rsp, %rbp\n  sub $24, %rsp\n  call __pthread_start\n  ud2\n");

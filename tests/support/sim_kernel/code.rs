@@ -148,7 +148,7 @@ impl Code {
         let random = hash(&[self.seed, caller as u64, callee]);
         match (function.kind, self.arch) {
             (Kind::ThreadStart, Arch::Aarch64) => function.range.start + 8,
-            (Kind::ThreadStart, Arch::X86_64) => function.range.start + 13,
+            (Kind::ThreadStart, Arch::X86_64) => function.range.start + 15,
             _ => {
                 let calls = self.calls(function);
                 let last = calls.len() - 1;
@@ -176,10 +176,11 @@ impl Parts {
                 (&[0x90], &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x29, 0xc4], &[0xc9, 0xc3, 0xe8, 0, 0, 0, 0], 5)
             }
             (Arch::X86_64, Kind::Frameless) => (&[0x90], &[], &[0xc3], 5),
-            // push %rbp, mov %rsp,%rbp, sub $24,%rsp, call, leave, ret
+            // push $0, push %rbp, mov %rsp,%rbp, sub $16,%rsp, call, ud2: it is `thread_start+15`
+            // in crash reports.
             (Arch::X86_64, Kind::ThreadStart) => {
                 const CODE: &[u8] =
-                    &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 24, 0xe8, 0, 0, 0, 0, 0xc9, 0xc3];
+                    &[0x6a, 0, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
                 (&[0x90], CODE, &[], 5)
             }
             // stp x29,x30,[sp,#-16]!, mov x29,sp, sub sp,sp,x16; mov sp,x29, ldp, ret

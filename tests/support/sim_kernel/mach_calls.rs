@@ -166,7 +166,7 @@ impl State {
         if self.tasks.iter().any(|task| task.alive && task.is_held()) {
             self.violation("a suspension while another is held");
         }
-        self.pass(cost::SUSPEND_PER_RUNNING * self.tasks[task].on_cpus());
+        self.pass(self.costs.suspend_per_running * self.tasks[task].on_cpus());
         // It may have died while it was waited for.
         let task = self.task_or(port, FAILURE)?;
         self.tasks[task].last_stop_ns = self.tasks[task].ran_ns;
@@ -232,7 +232,7 @@ impl State {
         if answer == Some(Answer::NoThreads) {
             found.clear();
         }
-        self.pass(cost::LIST_PER_THREAD * found.len() as u64);
+        self.pass(self.costs.list_per_thread * found.len() as u64);
         if found.is_empty() {
             return Ok(OutOfLine { address: 0, size: 0 });
         }
@@ -259,24 +259,43 @@ impl State {
         })
     }
 
+    /// Ready threads get the CPUs that those of a held task have left, and run as far as
+    /// their own stop, in the kernel (osfmk/kern/task.c, place_task_hold: it waits only until
+    /// no thread is on a CPU).
+    fn dispatch(&mut self, task: usize, thread: usize) {
+        let Some(since_ns) = self.held_since_ns.filter(|_| self.tasks[task].is_held()) else { return };
+        let (holds, now_ns, seed) = (self.holds, self.now_ns, self.seed);
+        let ran_ns = self.tasks[task].ran_ns;
+        let found = &mut self.tasks[task].threads[thread];
+        let after_ns = hash(&[seed, found.thread_id, holds, 51]) % cost::DISPATCHED_WITHIN;
+        if found.is_ready(ran_ns) && found.dispatched_in != holds && now_ns - since_ns >= after_ns {
+            found.dispatched_in = holds;
+            found.dispatch_ns += cost::DISPATCH;
+        }
+    }
+
     /// User and system time, and the run state.
-    fn usage(&self, task: usize, thread: usize) -> Code<(u64, u64, i32)> {
+    fn usage(&mut self, task: usize, thread: usize) -> Code<(u64, u64, i32)> {
+        self.dispatch(task, thread);
         let (at, found) = (&self.tasks[task], &self.tasks[task].threads[thread]);
-        let cpu_ns = match at.cpu_times {
-            CpuTimes::Exact => found.at(at.ran_ns).cpu_ns,
-            CpuTimes::Lagging => found.lagging_cpu_ns(at.ran_ns, at.last_stop_ns),
-            CpuTimes::Zero => 0,
+        let (cpu_ns, dispatch_ns) = match at.cpu_times {
+            CpuTimes::Exact => (found.at(at.ran_ns).cpu_ns, found.dispatch_ns),
+            CpuTimes::Lagging => (found.lagging_cpu_ns(at.ran_ns, at.last_stop_ns), found.dispatch_ns),
+            CpuTimes::Zero => (0, 0),
             CpuTimes::Refused => return Err(NOT_SUPPORTED),
         };
-        // osfmk/kern/thread_act.c: RUNNING, UNINTERRUPTIBLE, STOPPED, WAITING in this order.
+        // osfmk/kern/thread_act.c: RUNNING, UNINTERRUPTIBLE, STOPPED, WAITING in this order. A
+        // ready thread of a held task stays so until it gets a CPU and runs to its stop.
         let stopped = self.stands(task) || found.suspended_by_others > 0;
+        let still_ready = at.is_held() && found.is_ready(at.ran_ns) && found.dispatched_in != self.holds;
         let run_state = match found.doing(at.ran_ns) {
             Doing::WaitUninterruptible => 4,
+            Doing::Run if still_ready => 1,
             _ if stopped => 2,
             Doing::Run => 1,
             Doing::Wait => 3,
         };
-        Ok((cpu_ns - cpu_ns / 10, cpu_ns / 10, run_state))
+        Ok((cpu_ns - cpu_ns / 10, cpu_ns / 10 + dispatch_ns, run_state))
     }
 
     pub fn thread_basic_info(&mut self, port: ThreadPort, count: u32) -> Code<ThreadBasicInfo> {
@@ -377,7 +396,7 @@ impl State {
 
     pub fn vm_read_overwrite(&mut self, port: TaskPort, address: u64, into: &mut [u8]) -> Code<()> {
         let task = self.task(port)?;
-        self.pass(cost::READ_PER_BLOCK * (into.len() as u64).div_ceil(cost::READ_BLOCK_BYTES));
+        self.pass(self.costs.read_per_block * (into.len() as u64).div_ceil(cost::READ_BLOCK_BYTES));
         if address.checked_add(into.len() as u64).is_none() {
             return Err(INVALID_ARGUMENT);
         }

@@ -50,7 +50,7 @@ use stackprof::target::mach::kernel::{
 use stackprof::target::{Arch, ImageBytes};
 
 pub use bsd_calls::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM};
-pub use cost::ROUND_TRIP;
+pub use cost::{Costs, Delays, ROUND_TRIP};
 pub use dyld::Op;
 pub use faults::{
     Answer, EACCES, EAGAIN, ECHILD, EINVAL, EIO, ENOENT, EPERM, ESRCH, FaultPlan, Happening, INVALID_DEST,
@@ -89,11 +89,17 @@ impl SimKernel {
             return None;
         }
         state.calls.push(method);
-        if state.calls.len() >= MOST_CALLS {
+        if state.calls.len() >= MOST_CALLS || state.now_ns >= state.patience_until_ns {
             // What it does while it unwinds must not fail again.
             state.killed = true;
+            let (calls, ms) = (state.calls.len(), state.now_ns / MS);
             drop(state);
-            panic!("the client goes in circles: {}, and no end", method.name());
+            panic!("the client goes in circles: {} is call {calls} at {ms} ms, and no end", method.name());
+        }
+        if state.interrupted.as_ref().is_some_and(|(at_ns, _)| *at_ns <= state.now_ns)
+            && let Some((_, live)) = state.interrupted.take()
+        {
+            live.ask_to_stop();
         }
         let of_method = state.by_method.entry(method).or_default();
         *of_method += 1;
@@ -108,7 +114,8 @@ impl SimKernel {
             let moves = state.tasks[index].alive && !state.stands(index);
             state.tasks[index].epoch += u64::from(moves);
         }
-        state.pass(cost::base(method));
+        let cost_ns = state.cost(method);
+        state.pass(cost_ns);
         let held = state.tasks.iter().any(|task| task.alive && task.is_held());
         if held && !method.is_for_a_pause() && !matches!(method, Method::TaskSuspend | Method::TaskSuspend2) {
             state.violation(format!("{} while the target is held", method.name()));

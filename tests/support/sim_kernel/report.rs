@@ -6,6 +6,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use stackprof::live::Live;
 
 use super::faults::{Answer, Happening, Method, Which};
 use super::images::Placed;
@@ -37,6 +40,8 @@ pub struct Report {
     pub repeats: Vec<Violation>,
     pub holds: u64,
     pub longest_hold_ns: u64,
+    /// Time in which a task was held.
+    pub held_ns: u64,
 }
 
 impl Report {
@@ -102,6 +107,7 @@ impl SimKernel {
             repeats: state.repeats.clone(),
             holds: state.holds,
             longest_hold_ns: state.longest_hold_ns,
+            held_ns: state.held_ns,
         }
     }
 
@@ -145,6 +151,26 @@ impl SimKernel {
     /// Lets time pass without a call.
     pub fn pass(&self, ns: u64) {
         self.state.borrow_mut().pass(ns);
+    }
+
+    /// Ctrl-C so long from now; the time then.
+    pub fn interrupt(&self, after_ns: u64, live: &Arc<Live>) -> u64 {
+        let mut state = self.state.borrow_mut();
+        let at_ns = state.now_ns + after_ns;
+        state.interrupted = Some((at_ns, Arc::clone(live)));
+        at_ns
+    }
+
+    /// A client that still makes calls so much later goes in circles.
+    pub fn lose_patience(&self, after_ns: u64) {
+        let mut state = self.state.borrow_mut();
+        state.patience_until_ns = state.now_ns + after_ns;
+    }
+
+    /// For how long the client had no CPU from a time on.
+    pub fn delayed_ns(&self, from_ns: u64) -> u64 {
+        let state = self.state.borrow();
+        state.delays.iter().filter(|(at_ns, ns)| at_ns + ns > from_ns).map(|(_, ns)| ns).sum()
     }
 
     /// Something happens in the first process now.

@@ -145,6 +145,29 @@ pub enum Birth {
     Bare,
 }
 
+/// Threads that share a CPU: each has it for `slice_ns`, in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turns {
+    pub of: u64,
+    pub place: u64,
+    pub slice_ns: u64,
+}
+
+impl Turns {
+    /// Time on the CPU until a time of the task's clock.
+    pub fn had(&self, ran_ns: u64) -> u64 {
+        let (round_ns, begin_ns) = (self.of * self.slice_ns, self.place * self.slice_ns);
+        ran_ns / round_ns * self.slice_ns + (ran_ns % round_ns).saturating_sub(begin_ns).min(self.slice_ns)
+    }
+    pub fn is_on(&self, ran_ns: u64) -> bool {
+        ran_ns % (self.of * self.slice_ns) / self.slice_ns == self.place
+    }
+    /// Time since its turn began, which it has.
+    pub fn since(&self, ran_ns: u64) -> u64 {
+        ran_ns % self.slice_ns
+    }
+}
+
 /// A thread; its phases repeat until it ends.
 #[derive(Clone, Debug)]
 pub struct SimThread {
@@ -161,6 +184,8 @@ pub struct SimThread {
     pub swift: bool,
     /// Bytes of locals in each frame, besides what varies.
     pub locals: u64,
+    /// The CPU that it shares; its phases go on in its turns only.
+    pub turns: Option<Turns>,
 }
 
 impl SimThread {
@@ -175,6 +200,7 @@ impl SimThread {
             suspended_by_others: 0,
             swift: false,
             locals: 32,
+            turns: None,
         }
     }
     pub fn main() -> SimThread {
@@ -222,6 +248,11 @@ impl SimThread {
     #[must_use]
     pub fn suspended_by_others(mut self, count: i32) -> SimThread {
         self.suspended_by_others = count;
+        self
+    }
+    #[must_use]
+    pub fn turns(mut self, of: u64, place: u64, slice_ns: u64) -> SimThread {
+        self.turns = Some(Turns { of, place, slice_ns });
         self
     }
     #[must_use]

@@ -2,9 +2,12 @@
 //! client, the time; and how time passes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use stackprof::live::Live;
 use stackprof::target::Arch;
 
+use super::cost::Costs;
 use super::faults::{FaultPlan, Happening, Method};
 use super::images::Plan;
 use super::ports::{Names, Right};
@@ -91,12 +94,20 @@ pub struct State {
     pub overshoot_ns: u64,
     /// One wait in so many is interrupted; 0: none.
     pub interrupt_waits: u64,
+    pub costs: Costs,
+    /// When the client lost its CPU, and for how long.
+    pub delays: Vec<(u64, u64)>,
+    /// A client that has not ended by then never will.
+    pub patience_until_ns: u64,
+    /// When Ctrl-C is pressed.
+    pub interrupted: Option<(u64, Arc<Live>)>,
     pub killed: bool,
     /// Held until this call: dyld's change in hand.
     pub torn_until: BTreeMap<usize, u64>,
     /// When the suspension now held began, and the longest.
     pub held_since_ns: Option<u64>,
     pub longest_hold_ns: u64,
+    pub held_ns: u64,
     pub holds: u64,
     pub captured: BTreeMap<(u64, Vec<String>), u64>,
 }
@@ -104,6 +115,25 @@ pub struct State {
 impl State {
     pub fn call(&self) -> u64 {
         self.calls.len() as u64
+    }
+
+    /// How long the call that now begins takes, without what depends on its answer.
+    pub fn cost(&mut self, method: Method) -> u64 {
+        let mut cost_ns = self.costs.base(method);
+        if method == Method::AbsoluteTime {
+            return cost_ns;
+        }
+        if self.costs.varied {
+            cost_ns = cost_ns / 2 + self.rng.within(0, cost_ns);
+        }
+        if let Some(delays) = self.costs.delays
+            && self.rng.chance(1, delays.one_in)
+        {
+            let delay_ns = self.rng.within(0, delays.at_most_ns);
+            self.delays.push((self.now_ns, delay_ns));
+            cost_ns += delay_ns;
+        }
+        cost_ns
     }
 
     pub fn violation(&mut self, what: impl Into<String>) {
@@ -350,6 +380,7 @@ impl State {
             }
             (false, Some(since_ns)) => {
                 self.longest_hold_ns = self.longest_hold_ns.max(self.now_ns - since_ns);
+                self.held_ns += self.now_ns - since_ns;
                 self.held_since_ns = None;
             }
             _ => {}

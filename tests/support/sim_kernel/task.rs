@@ -231,6 +231,9 @@ impl Task {
                 suspended_by_others: spec.suspended_by_others,
                 swift: spec.swift,
                 locals: spec.locals,
+                turns: spec.turns,
+                dispatched_in: 0,
+                dispatch_ns: 0,
                 made: None,
             };
             if spec.birth == Birth::Main {
@@ -268,7 +271,7 @@ impl Task {
     }
 
     pub fn on_cpus(&self) -> u64 {
-        self.living().filter(|(_, thread)| thread.doing(self.ran_ns) == Doing::Run).count() as u64
+        self.living().filter(|(_, thread)| thread.is_on_cpu(self.ran_ns)).count() as u64
     }
 
     /// The region that holds an address, or the next above.
@@ -331,7 +334,7 @@ impl Task {
         let thread = &self.threads[index];
         let moment = thread.at(self.ran_ns);
         let stretch = &thread.stretches[moment.stretch];
-        let runs = stretch.doing == Doing::Run && thread.suspended_by_others == 0;
+        let runs = thread.is_on_cpu(self.ran_ns);
         let moving = if runs { self.epoch + 1 } else { 0 };
         let key = hash(&[self.seed, thread.thread_id, moment.stretch as u64, moving]);
         // Neighbouring epochs never give the same first frames.

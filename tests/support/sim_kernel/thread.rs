@@ -3,7 +3,7 @@
 //! Its phases repeat from its start to its end, so its state is a function of the time.
 
 use super::images::FunctionRef;
-use super::spec::{Birth, Doing};
+use super::spec::{Birth, Doing, Turns};
 use super::stack::Made;
 
 /// A phase with its functions found.
@@ -51,6 +51,11 @@ pub struct Thread {
     pub suspended_by_others: i32,
     pub swift: bool,
     pub locals: u64,
+    /// The CPU that it shares.
+    pub turns: Option<Turns>,
+    /// The hold in which it got a CPU last, to run to its stop, and the time that took in all.
+    pub dispatched_in: u64,
+    pub dispatch_ns: u64,
     /// The stack made last.
     pub made: Option<Made>,
 }
@@ -76,7 +81,25 @@ impl Thread {
 
     /// Threads that others suspended stay where they began.
     fn lived(&self, ran_ns: u64) -> u64 {
-        if self.suspended_by_others > 0 { 0 } else { ran_ns.min(self.end_ns).saturating_sub(self.start_ns) }
+        if self.suspended_by_others > 0 {
+            return 0;
+        }
+        let (from_ns, to_ns) = (self.start_ns, ran_ns.min(self.end_ns).max(self.start_ns));
+        match self.turns {
+            Some(turns) => turns.had(to_ns) - turns.had(from_ns),
+            None => to_ns - from_ns,
+        }
+    }
+
+    /// Whether it is on a CPU.
+    pub fn is_on_cpu(&self, ran_ns: u64) -> bool {
+        let has_turn = self.turns.is_none_or(|turns| turns.is_on(ran_ns));
+        has_turn && self.suspended_by_others == 0 && self.doing(ran_ns) == Doing::Run
+    }
+
+    /// Whether it could run and has no CPU.
+    pub fn is_ready(&self, ran_ns: u64) -> bool {
+        self.doing(ran_ns) == Doing::Run && self.suspended_by_others == 0 && !self.is_on_cpu(ran_ns)
     }
 
     fn cpu_of(&self, stretch: usize, ns: u64) -> u64 {
@@ -113,12 +136,12 @@ impl Thread {
     pub fn lagging_cpu_ns(&self, ran_ns: u64, last_stop_ns: u64) -> u64 {
         const QUANTUM_NS: u64 = 10_000_000;
         let now = self.at(ran_ns);
-        if self.stretches[now.stretch].doing != Doing::Run {
+        if !self.is_on_cpu(ran_ns) {
             return now.cpu_ns;
         }
-        let stopped = last_stop_ns.min(ran_ns).saturating_sub(ran_ns - now.into_ns);
-        let seen = (now.into_ns / QUANTUM_NS * QUANTUM_NS).max(stopped);
-        now.cpu_ns - (now.into_ns - seen)
+        let on_cpu_ns = self.turns.map_or(u64::MAX, |turns| turns.since(ran_ns));
+        let since_stop_ns = ran_ns.saturating_sub(last_stop_ns);
+        now.cpu_ns - (now.into_ns % QUANTUM_NS).min(since_stop_ns).min(on_cpu_ns)
     }
 
     /// Time in each stretch so far.

@@ -6,6 +6,7 @@ use std::fs;
 use stackprof::target::Arch;
 
 use super::SimKernel;
+use super::cost::Costs;
 use super::faults::{Answer, FaultPlan, Happening, Which};
 use super::images::Plan;
 use super::ports::Names;
@@ -29,6 +30,7 @@ pub struct World {
     pub suspend2_supported: bool,
     pub overshoot_ns: u64,
     pub interrupt_waits: u64,
+    pub costs: Costs,
     pub processes: Vec<SimProcess>,
     pub launchable: Option<SimProcess>,
     pub faults: FaultPlan,
@@ -47,6 +49,7 @@ impl World {
             suspend2_supported: true,
             overshoot_ns: 20 * US,
             interrupt_waits: 0,
+            costs: Costs::default(),
             processes: Vec::new(),
             launchable: None,
             faults: FaultPlan::default(),
@@ -82,6 +85,12 @@ impl World {
     #[must_use]
     pub fn happens(mut self, before_call: u64, what: Happening) -> World {
         self.faults.happenings.push((before_call, what));
+        self
+    }
+    /// What calls cost.
+    #[must_use]
+    pub fn costs(mut self, costs: Costs) -> World {
+        self.costs = costs;
         self
     }
     /// Waits end on time.
@@ -129,10 +138,15 @@ impl World {
             suspend2_supported: self.suspend2_supported,
             overshoot_ns: self.overshoot_ns,
             interrupt_waits: self.interrupt_waits,
+            costs: self.costs,
+            delays: Vec::new(),
+            patience_until_ns: u64::MAX,
+            interrupted: None,
             killed: false,
             torn_until: BTreeMap::new(),
             held_since_ns: None,
             longest_hold_ns: 0,
+            held_ns: 0,
             holds: 0,
             captured: BTreeMap::new(),
         };

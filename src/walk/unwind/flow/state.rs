@@ -32,12 +32,13 @@ pub(in crate::walk::unwind) enum Value {
     Unknown,
 }
 
-/// Registers, and where first values were stored.
+/// Registers, where first values were stored, and where a zero was pushed last.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk::unwind) struct State {
     pub(super) registers: [Value; REGISTERS],
     pub(super) stores: [(Place, Value); STORES_MAX],
     pub(super) stored: usize,
+    pub(super) zero: Option<Place>,
 }
 
 impl State {
@@ -47,6 +48,7 @@ impl State {
             registers: std::array::from_fn(|number| Value::First(number as u8)),
             stores: [nothing; STORES_MAX],
             stored: 0,
+            zero: None,
         }
     }
 
@@ -80,6 +82,7 @@ impl State {
 
     pub(super) fn store(&mut self, at: Option<Place>, value: Value) {
         let Some(at) = at else { return };
+        self.zero = self.zero.filter(|zero| *zero != at);
         if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
             known.1 = value;
         } else if (matches!(value, Value::First(_)) || at.offset >= 0)

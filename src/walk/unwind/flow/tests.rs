@@ -297,3 +297,29 @@ fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_on
     assert_eq!(on_all_ways(&text, 0xf, false), None);
     assert_eq!(on_all_ways(&text, 8, false), Some((7, 16, Some(-8), None)));
 }
+
+#[test]
+fn code_that_pushes_a_zero_under_its_record_ends_the_chain() {
+    let ends = |bytes: &[u8], at: u64| {
+        let text = Text { bytes: bytes.to_vec(), functions: &[0] };
+        ends_chain::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), true, &text)
+    };
+    // thread_start: push $0; push %rbp; mov %rsp,%rbp; sub $16,%rsp; call; +15
+    let thread_start = [0x6a, 0, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(ends(&thread_start, 15));
+    assert!(!ends(&thread_start, 2), "it has made no record yet");
+    // Before: the return address is what lies at the stack pointer that it is entered with.
+    let older = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 24, 0xe8, 0, 0, 0, 0, 0xc9, 0xc3];
+    assert!(!ends(&older, 13));
+    // __dyld_start: pop %rdi; push $0; mov %rsp,%rbp; and $-16,%rsp; call
+    let dyld = [0x5f, 0x6a, 0, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xe4, 0xf0, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(ends(&dyld, 15));
+    // push $1; a zero elsewhere than under the record; a zero that is overwritten.
+    let mut other = thread_start;
+    other[1] = 1;
+    assert!(!ends(&other, 15));
+    let below = [0x55, 0x48, 0x89, 0xe5, 0x6a, 0, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(!ends(&below, 11));
+    let overwritten = [0x6a, 0, 0x48, 0x89, 0x3c, 0x24, 0x55, 0x48, 0x89, 0xe5, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(!ends(&overwritten, 15));
+}

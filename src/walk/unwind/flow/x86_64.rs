@@ -41,7 +41,10 @@ fn effect(instruction: &Instruction, target: Avma, state: &mut State) -> Effect 
     let direct = mode == 3;
     match (map, opcode) {
         (0, 0x50..=0x57) => push(state, state.get(in_opcode)),
-        (0, 0x68 | 0x6a) => push(state, Value::Unknown),
+        (0, 0x68 | 0x6a) => {
+            push(state, Value::Unknown);
+            state.zero = if immediate == 0 { state.place(RSP) } else { state.zero };
+        }
         (0, 0x9c) => push(state, Value::Unknown),
         (0, 0x9d) => drop(pop(state)),
         (0, 0x58..=0x5f) => {

@@ -1,0 +1,96 @@
+//! When the threads are listed again. Nothing may depend on calls being fast: a list of
+//! many threads takes as many calls, and a call may take anything. So a list is made in
+//! pieces where it takes long, never twice for one tick, and what lists cost is bounded.
+
+/// The threads are listed this often at most, however short the ticks, nanoseconds …
+const EVERY_NS: u64 = 500_000;
+/// … and at least this often, however long: a process that ends is noticed.
+const BETWEEN_TICKS_NS: u64 = 10_000_000;
+/// After a list nothing is listed for so many times as long as it took: for ticks …
+const TICK_COST: u64 = 3;
+/// … and between them.
+const BETWEEN_COST: u64 = 20;
+/// A tick is kept waiting for a list at most so long, nanoseconds. The rest of the list is
+/// made before later ticks.
+const PIECE_NS: u64 = 5_000_000;
+
+/// The lists of the threads, past and next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Polls {
+    /// When the last one ended, and what it took.
+    ended_ns: u64,
+    cost_ns: u64,
+    /// What the one that is being made has taken so far.
+    so_far_ns: Option<u64>,
+    /// A thread was found to have gone.
+    hurry: bool,
+}
+
+impl Polls {
+    /// Whether it is time for a list, or the rest of one, before a tick that is due.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        let times = if self.hurry { 1 } else { TICK_COST };
+        self.so_far_ns.is_some() || now_ns >= self.after(EVERY_NS, times)
+    }
+
+    /// When it is time for one whether or not a tick is due.
+    pub(super) fn due_between_ticks_ns(&self) -> u64 {
+        if self.so_far_ns.is_some() { 0 } else { self.after(BETWEEN_TICKS_NS, BETWEEN_COST) }
+    }
+
+    /// Something is known to have changed.
+    pub(super) fn hurry(&mut self) {
+        self.hurry = true;
+    }
+
+    /// A list that begins at `now_ns`, or goes on then, is to pause at the time returned. The
+    /// tick is due at `tick_ns`.
+    pub(super) fn begin(&mut self, now_ns: u64, tick_ns: u64) -> u64 {
+        self.so_far_ns.get_or_insert(0);
+        now_ns.max(tick_ns).saturating_add(PIECE_NS)
+    }
+
+    /// It has taken from `begun_ns` to `now_ns`, and is done or goes on later.
+    pub(super) fn end(&mut self, begun_ns: u64, now_ns: u64, done: bool) {
+        let so_far_ns = self.so_far_ns.unwrap_or(0).saturating_add(now_ns.saturating_sub(begun_ns));
+        *self = if done {
+            Polls { ended_ns: now_ns, cost_ns: so_far_ns, so_far_ns: None, hurry: false }
+        } else {
+            Polls { so_far_ns: Some(so_far_ns), ..*self }
+        };
+    }
+
+    fn after(&self, least_ns: u64, times: u64) -> u64 {
+        self.ended_ns.saturating_add(self.cost_ns.saturating_mul(times).max(least_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_list_that_takes_longer_than_the_least_interval_is_not_due_again_at_once() {
+        let mut polls = Polls::default();
+        assert!(polls.is_due(EVERY_NS));
+        polls.begin(MS, MS);
+        polls.end(MS, 3 * MS, true);
+        assert!(!polls.is_due(3 * MS) && !polls.is_due(9 * MS - 1) && polls.is_due(9 * MS));
+        assert_eq!(polls.due_between_ticks_ns(), 43 * MS);
+        polls.hurry();
+        assert!(polls.is_due(5 * MS));
+    }
+
+    #[test]
+    fn a_list_in_pieces_costs_what_all_of_them_took() {
+        let mut polls = Polls::default();
+        assert_eq!(polls.begin(10 * MS, 12 * MS), 17 * MS);
+        polls.end(10 * MS, 17 * MS, false);
+        assert!(polls.is_due(17 * MS), "the rest of it");
+        assert_eq!(polls.begin(30 * MS, 20 * MS), 35 * MS);
+        polls.end(30 * MS, 33 * MS, true);
+        assert!(!polls.is_due(62 * MS) && polls.is_due(63 * MS));
+    }
+}
