@@ -25,7 +25,14 @@ impl Images {
         self.row_of(pc)
     }
 
-    /// The same for aarch64.
+    /// Whether an address is in an image that contains V8: what has no rows there are its built-in
+    /// functions, which its compiler made when it was built.
+    #[must_use]
+    pub fn is_built_into_v8(&self, at: Avma) -> bool {
+        self.at(at).is_some_and(|(image, _)| super::v8::is_in(&image.name))
+    }
+
+    /// As [`Images::row`], for aarch64.
     #[must_use]
     pub fn row_aarch64(&self, pc: Avma) -> Option<RowAarch64> {
         self.row_of(pc)

@@ -12,6 +12,7 @@ mod loaded;
 pub mod macho;
 pub mod object;
 mod space;
+pub mod v8;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use crate::addr::Avma;
 use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
-use crate::image::Images;
+use crate::image::{Images, v8};
 use crate::target::{Mapping, MappingKind};
 use crate::walk::Code;
 
@@ -35,6 +35,8 @@ const INSTRUCTION_BYTES_MAX: u64 = 15;
 pub struct Made {
     /// Where code without a file is mapped; sorted, disjoint.
     regions: Vec<Range<u64>>,
+    /// V8 is in the process: it made the code.
+    by_v8: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,
     /// Blocks that are wanted, by their address.
@@ -60,6 +62,7 @@ impl Made {
         let without_file = |mapping: &&Mapping| {
             mapping.kind == MappingKind::Anonymous || images.code(mapping.avma.start).is_none()
         };
+        self.by_v8 = images.images_in(images.space()).any(|image| v8::is_in(&image.name));
         self.regions.clear();
         self.regions.extend(
             mappings.iter().filter(without_file).map(|mapping| mapping.avma.start.0..mapping.avma.end.0),
@@ -172,6 +175,10 @@ impl Code for TargetCode<'_> {
 
     fn is_made(&self, at: Avma) -> bool {
         self.made.contains(at)
+    }
+
+    fn keeps_records(&self, at: Avma) -> bool {
+        self.made.by_v8 && (self.made.contains(at) || self.images.is_built_into_v8(at))
     }
 
     fn lacked(&self) -> bool {

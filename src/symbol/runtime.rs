@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::addr::Avma;
-use crate::image::Images;
+use crate::image::{Images, v8};
 
 /// Runtimes by how their executables, libraries and frameworks begin.
 const RUNTIMES: [(&str, &[&str]); 17] = [
     ("java", &["libjvm.", "libj9jit"]),
-    ("v8", &["node", "libnode.", "libv8", "chrome", "chromium", "electron", "Electron", "libcef.", "deno"]),
+    ("v8", &v8::IMAGES),
     ("luajit", &["luajit", "libluajit"]),
     ("erlang", &["beam."]),
     ("dotnet", &["libcoreclr.", "libclrjit."]),

@@ -71,6 +71,12 @@ pub trait Code {
         false
     }
 
+    /// Whether an address is in code of a runtime that walks its frames by their records itself
+    /// at every call (V8), so that each function that has called something keeps one.
+    fn keeps_records(&self, _at: Avma) -> bool {
+        false
+    }
+
     /// Whether [`Code::code`] was asked, since this was asked last, for bytes that are to be had
     /// but were not known: what was learned without them is not kept.
     fn lacked(&self) -> bool {

@@ -31,6 +31,27 @@ fn is_at_record(from: &Frame, next: &Frame, input: &Input<'_>) -> bool {
         && input.stack.word(Avma(record)) == Some(next.registers[RBP])
 }
 
+/// Whether rbp points to the frame record of a function of V8 that has called: V8 finds its own
+/// frames so, at every call, and marks them. Below the saved frame pointer is the context, a tagged
+/// pointer, and below that the function, another one; or, in other frames than those of
+/// JavaScript, the kind of the frame as a small integer, whose tag is 0.
+/// Source: V8 src/execution/frame-constants.h, frames.h (`StackFrame::TypeToMarker`).
+pub(super) fn is_record_of_v8(from: &Frame, input: &Input<'_>) -> bool {
+    const KIND_MAX: u64 = 128;
+    let CodeAddress::Return(_) = from.address else { return false };
+    if !input.code.keeps_records(from.address.lookup()) {
+        return false;
+    }
+    let record = from.registers[RBP] & input.code_mask;
+    let below = |bytes: u64| input.stack.word(Avma(record.checked_sub(bytes)?));
+    let is_tagged = |word: u64| word & 3 == 1;
+    match (below(8), below(16)) {
+        (Some(context), Some(function)) if is_tagged(context) => is_tagged(function),
+        (Some(kind), _) => kind > 0 && kind <= KIND_MAX && kind & 1 == 0,
+        _ => false,
+    }
+}
+
 /// Whether the call that returns to `next` leads to where `from` is, with the same frame.
 pub(super) fn is_called_from(from: &Frame, next: &Frame, cache: &mut Cache, input: &Input<'_>) -> bool {
     let Some(entry) = called_from(next.address, input.code) else { return false };

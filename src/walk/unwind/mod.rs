@@ -254,7 +254,7 @@ impl Unwinder {
             }
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
-                (Method::FramePointer, _) => false,
+                (Method::FramePointer, _) => confirm::is_record_of_v8(frame, input),
                 (_, Proof::Certain) => true,
                 (_, Proof::Wanted) => confirm::is_caller(frame, &next, &mut self.cache, input),
             };
