@@ -178,7 +178,7 @@ impl Code for TargetCode<'_> {
     }
 
     fn keeps_records(&self, at: Avma) -> bool {
-        self.made.by_v8 && (self.made.contains(at) || self.images.is_built_into_v8(at))
+        self.made.by_v8 && (self.made.contains(at) || self.images.0.is_built_into_v8(at))
     }
 
     fn lacked(&self) -> bool {
