@@ -214,7 +214,7 @@ impl Unwinder {
             let may_use_record =
                 how == How::Auto && (rule.kind() == Kind::Unknown || rule.method() == Method::Code);
             let checked = match checked {
-                Err(Failure::Refused) if how == How::Auto && rule.kind() == Kind::Unknown => {
+                Err(Failure::Refused) if may_use_record => {
                     let last = last::caller(frame, &mut self.cache, input);
                     last.map(|next| (next, Method::Scan)).ok_or(Failure::Refused)
                 }
