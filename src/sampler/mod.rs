@@ -246,8 +246,12 @@ impl<'a> Recording<'a> {
             self.read_images();
         }
         let now_ns = self.clock.now_ns();
+        let passed_ns = now_ns.saturating_sub(self.earned_until_ns);
         if self.target.process().stops_hold_all {
-            self.budget.earn(now_ns.saturating_sub(self.earned_until_ns));
+            self.budget.earn(passed_ns);
+        } else if self.options.idle {
+            // Wall-clock time is what is recorded: that of each thread that could run.
+            self.budget.earn(passed_ns.saturating_mul(self.runnable.max(1) as u64));
         }
         self.earned_until_ns = now_ns;
         // The last tick is one more stop, and what was used since is of no use without.
@@ -413,9 +417,6 @@ impl<'a> Recording<'a> {
         let look = stopped.or_else(|| self.target.look(id).ok());
         let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
         let account = self.accounts.get_mut(&id)?;
-        if self.options.idle && !self.target.process().stops_hold_all {
-            self.budget.earn(account.since_sample_ns(now_ns));
-        }
         let counts = if self.options.idle {
             account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {

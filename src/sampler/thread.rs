@@ -151,11 +151,6 @@ impl Account {
         self.count(used_ns, hz)
     }
 
-    /// Wall-clock time since the last sample, nanoseconds.
-    pub(super) fn since_sample_ns(&self, now_ns: u64) -> u64 {
-        now_ns.saturating_sub(self.sampled_at_ns)
-    }
-
     /// Counts of a sample by wall-clock time.
     pub(super) fn weigh_wall(&mut self, look: Look, now_ns: u64, hz: u32) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);

@@ -37,6 +37,10 @@ const POLL_NS: u64 = 30_000;
 /// A stack window is never larger: the default stack limit.
 const MAX_WINDOW_BYTES: usize = 8 << 20;
 
+/// Start code may pop its arguments before it calls: then the first return address lies above
+/// the stack pointer that the thread was born with (musl src/thread/x86_64/clone.s).
+const ABOVE_TOP_BYTES: usize = 64;
+
 /// A process traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
 pub struct LinuxTarget {
@@ -338,7 +342,8 @@ impl LinuxTarget {
             let below_top = thread
                 .stack_top
                 .map(|top| top.0.wrapping_sub(sp.0) as usize)
-                .filter(|len| *len <= MAX_WINDOW_BYTES);
+                .filter(|len| *len <= MAX_WINDOW_BYTES)
+                .map(|len| len + ABOVE_TOP_BYTES);
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
             copy_stack(tid, sp, len, capture);
         }
