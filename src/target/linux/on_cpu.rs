@@ -58,8 +58,8 @@ pub(super) struct Times {
     pub(super) seen_ns: u64,
 }
 
-/// A look that lies further back was made for something else.
-const GAP_MAX_NS: u64 = 10_000;
+/// More than this is not made up for: threads that are ready for long are not missed at a look.
+const GAP_MAX_NS: u64 = 2_000;
 
 /// Whether a thread was on a CPU when it was asked to stop. `before` was read at the look,
 /// `stopped` while it stands.
