@@ -158,9 +158,13 @@ start() {
     sleep 0.3
 }
 
+# Holds by ptrace take milliseconds on a busy machine: with the usual limit of what the target
+# may stand, samples would be too few to compare shares.
+unlimited=(--max-stop 100)
+
 # sample SECONDS ARGUMENT...: records $target.
 sample() {
-    darwin "$stackprof" --pid "$target" --duration "$1" -o "$work/out.folded" --stats "$work/stats.json" "${@:2}"
+    darwin "$stackprof" --pid "$target" --duration "$1" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" "${@:2}"
 }
 
 # 60, 30 and 10 % under run and work, each within nine points: some hundred samples of a
@@ -290,7 +294,7 @@ check 'ticks of 125/3 ns' ticks
 slow_calls() {
     export DARWIN_RUN_CALL_US=20-100
     start "$work/crowd" 20
-    local begun=$SECONDS
+    local unlimited=() begun=$SECONDS
     sample 2 --hz 100
     ((SECONDS - begun < 12))
     nothing_is_left
@@ -307,12 +311,13 @@ idle() {
     sample 1 --idle
     nothing_is_left
     target_runs
-    grep -q '^shares;thread_start;_pthread_start;sleeper;' "$work/out.folded"
+    # It waits in the C library of Linux, of whose code nothing is known here.
+    grep -qE '^shares;(\[incomplete\];)?thread_start;_pthread_start;sleeper;' "$work/out.folded"
 }
 check '--idle: the thread that waits, too' idle
 
 launched() {
-    darwin "$stackprof" -o "$work/out.folded" --stats "$work/stats.json" -- "$work/shares" 1 2
+    darwin "$stackprof" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" -- "$work/shares" 1 2
     shares_are_right
     stacks_are_rooted
     nothing_is_left
@@ -374,7 +379,7 @@ check 'a profiler that is killed leaves the target running' killed_profiler
 
 interrupted() {
     start "$work/shares" 1
-    "$run" "$stackprof" --pid "$target" --duration 30 -o "$work/out.folded" &
+    "$run" "$stackprof" --pid "$target" --duration 30 "${unlimited[@]}" -o "$work/out.folded" &
     local profiler=$!
     sleep 1.5
     kill -INT "$profiler"

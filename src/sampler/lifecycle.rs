@@ -10,7 +10,7 @@ use crate::target::{Look, ThreadId};
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
 /// The last looks at threads and their names take this long at most, nanoseconds.
-const LAST_LOOKS_NS: u64 = 50_000_000;
+const LAST_LOOKS_NS: u64 = 20_000_000;
 
 impl Recording<'_> {
     /// Takes in the threads that the target has from the beginning.

@@ -29,6 +29,8 @@ const AT_ONCE: usize = 16;
 /// A hold is not to be longer, nanoseconds: where calls are slow, fewer threads are copied
 /// in one.
 const HOLD_NS: u64 = 1_000_000;
+/// Calls in a hold for one thread: a look, its registers, its stack.
+const COPY_CALLS: u64 = 3;
 /// Ready threads get the CPUs that the threads of a held task leave, and run as far as their
 /// own stop, which is in the kernel: time up to this is no proof of a CPU before.
 const DISPATCH_NS: u64 = 3_000;
@@ -107,6 +109,11 @@ impl Stops {
     pub(super) fn at_once(&self) -> usize {
         let fit = HOLD_NS.checked_div(self.copy_ns).unwrap_or(u64::MAX);
         usize::try_from(fit).unwrap_or(AT_ONCE).clamp(1, AT_ONCE)
+    }
+
+    /// What a call takes, before any hold has shown it.
+    pub(super) fn expect_calls_of(&mut self, call_ns: u64) {
+        self.copy_ns = call_ns.saturating_mul(COPY_CALLS);
     }
 
     fn buffer(&mut self) -> Capture {
@@ -306,8 +313,8 @@ mod tests {
     fn slow_copies_make_holds_of_fewer_threads() {
         let mut stops = Stops::default();
         assert_eq!(stops.at_once(), 16);
-        for (copy_ns, at_once) in [(7_000, 16), (100_000, 10), (6_000_000, 1)] {
-            stops.copy_ns = copy_ns;
+        for (call_ns, at_once) in [(2_000, 16), (33_000, 10), (2_000_000, 1)] {
+            stops.expect_calls_of(call_ns);
             assert_eq!(stops.at_once(), at_once);
         }
     }

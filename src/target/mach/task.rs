@@ -92,7 +92,11 @@ impl<'k> MachTarget<'k> {
     /// What the kernel said to listing the threads.
     pub(super) fn begin(&mut self) -> Result<(), KernReturn> {
         let now_ns = self.clock.now_ns();
-        self.threads.list(self.kernel, self.task, now_ns, || false)?;
+        let threads = self.threads.list(self.kernel, self.task, now_ns, || false)?.started.len() as u64;
+        let listed_ns = self.clock.now_ns();
+        self.polls.end(now_ns, listed_ns, true);
+        // A call for each thread, the list, and its memory.
+        self.stops.expect_calls_of(listed_ns.saturating_sub(now_ns) / (threads + 2));
         // What cannot be read now is read later.
         let _ = self.dyld.refresh(&self.memory, self.pid, now_ns);
         Ok(())
