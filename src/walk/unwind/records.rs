@@ -6,7 +6,7 @@
 //!
 //! Not for: a way around functions without frame records, which is `How::Auto`.
 
-use super::frame::Frame;
+use super::frame::{Failure, Frame};
 use super::rule::{Kind, Rule};
 use super::{RBP, RSP, Unwinder};
 use crate::addr::{Avma, CodeAddress};
@@ -49,7 +49,12 @@ impl Unwinder {
                 break;
             }
             let next = frame.step(rule, &mut self.cache, input).ok()?;
-            (frame, _) = self.check(&frame, next, Method::FramePointer, input).ok()?;
+            frame = match self.check(&frame, next, Method::FramePointer, input) {
+                Ok((next, _)) => next,
+                // In code that threads begin in, which keeps a record, too.
+                Err(Failure::First) => return Some(Walked { ended: Ended::Root, reached }),
+                Err(_) => return None,
+            };
             reached = frame.sp();
             out.push(frame.address, Method::FramePointer);
         }
