@@ -109,11 +109,15 @@ fn pause(stats: &Stats) -> Option<String> {
         duration(pause.max_ns())
     );
     if stats.target_cpu_ns > 0 {
-        let share = 100.0 * stats.stood_ns as f64 / stats.target_cpu_ns as f64;
+        let of_cpu_time = |ns: u64| 100.0 * ns as f64 / stats.target_cpu_ns as f64;
+        let (share, held_up) = (of_cpu_time(stats.stood_ns), of_cpu_time(stats.held_up_ns));
         line += &match share {
             0.0..0.005 => "; target stopped below 0.01% of its CPU time".to_string(),
             _ => format!("; target stopped {share:.2}% of its CPU time"),
         };
+        if held_up >= 0.1 {
+            line += &format!(", {held_up:.2}% in stops that the machine held up");
+        }
     }
     if stats.stops_let_go > 0 {
         line += &format!("; {} let go that had begun to wait", stats.stops_let_go);
@@ -321,6 +325,14 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
         assert_eq!(
             pause(&stats).as_deref(),
             Some("p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped below 0.01% of its CPU time")
+        );
+        (stats.target_cpu_ns, stats.held_up_ns) = (10_000, 500);
+        assert_eq!(
+            pause(&stats).as_deref(),
+            Some(
+                "p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped 9.00% of its CPU time, \
+                 5.00% in stops that the machine held up"
+            )
         );
         stats.target_cpu_ns = 0;
         assert_eq!(pause(&stats).as_deref(), Some("p50 900 ns, p99 900 ns, max 900 ns per stop"));

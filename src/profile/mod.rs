@@ -123,6 +123,9 @@ pub struct Stats {
     pub stops_not_on_cpu: u64,
     /// Time that threads stood, nanoseconds: each stop from when it was seen.
     pub stood_ns: u64,
+    /// Of these, what rare stops took beyond what long ones usually do, nanoseconds: the machine
+    /// ran something else in between. `--max-stop` is not kept against it.
+    pub held_up_ns: u64,
     /// Counts in the trie: periods of 1/hz.
     pub samples: u64,
     /// Of these, counts of waiting threads whose stack was taken once and used again.

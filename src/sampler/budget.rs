@@ -3,7 +3,11 @@
 //! may be copied, and whether a tick may stop threads at all.
 //!
 //! First the windows give way, then the rate. A tick that is left out loses nothing: each
-//! sample weighs the CPU time since the one before it.
+//! sample weighs the CPU time since the one before it. But all that passes between two stops
+//! weighs for one stack, so ticks are left out evenly: a single long stop is paid back over
+//! seconds, not by a tenth of a second in which nothing is seen. And what the machine does to a
+//! stop now and then (a virtual CPU that is not run for milliseconds) is not what stops cost:
+//! such a one is charged as a long one of the usual ones.
 
 /// A stop may take this much longer for the bytes that it copies, nanoseconds.
 const COPY_NS: u64 = 100_000;
@@ -17,6 +21,15 @@ const SMALL_WINDOW_BYTES: usize = super::window::FIRST_WINDOW_BYTES;
 const FIRST_PS_PER_BYTE: u64 = 100;
 /// What may be stood at the beginning, when everything is cold, nanoseconds.
 const FIRST_CREDIT_NS: i64 = 5_000_000;
+/// Debt at which every tick is left out: the share of so much time, nanoseconds. From half as
+/// much credit on, more and more are, so that their part settles where it fits what stops cost.
+const EASES_NS: i128 = 250_000_000;
+/// A stop was held up that takes so many times what one in ten takes longer than, ...
+const HELD_UP_TIMES: u64 = 2;
+/// ... and so much more, which caches that are cold do; nanoseconds.
+const HELD_UP_NS: u64 = 50_000;
+/// All of something, in millionths.
+const WHOLE_PPM: i128 = 1_000_000;
 /// Time in which nothing was stood is saved up for this long at most, nanoseconds.
 const SAVED_UP_NS: i64 = 2_000_000_000;
 
@@ -32,6 +45,10 @@ pub(super) struct Budget {
     ps_per_byte: u64,
     /// The longest copy, nanoseconds.
     copy_ns: u64,
+    /// What one stop in ten takes longer than, nanoseconds: a running estimate.
+    long_ns: u64,
+    /// What the ticks since the last one that might stop threads add up to, in millionths.
+    due_ppm: i128,
 }
 
 impl Budget {
@@ -49,6 +66,8 @@ impl Budget {
             floor_ns: 0,
             ps_per_byte: FIRST_PS_PER_BYTE,
             copy_ns: COPY_NS,
+            long_ns: 0,
+            due_ppm: 0,
         }
     }
 
@@ -61,9 +80,17 @@ impl Budget {
         }
     }
 
-    /// A thread stood for so long while so many bytes were copied.
-    pub(super) fn spend(&mut self, stood_ns: u64, copied_bytes: usize) {
-        self.credit -= i128::from(stood_ns) * 1_000_000;
+    /// A thread stood for so long while so many bytes were copied. Gives how much of that is not
+    /// charged, because something else held the stop up, nanoseconds.
+    pub(super) fn spend(&mut self, stood_ns: u64, copied_bytes: usize) -> u64 {
+        let step_ns = self.long_ns / 256 + 16;
+        self.long_ns = match self.long_ns {
+            0 => stood_ns,
+            long_ns if stood_ns > long_ns => long_ns + 9 * step_ns,
+            long_ns => long_ns.saturating_sub(step_ns),
+        };
+        let held_up_ns = stood_ns.saturating_sub(HELD_UP_TIMES * self.long_ns + HELD_UP_NS);
+        self.credit -= i128::from(stood_ns - held_up_ns) * 1_000_000;
         if copied_bytes <= SMALL_WINDOW_BYTES {
             let step_ns = self.floor_ns / 32 + 16;
             self.floor_ns = match self.floor_ns {
@@ -85,11 +112,21 @@ impl Budget {
                 self.ps_per_byte.saturating_sub(step)
             };
         }
+        held_up_ns
     }
 
-    /// Whether a tick may stop threads.
-    pub(super) fn allows_stops(&self) -> bool {
-        self.share_ppm.is_none() || self.credit > 0
+    /// Whether this tick may stop threads. Ticks are jittered: those that are left at even
+    /// distances see work in step with them in every phase, too.
+    pub(super) fn allows_stops(&mut self) -> bool {
+        let Some(ppm) = self.share_ppm else { return true };
+        let most_debt = EASES_NS * i128::from(ppm.max(1));
+        let part_ppm = (self.credit + most_debt) * WHOLE_PPM / (most_debt + most_debt / 2);
+        self.due_ppm += part_ppm.clamp(0, WHOLE_PPM);
+        let allowed = self.due_ppm >= WHOLE_PPM;
+        if allowed {
+            self.due_ppm -= WHOLE_PPM;
+        }
+        allowed
     }
 
     /// Bytes that a stop may copy: what fits into its time, and less while the share is used up.
@@ -133,6 +170,46 @@ mod tests {
         let (share, stops) = share_stood(0.02, 80_000);
         assert!((0.0195..0.0205).contains(&share), "{share} in {stops} stops");
         assert_eq!(share_stood(1.0, 900_000).1, 20_000, "no limit");
+    }
+
+    #[test]
+    fn a_single_long_stop_leaves_no_long_time_unseen() {
+        for stop_ns in [15_000, 30_000, 50_000] {
+            let mut budget = Budget::new(0.02);
+            let (mut unseen, mut longest) = (0, 0);
+            for tick in 0..20_000 {
+                budget.earn(MS);
+                unseen += 1;
+                if budget.allows_stops() {
+                    budget.spend(if tick % 2_000 == 1_999 { 2 * MS } else { stop_ns }, 1000);
+                    longest = longest.max(unseen);
+                    unseen = 0;
+                }
+            }
+            assert!(longest < 10, "{longest} ticks with stops of {stop_ns} ns");
+        }
+    }
+
+    #[test]
+    fn what_many_stops_take_is_what_stops_cost_and_what_few_take_is_not() {
+        let stops = |of_hundred: u64| {
+            let mut budget = Budget::new(0.02);
+            let (mut stood_ns, mut stops) = (0, 0);
+            for tick in 0..20_000 {
+                budget.earn(MS);
+                if budget.allows_stops() {
+                    let stop_ns = if tick * 7919 % 100 < of_hundred { 3 * MS } else { 15_000 };
+                    budget.spend(stop_ns, 1000);
+                    stood_ns += stop_ns;
+                    stops += 1;
+                }
+            }
+            (stood_ns as f64 / (20_000.0 * MS as f64), stops)
+        };
+        let (share, many) = stops(20);
+        assert!(share < 0.025, "{share} in {many} stops");
+        let (_, few) = stops(2);
+        assert!(few > 15_000, "{few} stops");
     }
 
     #[test]

@@ -381,7 +381,7 @@ impl<'a> Recording<'a> {
         // A thread that waits loses no time.
         if !waited || self.target.process().stops_hold_all {
             let copied = if outcome == Outcome::Captured { capture.stack.len() } else { 0 };
-            self.budget.spend(capture.stood_ns, copied);
+            self.stats.held_up_ns += self.budget.spend(capture.stood_ns, copied);
         }
         match outcome {
             Outcome::Captured => {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 36] = [
+const KEYS: [&str; 37] = [
     "version",
     "command",
     "pid",
@@ -40,6 +40,7 @@ const KEYS: [&str; 36] = [
     "addresses_named",
     "pause_ns",
     "stood_ns",
+    "held_up_ns",
     "target_cpu_s",
     "profiler_cpu_s",
     "profiler_peak_rss_bytes",

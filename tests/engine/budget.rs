@@ -26,8 +26,9 @@ fn the_rate_gives_way_where_stops_are_long() {
     assert!(spared == 0 && ticks > 3_900, "{ticks} ticks, {spared} left out, {share} stood");
     for max_stop in [0.02, 0.002] {
         let (ticks, spared, share) = stopped(50_000, max_stop);
-        // 5 ms are granted at the beginning, when everything is cold.
-        assert!(share <= max_stop * 1.05 + 0.005 / 4.0, "{share} of the time stood");
+        // 5 ms are granted at the beginning, when everything is cold, and up to the share of a
+        // quarter of a second is owed in the end.
+        assert!(share <= max_stop * 1.01 + 0.005 / 4.0 + max_stop * 0.25 / 4.0, "{share} of the time stood");
         assert!(share >= max_stop * 0.95, "no more ticks are left out than need be: {share}");
         assert!(spared > 0 && ticks + spared > 3_900, "{ticks} ticks, {spared} left out");
     }

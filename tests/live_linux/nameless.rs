@@ -67,7 +67,7 @@ fn a_stripped_function_that_got_slower_is_told_by_where_it_begins() {
     let Some(_one) = live() else { return };
     let directory = tempfile::tempdir().unwrap();
     let (base, base_starts) = built(&directory.path().join("base"), 1);
-    let (new, new_starts) = built(&directory.path().join("new"), 6);
+    let (new, new_starts) = built(&directory.path().join("new"), 40);
     assert_ne!(base_starts[2], new_starts[2], "what follows moved");
     let runs = |program: &Path, side: &str| -> Vec<PathBuf> {
         (1..=3).map(|n| recorded(program, directory.path(), &format!("{side}{n}.pb.gz"))).collect()

@@ -14,7 +14,10 @@ fn check_shares(recorded: &Recorded, form: &str, share_of: impl Fn(&str) -> f64)
         let share = share_of(name);
         println!("{form}: {name} {share:.2} %");
         let off = (share - expected).abs();
-        recorded.check(off <= points(expected, recorded.total()), format!("{form}: {name} has {share:.2} %"));
+        recorded.check(
+            off <= points(expected, recorded.stacks_taken()),
+            format!("{form}: {name} has {share:.2} %"),
+        );
     }
 }
 

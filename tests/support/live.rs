@@ -166,11 +166,11 @@ pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
     wait_for(format!("pid {pid} to use {least:?} of CPU time"), || used().is_none_or(|used| used >= least));
 }
 
-/// Percentage points that a share of `percent` may be off in so many samples: four standard
+/// Percentage points that a share of `percent` may be off in so many stacks: four standard
 /// deviations, which chance exceeds once in 16,000 times.
-pub(crate) fn points(percent: f64, samples: u64) -> f64 {
+pub(crate) fn points(percent: f64, stacks: u64) -> f64 {
     let share = percent / 100.0;
-    400.0 * (share * (1.0 - share) / samples.max(1) as f64).sqrt()
+    400.0 * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
 }
 
 /// Nobody traces the process, and no thread of it stands still.
@@ -502,6 +502,13 @@ impl Recorded {
         let value = self.stats[key].as_f64();
         self.check(value.is_some(), format!("no number `{key}` in the statistics"));
         value.unwrap_or_default()
+    }
+
+    /// How many stacks stand for the counts: fewer than they where the rate gave way to
+    /// `--max-stop`, so that one stands for several.
+    pub(crate) fn stacks_taken(&self) -> u64 {
+        let taken = self.figure("stops") - self.figure("stops_let_go") - self.figure("stops_not_on_cpu");
+        (taken as u64).min(self.total())
     }
 
     /// Counts that were lost, by all causes that weigh.
