@@ -174,6 +174,15 @@ def beside_truth(recording, truth):
     return [[name, round(found[name], 2), round(means[name], 2)] for name in means]
 
 
+def measure_cost(options, place, row):
+    """Throughput and latency with and without, in alternating rounds."""
+    begin(place)
+    # The load belongs to each round.
+    place.end_load()
+    row["cost"] = cost.measure(options.stackprof, place, place.busiest, options.rounds or 5, options.seconds or 3)
+    print("   ", json.dumps(row["cost"]), flush=True)
+
+
 def measure(options, program):
     """The row of one program; what went wrong stands in it."""
     row, place = {}, None
