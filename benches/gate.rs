@@ -14,7 +14,8 @@ use std::time::Instant;
 use stackprof::diff::stacks::{Matching, Stacks};
 use stackprof::gate::verdict::State;
 use stackprof::gate::{self, Options, Report, Verdict};
-use stackprof::profile::{Saved, read};
+use stackprof::profile::Saved;
+use stackprof::profile::formats::detect;
 use stackprof::rng::Rng;
 
 const RUNS: usize = 7;
@@ -129,5 +130,5 @@ fn recordings(directory: &Path, variant: &str) -> Vec<Saved> {
     let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
     paths.retain(|path| name(path).starts_with(&format!("{variant}-")));
     assert!(paths.len() >= RUNS, "{}: too few files {variant}-*", directory.display());
-    paths.iter().map(|path| read::read_file(path).unwrap()).collect()
+    paths.iter().map(|path| detect::read_file(path).unwrap()).collect()
 }

@@ -26,7 +26,7 @@ mod linux {
     use stackprof::clock::RealClock;
     use stackprof::live::Live;
     use stackprof::sampler::{self, Options};
-    use stackprof::target::linux;
+    use stackprof::sources::linux;
     use stackprof::walk::How;
 
     const HZ: u32 = 997;

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use object::{Object as _, ObjectSection as _};
+use stackprof::binary::{Files as _, LocalFiles};
 use stackprof::symbol::{self, Options};
-use stackprof::target::{Files as _, LocalFiles};
 
 const ADDRESSES: usize = 20_000;
 const SEED: u64 = 0x7379_6d62;

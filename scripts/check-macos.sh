@@ -166,9 +166,9 @@ undefined() {
     llvm-nm-19 --undefined-only --format=just-symbols "$@" 2>"$log" | sed -n 's/^_//p' | sort -u
 }
 
-xnu="$(sed 's,//.*,,' src/target/mach/xnu.rs)"
+xnu="$(sed 's,//.*,,' src/sources/mach/xnu.rs)"
 
-# The system's functions and variables that src/target/mach/xnu.rs uses: of what the
+# The system's functions and variables that src/sources/mach/xnu.rs uses: of what the
 # compiled library $1 leaves undefined, the names that stand in that file. So it is the
 # compiler that says what is a call, and no list has to be kept.
 calls_of_xnu() {

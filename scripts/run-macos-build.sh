@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the x86_64 macOS build of stackprof on this Linux machine: tests/darwin is a loader
 # for Mach-O programs with a libSystem and a Mach kernel of its own, written apart from
-# src/target/mach. So xnu.rs and all of the macOS backend run, on real processes.
+# src/sources/mach. So xnu.rs and all of the macOS backend run, on real processes.
 #
 #   scripts/run-macos-build.sh       after scripts/check-macos.sh, whose programs it runs
 #

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::process::Command;
 
+use stackprof::binary::{Files, ImageBytes};
 use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
-use stackprof::target::{Files, ImageBytes};
 
 const SOURCE: &str = "
 static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use stackprof::binary::{Files, ImageBytes, LocalFiles};
 use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
-use stackprof::target::{Files, ImageBytes, LocalFiles};
 
 const A: &str = "
 static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }

@@ -7,8 +7,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use stackprof::binary::{ImageBytes, LocalFiles};
 use stackprof::symbol::{Answer, Options, name_addresses, sections};
-use stackprof::target::{ImageBytes, LocalFiles};
 
 const SHARED: &str = "
 struct shape { int width, height; struct shape *next; double weight; };

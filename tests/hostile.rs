@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
-#[path = "../src/image/macho/build.rs"]
+#[path = "../src/binary/macho/build.rs"]
 mod build;
 #[path = "support/seeds.rs"]
 mod seeds;
@@ -13,15 +13,15 @@ use std::ops::Range;
 use std::process::Command;
 
 use stackprof::addr::{Avma, Svma};
-use stackprof::image::elf::same_file;
-use stackprof::image::macho::{MAX_SEGMENTS, fat, function_starts};
-use stackprof::image::object::Object;
-use stackprof::image::{Images, MAX_SPACES};
+use stackprof::binary::elf::same_file;
+use stackprof::binary::macho::{MAX_SEGMENTS, fat, function_starts};
+use stackprof::binary::object::Object;
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::{Images, MAX_SPACES};
 use stackprof::symbol::demangle::{MAX_DEMANGLED_BYTES, demangle};
 use stackprof::symbol::table::macho::TRIE_MEMORY_FACTOR;
 use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, SymbolTable};
 use stackprof::symbol::{Options, symbolicate};
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
 use stackprof::trie::{Frame, FrameId};
 
 use seeds::cpu_time::CpuTime;

@@ -14,10 +14,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
+use stackprof::binary::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
+use stackprof::binary::{Files, ImageBytes};
 use stackprof::symbol::sections::{self, Section};
 use stackprof::symbol::{Options, Style, jit, name_addresses};
-use stackprof::target::{Files, ImageBytes};
-use stackprof::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
 
 use seeds::Random;
 

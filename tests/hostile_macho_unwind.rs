@@ -13,11 +13,11 @@ mod seeds;
 use std::ops::Range;
 
 use stackprof::addr::{Avma, Svma};
-use stackprof::image::Images;
-use stackprof::image::macho::MachO;
-use stackprof::registers::{Aarch64, Registers, X86_64};
-use stackprof::sampler::ImageCode;
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::arch::{Aarch64, Registers, X86_64};
+use stackprof::binary::macho::MachO;
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::ImageCode;
+use stackprof::images::Images;
 use stackprof::walk::{self, Frames, How, Input, StackBytes, Unwinder};
 
 use seeds::Random;

@@ -11,7 +11,9 @@ mod seeds;
 use std::io::{Read, Write};
 
 use stackprof::error::ErrorKind;
-use stackprof::profile::{Saved, firefox, pprof, read, speedscope};
+use stackprof::profile::Saved;
+use stackprof::profile::formats::detect;
+use stackprof::profile::formats::{firefox, pprof, speedscope};
 
 use seeds::cpu_time::CpuTime;
 use seeds::{TIME_MAX, for_each_seed};
@@ -24,7 +26,7 @@ const PERF: &str = "work 5/6 [001] 10.5: 250000 cpu-clock:\n\t 55d0 inner+0x10 (
 
 fn parse(bytes: &[u8]) -> Result<Saved, String> {
     let started = CpuTime::start();
-    let result = read::read(bytes, "a.file", bytes.len() as u64);
+    let result = detect::read(bytes, "a.file", bytes.len() as u64);
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
     result.map_err(|error| {
         assert_eq!(error.kind(), ErrorKind::Input, "{error}");
@@ -282,8 +284,8 @@ fn packed_text_of_a_pipe_is_measured_by_what_came() {
     assert!(text.len() > 65 << 20);
     let bytes = packed(text.as_bytes());
     assert!(bytes.len() * 500 > text.len());
-    assert_eq!(read::read(bytes.as_slice(), "pipe", 0).unwrap().total(), 200_000);
-    let cut = read::read(&bytes[..bytes.len() / 2], "pipe", 0).unwrap_err();
+    assert_eq!(detect::read(bytes.as_slice(), "pipe", 0).unwrap().total(), 200_000);
+    let cut = detect::read(&bytes[..bytes.len() / 2], "pipe", 0).unwrap_err();
     assert_eq!(cut.to_string(), "pipe: the packed data ends early; was it cut off?");
 }
 

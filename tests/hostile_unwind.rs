@@ -12,11 +12,11 @@ use std::ops::Range;
 
 use object::{Object, ObjectSection};
 use stackprof::addr::Avma;
-use stackprof::frame_rule::{FrameRule, Row};
-use stackprof::image::Images;
-use stackprof::registers::{Registers, X86_64};
-use stackprof::sampler::ImageCode;
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::arch::{Registers, X86_64};
+use stackprof::binary::frame_rule::{FrameRule, Row};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::ImageCode;
+use stackprof::images::Images;
 use stackprof::walk::{self, Code, Ended, Frames, How, Input, StackBytes, Unwinder};
 
 use seeds::Random;

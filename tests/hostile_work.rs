@@ -1,10 +1,10 @@
 //! Files made to cost far more than their size: many parts that all refer to one long one.
 //!
-//! Each is put together byte by byte (`src/image/elf/build.rs`). What is asserted is memory and
+//! Each is put together byte by byte (`src/binary/elf/build.rs`). What is asserted is memory and
 //! time, generously: without its limit each of them takes minutes or gigabytes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "../src/image/elf/build.rs"]
+#[path = "../src/binary/elf/build.rs"]
 mod build;
 #[path = "support/cpu_time.rs"]
 mod cpu_time;
@@ -12,9 +12,9 @@ mod cpu_time;
 mod memory;
 
 use build::{DYNSYM, FIRST, PROGBITS, RELA, STRTAB, Section, TEXT, X86_64, file, section};
-use stackprof::image::cfi::Cfi;
+use stackprof::binary::ImageBytes;
+use stackprof::binary::cfi::Cfi;
 use stackprof::symbol::{Answer, Options, name_addresses};
-use stackprof::target::ImageBytes;
 
 use cpu_time::CpuTime;
 

@@ -13,11 +13,11 @@
 use std::path::{Path, PathBuf};
 
 use stackprof::addr::Avma;
-use stackprof::image::Images;
-use stackprof::image::macho::{CPU_ARM64, MachO, fat};
-use stackprof::registers::{Aarch64, Registers};
-use stackprof::sampler::ImageCode;
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::arch::{Aarch64, Registers};
+use stackprof::binary::macho::{CPU_ARM64, MachO, fat};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::ImageCode;
+use stackprof::images::Images;
 use stackprof::walk::{self, Frames, How, StackBytes, Unwinder};
 
 const LOADED: u64 = 0x1_4000_0000;

@@ -22,11 +22,11 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use stackprof::addr::Svma;
-use stackprof::image::macho::{CPU_ARM64, CPU_X86_64, MachO, fat};
+use stackprof::binary::ImageBytes;
+use stackprof::binary::macho::{CPU_ARM64, CPU_X86_64, MachO, fat};
 use stackprof::symbol::Why;
 use stackprof::symbol::demangle::demangle;
 use stackprof::symbol::table::SymbolTable;
-use stackprof::target::ImageBytes;
 
 /// Addresses looked up in each image.
 const ADDRESSES: usize = 10_000;

@@ -6,10 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use stackprof::profile::{
-    About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot, firefox, folded, pprof, read,
-    speedscope,
-};
+use stackprof::profile::formats::detect;
+use stackprof::profile::formats::{firefox, folded, pprof, speedscope};
+use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
 
 /// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
 struct Random(u64);
@@ -87,7 +86,7 @@ fn random_folded(random: &mut Random) -> String {
 }
 
 fn parsed(bytes: &[u8]) -> Saved {
-    read::read(bytes, "memory", bytes.len() as u64).unwrap()
+    detect::read(bytes, "memory", bytes.len() as u64).unwrap()
 }
 
 fn as_folded(saved: &Saved) -> String {

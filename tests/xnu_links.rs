@@ -7,10 +7,10 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use stackprof::target::mach::kernel::{
+use stackprof::sources::mach::kernel::{
     Errno, KernReturn, MachKernel, OutOfLine, StateFlavor, SuspensionToken, TaskPort, ThreadPort,
 };
-use stackprof::target::mach::xnu::{Xnu, own_usage};
+use stackprof::sources::mach::xnu::{Xnu, own_usage};
 
 const NO_PROCESS: i32 = 99_999_999;
 

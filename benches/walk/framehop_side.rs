@@ -3,7 +3,7 @@
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Unwinder as _};
 use object::{Object, ObjectSection};
-use stackprof::registers::{Registers, X86_64};
+use stackprof::arch::{Registers, X86_64};
 
 use crate::stacks::{Module, Program, Stack};
 

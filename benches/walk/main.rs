@@ -35,7 +35,7 @@ mod linux {
     use std::hint::black_box;
     use std::time::Instant;
 
-    use stackprof::sampler::ImageCode;
+    use stackprof::images::ImageCode;
     use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
 
     use crate::framehop_side::Framehop;

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use crate::linux::Walker;
 use object::{Object, ObjectSection, ObjectSegment};
 use stackprof::addr::Avma;
+use stackprof::arch::{Registers, X86_64};
+use stackprof::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::clock::{Clock, RealClock};
-use stackprof::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
-use stackprof::image::Images;
-use stackprof::registers::{Registers, X86_64};
-use stackprof::target::{Capture, Event, Fault, ImageBytes, Mapping, MappingKind, Outcome, Target, linux};
+use stackprof::images::Images;
+use stackprof::sources::{Capture, Event, Fault, Outcome, Target, linux};
 
 /// The argument that makes this program the recorded one.
 pub(super) const WORK: &str = "--work";

@@ -10,9 +10,9 @@ use std::path::Path;
 
 use super::args::{Addresses, Verbosity};
 use super::{messages, record, text};
+use crate::binary::{Files as _, LocalFiles};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::symbol;
-use crate::target::{Files as _, LocalFiles};
 
 /// Prints the names.
 ///

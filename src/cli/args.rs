@@ -17,7 +17,7 @@ use clap::Parser;
 use super::clap_text::usage_error;
 use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SourceFlags};
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::svg::Colors;
+use crate::flamegraph::Colors;
 use crate::symbol::Style;
 use crate::walk::How;
 

@@ -12,7 +12,7 @@ use crate::diff::report::{folded, headline, json, markdown, measure_words, text}
 use crate::diff::stacks::Stacks;
 use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::svg::{self, Compared, Graph};
+use crate::flamegraph::{self, Compared, Graph};
 use crate::profile::Saved;
 
 /// Reads, compares, writes and prints.
@@ -78,9 +78,9 @@ fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str
 
 fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destination) -> Result<()> {
     let nodes = tree::nodes(stacks, comparison);
-    let nodes: Vec<svg::Node<'_>> = nodes
+    let nodes: Vec<flamegraph::Node<'_>> = nodes
         .iter()
-        .map(|node| svg::Node { depth: node.depth, name: node.name, base: node.base, new: node.new })
+        .map(|node| flamegraph::Node { depth: node.depth, name: node.name, base: node.base, new: node.new })
         .collect();
     let compared = match comparison.measure {
         Measure::Share => Compared::Shares,
@@ -96,5 +96,5 @@ fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destinati
         dark: diff.dark,
         inverted: diff.inverted,
     };
-    write_to(to, &mut |out| svg::write_diff(&graph, compared, &nodes, out))
+    write_to(to, &mut |out| flamegraph::write_diff(&graph, compared, &nodes, out))
 }

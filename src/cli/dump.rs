@@ -9,12 +9,12 @@ use super::text::visible;
 use super::{messages, system};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result};
-use crate::image::Images;
+use crate::images::Images;
 use crate::sampler::{self, Snapshot};
+use crate::sources::sim::{SimConfig, SimTarget};
+use crate::sources::{Activity, Target};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
-use crate::target::sim::{SimConfig, SimTarget};
-use crate::target::{Activity, Target};
 use crate::trie::{Frame, FrameId};
 use crate::walk::Ended;
 use crate::walk::fp::MAX_STACK_BYTES;
@@ -66,7 +66,7 @@ impl Shown {
     }
 }
 
-fn failed(fault: &crate::target::Fault) -> Error {
+fn failed(fault: &crate::sources::Fault) -> Error {
     Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"))
 }
 

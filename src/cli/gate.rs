@@ -11,12 +11,13 @@ use super::args::gate::Gate;
 use super::outputs::write_to;
 use super::text::plural;
 use super::{messages, saved_files};
+use crate::cli::file;
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::gate::report::{json, markdown, text};
 use crate::gate::{self, Verdict};
-use crate::output::file;
-use crate::profile::{Saved, pprof};
+use crate::profile::Saved;
+use crate::profile::formats::pprof;
 
 /// Most recordings a side.
 pub const RUNS_MAX: usize = 1000;

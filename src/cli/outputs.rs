@@ -6,10 +6,13 @@
 use std::io;
 
 use super::args::{Destination, Output};
+use crate::cli::file;
+use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::svg::Graph;
-use crate::output::{Format, file, svg};
-use crate::profile::{ByName, CallTree, Direction, Full, Saved, firefox, folded, pprof, speedscope};
+use crate::flamegraph;
+use crate::flamegraph::Graph;
+use crate::profile::formats::{firefox, folded, pprof, speedscope};
+use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
 /// How the profile is to be shown where a form leaves a choice.
 #[derive(Clone, Debug)]
@@ -58,15 +61,15 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                 let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
                 let least = shown.graph.min_width_percent / 100.0;
                 let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
-                let node = |node: &crate::profile::call_tree::Called| svg::Node {
+                let node = |node: &crate::profile::views::call_tree::Called| flamegraph::Node {
                     depth: node.depth,
                     name: tree.text(node.name),
                     base: 0,
                     new: node.total,
                 };
-                let nodes: Vec<svg::Node<'_>> = tree.nodes().iter().map(node).collect();
+                let nodes: Vec<flamegraph::Node<'_>> = tree.nodes().iter().map(node).collect();
                 let total = saved.total();
-                write_to(&output.to, &mut |out| svg::write(&shown.graph, &nodes, total, out))?;
+                write_to(&output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
             }
             Format::Pprof => write_to(&output.to, &mut |out| pprof::write::write(saved, out))?,
             Format::Speedscope => {

@@ -10,16 +10,19 @@ use super::outputs::{self, Shown};
 use super::progress::Progress;
 use super::stats::{self, RunFigures};
 use super::{demo, hints, messages, summary, system, text};
+use crate::binary::Files;
+use crate::cli::file;
+use crate::cli::format::Format;
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::flamegraph::{Caption, Graph};
 use crate::live::Live;
-use crate::output::svg::{Caption, Graph};
-use crate::output::{Format, file};
-use crate::profile::{Circumstances, Profile, Saved};
+use crate::profile::{Circumstances, Saved};
+use crate::recording::Profile;
 use crate::sampler::{self, Options};
+use crate::sources::sim::{SimConfig, SimTarget};
+use crate::sources::{ExitStatus, Target, swift_demangle};
 use crate::symbol::{self, Names};
-use crate::target::sim::{SimConfig, SimTarget};
-use crate::target::{ExitStatus, Files, Target, swift_demangle};
 
 /// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
 /// waited for this long so that the summary can tell how it ended.

@@ -9,7 +9,7 @@ use super::outputs::{self, Shown};
 use super::text::plural;
 use super::{messages, saved_files};
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::svg::{Caption, Graph};
+use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
 use crate::profile::{Full, Refused, Saved, SavedBuilder};
 

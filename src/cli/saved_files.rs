@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::args::Destination;
+use crate::cli::file;
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::file;
-use crate::profile::{Saved, read};
+use crate::profile::Saved;
+use crate::profile::formats::detect;
 
 /// The profile and its name for people; `-` is standard input.
 ///
@@ -16,9 +17,9 @@ use crate::profile::{Saved, read};
 pub(super) fn read(path: &Path) -> Result<(String, Saved)> {
     if path == Path::new("-") {
         let name = "standard input";
-        return Ok((name.to_owned(), read::read(io::stdin().lock(), name, 0)?));
+        return Ok((name.to_owned(), detect::read(io::stdin().lock(), name, 0)?));
     }
-    Ok((path.display().to_string(), read::read_file(path)?))
+    Ok((path.display().to_string(), detect::read_file(path)?))
 }
 
 /// What tells that two paths are the same file; one that does not exist is what it is called.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use crate::profile::Stats;
-use crate::target::{ExitStatus, Process};
+use crate::recording::Stats;
+use crate::sources::{ExitStatus, Process};
 use crate::walk::Method;
 
 /// Numbers of a run that are not in the profile's own counters.
@@ -180,7 +180,7 @@ fn exit_status<S: Serializer>(status: &Option<ExitStatus>, serializer: S) -> Res
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::target::Arch;
+    use crate::arch::Arch;
 
     /// A process as Linux tells of it.
     pub(in crate::cli) fn process() -> Process {

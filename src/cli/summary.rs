@@ -4,8 +4,8 @@
 
 use super::stats::{RunFigures, frames_by_method, hz_achieved};
 use super::text::{causes, duration, percent, plural, visible};
-use crate::profile::Stats;
-use crate::target::{ExitStatus, Process};
+use crate::recording::Stats;
+use crate::sources::{ExitStatus, Process};
 
 /// The summary, line ends included. `hints` tell where the user can do better, one
 /// line each.

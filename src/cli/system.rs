@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::target::Target;
+use crate::sources::Target;
 
 /// Which process.
 pub(super) enum Process {
@@ -17,7 +17,7 @@ pub(super) enum Process {
 /// Prepares this process; called before other threads start.
 pub(super) fn prepare() {
     #[cfg(target_os = "linux")]
-    crate::target::linux::prepare();
+    crate::sources::linux::prepare();
 }
 
 /// Attaches or launches and runs `body` with the target and the clock that it waits by.
@@ -29,7 +29,7 @@ pub(super) fn with_target<R: Send>(
     process: &Process,
     body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {
-    use crate::target::linux;
+    use crate::sources::linux;
     let source = match process {
         Process::Running(pid) => linux::Source::Attach(*pid),
         Process::New(command) => linux::Source::Launch(command.clone()),
@@ -47,8 +47,8 @@ pub(super) fn with_target<R: Send>(
     process: &Process,
     body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {
-    use crate::target::mach::MachTarget;
-    use crate::target::mach::xnu::Xnu;
+    use crate::sources::mach::MachTarget;
+    use crate::sources::mach::xnu::Xnu;
     let mut target = match process {
         Process::Running(pid) => MachTarget::attach(&Xnu, *pid)?,
         Process::New(command) => MachTarget::launch(&Xnu, command)?,
@@ -78,9 +78,9 @@ pub(super) fn with_target<R: Send>(
 /// where the system is not known.
 pub(super) fn own_usage() -> (u64, u64) {
     #[cfg(target_os = "linux")]
-    return crate::target::linux::own_usage();
+    return crate::sources::linux::own_usage();
     #[cfg(target_vendor = "apple")]
-    return crate::target::mach::xnu::own_usage();
+    return crate::sources::mach::xnu::own_usage();
     #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
     (0, 0)
 }

@@ -194,7 +194,8 @@ impl Part<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{ByName, Function, Line, TextId, folded, folded_read};
+    use crate::profile::formats::{folded, folded_read};
+    use crate::profile::{ByName, Function, Line, TextId};
 
     const TEXT: &str = "\
 p;io (7);[incomplete];read;copy 1

@@ -3,11 +3,12 @@
 //! Input: the profile and the names that were found. Output: [`Saved`]. Every name, address
 //! and count of the recording is in it. Not for: looking up names.
 
+use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
-use super::{FIBER, Profile, Root};
 use crate::addr::Avma;
+use crate::recording::{Profile, Root};
 use crate::symbol::Names;
 use crate::trie::{Frame, FrameId};
 

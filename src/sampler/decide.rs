@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use super::Recording;
 use super::thread::Waits;
 use super::ticks::splitmix64;
-use crate::target::{Activity, Fault, Look, ThreadId};
+use crate::sources::{Activity, Fault, Look, ThreadId};
 
 /// CPU time that a thread which is never found running may have before it is sampled where
 /// it waits, in periods of the rate; where stops leave waits alone.

@@ -4,8 +4,8 @@
 use super::Recording;
 use super::thread::{Account, unknown_look};
 use crate::addr::Avma;
-use crate::profile::{Profile, Thread};
-use crate::target::{Look, ThreadId};
+use crate::recording::{Profile, Thread};
+use crate::sources::{Look, ThreadId};
 
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;

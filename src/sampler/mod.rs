@@ -9,7 +9,6 @@
 mod budget;
 mod decide;
 mod lifecycle;
-mod made;
 mod postponed;
 mod snapshot;
 mod thread;
@@ -19,12 +18,13 @@ mod window;
 
 use hashbrown::HashMap;
 
+use crate::binary::Mapping;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::image::Images;
+use crate::images::{Images, Made};
 use crate::live::Live;
-use crate::profile::{Profile, Root, Stats, Thread};
-use crate::target::{Activity, Capture, Event, Fault, Look, Mapping, Outcome, Target, ThreadId};
+use crate::recording::{Profile, Root, Stats, Thread};
+use crate::sources::{Activity, Capture, Event, Fault, Look, Outcome, Target, ThreadId};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{Ended, Frames, How, Unwinder};
 use budget::Budget;
@@ -32,9 +32,7 @@ use postponed::{Captured, Postponed};
 use thread::{Account, KnownStack, Waits, unknown_look};
 use ticks::Ticks;
 
-pub use made::{Made, Read, TargetCode};
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
-pub use walking::ImageCode;
 
 /// Events handled in a row before the engine looks at the time again.
 const EVENTS_AT_ONCE: u32 = 256;

@@ -5,7 +5,7 @@
 
 use super::Recording;
 use super::thread::Waits;
-use crate::target::{Capture, ThreadId};
+use crate::sources::{Capture, ThreadId};
 use crate::walk::Ended;
 
 /// Most captures that wait; a tick of all threads, or a hundred ticks of one.

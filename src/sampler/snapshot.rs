@@ -6,9 +6,9 @@ use super::window::FIRST_WINDOW_BYTES;
 use super::{Options, Recording};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::image::Images;
+use crate::images::Images;
 use crate::live::Live;
-use crate::target::{Activity, Fault, Target, ThreadId};
+use crate::sources::{Activity, Fault, Target, ThreadId};
 use crate::walk::fp::MAX_STACK_BYTES;
 use crate::walk::{Ended, How, Method};
 

@@ -3,7 +3,7 @@
 use super::ticks::splitmix64;
 use super::window::Window;
 use crate::addr::Avma;
-use crate::target::{Activity, Look};
+use crate::sources::{Activity, Look};
 use crate::trie::NodeId;
 use crate::walk::Ended;
 

@@ -1,15 +1,10 @@
 //! Walking a capture with the images it needs, and keeping these up to date: they are
 //! read again when a stack leads to code that is in none.
 
-use std::ops::Range;
-
 use super::Recording;
-use super::made::TargetCode;
-use crate::addr::Avma;
-use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
-use crate::image::Images;
-use crate::target::{Capture, Fault, ThreadId};
-use crate::walk::{self, Code, Ended, How, StackBytes, root};
+use crate::images::{ImageCode, TargetCode};
+use crate::sources::{Capture, Fault, ThreadId};
+use crate::walk::{self, Ended, How, StackBytes, root};
 
 /// Mappings are read again this often to notice images that were unloaded.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
@@ -24,52 +19,6 @@ const LIST_TRIES: u32 = 3;
 const MADE_ROUNDS_MAX: u32 = 64;
 /// Reading mappings may take this share of the time, at most: 1/20.
 const REFRESH_COST: u64 = 20;
-
-/// The code of the known images, for the walker.
-#[derive(Clone, Copy, Debug)]
-pub struct ImageCode<'a>(pub &'a Images);
-
-impl Code for ImageCode<'_> {
-    fn is_code(&self, at: Avma) -> bool {
-        self.0.contains(at)
-    }
-
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.code(at)
-    }
-
-    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.0.frame_rule(pc)
-    }
-
-    fn row(&self, lookup: Avma) -> Option<Row> {
-        self.0.row(lookup)
-    }
-
-    fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
-        self.0.row_aarch64(lookup)
-    }
-
-    fn describes_frames(&self, lookup: Avma) -> bool {
-        self.0.describes_frames(lookup)
-    }
-
-    fn body(&self, lookup: Avma) -> Option<Body> {
-        self.0.body(lookup)
-    }
-
-    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
-        self.0.begins_threads(lookup)
-    }
-
-    fn entry(&self, pc: Avma) -> Option<Avma> {
-        self.0.entry(pc)
-    }
-
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        self.0.function(pc)
-    }
-}
 
 impl Recording<'_> {
     /// Walks a capture into `self.frames`, with the images it needs.

@@ -17,8 +17,8 @@ use super::locate::{Located, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, plt, stubs};
 use crate::addr::Svma;
-use crate::image::Image;
-use crate::target::{Files, ImageBytes};
+use crate::binary::{Files, ImageBytes};
+use crate::images::Image;
 
 /// What was found for the addresses of an image.
 #[derive(Debug, Default)]

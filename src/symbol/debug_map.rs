@@ -20,9 +20,9 @@ use object::read::macho::MachHeader as _;
 
 use super::nlist::{Nlists, is_defined, stab};
 use super::table::MAX_NAME_BYTES;
-use crate::image::Image;
-use crate::image::macho::fat;
-use crate::target::{Files, ImageBytes};
+use crate::binary::macho::fat;
+use crate::binary::{Files, ImageBytes};
+use crate::images::Image;
 use archive::Archive;
 
 /// Lines about object files of one image; the others are counted in one more.

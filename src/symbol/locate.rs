@@ -10,9 +10,9 @@
 mod macho;
 mod supplementary;
 
-use crate::image::Image;
-use crate::image::elf::Elf;
-use crate::target::{Files, ImageBytes, MappingKind};
+use crate::binary::elf::Elf;
+use crate::binary::{Files, ImageBytes, MappingKind};
+use crate::images::Image;
 
 use super::sections;
 
@@ -95,7 +95,7 @@ fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, fou
         if found.symbols.is_empty()
             && let Some(packed) = section(bytes.bytes(), ".gnu_debugdata")
         {
-            match crate::unpack::xz(packed) {
+            match crate::binary::unpack::xz(packed) {
                 Ok(unpacked) => found.symbols.push(ImageBytes::new(unpacked)),
                 Err(why) => found.problems.push(format!("{}: .gnu_debugdata: {why}", image.path)),
             }

@@ -26,9 +26,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::addr::{Avma, Svma};
-use crate::image::{Image, Images};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
+use crate::images::{Image, Images};
 use crate::place::Place;
-use crate::target::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::trie::{Frame, FrameId};
 pub use batch::Answer;
 use demangle::Demangler;

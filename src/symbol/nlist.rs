@@ -10,7 +10,7 @@ use object::macho::{IndirectSymbol, MachHeader64, N_SECT, N_STAB, N_TYPE, Nlist6
 use object::read::macho::{LoadCommandVariant, MachHeader as _};
 use object::{LittleEndian, U32};
 
-use crate::image::object::name_at;
+use crate::binary::object::name_at;
 
 /// An entry of the table.
 pub(super) type Nlist = Nlist64<LittleEndian>;

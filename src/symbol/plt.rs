@@ -14,9 +14,9 @@ use hashbrown::HashMap;
 
 use super::sections::{self, Section};
 use super::table::MAX_NAME_BYTES;
-use crate::image::Image;
-use crate::image::elf::Elf;
-use crate::image::object::name_at;
+use crate::binary::elf::Elf;
+use crate::binary::object::name_at;
+use crate::images::Image;
 
 /// The stubs of a file.
 #[derive(Debug)]

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::addr::Avma;
-use crate::image::{Images, v8};
+use crate::binary::v8;
+use crate::images::Images;
 
 /// Runtimes by how their executables, libraries and frameworks begin.
 const RUNTIMES: [(&str, &[&str]); 17] = [

@@ -12,9 +12,9 @@ use object::read::elf::{CompressionHeader, FileHeader, SectionHeader};
 use object::read::macho::{MachHeader, Section as _, Segment as _};
 
 use super::relocate::Relocations;
-use crate::image::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
-use crate::image::object::{Format, name_at};
-use crate::unpack::{self, Packing};
+use crate::binary::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
+use crate::binary::object::{Format, name_at};
+use crate::binary::unpack::{self, Packing};
 
 /// Most sections of a file; object files of `-ffunction-sections` have the most.
 pub const MAX_SECTIONS: usize = 1 << 18;

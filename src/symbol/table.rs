@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use super::Why;
 use crate::addr::Svma;
-use crate::image::object::{Format, name_at, part};
-use crate::target::ImageBytes;
+use crate::binary::ImageBytes;
+use crate::binary::object::{Format, name_at, part};
 
 /// Most symbols around one address that are looked at for one that covers it.
 /// Functions do not nest; labels in hand-written assembly do, two or three deep.

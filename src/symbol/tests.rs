@@ -4,15 +4,15 @@
 use super::table::SymbolTable;
 use super::table::tests::zoo;
 use super::*;
-use crate::image::elf::build;
-use crate::target::{ImageBytes, Mapping, MappingKind};
+use crate::binary::elf::build;
+use crate::binary::{ImageBytes, Mapping, MappingKind};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
 /// A mapping of a whole file's addresses at `base`: enough for files whose addresses are
 /// their offsets, which is checked.
 fn mapping(bytes: &ImageBytes, path: &str, inode: u64, base: u64) -> Mapping {
-    let elf = crate::image::elf::Elf::parse(bytes.bytes()).unwrap();
+    let elf = crate::binary::elf::Elf::parse(bytes.bytes()).unwrap();
     let code = elf.segments.iter().find(|segment| segment.executable).unwrap();
     assert_eq!(code.file.start, code.svma.0);
     Mapping {

@@ -13,7 +13,7 @@ use super::facts::Facts;
 use super::root::Processor;
 use super::{Code, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
-use crate::registers::Aarch64;
+use crate::arch::Aarch64;
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
 pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {

@@ -6,7 +6,7 @@ use super::table::Table;
 use super::x86_64::record;
 use super::{Code, call};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::FrameRule;
+use crate::binary::frame_rule::FrameRule;
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +96,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::frame_rule::CfaBase;
+    use crate::binary::frame_rule::CfaBase;
 
     /// `push %rbp; mov %rsp,%rbp` at 0x1000, and how often it was asked.
     struct Asked(Cell<u32>);

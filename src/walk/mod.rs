@@ -26,8 +26,8 @@ use std::ops::Range;
 use facts::Facts;
 
 use crate::addr::Avma;
-use crate::frame_rule::{Body, FrameRule, Row, RowAarch64};
-use crate::registers::Registers;
+use crate::arch::Registers;
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
 #[derive(Clone, Copy, Debug)]

@@ -12,8 +12,8 @@ use super::facts::Facts;
 use super::root::Processor;
 use super::{Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{CfaBase, FrameRule};
-use crate::registers::X86_64;
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{CfaBase, FrameRule};
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
 pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {

@@ -1,9 +1,9 @@
 //! What the target stands for: a share of its time, whatever a stop takes, and nothing is lost
 //! by the ticks that are left out.
 
+use stackprof::arch::Arch;
 use stackprof::sampler::Options;
-use stackprof::target::Arch;
-use stackprof::target::sim::SimConfig;
+use stackprof::sources::sim::SimConfig;
 
 use crate::processes::{SECOND, process, run};
 use crate::recording::{options, record, replay};

@@ -65,7 +65,7 @@ fn an_exchange_of_images_is_noticed_within_a_second() {
     let _replay = replay(1);
     let options = options(997, 1);
     let clock = stackprof::clock::FakeClock::default();
-    let mut target = stackprof::target::sim::SimTarget::new(plugins(Arch::X86_64, 0), clock.clone());
+    let mut target = stackprof::sources::sim::SimTarget::new(plugins(Arch::X86_64, 0), clock.clone());
     let profile = sampler::record(&mut target, &clock, &options, &stackprof::live::Live::default()).unwrap();
     let (mut wrong, mut right) = (0, 0);
     profile.trie.for_each_stack(|frames, count| {

@@ -29,13 +29,14 @@ use processes::{
     wait,
 };
 use recording::{Recorded, Watched, options, record, record_with, replay, replay_sim, seeds};
+use stackprof::arch::Arch;
 use stackprof::error::ErrorKind;
-use stackprof::profile::Root;
+use stackprof::recording::Root;
 use stackprof::sampler::{self, Options};
-use stackprof::target::sim::{
+use stackprof::sources::sim::{
     FaultKind, FunctionId, SimActivity, SimConfig, SimExec, SimFault, SimPhase, SimThread,
 };
-use stackprof::target::{Activity, Arch, ExitStatus, Fault};
+use stackprof::sources::{Activity, ExitStatus, Fault};
 use stackprof::trie::Frame;
 
 /// A seeded process, whose late plugin is used only once its loading was noticed: what

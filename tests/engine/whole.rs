@@ -131,7 +131,8 @@ fn a_snapshot_has_every_thread_where_it_is() {
             vec![deep(SimActivity::Run, 5_000_000, 2_000, 32, 7)],
         ];
         let clock = stackprof::clock::FakeClock::default();
-        let mut target = stackprof::target::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
+        let mut target =
+            stackprof::sources::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
         let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
         let depths: Vec<usize> = snapshot.stacks.iter().map(|stack| stack.addresses.len()).collect();
         // A thread under job control is read as it stands.

@@ -1,8 +1,8 @@
 //! A sound x86_64 ELF file around the sections that a target makes up.
 
 use stackprof::addr::Avma;
-use stackprof::image::Images;
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::Images;
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 
 /// Where its code is, in the file and in memory.
 pub const TEXT_SVMA: u64 = 0x1000;

@@ -1,8 +1,9 @@
 //! Attaching: every reason to refuse has its own sentence, which says what to do.
 
+use stackprof::arch::Arch;
 use stackprof::error::ErrorKind;
-use stackprof::target::mach::MachTarget;
-use stackprof::target::{Arch, Target};
+use stackprof::sources::Target;
+use stackprof::sources::mach::MachTarget;
 
 use super::recorded::{options, record};
 use super::sim_kernel::*;

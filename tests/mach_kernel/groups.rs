@@ -2,10 +2,11 @@
 //! kernel's cost model, for the table in ARCHITECTURE.md.
 
 use stackprof::addr::Avma;
+use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
-use stackprof::target::mach::MachTarget;
-use stackprof::target::{Capture, Event, Fault, ImageBytes, Look, Mapping, Process, Target, ThreadId};
+use stackprof::sources::mach::MachTarget;
+use stackprof::sources::{Capture, Event, Fault, Look, Process, Target, ThreadId};
 
 use super::recorded::options;
 use super::sim_kernel::*;

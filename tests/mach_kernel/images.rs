@@ -1,8 +1,9 @@
 //! Images that come and go under the recording, and where their names come from.
 
-use stackprof::target::Arch;
-use stackprof::target::mach::MachTarget;
-use stackprof::target::{Mapping, MappingKind, Target};
+use stackprof::arch::Arch;
+use stackprof::binary::{Mapping, MappingKind};
+use stackprof::sources::Target;
+use stackprof::sources::mach::MachTarget;
 
 use super::recorded::{Replay, options, record, recorded, seeds};
 use super::sim_kernel::*;

@@ -1,6 +1,6 @@
 //! SIGKILL of the profiler at every call: the target runs on.
 
-use stackprof::target::mach::MachTarget;
+use stackprof::sources::mach::MachTarget;
 
 use super::recorded::{options, record_unclean, with};
 use super::sim_kernel::*;

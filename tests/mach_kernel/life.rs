@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use stackprof::error::ErrorKind;
-use stackprof::target::ExitStatus;
-use stackprof::target::mach::MachTarget;
+use stackprof::sources::ExitStatus;
+use stackprof::sources::mach::MachTarget;
 
 use super::recorded::{Replay, options, record, recorded, seeds, with};
 use super::sim_kernel::*;

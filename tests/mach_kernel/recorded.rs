@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::profile::{Profile, Root};
+use stackprof::recording::{Profile, Root};
 use stackprof::sampler::{self, Options};
+use stackprof::sources::mach::{MachClock, MachTarget};
 use stackprof::symbol;
-use stackprof::target::mach::{MachClock, MachTarget};
 use stackprof::trie::{Frame, FrameId};
 
 use super::folded;

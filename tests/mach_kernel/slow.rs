@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use stackprof::live::Live;
-use stackprof::profile::Profile;
+use stackprof::recording::Profile;
 use stackprof::sampler::{self, Options};
-use stackprof::target::mach::{MachClock, MachTarget};
+use stackprof::sources::mach::{MachClock, MachTarget};
 
 use super::recorded::{Replay, options, seeds};
 use super::sim_kernel::*;

@@ -1,6 +1,6 @@
 //! Stacks are exactly those that the threads had.
 
-use stackprof::target::Arch;
+use stackprof::arch::Arch;
 
 use super::recorded::{HZ, Replay, idle, options, recorded, seeds};
 use super::sim_kernel::*;

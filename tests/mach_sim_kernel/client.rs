@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use stackprof::target::Arch;
-use stackprof::target::mach::kernel::{KernReturn, MachKernel, StateFlavor, TaskPort, ThreadPort};
+use stackprof::arch::Arch;
+use stackprof::sources::mach::kernel::{KernReturn, MachKernel, StateFlavor, TaskPort, ThreadPort};
 
 use crate::sim_kernel::*;
 

@@ -1,7 +1,7 @@
 //! Memory, regions, stacks, and what dyld keeps in a task.
 
-use stackprof::target::Arch;
-use stackprof::target::mach::kernel::{KernReturn, MachKernel};
+use stackprof::arch::Arch;
+use stackprof::sources::mach::kernel::{KernReturn, MachKernel};
 
 use crate::client::*;
 use crate::sim_kernel::*;

@@ -1,6 +1,6 @@
 //! Processes, threads that run, and the clock.
 
-use stackprof::target::mach::kernel::{Errno, KernReturn, MachKernel, StateFlavor, TaskPort};
+use stackprof::sources::mach::kernel::{Errno, KernReturn, MachKernel, StateFlavor, TaskPort};
 
 use crate::client::*;
 use crate::sim_kernel::*;

@@ -1,7 +1,7 @@
 //! Names, references, arrays, counts and suspensions.
 
-use stackprof::target::Arch;
-use stackprof::target::mach::kernel::{
+use stackprof::arch::Arch;
+use stackprof::sources::mach::kernel::{
     KernReturn, MachKernel, OutOfLine, StateFlavor, SuspensionToken, TaskPort, ThreadPort,
 };
 

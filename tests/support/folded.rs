@@ -1,6 +1,7 @@
 //! Stacks of a recording as folded text, from their names alone.
 
-use stackprof::profile::{About, ByName, SavedBuilder, StackRoot, folded};
+use stackprof::profile::formats::folded;
+use stackprof::profile::{About, ByName, SavedBuilder, StackRoot};
 
 /// One stack of a thread.
 pub struct Stack<'a> {

@@ -4,10 +4,11 @@
 //! the root of every stack.
 
 use stackprof::addr::Avma;
-use stackprof::target::sim::{
+use stackprof::arch::Arch;
+use stackprof::sources::ThreadId;
+use stackprof::sources::sim::{
     FunctionId, SimActivity, SimConfig, SimFault, SimFrame, SimImage, SimPhase, SimThread,
 };
-use stackprof::target::{Arch, ThreadId};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;

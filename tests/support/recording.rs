@@ -9,14 +9,15 @@ use std::rc::Rc;
 
 use super::folded;
 use stackprof::addr::Avma;
+use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::profile::{Profile, Root};
+use stackprof::recording::{Profile, Root};
 use stackprof::sampler::{self, Options};
+use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
+use stackprof::sources::{Capture, Event, Fault, Look, Process, Target, ThreadId};
 use stackprof::symbol::{self, Names};
-use stackprof::target::sim::{SimConfig, SimLedger, SimTarget, Truth};
-use stackprof::target::{Capture, Event, Fault, ImageBytes, Look, Mapping, Process, Target, ThreadId};
 use stackprof::trie::{Frame, FrameId};
 use stackprof::walk::How;
 

@@ -11,7 +11,7 @@ use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
 use crate::diff::stacks::Matching;
 use crate::error::Result;
-use crate::output::svg::Colors;
+use crate::flamegraph::Colors;
 
 /// `stackprof diff ...`
 #[derive(Debug, Parser)]

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::usage;
+use crate::cli::format::Format;
 use crate::error::Result;
-use crate::output::Format;
 
 /// Where an output goes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::{Naming, Source, Verbosity, bad, colors, number, unwind, verbosity};
 use crate::cli::flags::RecordingFlags;
+use crate::cli::format::Format;
 use crate::error::Result;
-use crate::output::Format;
-use crate::output::svg::Colors;
+use crate::flamegraph::Colors;
 use crate::walk::How;
 
 /// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in

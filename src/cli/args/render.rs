@@ -9,9 +9,9 @@ use regex_lite::Regex;
 use super::output::{Output, check_distinct, outputs};
 use super::{Command, MIN_WIDTH_DEFAULT_PERCENT, Split, Verbosity, colors, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
+use crate::cli::format::Format;
 use crate::error::Result;
-use crate::output::Format;
-use crate::output::svg::Colors;
+use crate::flamegraph::Colors;
 
 /// `stackprof render ...`
 #[derive(Debug, Parser)]

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::output::Format;
+use crate::cli::format::Format;
 
 pub(super) fn parsed(line: &str) -> Result<Command> {
     parse(line.split_whitespace().map(OsString::from))

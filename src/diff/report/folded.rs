@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::diff::compare::Wish;
     use crate::diff::stacks::Matching;
-    use crate::profile::folded_read;
+    use crate::profile::formats::folded_read;
 
     #[test]
     fn lines_are_those_of_both_sides_in_the_order_of_their_bytes() {

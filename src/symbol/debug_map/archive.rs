@@ -8,8 +8,8 @@ use std::ops::Range;
 use hashbrown::HashMap;
 use object::read::archive::ArchiveFile;
 
-use crate::image::object::part;
-use crate::target::ImageBytes;
+use crate::binary::ImageBytes;
+use crate::binary::object::part;
 
 /// Most members of an archive; the largest static libraries have some ten thousand.
 const MAX_MEMBERS: usize = 1 << 20;

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gimli::{EndianSlice, LittleEndian, SectionId};
 
 use super::{relocate, sections};
-use crate::target::ImageBytes;
+use crate::binary::ImageBytes;
 
 pub use index::{Index, Job};
 pub use names::{Texts, TextsShared};
@@ -132,7 +132,7 @@ impl Sections {
         let data = bytes.bytes();
         let found = sections::all(data)?;
         let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();
-        let mut left = (data.len() as u64).saturating_mul(crate::unpack::MAX_RATIO);
+        let mut left = (data.len() as u64).saturating_mul(crate::binary::unpack::MAX_RATIO);
         let mut parts = Vec::new();
         let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
         for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {

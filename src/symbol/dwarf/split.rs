@@ -14,7 +14,7 @@ use super::names::{Names, text};
 use super::unit::{self, Abbrevs, Opened};
 use super::walk::{NONE, walk};
 use super::{Ask, Chain, Debug, Dwarf, Function, Job, MAX_INLINED, Sections, Texts};
-use crate::target::Files;
+use crate::binary::Files;
 
 /// The split files of an image.
 pub struct Splits<'f> {

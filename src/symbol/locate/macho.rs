@@ -4,9 +4,9 @@
 //! for beside the binary, in cargo's `deps`, and in what Spotlight knows.
 
 use super::Located;
-use crate::image::Image;
-use crate::image::macho::{MachO, fat};
-use crate::target::{Files, ImageBytes};
+use crate::binary::macho::{MachO, fat};
+use crate::binary::{Files, ImageBytes};
+use crate::images::Image;
 
 /// Most dSYMs of one directory that are looked into.
 const MAX_CANDIDATES: usize = 256;

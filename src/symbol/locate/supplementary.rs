@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 
 use super::{OPENED_BY, build_id_path, mismatch, section};
-use crate::image::macho::uleb;
-use crate::target::{Files, ImageBytes};
+use crate::binary::macho::uleb;
+use crate::binary::{Files, ImageBytes};
 
 /// What tells that a file is the right one.
 enum Mark<'a> {

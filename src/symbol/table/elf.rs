@@ -13,7 +13,7 @@ use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, function_end, name_at};
-use crate::image::elf::{Class, class};
+use crate::binary::elf::{Class, class};
 use crate::symbol::Why;
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped

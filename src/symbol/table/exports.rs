@@ -9,8 +9,8 @@
 //! edges; and for each its NUL-terminated letters and the ULEB offset of the next node.
 
 use super::MAX_NAME_BYTES;
-use crate::image::macho::uleb;
-use crate::target::ImageBytes;
+use crate::binary::ImageBytes;
+use crate::binary::macho::uleb;
 
 /// Most edges from the root to a node. Linkers branch where names differ; twenty is usual.
 const MAX_DEPTH: u32 = 1024;

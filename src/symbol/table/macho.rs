@@ -16,10 +16,10 @@ use std::sync::Arc;
 use super::exports::Exports;
 use super::{Entry, MAX_COMPARED_BYTES, NONE, Pool, Strings, SymbolTable};
 use crate::addr::Svma;
-use crate::image::macho::{MachO, function_starts};
-use crate::image::object::part;
+use crate::binary::ImageBytes;
+use crate::binary::macho::{MachO, function_starts};
+use crate::binary::object::part;
 use crate::symbol::Why;
-use crate::target::ImageBytes;
 
 /// The most memory a table takes for the exports trie, in bytes for each byte of it:
 /// 12 bytes for an edge that takes at least 2, and 24 for an export that takes 6 with its
@@ -42,7 +42,7 @@ pub struct Parts<'a> {
     pub code: &'a [Option<Range<Svma>>],
     /// `nlist_64` entries, 16 bytes each, in any order ([`Linkedit::nlists`]).
     ///
-    /// [`Linkedit::nlists`]: crate::image::macho::Linkedit::nlists
+    /// [`Linkedit::nlists`]: crate::binary::macho::Linkedit::nlists
     pub nlists: &'a [u8],
     /// The names of the entries by `n_strx`. Offsets from 2 GiB on are not asked for. The
     /// pool of the shared cache is read name by name: a table asks for names of addresses

@@ -5,7 +5,7 @@
 
 use super::flow::{self, Processor};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::Row;
+use crate::binary::frame_rule::Row;
 use crate::walk::Code;
 use crate::walk::frames::Method;
 

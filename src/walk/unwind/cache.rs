@@ -13,7 +13,7 @@ use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
 use super::{body, first, flow, prologue};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 use crate::walk::table::Table;
 use crate::walk::{Code, call};

@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 
 use super::length::{Instruction, decode};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::{Code, root};
 
 const RBP: usize = 6;

@@ -11,7 +11,7 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{Cfa, Column, Row};
+use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::{Code, Input};
 
 /// Jumps from one to the next that lead from a call to the function.

@@ -21,7 +21,7 @@ pub(super) mod x86_64;
 use std::ops::Range;
 
 use crate::addr::Avma;
-use crate::frame_rule::{Cfa, Column, Row};
+use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use state::{Place, REGISTERS, State, Value};
 

@@ -4,7 +4,7 @@
 use super::super::StackBytes;
 use super::tests::{Rows, STACK, TEXT, row};
 use super::*;
-use crate::frame_rule::{Cfa, Column};
+use crate::binary::frame_rule::{Cfa, Column};
 
 struct Random(u64);
 

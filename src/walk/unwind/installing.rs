@@ -6,7 +6,7 @@
 use super::RBP;
 use super::frame::Frame;
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::RETURN_ADDRESS;
+use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::StackBytes;
 
 /// Largest frame of `_Unwind_Resume` and its like: two contexts and a frame state.
@@ -94,7 +94,7 @@ fn written_return_address(sp: Avma, cfa: Avma, stack: StackBytes<'_>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registers::X86_64;
+    use crate::arch::X86_64;
 
     const BASE: u64 = 0x1000;
 

@@ -9,7 +9,7 @@ use super::RSP;
 use super::cache::Cache;
 use super::frame::Frame;
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::RETURN_ADDRESS;
+use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::{Input, root};
 
 /// Largest frame of such a function, which has a few registers to save.
@@ -42,7 +42,7 @@ pub(super) fn caller(stuck: &Frame, cache: &mut Cache, input: &Input<'_>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registers::X86_64;
+    use crate::arch::X86_64;
     use crate::walk::{Code, StackBytes};
 
     const TEXT: u64 = 0x40_1000;

@@ -37,7 +37,7 @@ use super::frames::{Frames, How, Method};
 use super::words::Words;
 use super::{Ended, Input, Walked};
 use crate::addr::{Avma, CodeAddress};
-use crate::registers::{Aarch64, X86_64};
+use crate::arch::{Aarch64, X86_64};
 use cache::Cache;
 use code::Proof;
 use doubts::Doubts;

@@ -11,7 +11,7 @@ use memchr::memmem;
 use super::RBP;
 use super::flow::{self, x86_64::X86_64};
 use crate::addr::Avma;
-use crate::frame_rule::{Cfa, Row};
+use crate::binary::frame_rule::{Cfa, Row};
 use crate::walk::Code;
 
 /// `push %rbp; mov %rsp,%rbp` in both encodings.
@@ -77,7 +77,7 @@ fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
 mod tests {
     use super::super::RSP;
     use super::*;
-    use crate::frame_rule::Column;
+    use crate::binary::frame_rule::Column;
 
     const TEXT: u64 = 0x7000_0000_1000;
 

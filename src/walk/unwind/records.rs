@@ -10,7 +10,7 @@ use super::frame::{Failure, Frame};
 use super::rule::{Kind, Rule};
 use super::{RBP, RSP, Unwinder};
 use crate::addr::{Avma, CodeAddress};
-use crate::registers::X86_64;
+use crate::arch::X86_64;
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::words::Words;
 use crate::walk::{Code, Ended, Input, Walked};

@@ -3,7 +3,7 @@
 //! rare frames need. Input: rows; output: [`Rule`], [`Saved`].
 
 use super::{RBP, RSP};
-use crate::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 
 /// What leads from a frame to its caller.

@@ -9,7 +9,7 @@
 
 use super::{Frame, RSP, Unwinder, confirm};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::RETURN_ADDRESS;
+use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::{Ended, Input, Walked};
 

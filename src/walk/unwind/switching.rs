@@ -7,7 +7,7 @@
 use super::length::{Instruction, decode};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{Cfa, Column, Row};
+use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 
 /// Columns of rax and rdx, which only functions that install a landing pad save: they pass
@@ -162,7 +162,7 @@ fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame_rule::RETURN_ADDRESS;
+    use crate::binary::frame_rule::RETURN_ADDRESS;
 
     const TEXT: u64 = 0x40_1000;
 

@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use super::super::{Code, StackBytes};
 use super::*;
-use crate::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 
 pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use stackprof::addr::{Avma, Svma};
-use stackprof::image::macho::MachO;
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::macho::MachO;
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 
 use crate::fixtures::{Arch, run};
 

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use stackprof::addr::Avma;
-use stackprof::image::Images;
-use stackprof::registers::{Aarch64, Registers, X86_64};
+use stackprof::images::Images;
+use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::walk::{Ended, StackBytes, Unwinder};
 use unicorn_engine::{
     Arch as Cpu, Arm64CpuModel, Mode, Prot, RegisterARM64 as A, RegisterARM64CP, RegisterX86 as X, Unicorn,

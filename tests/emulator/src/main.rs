@@ -17,8 +17,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use stackprof::addr::Avma;
-use stackprof::registers::{Aarch64, Registers, X86_64};
-use stackprof::sampler::ImageCode;
+use stackprof::arch::{Aarch64, Registers, X86_64};
+use stackprof::images::ImageCode;
 use stackprof::walk::{self, Ended, Frames, How, Unwinder};
 
 use fixtures::{Arch, FramePointers, PROGRAMS, Variant};

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::symbol::{Options, name_addresses};
-use stackprof::target::{Files, ImageBytes};
+use stackprof::binary::{Files, ImageBytes};
 
 struct One(Vec<u8>);
 

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::symbol::{Options, name_addresses};
-use stackprof::target::ImageBytes;
+use stackprof::binary::ImageBytes;
 
 fuzz_target!(|data: &[u8]| {
     let addresses: Vec<u64> = (0..4096).map(|index| index * 16).collect();

@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Svma;
-use stackprof::image::elf::same_file;
-use stackprof::image::object::Object;
+use stackprof::binary::elf::same_file;
+use stackprof::binary::object::Object;
 use stackprof::symbol::sections;
 
 fuzz_target!(|data: &[u8]| {

@@ -2,7 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::profile::{ByName, folded, folded_read};
+use stackprof::profile::ByName;
+use stackprof::profile::formats::{folded, folded_read};
 
 fuzz_target!(|data: &[u8]| {
     let Ok(saved) = folded_read::read(data, "fuzz") else { return };

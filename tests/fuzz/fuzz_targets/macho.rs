@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::image::macho::{CPU_ARM64, MachO, fat, function_starts};
+use stackprof::binary::macho::{CPU_ARM64, MachO, fat, function_starts};
 use stackprof::symbol::{Options, name_addresses};
-use stackprof::target::ImageBytes;
+use stackprof::binary::ImageBytes;
 
 fuzz_target!(|data: &[u8]| {
     let _ = fat::slices(data);

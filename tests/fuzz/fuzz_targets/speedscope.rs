@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::profile::read;
+use stackprof::profile::formats::detect;
 
 fuzz_target!(|data: &[u8]| {
     let file = [b"{\"shared\":", data].concat();
-    let _ = read::read(file.as_slice(), "fuzz", 0);
+    let _ = detect::read(file.as_slice(), "fuzz", 0);
 });

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Svma;
 use stackprof::symbol::table::SymbolTable;
-use stackprof::target::ImageBytes;
+use stackprof::binary::ImageBytes;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(table) = SymbolTable::parse(&ImageBytes::new(data.to_vec())) {

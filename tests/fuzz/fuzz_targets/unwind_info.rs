@@ -3,10 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Svma;
-use stackprof::image::macho::MachO;
-use stackprof::image::macho::unwind::Unwind;
-use stackprof::image::macho::unwind_info;
-use stackprof::target::ImageBytes;
+use stackprof::binary::macho::MachO;
+use stackprof::binary::macho::unwind::Unwind;
+use stackprof::binary::macho::unwind_info;
+use stackprof::binary::ImageBytes;
 
 fuzz_target!(|data: &[u8]| {
     for offset in (0..1024).map(|index| index * 16) {

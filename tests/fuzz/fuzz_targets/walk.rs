@@ -10,9 +10,9 @@ use std::ops::Range;
 use elf_with::{TEXT_SVMA, elf_with, images_of};
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
-use stackprof::frame_rule::{FrameRule, Row};
-use stackprof::image::Images;
-use stackprof::registers::{Aarch64, Registers, X86_64};
+use stackprof::binary::frame_rule::{FrameRule, Row};
+use stackprof::images::Images;
+use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::walk::{Code, Frames, How, Input, StackBytes, Unwinder, unwind};
 
 /// Where the copied stack is.

@@ -3,8 +3,8 @@
 //! is decided by them.
 
 use stackprof::addr::Avma;
-use stackprof::frame_rule::{Cfa, Column};
-use stackprof::image::Images;
+use stackprof::binary::frame_rule::{Cfa, Column};
+use stackprof::images::Images;
 
 /// Bytes before and behind an address in which a change of stacks is looked for.
 const SWITCH_BYTES: u64 = 48;

@@ -19,10 +19,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use stackprof::addr::Avma;
-use stackprof::image::Images;
-use stackprof::registers::{RED_ZONE_BYTES, Registers, X86_64};
-use stackprof::sampler::{ImageCode, Made, TargetCode};
-use stackprof::target::{ImageBytes, Mapping, MappingKind};
+use stackprof::arch::{RED_ZONE_BYTES, Registers, X86_64};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::Images;
+use stackprof::images::{ImageCode, Made, TargetCode};
 use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
 
 use ptrace::{Stop, read, registers};

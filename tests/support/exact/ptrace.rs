@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use libc::{c_int, c_long, c_void, pid_t};
-use stackprof::registers::X86_64;
+use stackprof::arch::X86_64;
 
 /// What a stop is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use stackprof::addr::{Avma, CodeAddress};
-use stackprof::registers::X86_64;
+use stackprof::arch::X86_64;
 
 /// What an executed instruction was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

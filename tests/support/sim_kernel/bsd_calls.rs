@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use stackprof::target::Arch;
-use stackprof::target::mach::kernel::BsdInfo;
+use stackprof::arch::Arch;
+use stackprof::sources::mach::kernel::BsdInfo;
 
 use super::faults::{ECHILD, EINVAL, ENOENT, EPERM, ESRCH};
 use super::spec::SimProcess;

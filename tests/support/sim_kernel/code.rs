@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use stackprof::target::Arch;
+use stackprof::arch::Arch;
 
 use super::rng::hash;
 use super::spec::SimImage;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use stackprof::target::Arch;
+use stackprof::arch::Arch;
 
 use super::code::{Code, Kind};
 use super::macho::{self, Offsets, Segment, Stated};

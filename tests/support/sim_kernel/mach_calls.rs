@@ -1,11 +1,12 @@
 //! The Mach calls of the simulated kernel, as strict as XNU's. Errors are codes of
 //! osfmk/mach/kern_return.h.
 
-use stackprof::target::mach::kernel::{
+use stackprof::arch::Arch;
+use stackprof::binary::ImageBytes;
+use stackprof::sources::mach::kernel::{
     OutOfLine, Region, StateFlavor, SuspensionToken, TaskDyldInfo, TaskPort, ThreadBasicInfo,
     ThreadExtendedInfo, ThreadIdentifierInfo, ThreadPort,
 };
-use stackprof::target::{Arch, ImageBytes};
 
 use super::cost;
 use super::faults::{Answer, INVALID_DEST};

@@ -4,7 +4,7 @@
 //! cache has `__LINKEDIT` and the pool of names in common with the others (dyld,
 //! cache_builder). Format: `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
 
-use stackprof::target::Arch;
+use stackprof::arch::Arch;
 
 use super::code::{Code, FIRST};
 use super::spec::{Role, SimImage, Symbols};

@@ -43,11 +43,12 @@ mod world;
 use std::cell::RefCell;
 use std::ffi::OsString;
 
-use stackprof::target::mach::kernel::{
+use stackprof::arch::Arch;
+use stackprof::binary::ImageBytes;
+use stackprof::sources::mach::kernel::{
     BsdInfo, Errno, Kern, KernReturn, MachKernel, OutOfLine, Region, StateFlavor, SuspensionToken,
     TaskDyldInfo, TaskPort, ThreadBasicInfo, ThreadExtendedInfo, ThreadIdentifierInfo, ThreadPort,
 };
-use stackprof::target::{Arch, ImageBytes};
 
 pub use bsd_calls::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM};
 pub use cost::{Costs, Delays, ROUND_TRIP};

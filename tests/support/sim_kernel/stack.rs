@@ -8,7 +8,7 @@
 //! `_pthread_start` is {0, thread_start+8}; x86_64 `thread_start` has {0, 0}); dyld
 //! `dyldStartup.s` (fp and lr are 0 when `start` is entered).
 
-use stackprof::target::Arch;
+use stackprof::arch::Arch;
 
 use super::images::{FunctionRef, Images};
 use super::rng::hash;

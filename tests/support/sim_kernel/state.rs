@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use stackprof::arch::Arch;
 use stackprof::live::Live;
-use stackprof::target::Arch;
 
 use super::cost::Costs;
 use super::faults::{FaultPlan, Happening, Method};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use stackprof::target::Arch;
+use stackprof::arch::Arch;
 
 use super::SimKernel;
 use super::cost::Costs;

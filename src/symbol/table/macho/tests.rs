@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::image::macho::build::{
+use crate::binary::macho::build::{
     EXT, File, LOCAL, Nlist, PRIVATE, STAB_FUN, Section, TEXT, at, nlist, trie, uleb,
 };
 use crate::symbol::demangle::demangle;

@@ -3,7 +3,7 @@
 
 use super::{FP, LR, SP};
 use crate::addr::{Avma, CodeAddress};
-use crate::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
+use crate::binary::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
 use crate::walk::frames::Method;
 use crate::walk::table::Table;
 use crate::walk::unwind::body;

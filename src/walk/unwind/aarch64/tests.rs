@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::frame_rule::{Body, BodyRow};
+use crate::binary::frame_rule::{Body, BodyRow};
 use crate::walk::{self, Code, StackBytes};
 
 const TEXT: u64 = 0x1_0000_4000;
@@ -126,8 +126,8 @@ fn check_by(
     unreachable!()
 }
 
-fn walk_registers(registers: Aarch64) -> crate::registers::Registers {
-    crate::registers::Registers::Aarch64(registers)
+fn walk_registers(registers: Aarch64) -> crate::arch::Registers {
+    crate::arch::Registers::Aarch64(registers)
 }
 
 const LEAF: (u64, Method) = (0x40, Method::Context);

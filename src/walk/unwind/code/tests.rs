@@ -1,5 +1,5 @@
 use super::*;
-use crate::frame_rule::{CfaBase, FrameRule};
+use crate::binary::frame_rule::{CfaBase, FrameRule};
 
 struct Text(&'static [u8]);
 impl Code for Text {

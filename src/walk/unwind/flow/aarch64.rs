@@ -8,7 +8,7 @@
 
 use super::{Effect, Place, Processor, State, Value};
 use crate::addr::Avma;
-use crate::frame_rule::AARCH64_COLUMNS;
+use crate::binary::frame_rule::AARCH64_COLUMNS;
 
 /// Arm's processors of 64 bits.
 pub(in crate::walk::unwind) struct Aarch64;

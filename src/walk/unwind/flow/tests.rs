@@ -4,7 +4,7 @@
 use super::aarch64::Aarch64;
 use super::x86_64::X86_64;
 use super::*;
-use crate::frame_rule::{AARCH64_COLUMNS, COLUMNS, RETURN_ADDRESS};
+use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, RETURN_ADDRESS};
 
 const TEXT: u64 = 0x1_0000_4000;
 

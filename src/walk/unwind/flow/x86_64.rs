@@ -8,7 +8,7 @@
 use super::super::length::{Instruction, decode};
 use super::{Effect, Place, Processor, State, Value};
 use crate::addr::Avma;
-use crate::frame_rule::COLUMNS;
+use crate::binary::frame_rule::COLUMNS;
 
 /// AMD's and Intel's processors of 64 bits.
 pub(in crate::walk::unwind) struct X86_64;

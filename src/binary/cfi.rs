@@ -1,0 +1,339 @@
+//! DWARF unwind information of ELF files for x86_64 and aarch64: what a function's caller is
+//! found by at one instruction. Input: file bytes (or a vDSO's memory) and a stated address;
+//! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
+//!
+//! `.eh_frame` through the binary search table of `.eh_frame_hdr` where that has one, else
+//! through an index (see `entries`), and `.debug_frame` for functions that are only there.
+//! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.
+
+mod entries;
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use gimli::{
+    BaseAddresses, CfaRule, EhFrameHdr, LittleEndian, RegisterRule, UnwindContext, UnwindExpression,
+    UnwindOffset, UnwindSection,
+};
+use object::elf::{
+    CompressionHeader64, EM_AARCH64, EM_X86_64, FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED,
+};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+
+use super::b_key::Readable;
+use super::elf::{MAX_SECTION_NAME_BYTES, section_names};
+use super::object::name_at;
+use crate::addr::Svma;
+use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::unpack;
+
+/// Longest DWARF expression that is kept, in bytes. Compilers and C libraries write up to 20.
+const EXPRESSION_BYTES_MAX: usize = 256;
+
+/// Most bytes that `.debug_frame` may unpack to: kept while a recording goes on. Those of Go
+/// programs of 100 MB have 5 MB.
+const UNPACKED_MAX: u64 = 64 << 20;
+
+/// Where the unwind information of a file is.
+#[derive(Clone, Debug)]
+pub struct Cfi {
+    /// `.eh_frame`, then `.debug_frame`.
+    tables: Vec<Table>,
+    bases: BaseAddresses,
+    /// Registers that a row of the file's processor has.
+    columns: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Table {
+    /// Where the section is in the file.
+    frames: Range<usize>,
+    /// What it unpacks to, if it is compressed: the `.debug_frame` of Go is.
+    unpacked: Option<Arc<[u8]>>,
+    is_debug: bool,
+    search: Search,
+    marks: Readable,
+}
+
+/// How the entry of an address is found.
+#[derive(Clone, Debug)]
+enum Search {
+    /// By the table of `.eh_frame_hdr`, which is here in the file.
+    Header(Range<usize>),
+    /// By first address, one after the last, and where the entry is; sorted.
+    Index(Vec<(u64, u64, usize)>),
+}
+
+impl Cfi {
+    /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64 or
+    /// aarch64.
+    #[must_use]
+    pub fn find(bytes: &[u8]) -> Option<Cfi> {
+        let file = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+        let endian = file.endian().ok()?;
+        let columns = match file.e_machine(endian) {
+            EM_X86_64 => COLUMNS,
+            EM_AARCH64 => AARCH64_COLUMNS,
+            _ => return None,
+        };
+        let sections = file.section_headers(endian, bytes).unwrap_or_default();
+        let names = section_names(file, bytes, sections);
+        let any_section = |name: &str| -> Option<(u64, Range<usize>, bool)> {
+            let section = sections.iter().find(|section| {
+                name_at(names, section.sh_name(endian), MAX_SECTION_NAME_BYTES) == name.as_bytes()
+            })?;
+            let (offset, size) = section.file_range(endian)?;
+            let is_compressed = section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0;
+            Some((section.sh_addr(endian), checked(bytes, offset, size)?, is_compressed))
+        };
+        // What is loaded is never compressed.
+        let section = |name| {
+            any_section(name).filter(|(.., compressed)| !compressed).map(|(svma, range, _)| (svma, range))
+        };
+        let header = section(".eh_frame_hdr").or_else(|| header_segment(bytes));
+        let frames = section(".eh_frame").or_else(|| frames_after_header(bytes, &header.clone()?));
+        let mut bases = BaseAddresses::default();
+        if let Some((svma, _)) = section(".text") {
+            bases = bases.set_text(svma);
+        }
+        let mut tables = Vec::new();
+        if let Some((svma, frames)) = frames {
+            bases = bases.set_eh_frame(svma);
+            let header = header.filter(|(svma, header)| {
+                bases = bases.clone().set_eh_frame_hdr(*svma);
+                has_table(bytes.get(header.clone()).unwrap_or_default(), &bases)
+            });
+            let marks = if columns == AARCH64_COLUMNS { Readable::default() } else { Readable::as_is() };
+            let search = match header {
+                Some((_, header)) => Search::Header(header),
+                None => {
+                    let (readable, _) = marks.of(&bytes[frames.clone()]);
+                    Search::Index(entries::index(entries::eh_frame(readable), readable, &bases))
+                }
+            };
+            tables.push(Table { frames, unpacked: None, is_debug: false, search, marks });
+        }
+        if let Some((_, frames, is_compressed)) = any_section(".debug_frame")
+            && let Some(unpacked) = unpacked(&bytes[frames.clone()], is_compressed)
+        {
+            let content = unpacked.as_deref().unwrap_or(&bytes[frames.clone()]);
+            let index = entries::index(entries::debug_frame(content), content, &bases);
+            let (search, marks) = (Search::Index(index), Readable::as_is());
+            tables.push(Table { frames, unpacked, is_debug: true, search, marks });
+        }
+        (!tables.is_empty()).then_some(Cfi { tables, bases, columns })
+    }
+
+    /// The row at an instruction; `bytes` are those that [`Cfi::find`] was given. `None`
+    /// where there is no information, and for the rows of another processor.
+    #[must_use]
+    pub fn row<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+        if N != self.columns {
+            return None;
+        }
+        self.tables.iter().find_map(|table| {
+            let (frames, offset) = self.last_entry(table, bytes, pc)?;
+            if table.is_debug {
+                row_of(entries::debug_frame(frames), frames, &self.bases, offset, pc, &[])
+            } else {
+                let (frames, not_signal) = table.marks.of(frames);
+                row_of(entries::eh_frame(frames), frames, &self.bases, offset, pc, not_signal)
+            }
+        })
+    }
+
+    /// The bounds of the last function that begins at a stated address or before, as the
+    /// entries have them, which each describe one function or a part that was split off. It
+    /// may end before the address. `bytes` are those that [`Cfi::find`] was given.
+    #[must_use]
+    pub fn last_function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
+        let of_table = |table: &Table| {
+            let (frames, offset) = self.last_entry(table, bytes, at)?;
+            if table.is_debug {
+                entries::range(&entries::debug_frame(frames), frames, &self.bases, offset)
+            } else {
+                let (frames, _) = table.marks.of(frames);
+                entries::range(&entries::eh_frame(frames), frames, &self.bases, offset)
+            }
+        };
+        let ranges = self.tables.iter().filter_map(of_table).filter(|range| range.start <= at.0);
+        // Of two that describe the same function the one that covers the address.
+        let last = ranges.max_by_key(|range| (range.start, range.end))?;
+        Some(Svma(last.start)..Svma(last.end))
+    }
+
+    /// The content of a table, and in it the offset of the last entry that begins at an
+    /// address or before.
+    fn last_entry<'a>(&self, table: &'a Table, bytes: &'a [u8], at: Svma) -> Option<(&'a [u8], usize)> {
+        let frames = match &table.unpacked {
+            Some(unpacked) => unpacked,
+            None => bytes.get(table.frames.clone())?,
+        };
+        let offset = match &table.search {
+            Search::Header(header) => self.offset_in(bytes.get(header.clone())?, at)?,
+            Search::Index(index) => entries::last_entry(index, at.0)?.2,
+        };
+        Some((frames, offset))
+    }
+
+    /// The offset of the entry of an address, by the table of `.eh_frame_hdr`.
+    fn offset_in(&self, header: &[u8], pc: Svma) -> Option<usize> {
+        let header = EhFrameHdr::new(header, LittleEndian).parse(&self.bases, 8).ok()?;
+        let pointer = header.table()?.lookup(pc.0, &self.bases).ok()?;
+        // Not gimli's `pointer_to_offset`, which overflows on a damaged table.
+        let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
+        usize::try_from(offset).ok()
+    }
+}
+
+/// An `.eh_frame` section that is searched by offset or by an index of its own.
+#[derive(Clone, Debug)]
+pub(super) struct Entries {
+    bases: BaseAddresses,
+    index: OnceLock<Vec<(u64, u64, usize)>>,
+    marks: Readable,
+}
+
+impl Entries {
+    /// Of a section that the file states at `svma`; `text` is what text-relative pointers
+    /// count from.
+    pub(super) fn new(svma: Svma, text: Svma) -> Entries {
+        let bases = BaseAddresses::default().set_eh_frame(svma.0).set_text(text.0);
+        Entries { bases, index: OnceLock::new(), marks: Readable::default() }
+    }
+
+    /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
+    pub(super) fn row<const N: usize>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<N>> {
+        let (bytes, not_signal) = self.marks.of(bytes);
+        row_of(entries::eh_frame(bytes), bytes, &self.bases, offset, pc, not_signal)
+    }
+
+    /// The row at `pc`, whose entry is searched for.
+    pub(super) fn search<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+        self.row(bytes, entries::entry_at(self.index(bytes), pc.0)?, pc)
+    }
+
+    /// The bounds of the function at a stated address, as the entry that covers it has them.
+    pub(super) fn function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
+        let (start, end, _) = entries::last_entry(self.index(bytes), at.0)?;
+        (at.0 < *end).then_some(Svma(*start)..Svma(*end))
+    }
+
+    fn index(&self, bytes: &[u8]) -> &[(u64, u64, usize)] {
+        let (readable, _) = self.marks.of(bytes);
+        self.index.get_or_init(|| entries::index(entries::eh_frame(readable), readable, &self.bases))
+    }
+}
+
+/// The row of the entry at an offset of a section, which is that of `bytes`.
+fn row_of<'a, S, const N: usize>(
+    section: S,
+    bytes: &[u8],
+    bases: &BaseAddresses,
+    offset: usize,
+    pc: Svma,
+    not_signal: &[usize],
+) -> Option<Row<N>>
+where
+    S: UnwindSection<entries::Reader<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    let fde = entries::fde(&section, bytes, bases, offset)?;
+    if !fde.contains(pc.0) {
+        return None;
+    }
+    let mut context = UnwindContext::new();
+    let row = fde.unwind_info_for_address(&section, bases, &mut context, pc.0).ok()?;
+    let expression = |expression: UnwindExpression<usize>| -> Option<Box<[u8]>> {
+        let bytes = expression.get(&section).ok()?.0.slice();
+        (bytes.len() <= EXPRESSION_BYTES_MAX).then(|| bytes.into())
+    };
+    let cfa = match row.cfa() {
+        CfaRule::RegisterAndOffset { register, offset } => {
+            RowCfa::Register(u8::try_from(register.0).ok().filter(|n| usize::from(*n) < N)?, *offset)
+        }
+        CfaRule::Expression(code) => RowCfa::Expression(expression(*code)?),
+    };
+    let mut found = Row::<N>::new(cfa);
+    for (register, rule) in row.registers() {
+        // Others are not kept: vector registers, whether the return address is signed (it is
+        // stripped all the same).
+        let Some(column) = found.columns.get_mut(usize::from(register.0)) else { continue };
+        *column = match rule {
+            RegisterRule::Undefined => Column::Undefined,
+            RegisterRule::SameValue => Column::Same,
+            RegisterRule::Offset(at) => Column::At(*at),
+            RegisterRule::ValOffset(at) => Column::Is(*at),
+            RegisterRule::Register(other) => Column::In(u8::try_from(other.0).ok()?),
+            RegisterRule::Expression(code) => Column::AtExpression(expression(*code)?),
+            RegisterRule::ValExpression(code) => Column::IsExpression(expression(*code)?),
+            _ => return None,
+        };
+    }
+    // On x86_64 a return address that stays in its column would be the pc itself.
+    if N == COLUMNS && found.columns[RETURN_ADDRESS] == Column::Same {
+        return None;
+    }
+    found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
+    Some(found)
+}
+
+/// What a section unpacks to, if it is compressed. `None` if that is not possible, or more
+/// than [`UNPACKED_MAX`].
+#[allow(clippy::option_option, reason = "not compressed, unpacked, or neither")]
+fn unpacked(section: &[u8], is_compressed: bool) -> Option<Option<Arc<[u8]>>> {
+    if !is_compressed {
+        return Some(None);
+    }
+    let (packing, size, body) = unpack::of_elf_section::<CompressionHeader64<object::LittleEndian>>(section)?;
+    let out = (size <= UNPACKED_MAX).then(|| unpack::exact(packing, body, size))?;
+    out.ok().map(|out| Some(out.into()))
+}
+
+fn checked(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {
+    let start = usize::try_from(offset).ok()?;
+    let end = start.checked_add(usize::try_from(size).ok()?)?;
+    bytes.get(start..end).filter(|bytes| !bytes.is_empty())?;
+    Some(start..end)
+}
+
+/// `.eh_frame_hdr` of a file without section headers.
+fn header_segment(bytes: &[u8]) -> Option<(u64, Range<usize>)> {
+    let header = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let segments = header.program_headers(endian, bytes).ok()?;
+    let segment = segments.iter().find(|segment| segment.p_type(endian) == PT_GNU_EH_FRAME)?;
+    let (offset, size) = segment.file_range(endian);
+    Some((segment.p_vaddr(endian), checked(bytes, offset, size)?))
+}
+
+/// `.eh_frame` of such a file: from where the header says to the end of the segment; it
+/// ends itself with a zero length.
+fn frames_after_header(bytes: &[u8], header: &(u64, Range<usize>)) -> Option<(u64, Range<usize>)> {
+    let bases = BaseAddresses::default().set_eh_frame_hdr(header.0);
+    let parsed = EhFrameHdr::new(bytes.get(header.1.clone())?, LittleEndian).parse(&bases, 8).ok()?;
+    let svma = parsed.eh_frame_ptr().direct().ok()?;
+    let file = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+    let endian = file.endian().ok()?;
+    file.program_headers(endian, bytes).ok()?.iter().find_map(|segment| {
+        let into = svma.checked_sub(segment.p_vaddr(endian))?;
+        let (offset, size) = segment.file_range(endian);
+        (segment.p_type(endian) == object::elf::PT_LOAD && into < size)
+            .then(|| checked(bytes, offset.checked_add(into)?, size - into))
+            .flatten()
+            .map(|range| (svma, range))
+    })
+}
+
+/// Whether `.eh_frame_hdr` has a binary search table: linkers may leave it out, and one of
+/// more entries than fit into the section would make gimli's search overflow.
+fn has_table(header: &[u8], bases: &BaseAddresses) -> bool {
+    const ENTRY_BYTES_MIN: usize = 4;
+    EhFrameHdr::new(header, LittleEndian).parse(bases, 8).is_ok_and(|parsed| {
+        let entries = parsed.table().map(|table| table.iter(bases).size_hint().0);
+        entries.is_some_and(|entries| entries <= header.len() / ENTRY_BYTES_MIN)
+    })
+}
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))] // the test executable must be ELF
+mod tests;

@@ -1,0 +1,137 @@
+//! Files that a target's debug information is in, by the paths that the target sees.
+//!
+//! [`Files`] is what symbols ask; each backend has its own: Linux looks into the target's
+//! mount namespace. Only regular files are opened, and never waited for.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::Read;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use super::{ImageBytes, map};
+use crate::error::io_text;
+
+/// Longest map of a JIT compiler that is read, in bytes; a long run of node has some megabytes.
+pub(crate) const MAX_JIT_MAP_BYTES: u64 = 256 << 20;
+
+/// Most names of a directory that are read.
+pub(crate) const MAX_LISTED: usize = 65_536;
+
+/// Opens files as a target sees them. Outlives the target: names are made when it has gone.
+pub trait Files: Send + Sync {
+    /// The bytes of a regular file by its absolute path.
+    ///
+    /// # Errors
+    /// The reason, for people: `no such file or directory`.
+    fn open(&self, path: &str) -> Result<ImageBytes, String>;
+
+    /// The same on the system that the profiler runs on. For files that are certain to be the
+    /// right ones by their content: a target with a root of its own (container, chroot) may
+    /// not have the debug files of what it runs, and the system that started it may.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn open_outside(&self, _path: &str) -> Result<ImageBytes, String> {
+        Err("no such file or directory".to_owned())
+    }
+
+    /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
+    fn modified_s(&self, _path: &str) -> Option<u64> {
+        None
+    }
+
+    /// The names in a directory, at most 65,536 of them, sorted; empty if it cannot be read.
+    fn list(&self, _directory: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What a JIT compiler in the target says of its code (`/tmp/perf-PID.map`), with its
+    /// path; `None` if there is none.
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+        None
+    }
+
+    /// Paths of debug files with a UUID that the system's own index knows (Spotlight).
+    fn known_by_uuid(&self, _uuid: &[u8]) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// No files: of a simulated process.
+#[derive(Debug, Default)]
+pub struct NoFiles;
+
+impl Files for NoFiles {
+    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
+        Err("a simulated process has no files".to_owned())
+    }
+}
+
+/// The files as this process sees them.
+#[derive(Debug, Default)]
+pub struct LocalFiles;
+
+impl Files for LocalFiles {
+    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+        map_regular(Path::new(path))
+    }
+
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        modified_s(&std::fs::metadata(path).ok()?)
+    }
+
+    fn list(&self, directory: &str) -> Vec<String> {
+        list(Path::new(directory))
+    }
+}
+
+/// When a file was changed last, in seconds since 1970.
+pub(crate) fn modified_s(meta: &Metadata) -> Option<u64> {
+    Some(meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
+}
+
+/// The names in a directory.
+pub(crate) fn list(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let names = entries.flatten().take(MAX_LISTED).filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort_unstable();
+    names
+}
+
+/// Maps a regular file.
+pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, String> {
+    let opened = open_regular(path)?;
+    match map::map(&opened) {
+        Ok(bytes) => Ok(ImageBytes::new(bytes)),
+        Err(error) => Err(io_text(&error)),
+    }
+}
+
+/// Opens a regular file without waiting, as opening a pipe would.
+pub(crate) fn open_regular(path: &Path) -> Result<File, String> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    regular(options.open(path).map_err(|error| io_text(&error))?)
+}
+
+/// Passes a file on if it is a regular one.
+pub(crate) fn regular(opened: File) -> Result<File, String> {
+    match opened.metadata() {
+        Ok(meta) if meta.is_file() => Ok(opened),
+        Ok(_) => Err("not a regular file".to_owned()),
+        Err(error) => Err(io_text(&error)),
+    }
+}
+
+/// Reads a file that others may cut short while it is read: mapped, that would be fatal.
+pub(crate) fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    match file.take(most + 1).read_to_end(&mut bytes) {
+        Ok(_) if bytes.len() as u64 > most => Err(format!("longer than {} MiB", most >> 20)),
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(io_text(&error)),
+    }
+}

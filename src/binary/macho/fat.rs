@@ -1,0 +1,105 @@
+//! Fat (universal) files: one file, a Mach-O image for each of several processors.
+//!
+//! Input: a whole file, hostile, and what is known of the image that is wanted. Output:
+//! the bytes of that image. Thin files pass through the same check, so a caller need not
+//! ask which it has. Not for: archives, or what is inside the image.
+//!
+//! Format: `<mach-o/fat.h>` of xnu; big-endian, whatever the images are.
+
+use std::ops::Range;
+
+use object::macho::{FatArch32, FatArch64};
+use object::read::macho::{FatArch, MachOFatFile};
+
+use super::{MachO, SUBTYPE_BITS};
+use crate::binary::ImageBytes;
+use crate::binary::object::part;
+
+/// Most images in one file. Java class files begin with the same magic number, followed
+/// by a version that is at least 45 where fat files have this count.
+pub const MAX_IMAGES: u32 = 32;
+
+/// What is known of the image that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// UUID of the loaded image: decides alone. A file may hold arm64 and arm64e code
+    /// that differ in all addresses, and which of them runs is not the caller's to guess.
+    pub uuid: Option<[u8; 16]>,
+    /// `cputype`, where there is no UUID.
+    pub cpu_type: u32,
+    /// `cpusubtype`, where there is no UUID and several images have the type.
+    pub cpu_subtype: u32,
+}
+
+/// The image of a fat or thin file that is wanted.
+///
+/// # Errors
+/// The reason, for people: `replaced on disk since it was loaded` if no image has the
+/// UUID, `no code for this processor`, or what is wrong with the file.
+pub fn choose(bytes: &ImageBytes, wanted: &Wanted) -> Result<ImageBytes, String> {
+    let data = bytes.bytes();
+    let slices = slices(data)?;
+    let head = |slice: &Slice| MachO::parse(data.get(clipped(&slice.range, data.len()))?).ok();
+    if let Some(uuid) = wanted.uuid {
+        let found = slices.iter().find(|slice| head(slice).is_some_and(|macho| macho.uuid == Some(uuid)));
+        let found = found.ok_or("replaced on disk since it was loaded")?;
+        return Ok(part(bytes, &found.range));
+    }
+    let fits = |slice: &&Slice| slice.cpu_type == wanted.cpu_type;
+    let exactly = slices.iter().filter(fits).find(|slice| slice.cpu_subtype == wanted.cpu_subtype);
+    let found = exactly.or_else(|| slices.iter().find(fits)).ok_or("no code for this processor")?;
+    Ok(part(bytes, &found.range))
+}
+
+/// One image of a fat file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// `cputype`.
+    pub cpu_type: u32,
+    /// `cpusubtype` without its capability bits.
+    pub cpu_subtype: u32,
+    /// Its bytes in the file, as stated; all offsets inside are relative to the start.
+    pub range: Range<u64>,
+}
+
+/// The images of a fat file in its order; a thin file is one image.
+///
+/// # Errors
+/// The reason, for people, if the file is neither.
+pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, String> {
+    if !is_fat(bytes) {
+        let macho = MachO::parse(bytes)?;
+        let range = 0..bytes.len() as u64;
+        return Ok(vec![Slice { cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype, range }]);
+    }
+    match bytes[3] {
+        0xbe => read::<FatArch32>(bytes),
+        _ => read::<FatArch64>(bytes),
+    }
+}
+
+/// Whether a file begins as fat files do.
+pub(crate) fn is_fat(bytes: &[u8]) -> bool {
+    match bytes {
+        [0xca, 0xfe, 0xba, 0xbe | 0xbf, count @ ..] => {
+            count.first_chunk().is_some_and(|count| u32::from_be_bytes(*count) <= MAX_IMAGES)
+        }
+        _ => false,
+    }
+}
+
+fn read<Arch: FatArch>(bytes: &[u8]) -> Result<Vec<Slice>, String> {
+    let file = MachOFatFile::<Arch>::parse(bytes).map_err(|error| error.to_string())?;
+    let slice = |arch: &Arch| {
+        let (offset, size) = arch.file_range();
+        let cpu_subtype = arch.cpusubtype().0 & SUBTYPE_BITS;
+        Slice { cpu_type: arch.cputype().0, cpu_subtype, range: offset..offset.saturating_add(size) }
+    };
+    Ok(file.arches().iter().map(slice).collect())
+}
+
+fn clipped(range: &Range<u64>, length: usize) -> Range<usize> {
+    let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
+    let end = clip(range.end);
+    clip(range.start).min(end)..end
+}

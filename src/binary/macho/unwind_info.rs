@@ -1,0 +1,235 @@
+//! Compact unwind information: the section `__unwind_info` → the entry of an address, and an
+//! entry → the row in its function's body.
+//!
+//! Input: the section's bytes and an offset from the image's header, hostile. Output: an
+//! [`Entry`], or a [`Row`]. Each look-up is two binary searches in the bytes; nothing is kept.
+//! Not for: prologues and epilogues, which entries do not describe, and `__eh_frame`.
+//!
+//! Not the crate `macho-unwind-info`: it indexes tables by numbers of the file unchecked, so
+//! that damaged files make it panic. Tests compare the two.
+//!
+//! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h; what rows mean:
+//! src/CompactUnwinder.hpp.
+
+use crate::binary::frame_rule::{AARCH64_COLUMNS, Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
+
+/// Kinds of second-level pages.
+const REGULAR: u32 = 2;
+const COMPRESSED: u32 = 3;
+
+/// Bytes of an entry of the first level: function offset, page offset, LSDA offset.
+const INDEX_BYTES: usize = 12;
+
+/// `UNWIND_X86_64_MODE_*` and `UNWIND_ARM64_MODE_*`, as they stand above bit 24.
+const RBP_FRAME: u32 = 1;
+const STACK_IMMEDIATE: u32 = 2;
+const STACK_INDIRECT: u32 = 3;
+const X86_64_DWARF: u32 = 4;
+const ARM64_FRAMELESS: u32 = 2;
+const ARM64_DWARF: u32 = 3;
+const ARM64_FRAME: u32 = 4;
+
+/// Frame and stack pointer of x86_64 by DWARF number.
+const RBP: u8 = 6;
+const RSP: u8 = 7;
+
+/// Frame pointer, link register and stack pointer of aarch64 by DWARF number.
+const FP: u8 = 29;
+const LR: u8 = 30;
+const SP: u8 = 31;
+
+/// What is said of the functions in a range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Bytes from the image's header to the first function of the range. Linkers merge
+    /// entries of functions that are alike, so it need not be the one that was asked for.
+    pub start: u32,
+    /// Bytes to the next range.
+    pub end: u32,
+    /// `compact_unwind_encoding_t`; 0 is no information.
+    pub encoding: u32,
+}
+
+/// How the callers of a range of functions are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Encoded<const N: usize> {
+    /// By this row.
+    Row(Row<N>),
+    /// By the entry of `__eh_frame` at this offset; 0 where it does not fit into 24 bits.
+    Dwarf(u32),
+}
+
+/// Looks up an offset from the image's header in the content of `__unwind_info`. `None` where
+/// nothing is said and where the section is damaged.
+#[must_use]
+pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
+    let word = |at: usize| word(section, at);
+    // version, then offset and count of: common encodings, personalities, index
+    if word(0)? != 1 {
+        return None;
+    }
+    let (common, common_count) = (word(4)? as usize, word(8)? as usize);
+    let (index, index_count) = (word(20)? as usize, word(24)? as usize);
+    let first = |number: usize| word(index.checked_add(number.checked_mul(INDEX_BYTES)?)?);
+    let number = last_not_above(index_count, offset, first)?;
+    // The last entry of the first level only says where the functions end.
+    let page_end = first(number.checked_add(1)?).filter(|_| number + 1 < index_count)?;
+    let page_start = first(number)?;
+    let page = word(index + number * INDEX_BYTES + 4)? as usize;
+    let half =
+        |at: usize| section.get(page.checked_add(at)?..)?.first_chunk().map(|b| u16::from_le_bytes(*b));
+    let count = usize::from(half(6)?);
+    let entries = page.checked_add(usize::from(half(4)?))?;
+    let (start, end, encoding) = match word(page)? {
+        REGULAR => {
+            let start = |number: usize| word(entries.checked_add(number.checked_mul(8)?)?);
+            let number = last_not_above(count, offset, start)?;
+            let end = if number + 1 < count { start(number + 1)? } else { page_end };
+            (start(number)?, end, word(entries + number * 8 + 4)?)
+        }
+        COMPRESSED => {
+            let entry = |number: usize| word(entries.checked_add(number.checked_mul(4)?)?);
+            let start = |number: usize| page_start.checked_add(entry(number)? & 0xff_ffff);
+            let number = last_not_above(count, offset, start)?;
+            let end = if number + 1 < count { start(number + 1)? } else { page_end };
+            let encoding = entry(number)? as usize >> 24;
+            let encoding = match encoding.checked_sub(common_count) {
+                None => word(common.checked_add(encoding * 4)?)?,
+                Some(own) if own < usize::from(half(10)?) => {
+                    word(page.checked_add(usize::from(half(8)?))?.checked_add(own * 4)?)?
+                }
+                Some(_) => return None,
+            };
+            (start(number)?, end, encoding)
+        }
+        _ => return None,
+    };
+    (start <= offset && offset < end).then_some(Entry { start, end, encoding })
+}
+
+/// The last of `count` rising numbers that is not above `wanted`.
+fn last_not_above(count: usize, wanted: u32, number: impl Fn(usize) -> Option<u32>) -> Option<usize> {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if number(middle)? <= wanted {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low.checked_sub(1)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
+/// What an encoding of an x86_64 image says. `function` are the bytes of the code from the
+/// function's first instruction on: large frames are stated there only.
+///
+/// ```text
+/// RBP_FRAME         CFA = rbp + 16; registers below rbp - 8 * offset
+/// STACK_IMMEDIATE   CFA = rsp + 8 * size
+/// STACK_INDIRECT    CFA = rsp + number in `sub $N,%rsp` + 8 * adjustment
+/// ```
+#[must_use]
+pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<17>> {
+    let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
+    let frameless = |cfa: i64| {
+        let mut row = Row::new(Cfa::Register(RSP, cfa));
+        row.columns[RETURN_ADDRESS] = Column::At(-8);
+        let registers = permutation(bits(10, 3), bits(0, 10))?;
+        // The last one pushed is the first one listed.
+        for (words, register) in (2..).zip(registers.into_iter().flatten().rev()) {
+            row.columns[usize::from(register)] = Column::At(-8 * words);
+        }
+        Some(row)
+    };
+    let row = match bits(24, 4) {
+        RBP_FRAME => {
+            let mut row = Row::new(Cfa::Register(RBP, 16));
+            row.columns[RETURN_ADDRESS] = Column::At(-8);
+            row.columns[usize::from(RBP)] = Column::At(-16);
+            let below = i64::from(bits(16, 8));
+            for number in 0..5 {
+                let register = register(bits(3 * number, 3))?;
+                if let Some(register) = register.filter(|register| *register != RBP) {
+                    let at = -16 - 8 * (below - i64::from(number));
+                    row.columns[usize::from(register)] = Column::At(at);
+                }
+            }
+            row
+        }
+        STACK_IMMEDIATE => frameless(8 * i64::from(bits(16, 8)))?,
+        STACK_INDIRECT => {
+            let size = word(function, bits(16, 8) as usize)?;
+            frameless(i64::from(size) + 8 * i64::from(bits(13, 3)))?
+        }
+        X86_64_DWARF => return Some(Encoded::Dwarf(bits(0, 24))),
+        _ => return None,
+    };
+    Some(Encoded::Row(row))
+}
+
+/// `UNWIND_X86_64_REG_*` → DWARF number; the inner `None` is no register.
+fn register(number: u32) -> Option<Option<u8>> {
+    const NUMBERS: [Option<u8>; 7] = [None, Some(3), Some(12), Some(13), Some(14), Some(15), Some(6)];
+    NUMBERS.get(number as usize).copied()
+}
+
+/// The registers of a frameless function, in the order in which they are popped: `number` is
+/// their place in a list of all arrangements of `count` of the six (Lehmer code).
+fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= 6)?;
+    let mut left: Vec<u32> = (1..=6).collect();
+    let mut rest = number;
+    let mut registers = [None; 6];
+    for (index, place) in registers.iter_mut().enumerate().take(count) {
+        // Arrangements of the registers that follow: 6 registers have as many as 5.
+        let after: u32 = (index + 1..count).map(|later| 6 - later as u32).product();
+        let chosen = rest / after;
+        rest %= after;
+        if chosen as usize >= left.len() {
+            return None;
+        }
+        *place = register(left.remove(chosen as usize))?;
+    }
+    Some(registers)
+}
+
+/// What an encoding of an arm64 image says.
+///
+/// ```text
+/// FRAME       CFA = x29 + 16; pairs of registers below the record
+/// FRAMELESS   CFA = sp + 16 * size; the return address is in x30
+/// ```
+#[must_use]
+pub fn arm64(encoding: u32) -> Option<Encoded<AARCH64_COLUMNS>> {
+    let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
+    let (mut row, mut below) = match bits(24, 4) {
+        ARM64_FRAMELESS => {
+            let size = 16 * i64::from(bits(12, 12));
+            (RowAarch64::new(Cfa::Register(SP, size)), 0)
+        }
+        ARM64_FRAME => {
+            let mut row = RowAarch64::new(Cfa::Register(FP, 16));
+            row.columns[usize::from(FP)] = Column::At(-16);
+            row.columns[usize::from(LR)] = Column::At(-8);
+            (row, -16)
+        }
+        ARM64_DWARF => return Some(Encoded::Dwarf(bits(0, 24))),
+        _ => return None,
+    };
+    // x19 and x20 to x27 and x28; floating-point registers are not kept.
+    for pair in (0..5).filter(|pair| bits(*pair, 1) == 1) {
+        for register in [19 + 2 * pair, 20 + 2 * pair] {
+            below -= 8;
+            row.columns[register as usize] = Column::At(below);
+        }
+    }
+    Some(Encoded::Row(row))
+}
+
+#[cfg(test)]
+mod tests;

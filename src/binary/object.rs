@@ -1,0 +1,145 @@
+//! The file of an image, whatever its format: what placing addresses asks of it.
+//!
+//! Input: the bytes of a file, hostile. Output: offset → stated address, the lowest
+//! address, the build id, the entry point. Not for: symbols (see `symbol::table`).
+
+use std::ffi::CStr;
+use std::ops::Range;
+
+use super::elf::Elf;
+use super::macho::MachO;
+use crate::addr::Svma;
+use crate::binary::ImageBytes;
+
+/// The formats that are understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Linux and most others.
+    Elf,
+    /// macOS.
+    MachO,
+}
+
+impl Format {
+    /// The format of a file, by its first bytes.
+    ///
+    /// # Errors
+    /// The reason, for people: `neither ELF nor Mach-O`. Variants of a format that are
+    /// not understood (32-bit Mach-O) pass here and are refused by its parser.
+    pub fn of(bytes: &[u8]) -> Result<Format, String> {
+        match bytes {
+            [] => Err("an empty file".to_string()),
+            [0x7f, b'E', b'L', b'F', ..] => Ok(Format::Elf),
+            [0xca, 0xfe, 0xba, 0xbe | 0xbf, ..]
+            | [0xce | 0xcf, 0xfa, 0xed, 0xfe, ..]
+            | [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => Ok(Format::MachO),
+            _ => Err("neither ELF nor Mach-O".to_string()),
+        }
+    }
+}
+
+/// The summary of an executable or library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// An ELF file.
+    Elf(Elf),
+    /// A Mach-O file for one processor.
+    MachO(MachO),
+}
+
+impl Object {
+    /// Reads the headers.
+    ///
+    /// # Errors
+    /// The reason, for people: `neither ELF nor Mach-O`, or what is wrong with the file.
+    pub fn parse(bytes: &[u8]) -> Result<Object, String> {
+        match Format::of(bytes)? {
+            Format::Elf => Elf::parse(bytes).map(Object::Elf),
+            Format::MachO => MachO::parse(bytes).map(Object::MachO),
+        }
+    }
+
+    /// The stated address of a byte of the file that is mapped as code; `None` outside
+    /// its segments.
+    #[must_use]
+    pub fn svma_of(&self, file_offset: u64) -> Option<Svma> {
+        match self {
+            Object::Elf(elf) => elf.svma_of(file_offset),
+            Object::MachO(macho) => macho.svma_of(file_offset),
+        }
+    }
+
+    /// The offset in the file of a stated address; `None` outside the segments.
+    #[must_use]
+    pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
+        match self {
+            Object::Elf(elf) => elf.file_offset_of(svma),
+            Object::MachO(macho) => macho.file_offset_of(svma),
+        }
+    }
+
+    /// What `[module+0x1f40]` counts from: the lowest stated address of an ELF file, the
+    /// start of `__TEXT` (below it a program has its zero page) of a Mach-O file.
+    #[must_use]
+    pub fn base_svma(&self) -> Svma {
+        match self {
+            Object::Elf(elf) => elf.base_svma(),
+            Object::MachO(macho) => macho.text.start,
+        }
+    }
+
+    /// What tells two builds apart: GNU build id, or UUID.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&[u8]> {
+        match self {
+            Object::Elf(elf) => elf.build_id.as_deref(),
+            Object::MachO(macho) => macho.uuid.as_ref().map(<[u8; 16]>::as_slice),
+        }
+    }
+
+    /// Where a process begins to run (ELF `e_entry`, Mach-O `LC_MAIN`), if the file says so.
+    #[must_use]
+    pub fn entry(&self) -> Option<Svma> {
+        match self {
+            Object::Elf(elf) => (elf.entry.0 != 0).then_some(elf.entry),
+            Object::MachO(macho) => macho.entry,
+        }
+    }
+
+    /// The summary, if the file is Mach-O.
+    #[must_use]
+    pub fn macho(&self) -> Option<&MachO> {
+        match self {
+            Object::MachO(macho) => Some(macho),
+            Object::Elf(_) => None,
+        }
+    }
+}
+
+/// A part of a file's bytes, as the bytes of an image of its own. Clipped to the file.
+pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
+    let length = bytes.bytes().len();
+    let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
+    let end = clip(range.end);
+    ImageBytes::new(Part { bytes: bytes.clone(), range: clip(range.start).min(end)..end })
+}
+
+/// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none. To look
+/// for the NUL further on is work without bounds: many names may begin in one long one.
+pub(crate) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
+    let rest = strings.get(offset as usize..).unwrap_or_default();
+    let rest = &rest[..rest.len().min(max)];
+    // It looks for the NUL by words, not by bytes.
+    CStr::from_bytes_until_nul(rest).map_or(rest, CStr::to_bytes)
+}
+
+struct Part {
+    bytes: ImageBytes,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.bytes().get(self.range.clone()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,134 @@
+//! The forms that a recording can be written in, by name and by the extension of a path.
+
+use std::path::Path;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A form in which a profile can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Interactive flame graph, one file for any browser.
+    Svg,
+    /// Folded stacks: `process;frame;frame COUNT`.
+    Folded,
+    /// pprof, gzipped.
+    Pprof,
+    /// speedscope's JSON.
+    Speedscope,
+    /// The Firefox Profiler's JSON.
+    Firefox,
+}
+
+/// Extensions and the format each one stands for. The longest match counts, so that
+/// `.speedscope.json` is not `.json`.
+const EXTENSIONS: [(&str, &str); 8] = [
+    (".speedscope.json", "speedscope"),
+    (".firefox.json", "firefox"),
+    (".pb.gz", "pprof"),
+    (".pprof", "pprof"),
+    (".folded", "folded"),
+    (".json", "json"),
+    (".svg", "svg"),
+    (".txt", "folded"),
+];
+
+/// A format that the command line reserves and this version cannot write.
+const RESERVED: &str = "json";
+
+impl Format {
+    /// Every format, in the order in which people are told of them.
+    pub const ALL: [Format; 5] =
+        [Format::Svg, Format::Folded, Format::Pprof, Format::Speedscope, Format::Firefox];
+
+    /// The name that `--format` takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Svg => "svg",
+            Format::Folded => "folded",
+            Format::Pprof => "pprof",
+            Format::Speedscope => "speedscope",
+            Format::Firefox => "firefox",
+        }
+    }
+
+    /// The usual extension, without the first dot.
+    #[must_use]
+    pub fn extension(self) -> &'static str {
+        match self {
+            Format::Svg => "svg",
+            Format::Folded => "folded",
+            Format::Pprof => "pb.gz",
+            Format::Speedscope => "speedscope.json",
+            Format::Firefox => "firefox.json",
+        }
+    }
+
+    /// The format called `name`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] naming the formats that exist.
+    pub fn from_name(name: &str) -> Result<Format> {
+        if let Some(format) = Format::ALL.into_iter().find(|format| format.name() == name) {
+            return Ok(format);
+        }
+        let names = Format::ALL.map(Format::name).join(", ");
+        Err(Error::new(
+            ErrorKind::Usage,
+            match name {
+                RESERVED => format!("format `{name}` is not in this version; one of {names}"),
+                other => format!("no format is called `{other}`; one of {names}"),
+            },
+        ))
+    }
+
+    /// The format that a path's extension stands for; `None` when it tells nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`] when it stands for a format that is not in this version.
+    pub fn from_path(path: &Path) -> Result<Option<Format>> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let known = EXTENSIONS.iter().find(|(extension, _)| name.ends_with(extension));
+        known.map(|(_, format)| Format::from_name(format)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extension_tells_the_format() {
+        let format = |path: &str| Format::from_path(Path::new(path)).expect("a format of this version");
+        assert_eq!(format("a.svg"), Some(Format::Svg));
+        assert_eq!(format("dir.svg/A.SVG"), Some(Format::Svg));
+        assert_eq!(format("a.folded"), Some(Format::Folded));
+        assert_eq!(format("a.b.txt"), Some(Format::Folded));
+        assert_eq!(format("a.pb.gz"), Some(Format::Pprof));
+        assert_eq!(format("a.pprof"), Some(Format::Pprof));
+        assert_eq!(format("a.speedscope.json"), Some(Format::Speedscope));
+        assert_eq!(format("a.firefox.json"), Some(Format::Firefox));
+        assert_eq!(format("a.dat"), None);
+        assert_eq!(format("svg"), None);
+        assert_eq!(format(""), None);
+    }
+
+    #[test]
+    fn a_name_and_an_extension_stand_for_the_same_format() {
+        for format in Format::ALL {
+            assert_eq!(Format::from_name(format.name()).expect("known"), format);
+            let path = format!("a.{}", format.extension());
+            assert_eq!(Format::from_path(Path::new(&path)).expect("known"), Some(format));
+        }
+    }
+
+    #[test]
+    fn other_formats_are_refused_by_name() {
+        const NAMES: &str = "svg, folded, pprof, speedscope, firefox";
+        let error = Format::from_path(Path::new("a.json")).expect_err("not in this version");
+        assert_eq!(error.to_string(), format!("format `json` is not in this version; one of {NAMES}"));
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        let error = Format::from_name("png").expect_err("unknown");
+        assert_eq!(error.to_string(), format!("no format is called `png`; one of {NAMES}"));
+    }
+}

@@ -1,0 +1,54 @@
+//! The images as the walker sees them.
+
+use std::ops::Range;
+
+use super::Images;
+use crate::addr::Avma;
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
+use crate::walk::Code;
+
+/// The code of the known images, for the walker.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageCode<'a>(pub &'a Images);
+
+impl Code for ImageCode<'_> {
+    fn is_code(&self, at: Avma) -> bool {
+        self.0.contains(at)
+    }
+
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.0.code(at)
+    }
+
+    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        self.0.frame_rule(pc)
+    }
+
+    fn row(&self, lookup: Avma) -> Option<Row> {
+        self.0.row(lookup)
+    }
+
+    fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
+        self.0.row_aarch64(lookup)
+    }
+
+    fn describes_frames(&self, lookup: Avma) -> bool {
+        self.0.describes_frames(lookup)
+    }
+
+    fn body(&self, lookup: Avma) -> Option<Body> {
+        self.0.body(lookup)
+    }
+
+    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
+        self.0.begins_threads(lookup)
+    }
+
+    fn entry(&self, pc: Avma) -> Option<Avma> {
+        self.0.entry(pc)
+    }
+
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.0.function(pc)
+    }
+}

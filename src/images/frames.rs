@@ -1,0 +1,109 @@
+//! What images know of the frames of code: unwind information, functions, first instructions.
+//! Input: a code address of the current space. What is read of an image for that is kept.
+
+use std::ops::Range;
+
+use super::{Image, Images};
+use crate::addr::{Avma, Svma};
+use crate::binary::cfi::Cfi;
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
+use crate::binary::macho::unwind::Unwind;
+use crate::binary::object::Object;
+
+impl Images {
+    /// How the caller is found at a code address of the current space, if that is of the
+    /// ordinary form; `None` where it is not known.
+    #[must_use]
+    pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        self.row(pc)?.ordinary()
+    }
+
+    /// What the unwind information of an ELF image says at a code address of the current
+    /// space; `None` where there is none, and for a row of another processor.
+    #[must_use]
+    pub fn row(&self, pc: Avma) -> Option<Row> {
+        self.row_of(pc)
+    }
+
+    /// Whether an address is in an image that contains V8: what has no rows there are its built-in
+    /// functions, which its compiler made when it was built.
+    #[must_use]
+    pub fn is_built_into_v8(&self, at: Avma) -> bool {
+        self.at(at).is_some_and(|(image, _)| crate::binary::v8::is_in(&image.name))
+    }
+
+    /// As [`Images::row`], for aarch64.
+    #[must_use]
+    pub fn row_aarch64(&self, pc: Avma) -> Option<RowAarch64> {
+        self.row_of(pc)
+    }
+
+    fn row_of<const N: usize>(&self, pc: Avma) -> Option<Row<N>> {
+        let (image, svma) = self.at(pc)?;
+        let bytes = image.bytes.as_ref().ok()?.bytes();
+        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
+        cfi.as_ref()?.row(bytes, svma)
+    }
+
+    /// Whether the image at a code address of the current space has unwind information for
+    /// any of its functions.
+    #[must_use]
+    pub fn describes_frames(&self, pc: Avma) -> bool {
+        let Some((image, _)) = self.at(pc) else { return false };
+        if let Some(macho) = image.object().and_then(Object::macho) {
+            return image.unwind.get_or_init(|| Unwind::find(macho)).is_some();
+        }
+        let Ok(bytes) = &image.bytes else { return false };
+        image.cfi.get_or_init(|| Cfi::find(bytes.bytes())).is_some()
+    }
+
+    /// What the unwind information of a Mach-O image says of the body of the function at a
+    /// code address of the current space.
+    #[must_use]
+    pub fn body(&self, pc: Avma) -> Option<Body> {
+        let (image, svma) = self.at(pc)?;
+        let macho = image.object()?.macho()?;
+        let unwind = image.unwind.get_or_init(|| Unwind::find(macho));
+        unwind.as_ref()?.body(macho, image.bytes.as_ref().ok()?, svma)
+    }
+
+    /// Whether the first functions of threads are in the Mach-O image at a code address of
+    /// the current space; `None` elsewhere, where they may be anywhere.
+    #[must_use]
+    pub fn begins_threads(&self, pc: Avma) -> Option<bool> {
+        let (image, _) = self.at(pc)?;
+        Some(image.object()?.macho()?.begins_threads(&image.name))
+    }
+
+    fn at(&self, pc: Avma) -> Option<(&Image, Svma)> {
+        let region = self.current().find(pc.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        Some((image, image.object()?.svma_of(offset)?))
+    }
+
+    /// Where the program or library that a code address of the current space belongs to
+    /// begins to run (ELF `e_entry`); `None` if it says nothing.
+    #[must_use]
+    pub fn entry(&self, pc: Avma) -> Option<Avma> {
+        let region = self.current().find(pc.0)?;
+        let object = self.images.get(region.image as usize)?.object()?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        let bias = pc - Avma(object.svma_of(offset)?.0);
+        Some(Avma(object.entry()?.0.wrapping_add(bias)))
+    }
+
+    /// The bounds of the function at a code address of the current space, as far as they
+    /// lie in the same mapping; `None` where they are not known.
+    #[must_use]
+    pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        let region = self.current().find(pc.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        let svma = image.object()?.svma_of(offset)?;
+        let function = image.function(svma)?;
+        let start = pc.0.checked_sub(svma - function.start)?.max(region.start);
+        let end = pc.0.checked_add(function.end - svma)?.min(region.end);
+        Some(Avma(start)..Avma(end))
+    }
+}

@@ -1,0 +1,113 @@
+//! One executable or library: its bytes, its headers, and what else is read of it when it is
+//! first needed.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use crate::addr::Svma;
+use crate::binary::cfi::Cfi;
+use crate::binary::elf::functions::Functions as ElfFunctions;
+use crate::binary::macho::functions::Functions;
+use crate::binary::macho::unwind::Unwind;
+use crate::binary::object::Object;
+use crate::binary::{ImageBytes, Mapping, MappingKind};
+
+/// An executable or library that was loaded.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Path as the target sees it, or the kernel's name in brackets.
+    pub path: String,
+    /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
+    pub name: String,
+    /// File or vDSO; anonymous memory has no image.
+    pub kind: MappingKind,
+    /// The file's bytes, or the reason why there are none.
+    pub bytes: Result<ImageBytes, String>,
+    /// GNU build id or Mach-O UUID, if the file has one.
+    pub build_id: Option<Vec<u8>>,
+    /// Lowest stated address of the image; of a Mach-O image, the start of `__TEXT`.
+    pub base_svma: Svma,
+    pub(super) identity: (u64, u64),
+    object: Result<Object, String>,
+    /// Read when a stack first leads here.
+    pub(super) cfi: OnceLock<Option<Cfi>>,
+    pub(super) unwind: OnceLock<Option<Unwind>>,
+    /// Read when first asked for: most images of a process are never on top of a stack.
+    functions: OnceLock<Functions>,
+    elf_functions: OnceLock<ElfFunctions>,
+}
+
+impl Image {
+    /// Reads the headers of the file behind a mapping.
+    #[must_use]
+    pub fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
+        let object = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Object::parse(bytes.bytes()));
+        let name = match mapping.kind {
+            MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
+            MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
+        };
+        Image {
+            path: mapping.path.clone(),
+            name: name.to_string(),
+            kind: mapping.kind.clone(),
+            build_id: object.as_ref().ok().and_then(Object::build_id).map(<[u8]>::to_vec),
+            base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
+            identity: mapping.identity,
+            cfi: OnceLock::new(),
+            unwind: OnceLock::new(),
+            functions: OnceLock::new(),
+            elf_functions: OnceLock::new(),
+            bytes,
+            object,
+        }
+    }
+
+    /// The bounds of the function at a stated address as the file's list of functions has them
+    /// (Mach-O), or else its unwind information; a part of a function that was split off has
+    /// its own. `None` where nothing tells.
+    #[must_use]
+    pub fn described_function(&self, svma: Svma) -> Option<Range<Svma>> {
+        if let Some(macho) = self.object()?.macho() {
+            let unwind = || self.unwind.get_or_init(|| Unwind::find(macho));
+            let described = || unwind().as_ref()?.function(self.bytes.as_ref().ok()?, svma);
+            return self.function(svma).or_else(described);
+        }
+        self.last_described_function(svma).filter(|function| function.contains(&svma))
+    }
+
+    /// The bounds of the last function of an ELF image that begins at a stated address or
+    /// before, as its unwind information has them. It may end before the address.
+    #[must_use]
+    pub fn last_described_function(&self, svma: Svma) -> Option<Range<Svma>> {
+        let bytes = self.bytes.as_ref().ok()?.bytes();
+        self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref()?.last_function(bytes, svma)
+    }
+
+    /// The bounds of the function at a stated address, if the file lists its functions.
+    pub(super) fn function(&self, svma: Svma) -> Option<Range<Svma>> {
+        let bytes = self.bytes.as_ref().ok()?;
+        match self.object()?.macho() {
+            Some(macho) => self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma),
+            None => self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).at(svma),
+        }
+    }
+
+    /// The summary of the image's headers, if its format is understood.
+    #[must_use]
+    pub fn object(&self) -> Option<&Object> {
+        self.object.as_ref().ok()
+    }
+
+    /// Why addresses of this image cannot be named, for reports: `deleted from disk`,
+    /// `neither ELF nor Mach-O`. `None` if nothing is wrong.
+    #[must_use]
+    pub fn problem(&self) -> Option<&str> {
+        self.object.as_ref().err().map(String::as_str)
+    }
+
+    /// Stated address of the program's first instruction (ELF `e_entry`, Mach-O `LC_MAIN`).
+    #[must_use]
+    pub fn entry_svma(&self) -> Option<Svma> {
+        self.object().and_then(Object::entry)
+    }
+}

@@ -1,0 +1,354 @@
+//! The images of a process over time: which image a code address belongs to, and where in it.
+//!
+//! Input: the executable mappings as they are from time to time, and a closure that
+//! opens a file. Output: address → image and stated address, in any address space the
+//! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
+
+mod code;
+mod frames;
+mod loaded;
+mod made;
+mod space;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::addr::{Avma, Svma};
+use crate::binary::{ImageBytes, Mapping, MappingKind};
+use space::{NO_IMAGE, Region, Space};
+
+pub use code::ImageCode;
+pub use loaded::Image;
+pub use made::{Made, Read, TargetCode};
+
+/// Most address spaces over time. Beyond it the current one is changed in place, so
+/// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
+pub const MAX_SPACES: usize = 1024;
+
+/// Most images over time: each may hold a mapped file. Code of further ones is
+/// `[unknown]`, counted by [`Images::images_refused`].
+pub const MAX_IMAGES: usize = 8192;
+
+/// Most regions of all spaces together (8 MiB of memory). A quarter is kept for the
+/// current space: when older ones hold the rest, no new space begins, as with
+/// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
+pub const MAX_REGIONS: usize = 262_144;
+
+/// Most names of memory without files that are kept; a process has a handful.
+const MAX_LABELS: usize = 64;
+/// Longest of these names, in bytes; the kernel's limit is 80.
+const MAX_LABEL_BYTES: usize = 128;
+
+/// Where an address lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Location<'a> {
+    /// Index of the image in [`Images::images`].
+    pub index: u32,
+    /// The image.
+    pub image: &'a Image,
+    /// The address as the image's file states it. For an image whose format
+    /// is not understood: the offset in the file.
+    pub svma: Svma,
+    /// Bytes from the image's lowest stated address: what `[module+0x1f40]` shows.
+    pub relative: u64,
+}
+
+/// The images of a process over time.
+#[derive(Clone, Debug)]
+pub struct Images {
+    images: Vec<Image>,
+    /// Images by device and inode; the few of one identity differ in their path.
+    by_identity: BTreeMap<(u64, u64), Vec<u32>>,
+    /// What the system calls regions without image, by number; the first is empty.
+    labels: Vec<String>,
+    /// Numbered by position; the last one is current. Never empty.
+    spaces: Vec<Space>,
+    /// The space that the last program began with.
+    program_space: u32,
+    /// Regions of all spaces but the current one.
+    regions_before: usize,
+    spaces_full: bool,
+    images_refused: u64,
+    regions_refused: u64,
+}
+
+impl Default for Images {
+    fn default() -> Images {
+        Images {
+            images: Vec::new(),
+            by_identity: BTreeMap::new(),
+            labels: vec![String::new()],
+            spaces: vec![Space::default()],
+            program_space: 0,
+            regions_before: 0,
+            spaces_full: false,
+            images_refused: 0,
+            regions_refused: 0,
+        }
+    }
+}
+
+impl Images {
+    /// Takes the executable mappings now present, sorted by address. An image that was
+    /// not seen before (by identity and path) is opened with `open`, once.
+    ///
+    /// The current space goes on while every address in it keeps its meaning; a new one
+    /// begins when an image disappeared, even in part, or when another file or other
+    /// part of it is now at its addresses. Returns whether anything changed.
+    pub fn update(
+        &mut self,
+        mappings: &[Mapping],
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+    ) -> bool {
+        let mut regions = self.regions(mappings, open);
+        let current = self.current();
+        if current.regions == regions {
+            return false;
+        }
+        match current.follow(&regions) {
+            Some(vanished) => {
+                self.cut_to_limit(&mut regions);
+                self.current_mut().replace(regions, vanished);
+            }
+            None => {
+                self.new_space(regions.len());
+                self.cut_to_limit(&mut regions);
+                self.current_mut().replace(regions, Vec::new());
+            }
+        }
+        true
+    }
+
+    /// Begins a new, empty space: the process replaced its program (`exec`).
+    pub fn begin_space(&mut self) {
+        self.new_space(0);
+        self.current_mut().replace(Vec::new(), Vec::new());
+        self.program_space = self.space();
+    }
+
+    /// The first space of the program that the process ran last: earlier ones are of programs
+    /// that it replaced (`exec`).
+    #[must_use]
+    pub fn program_space(&self) -> u32 {
+        self.program_space
+    }
+
+    /// The number of the current address space.
+    #[must_use]
+    pub fn space(&self) -> u32 {
+        (self.spaces.len() - 1) as u32
+    }
+
+    /// Whether an address is in executable memory of the current space, as last updated.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, avma: Avma) -> bool {
+        self.current().find(avma.0).is_some()
+    }
+
+    /// The file's bytes from a code address of the current space to the end of its
+    /// mapping (or of the file); `None` where they are not known.
+    #[must_use]
+    pub fn code(&self, pc: Avma) -> Option<&[u8]> {
+        let region = self.current().find(pc.0)?;
+        let bytes = self.images.get(region.image as usize)?.bytes.as_ref().ok()?;
+        let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
+        let length = usize::try_from(region.end - pc.0).ok()?;
+        bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// The image that an address belonged to in one of the process's address spaces.
+    #[must_use]
+    pub fn locate(&self, space: u32, avma: Avma) -> Option<Location<'_>> {
+        let region = self.spaces.get(space as usize)?.find(avma.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(avma.0 - region.start)?;
+        // Without segments (unknown format, or none near) the file offset is still the same in
+        // every run, so it is a better name than the run-time address.
+        let svma = image.object().and_then(|object| object.svma_of(offset)).unwrap_or(Svma(offset));
+        Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
+    }
+
+    /// Whether an address was in executable memory that a program filled itself: without a file,
+    /// or with one that exists in memory only and holds no program or library. Output: what the
+    /// system calls that memory (`[anon:v8]`, `/memfd:jit`, `/dev/zero`), empty if nothing. Code
+    /// of such memory that has been unmapped since counts too.
+    #[must_use]
+    pub fn made_at_run_time(&self, space: u32, avma: Avma) -> Option<&str> {
+        let space = self.spaces.get(space as usize)?;
+        let Some(region) = space.find(avma.0) else { return space.had_vanished(avma.0).then_some("") };
+        match self.images.get(region.image as usize) {
+            Some(image) => image.object().is_none().then(|| in_memory_only(&image.path)).flatten(),
+            None => {
+                let label = usize::try_from(region.file_offset).ok().and_then(|label| self.labels.get(label));
+                Some(label.map_or("", String::as_str))
+            }
+        }
+    }
+
+    /// The images that are mapped in a space.
+    pub fn images_in(&self, space: u32) -> impl Iterator<Item = &Image> {
+        let regions = self.spaces.get(space as usize).map_or(&[][..], |space| &space.regions);
+        let mut images: Vec<u32> = regions.iter().map(|region| region.image).collect();
+        images.sort_unstable();
+        images.dedup();
+        images.into_iter().filter_map(|image| self.images.get(image as usize))
+    }
+
+    /// The mapping of an image that an address lay in in one of the process's address
+    /// spaces: the image, the addresses (Avma), and the file offset of the first one.
+    #[must_use]
+    pub fn mapping_of(&self, space: u32, avma: Avma) -> Option<(&Image, Range<Avma>, u64)> {
+        let region = self.spaces.get(space as usize)?.find(avma.0)?;
+        let image = self.images.get(region.image as usize)?;
+        Some((image, Avma(region.start)..Avma(region.end), region.file_offset))
+    }
+
+    /// The run-time address of the entry point of the executable at `path`, in a space.
+    #[must_use]
+    pub fn entry_of(&self, space: u32, path: &str) -> Option<Avma> {
+        let regions = &self.spaces.get(space as usize)?.regions;
+        regions.iter().find_map(|region| {
+            let image = self.images.get(region.image as usize)?;
+            let object = image.object().filter(|_| image.path == path)?;
+            let into = object.file_offset_of(object.entry()?)?.checked_sub(region.file_offset)?;
+            let avma = region.start.checked_add(into)?;
+            (avma < region.end).then_some(Avma(avma))
+        })
+    }
+
+    /// All images seen, in the order in which they were.
+    #[must_use]
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    /// Whether [`MAX_SPACES`] or [`MAX_REGIONS`] kept a new space from beginning: names
+    /// of code that was unloaded before may be wrong from then on.
+    #[must_use]
+    pub fn spaces_full(&self) -> bool {
+        self.spaces_full
+    }
+
+    /// How often an image was not taken because of [`MAX_IMAGES`].
+    #[must_use]
+    pub fn images_refused(&self) -> u64 {
+        self.images_refused
+    }
+
+    /// How often a region was not taken: beyond [`MAX_REGIONS`], or overlapping another.
+    #[must_use]
+    pub fn regions_refused(&self) -> u64 {
+        self.regions_refused
+    }
+
+    fn current(&self) -> &Space {
+        &self.spaces[self.spaces.len() - 1]
+    }
+
+    fn current_mut(&mut self) -> &mut Space {
+        let last = self.spaces.len() - 1;
+        &mut self.spaces[last]
+    }
+
+    /// Makes room for a new space, unless a limit says that the current one must do.
+    fn new_space(&mut self, regions: usize) {
+        let regions_before = self.regions_before + self.current().regions.len();
+        let wanted = regions.max(MAX_REGIONS / 4);
+        if self.spaces.len() >= MAX_SPACES || regions_before + wanted > MAX_REGIONS {
+            self.spaces_full = true;
+            return;
+        }
+        self.regions_before = regions_before;
+        self.current_mut().regions.shrink_to_fit();
+        self.spaces.push(Space::default());
+    }
+
+    fn cut_to_limit(&mut self, regions: &mut Vec<Region>) {
+        let room = MAX_REGIONS - self.regions_before;
+        self.regions_refused += regions.len().saturating_sub(room) as u64;
+        regions.truncate(room);
+    }
+
+    /// The mappings as regions, sorted and disjoint.
+    fn regions(
+        &mut self,
+        mappings: &[Mapping],
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+    ) -> Vec<Region> {
+        let mut regions = Vec::with_capacity(mappings.len().min(MAX_REGIONS));
+        let mut end_before = 0;
+        for mapping in mappings.iter().take(MAX_REGIONS) {
+            let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
+            if start >= end || start < end_before {
+                self.regions_refused += 1;
+                continue;
+            }
+            end_before = end;
+            let image = self.image(mapping, open);
+            let file_offset = match mapping.kind {
+                MappingKind::File => mapping.file_offset,
+                // A vDSO's bytes are the mapping's own memory.
+                MappingKind::Vdso => 0,
+                MappingKind::Anonymous => self.label(&mapping.path),
+            };
+            regions.push(Region { start, end, file_offset, image });
+        }
+        self.regions_refused += mappings.len().saturating_sub(MAX_REGIONS) as u64;
+        regions
+    }
+
+    /// The number of a label; 0, which is none, for those beyond [`MAX_LABELS`].
+    fn label(&mut self, label: &str) -> u64 {
+        let known = self.labels.iter().position(|known| known == label);
+        let number = known.or_else(|| {
+            let fits = self.labels.len() < MAX_LABELS && label.len() <= MAX_LABEL_BYTES;
+            fits.then(|| {
+                self.labels.push(label.to_owned());
+                self.labels.len() - 1
+            })
+        });
+        number.unwrap_or(0) as u64
+    }
+
+    /// The index of a mapping's image, opened if it is new.
+    fn image(
+        &mut self,
+        mapping: &Mapping,
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+    ) -> u32 {
+        if mapping.kind == MappingKind::Anonymous {
+            return NO_IMAGE;
+        }
+        let same = |&&index: &&u32| {
+            let image = &self.images[index as usize];
+            image.identity == mapping.identity && image.path == mapping.path && image.kind == mapping.kind
+        };
+        let known = self.by_identity.get(&mapping.identity);
+        if let Some(&index) = known.and_then(|known| known.iter().find(same)) {
+            return index;
+        }
+        if self.images.len() >= MAX_IMAGES {
+            self.images_refused += 1;
+            return NO_IMAGE;
+        }
+        let index = self.images.len() as u32;
+        self.by_identity.entry(mapping.identity).or_default().push(index);
+        self.images.push(Image::open(mapping, open(mapping)));
+        index
+    }
+}
+
+/// What a file that exists in memory only is called, if it is one: shared memory without a name
+/// (shmem_zero_setup in mm/shmem.c, hugetlb_file_setup in fs/hugetlbfs/inode.c), memfd_create(2),
+/// shm_open(3), shmget(2).
+fn in_memory_only(path: &str) -> Option<&str> {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    const IN_MEMORY: [&str; 5] = ["/dev/zero", "/memfd:", "/dev/shm/", "/SYSV", "/anon_hugepage"];
+    IN_MEMORY.iter().any(|start| path.starts_with(start)).then_some(path)
+}
+
+#[cfg(test)]
+mod macho_tests;
+#[cfg(all(test, target_os = "linux"))] // the test executable must be ELF
+mod tests;

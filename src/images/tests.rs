@@ -1,0 +1,209 @@
+//! Images over time, with the test executable as the mapped file.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::LazyLock;
+
+use super::*;
+use crate::binary::elf::Elf;
+
+const BASE: u64 = 0x5555_0000_0000;
+
+/// The test executable, read once: it is large.
+fn this_test() -> ImageBytes {
+    static BYTES: LazyLock<ImageBytes> =
+        LazyLock::new(|| ImageBytes::new(std::fs::read(std::env::current_exe().unwrap()).unwrap()));
+    BYTES.clone()
+}
+
+/// The executable segment of the test executable, mapped in whole pages as the kernel does.
+fn mapping(path: &str, inode: u64, base: u64) -> Mapping {
+    let elf = Elf::parse(this_test().bytes()).unwrap();
+    let code = elf.segments.iter().find(|segment| segment.executable).unwrap();
+    let slack = code.file.start % 4096;
+    let start = base + code.svma.0 - slack;
+    let length = (code.file.end - code.file.start + slack).next_multiple_of(4096);
+    Mapping {
+        avma: Avma(start)..Avma(start + length),
+        file_offset: code.file.start - slack,
+        path: path.to_string(),
+        kind: MappingKind::File,
+        identity: (8, inode),
+    }
+}
+
+fn anonymous(start: u64, end: u64) -> Mapping {
+    Mapping {
+        avma: Avma(start)..Avma(end),
+        file_offset: 0,
+        path: String::new(),
+        kind: MappingKind::Anonymous,
+        identity: (0, 0),
+    }
+}
+
+fn open(_: &Mapping) -> Result<ImageBytes, String> {
+    Ok(this_test())
+}
+
+fn refuse(_: &Mapping) -> Result<ImageBytes, String> {
+    Err("deleted from disk".to_string())
+}
+
+#[test]
+fn an_address_is_located_by_its_segment() {
+    let mut images = Images::default();
+    let mapping = mapping("/usr/bin/work", 1, BASE);
+    assert!(images.update(std::slice::from_ref(&mapping), &mut open));
+    assert!(!images.update(std::slice::from_ref(&mapping), &mut open), "nothing changed");
+    let entry = images.images()[0].entry_svma().unwrap();
+    assert_eq!(images.entry_of(0, "/usr/bin/work"), Some(Avma(BASE + entry.0)));
+    assert_eq!(images.entry_of(0, "/usr/bin/other"), None);
+    let location = images.locate(0, Avma(BASE + entry.0)).unwrap();
+    assert_eq!((location.index, location.svma, location.relative), (0, entry, entry.0));
+    assert_eq!(location.image.name, "work");
+    assert!(location.image.problem().is_none());
+    assert!(images.contains(mapping.avma.start) && !images.contains(mapping.avma.end));
+    assert!(images.locate(0, mapping.avma.end).is_none());
+    assert!(images.locate(1, mapping.avma.start).is_none(), "no such space");
+}
+
+#[test]
+fn code_bytes_are_those_of_the_file() {
+    let mut images = Images::default();
+    let mapping = mapping("work", 1, BASE);
+    images.update(std::slice::from_ref(&mapping), &mut open);
+    let pc = images.entry_of(0, "work").unwrap();
+    let (file, elf) = (this_test(), Elf::parse(this_test().bytes()).unwrap());
+    let offset = elf.file_offset_of(elf.entry).unwrap() as usize;
+    let code = images.code(pc).unwrap();
+    assert_eq!(code[..64], file.bytes()[offset..][..64]);
+    assert!(code.len() as u64 <= mapping.avma.end - pc);
+    assert!(images.code(mapping.avma.end).is_none());
+    images.update(&[anonymous(0x1000, 0x2000)], &mut open);
+    assert!(images.code(Avma(0x1000)).is_none());
+}
+
+#[test]
+fn each_file_is_opened_once() {
+    let mut images = Images::default();
+    let mut opened = Vec::new();
+    let mut open = |mapping: &Mapping| {
+        opened.push(mapping.path.clone());
+        Ok(this_test())
+    };
+    let (a, b) = (mapping("/lib/a.so", 1, BASE), mapping("/lib/b.so", 2, BASE * 2 / 3));
+    // Two mappings of one file, another file, and one of the same number at another path.
+    let again = mapping("/lib/a.so", 1, BASE + 0x4000_0000);
+    let renamed = mapping("/lib/renamed.so", 1, BASE + 0x8000_0000);
+    images.update(&[b.clone(), a.clone()], &mut open);
+    images.update(&[b.clone(), a.clone(), again.clone(), renamed], &mut open);
+    assert_eq!(opened, ["/lib/b.so", "/lib/a.so", "/lib/renamed.so"]);
+    assert_eq!(images.space(), 0, "only additions");
+    let first = images.locate(0, a.avma.start).unwrap();
+    let second = images.locate(0, again.avma.start).unwrap();
+    assert_eq!((first.index, first.svma), (second.index, second.svma));
+}
+
+#[test]
+fn old_spaces_keep_their_addresses() {
+    let mut images = Images::default();
+    let (old, new) = (mapping("/lib/old.so", 1, BASE), mapping("/lib/new.so", 2, BASE));
+    let at = old.avma.start;
+    let name = |images: &Images, space| images.locate(space, at).map(|found| found.image.name.clone());
+    images.update(&[old], &mut open);
+    images.update(&[], &mut open);
+    assert_eq!((images.space(), images.contains(at)), (1, false));
+    images.update(&[new], &mut open);
+    assert_eq!((images.space(), images.contains(at)), (1, true), "an addition to the empty space");
+    images.begin_space();
+    assert_eq!((images.space(), images.contains(at)), (2, false));
+    assert_eq!(name(&images, 0).as_deref(), Some("old.so"));
+    assert_eq!(name(&images, 1).as_deref(), Some("new.so"));
+    assert_eq!(name(&images, 2), None);
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_keeps_its_reason() {
+    let mut images = Images::default();
+    let gone = mapping("/tmp/gone.so", 1, BASE);
+    images.update(std::slice::from_ref(&gone), &mut refuse);
+    let location = images.locate(0, Avma(gone.avma.start.0 + 0x10)).unwrap();
+    assert_eq!(location.image.problem(), Some("deleted from disk"));
+    assert_eq!(location.svma, Svma(gone.file_offset + 0x10), "the file offset stands in");
+    assert!(images.code(gone.avma.start).is_none());
+
+    let mut images = Images::default();
+    images.update(&[gone], &mut |_| Ok(ImageBytes::new(b"GIF89a".as_slice())));
+    assert_eq!(images.images()[0].problem(), Some("neither ELF nor Mach-O"));
+}
+
+#[test]
+fn a_vdso_is_read_from_its_own_memory() {
+    let mut images = Images::default();
+    let vdso = Mapping {
+        avma: Avma(0x7fff_0000)..Avma(0x7fff_2000),
+        file_offset: 0x1234,
+        path: "[vdso]".to_string(),
+        kind: MappingKind::Vdso,
+        identity: (0, 0),
+    };
+    images.update(&[vdso], &mut open);
+    assert_eq!(images.images()[0].name, "[vdso]");
+    assert_eq!(images.code(Avma(0x7fff_0000)).unwrap()[..4], *b"\x7fELF");
+    assert_eq!(images.locate(0, Avma(0x7fff_0100)).unwrap().relative, 0x100);
+}
+
+#[test]
+fn the_number_of_spaces_is_bounded() {
+    let mut images = Images::default();
+    for inode in 0..MAX_SPACES as u64 + 5 {
+        images.update(&[mapping("/lib/a.so", inode % 2, BASE)], &mut refuse);
+    }
+    assert_eq!(images.space() as usize, MAX_SPACES - 1);
+    assert!(images.spaces_full());
+    let now = images.locate(images.space(), mapping("", 0, BASE).avma.start).unwrap();
+    assert_eq!(now.image.identity, (8, (MAX_SPACES as u64 + 4) % 2), "the last space follows");
+}
+
+#[test]
+fn the_number_of_images_is_bounded() {
+    let mut images = Images::default();
+    let mut one = anonymous(0x1000, 0x2000);
+    one.kind = MappingKind::File;
+    let many = (0..MAX_IMAGES as u64 + 3).map(|index| Mapping {
+        avma: Avma(0x1000 * index)..Avma(0x1000 * (index + 1)),
+        identity: (8, index),
+        ..one.clone()
+    });
+    images.update(&many.collect::<Vec<_>>(), &mut refuse);
+    assert_eq!(images.images().len(), MAX_IMAGES);
+    assert_eq!(images.images_refused(), 3);
+    assert!(images.contains(Avma(0x1000 * (MAX_IMAGES as u64 + 2))));
+}
+
+#[test]
+fn the_number_of_regions_is_bounded() {
+    let mut images = Images::default();
+    let many = |from: u64, count: u64| -> Vec<Mapping> {
+        (from..from + count).map(|index| anonymous(0x2000 * index, 0x2000 * index + 0x1000)).collect()
+    };
+    let three_quarters = MAX_REGIONS as u64 / 4 * 3;
+    images.update(&many(0, three_quarters), &mut open);
+    images.begin_space();
+    assert_eq!((images.space(), images.program_space(), images.spaces_full()), (1, 1, false));
+    images.update(&many(0, three_quarters), &mut open);
+    assert_eq!(images.regions_refused(), three_quarters - MAX_REGIONS as u64 / 4);
+    assert!(images.contains(Avma(0)) && !images.contains(Avma(0x2000 * (three_quarters - 1))));
+    images.begin_space();
+    assert_eq!((images.space(), images.spaces_full()), (1, true));
+    assert!(!images.contains(Avma(0)), "changed in place");
+}
+
+#[test]
+fn mappings_that_cannot_be_are_left_out() {
+    let mut images = Images::default();
+    let overlapping = [anonymous(0x3000, 0x1000), anonymous(0x1000, 0x4000), anonymous(0x2000, 0x5000)];
+    images.update(&overlapping, &mut open);
+    assert_eq!(images.regions_refused(), 2);
+    assert!(images.contains(Avma(0x3fff)) && !images.contains(Avma(0x4000)));
+}

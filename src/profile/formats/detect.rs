@@ -1,0 +1,237 @@
+//! A file of any known format as a saved profile.
+//!
+//! What a file is, its content says; its name is for messages only. Input: bytes, hostile.
+//! Output: [`Saved`], or one line that names the file and the place. Nothing is held that is
+//! not in a limit: packed files by [`MAX_RATIO`], formats by their own.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::{firefox, folded_read, perf_script, pprof, speedscope};
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::profile::saved::Saved;
+
+/// Most bytes of a pprof file, unpacked: these are read as a whole.
+pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
+/// Most bytes of a JSON file, which are read as a whole: short texts and numbers take up to ten
+/// times their text in memory, so that this is 2.5 GiB beside the profile made of it.
+pub const MAX_JSON_BYTES: u64 = 256 << 20;
+
+/// Most that a packed text may be larger than its file. Text of stacks repeats itself: real
+/// files reach 100; deflate itself ends at 1032.
+pub const MAX_RATIO: u64 = 500;
+/// Packed files are unpacked to this size whatever their ratio.
+const RATIO_FREE_BYTES: u64 = 64 << 20;
+
+/// Bytes at the front by which formats are told apart.
+const HEAD_BYTES: u64 = 4096;
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+
+/// Reads a file; `-` is standard input where the caller says so, not here.
+///
+/// # Errors
+/// [`ErrorKind::Input`] with a line that names the file and the place.
+pub fn read_file(path: &Path) -> Result<Saved> {
+    let name = path.display().to_string();
+    let cannot =
+        |error: &io::Error| Error::new(ErrorKind::Input, format!("cannot read `{name}`: {}", io_text(error)));
+    let file = File::open(path).map_err(|error| cannot(&error))?;
+    let about = file.metadata().map_err(|error| cannot(&error))?;
+    if about.is_dir() {
+        return Err(Error::new(ErrorKind::Input, format!("`{name}` is a directory, expected a profile")));
+    }
+    // A pipe has no length; what it brings is counted as it comes.
+    let packed_bytes = if about.is_file() { about.len() } else { 0 };
+    read(BufReader::with_capacity(1 << 16, file), &name, packed_bytes)
+}
+
+/// Reads a profile from anywhere; `name` is what errors call it, `packed_bytes` the length of
+/// the file if it has one, else 0.
+///
+/// # Errors
+/// [`ErrorKind::Input`] with a line that names the file and the place.
+pub fn read(mut reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<Saved> {
+    let head = head(&mut reader, name)?;
+    if !head.starts_with(&GZIP) {
+        return unpacked(head, reader, name);
+    }
+    let counted = Counted { inner: Cursor::new(head).chain(reader), consumed: 0 };
+    let unpacking = Bounded { inner: MultiGzDecoder::new(counted), packed_bytes, unpacked_bytes: 0 };
+    let mut reader = BufReader::with_capacity(1 << 16, unpacking);
+    let head = self::head(&mut reader, name)?;
+    if head.starts_with(&GZIP) {
+        return Err(refused(name, "it is packed twice; unpack it once"));
+    }
+    unpacked(head, reader, name)
+}
+
+/// The first bytes of a reader.
+fn head(reader: &mut impl Read, name: &str) -> Result<Vec<u8>> {
+    let mut head = Vec::new();
+    reader.take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| broken(name, &error))?;
+    Ok(head)
+}
+
+fn unpacked(mut head: Vec<u8>, rest: impl BufRead, name: &str) -> Result<Saved> {
+    // Editors and shells of Windows put it before text.
+    if head.starts_with(&BYTE_ORDER_MARK) {
+        head.drain(..BYTE_ORDER_MARK.len());
+    }
+    let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
+    // Names of threads can be any bytes.
+    if perf_script::is_perf_script(&String::from_utf8_lossy(&head)) {
+        perf_script::read(Cursor::new(head.as_slice()).chain(rest), name)
+    } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
+        let bytes = whole(head, rest, name, (MAX_UNPACKED_BYTES, "MAX_UNPACKED_BYTES"))?;
+        pprof::read::read(&bytes).map_err(|what| refused(name, &what))
+    } else if first == Some(&b'{') {
+        let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
+        json(&bytes, name)
+    } else {
+        folded_read::read(Cursor::new(head.as_slice()).chain(rest), name)
+    }
+}
+
+/// Whether the head is text; its last character may be cut.
+fn is_text(head: &[u8]) -> bool {
+    let text = match std::str::from_utf8(head) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_none() => {
+            let whole = head.get(..error.valid_up_to()).unwrap_or_default();
+            std::str::from_utf8(whole).unwrap_or_default()
+        }
+        Err(_) => return false,
+    };
+    text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\x1b'))
+}
+
+/// Everything that is left, up to a limit and its name.
+fn whole(head: Vec<u8>, rest: impl Read, name: &str, limit: (u64, &str)) -> Result<Vec<u8>> {
+    let (limit, limit_name) = limit;
+    let mut bytes = head;
+    let room = limit.saturating_sub(bytes.len() as u64);
+    let read = rest.take(room + 1).read_to_end(&mut bytes).map_err(|error| broken(name, &error))?;
+    if read as u64 > room {
+        let limit = limit >> 20;
+        return Err(refused(name, &format!("larger than {limit} MiB unpacked ({limit_name})")));
+    }
+    Ok(bytes)
+}
+
+/// What the JSON formats have at their top; each has some of it.
+#[derive(Deserialize)]
+struct AnyJson<'a> {
+    #[serde(borrow, default)]
+    shared: Option<speedscope::Shared<'a>>,
+    #[serde(borrow, default)]
+    profiles: Option<Vec<speedscope::OneProfile<'a>>>,
+    #[serde(borrow, default)]
+    stackprof: Option<speedscope::Extra<'a>>,
+    #[serde(borrow, default)]
+    meta: Option<firefox::Meta<'a>>,
+    #[serde(borrow, default)]
+    threads: Option<Vec<firefox::Thread<'a>>>,
+}
+
+fn json(bytes: &[u8], name: &str) -> Result<Saved> {
+    let any: AnyJson<'_> = serde_json::from_slice(bytes).map_err(|error| {
+        if let Ok(SharedTables { meta: Some(_), threads: Some(_), shared: Some(_) }) =
+            serde_json::from_slice(bytes)
+        {
+            return refused(
+                name,
+                "a Firefox profile of a version of the format that is not read: its threads share their \
+                 tables (`shared`)",
+            );
+        }
+        let text = error.to_string();
+        let what = text.split(" at line ").next().unwrap_or_default();
+        let place = format!("{name}:{}:{}", error.line(), error.column());
+        Error::new(ErrorKind::Input, format!("{place}: {what}; expected a speedscope or Firefox profile"))
+    })?;
+    let saved =
+        match any {
+            AnyJson { shared: Some(shared), profiles: Some(profiles), stackprof, .. } => {
+                speedscope::read(&shared, &profiles, stackprof.as_ref())
+            }
+            AnyJson { meta: Some(meta), threads: Some(threads), .. } => firefox::read(&meta, &threads),
+            _ => Err("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"
+                .to_owned()),
+        };
+    saved.map_err(|what| refused(name, &what))
+}
+
+/// By what newer profiles of Firefox are known.
+#[derive(Deserialize)]
+struct SharedTables {
+    meta: Option<IgnoredAny>,
+    threads: Option<IgnoredAny>,
+    shared: Option<IgnoredAny>,
+}
+
+/// A reader that counts what is taken of it.
+struct Counted<R> {
+    inner: R,
+    consumed: u64,
+}
+
+impl<R: BufRead> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(into)?;
+        self.consumed = self.consumed.saturating_add(read as u64);
+        Ok(read)
+    }
+}
+
+impl<R: BufRead> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.inner.consume(amount);
+        self.consumed = self.consumed.saturating_add(amount as u64);
+    }
+}
+
+/// Unpacks, and ends with an error when that gives more than it may.
+struct Bounded<R> {
+    inner: MultiGzDecoder<Counted<R>>,
+    /// Length of the whole, as far as it is known before.
+    packed_bytes: u64,
+    unpacked_bytes: u64,
+}
+
+impl<R: BufRead> Read for Bounded<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(into)?;
+        self.unpacked_bytes = self.unpacked_bytes.saturating_add(read as u64);
+        let packed_bytes = self.packed_bytes.max(self.inner.get_ref().consumed);
+        if self.unpacked_bytes > packed_bytes.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES) {
+            let text = format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(read)
+    }
+}
+
+/// The error of a file that could not be read on.
+pub(super) fn broken(name: &str, error: &io::Error) -> Error {
+    let what = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the packed data ends early; was it cut off?".to_owned(),
+        io::ErrorKind::InvalidInput => format!("the packed data is damaged: {error}"),
+        _ => io_text(error),
+    };
+    refused(name, &what)
+}
+
+fn refused(name: &str, what: &str) -> Error {
+    Error::new(ErrorKind::Input, format!("{name}: {what}"))
+}

@@ -1,0 +1,163 @@
+//! The Firefox Profiler's processed format, written through `fxprof-processed-profile` and
+//! read back.
+//!
+//! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
+//! A recording keeps no times of single samples, so each distinct stack is one sample of its
+//! weight, one after the other: trees and totals are those of the recording, its timeline is
+//! not. Frames are names; the crate has no place for files and lines.
+//! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`).
+
+mod read;
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use fxprof_processed_profile as fxprof;
+use fxprof_processed_profile::{
+    CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, Profile, ReferenceTimestamp,
+    SamplingInterval, Timestamp, WeightType,
+};
+
+use crate::profile::about::SAMPLES;
+use crate::profile::saved::Saved;
+use crate::profile::texts::TextId;
+use crate::profile::views::by_name::INCOMPLETE;
+use crate::profile::views::threads::ByThread;
+pub(super) use read::{Meta, Thread, read};
+
+const PRODUCT: &str = "stackprof";
+/// The product of profiles that do not tell their rate; their interval means nothing.
+const PRODUCT_NO_RATE: &str = "stackprof (no rate)";
+/// The product of profiles that count something else, which ends with it and a bracket: the
+/// format has types of weights for samples and bytes only.
+const PRODUCT_COUNTS: &str = "stackprof (counts ";
+/// Interval of those without a rate.
+const INTERVAL_NS: f64 = 1e6;
+/// Largest weight of a sample in the format; larger ones become several samples.
+const WEIGHT_MAX: u64 = i32::MAX as u64;
+/// Most samples of one stack: a count beyond 2^41 is refused.
+const SPLIT_MAX: u64 = 1024;
+/// What an unnamed thread of merged threads is called by its number.
+const MERGED_TID: u32 = 0;
+
+/// Writes `saved`.
+///
+/// # Errors
+/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a stack with more than
+/// 2^41 samples.
+pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+    let saved = &saved.without_addresses().map_err(io::Error::other)?;
+    let about = &saved.about;
+    let counts_samples = about.unit == SAMPLES;
+    let period_ns = about.period_ns().filter(|_| counts_samples).unwrap_or(INTERVAL_NS);
+    let start = Duration::from_nanos(about.time_unix_ns.unwrap_or(0));
+    let product = match (counts_samples, about.hz) {
+        (true, Some(_)) => PRODUCT.to_owned(),
+        (true, None) => PRODUCT_NO_RATE.to_owned(),
+        (false, _) => format!("{PRODUCT_COUNTS}{})", about.unit),
+    };
+    let weights = if about.unit == "bytes" { WeightType::Bytes } else { WeightType::Samples };
+    let mut profile = Profile::new(
+        &product,
+        ReferenceTimestamp::from_duration_since_unix_epoch(start),
+        SamplingInterval::from_nanos(period_ns.round() as u64),
+    );
+    profile.set_symbolicated(true);
+    let code = profile.add_category("Code", CategoryColor::Blue);
+    let mut labels = Labels { saved, code, frames: vec![None; saved.frames().len()] };
+    let by_thread = ByThread::of(saved);
+    let mut processes: HashMap<TextId, fxprof::ProcessHandle> = HashMap::new();
+    for thread in by_thread.threads() {
+        let zero = Timestamp::from_nanos_since_reference(0);
+        let process = *processes
+            .entry(thread.process)
+            .or_insert_with(|| profile.add_process(saved.text(thread.process), about.pid.unwrap_or(0), zero));
+        let handle = match thread.thread {
+            Some((name, id)) => {
+                let handle = profile.add_thread(process, u32::try_from(id).unwrap_or(u32::MAX), zero, false);
+                profile.set_thread_name(handle, saved.text(name));
+                handle
+            }
+            None => profile.add_thread(process, about.pid.unwrap_or(MERGED_TID), zero, true),
+        };
+        profile.set_thread_samples_weight_type(handle, weights.clone());
+        let mut now_ns = 0.0;
+        let mut refused = None;
+        by_thread.for_each_stack(thread, &mut |root, stack, count| {
+            let mark = (!root.complete).then(|| labels.mark(&mut profile, INCOMPLETE));
+            let frames: Vec<FrameInfo> = mark.into_iter().chain(labels.of(&mut profile, stack)).collect();
+            let handle_of_stack = profile.intern_stack_frames(handle, frames.into_iter());
+            let mut left = count;
+            if count > WEIGHT_MAX * SPLIT_MAX {
+                refused = Some(count);
+                left = 0;
+            }
+            while left > 0 {
+                let weight = left.min(WEIGHT_MAX);
+                left -= weight;
+                let ns = weight as f64 * period_ns;
+                now_ns += ns;
+                // The format has whole microseconds, of which none means that the thread waited.
+                let cpu = match root.waiting {
+                    true => CpuDelta::ZERO,
+                    false => CpuDelta::from_nanos((ns as u64).max(1000)),
+                };
+                let at = Timestamp::from_nanos_since_reference(now_ns as u64);
+                profile.add_sample(
+                    handle,
+                    at,
+                    handle_of_stack,
+                    cpu,
+                    i32::try_from(weight).unwrap_or(i32::MAX),
+                );
+            }
+        });
+        if let Some(count) = refused {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "a stack has {count} samples, more than the Firefox format can hold; write folded instead"
+                ),
+            ));
+        }
+    }
+    serde_json::to_writer(out, &profile).map_err(io::Error::from)
+}
+
+/// The labels that stand for frames.
+struct Labels<'s> {
+    saved: &'s Saved,
+    code: CategoryHandle,
+    /// By frame: its labels, once they were needed.
+    frames: Vec<Option<Vec<FrameInfo>>>,
+}
+
+impl Labels<'_> {
+    fn mark(&self, profile: &mut Profile, text: &str) -> FrameInfo {
+        FrameInfo {
+            frame: Frame::Label(profile.intern_string(text)),
+            category_pair: self.code.into(),
+            flags: FrameFlags::empty(),
+        }
+    }
+
+    fn of(&mut self, profile: &mut Profile, stack: &[u32]) -> Vec<FrameInfo> {
+        let mut labels = Vec::new();
+        for frame in stack {
+            let known = self.frames.get(*frame as usize).and_then(Option::as_ref);
+            if let Some(known) = known {
+                labels.extend(known.iter().cloned());
+                continue;
+            }
+            let mut new = Vec::new();
+            let saved = self.saved;
+            saved.names_of(*frame, false, &mut |name| new.push(self.mark(profile, name)));
+            labels.extend(new.iter().cloned());
+            if let Some(slot) = self.frames.get_mut(*frame as usize) {
+                *slot = Some(new);
+            }
+        }
+        labels
+    }
+}

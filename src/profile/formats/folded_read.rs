@@ -1,0 +1,278 @@
+//! Reads folded stacks, `process;frame;frame COUNT` a line, straight into a profile.
+//!
+//! Input: text in any order, large or small. Output: [`Saved`]; equal stacks are added up.
+//! No line but the one at hand is in memory. A line mostly begins as the one before it: the
+//! frames they share are known nodes already, and only what comes after them is looked at.
+//! Refused by file and line is whatever else a line may be. Writing is not done here.
+
+use std::io::{ErrorKind as IoErrorKind, Read};
+
+use memchr::{memchr, memrchr};
+
+use super::detect::broken;
+use crate::error::{Error, ErrorKind, Result};
+use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot};
+use crate::trie::NodeId;
+
+/// Longest line that is read: the deepest stack there can be ([`MAX_DEPTH`]) with names of 64
+/// bytes. A longer one is not a profile but, say, a binary file.
+pub const LINE_BYTES_MAX: usize = 16 << 20;
+
+/// What is asked of the input at once; a longer line makes it grow.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// Most names of a line that are not code: process, thread, `[incomplete]`.
+const ROOT_NAMES_MAX: usize = 3;
+
+/// Reads folded stacks; `file` is the name that errors carry. Blank lines are allowed.
+/// The first name is the process; `name (17)` after it a thread, `[incomplete]` after these
+/// says that a stack was not walked to its thread's root.
+///
+/// # Errors
+/// [`ErrorKind::Input`]: `FILE:LINE: expected "stack count"` for any other line, and what
+/// does not fit: a line, a count, the sum of all counts, a table of the profile.
+pub fn read(mut input: impl Read, file: &str) -> Result<Saved> {
+    let mut reader = Reader::new(file);
+    let mut buffer = vec![0; BLOCK_BYTES];
+    // The bytes that are read and not used yet, and how many of them hold no line end.
+    let (mut from, mut to, mut searched) = (0, 0, 0);
+    loop {
+        if to == buffer.len() {
+            buffer.copy_within(from..to, 0);
+            (from, to) = (0, to - from);
+            if to == buffer.len() {
+                buffer.resize(buffer.len() * 2, 0);
+            }
+        }
+        let free = buffer.get_mut(to..).unwrap_or_default();
+        let read = match input.read(free) {
+            Ok(read) => read.min(free.len()),
+            Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
+            Err(error) => return Err(broken(file, &error)),
+        };
+        if read == 0 {
+            reader.line(buffer.get(from..to).unwrap_or_default())?;
+            return Ok(reader.builder.finish());
+        }
+        to += read;
+        while let Some(at) = memchr(b'\n', buffer.get(from + searched..to).unwrap_or_default()) {
+            let end = from + searched + at;
+            reader.line(buffer.get(from..end).unwrap_or_default())?;
+            (from, searched) = (end + 1, 0);
+        }
+        searched = to - from;
+        if searched > LINE_BYTES_MAX {
+            return Err(reader.too_long());
+        }
+    }
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    /// Lines read.
+    number: u64,
+    builder: SavedBuilder,
+    /// Of all stacks so far.
+    total: u64,
+    /// The stack before this one.
+    before: Vec<u8>,
+    /// Where each of its names ends in it, and the node that the names so far lead to.
+    names: Vec<(usize, NodeId)>,
+    /// How many of the names are not code.
+    root_names: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(file: &'a str) -> Reader<'a> {
+        Reader {
+            file,
+            number: 0,
+            builder: SavedBuilder::new(About::default()),
+            total: 0,
+            before: Vec::new(),
+            names: Vec::new(),
+            root_names: 0,
+        }
+    }
+
+    fn refuse(&self, what: impl std::fmt::Display) -> Error {
+        Error::new(ErrorKind::Input, format!("{}:{}: {what}", self.file, self.number))
+    }
+
+    fn too_long(&mut self) -> Error {
+        self.number += 1;
+        self.refuse(format_args!("line longer than {} MiB; this is not a profile", LINE_BYTES_MAX >> 20))
+    }
+
+    /// One line, without its end.
+    fn line(&mut self, line: &[u8]) -> Result<()> {
+        if line.len() > LINE_BYTES_MAX {
+            return Err(self.too_long());
+        }
+        self.number += 1;
+        let mut line = line;
+        while let [rest @ .., b'\r'] = line {
+            line = rest;
+        }
+        let parts = memrchr(b' ', line).and_then(|at| Some((line.get(..at)?, line.get(at + 1..)?)));
+        let Some((stack, digits)) = parts.filter(|(stack, digits)| !is_blank(stack) && is_number(digits))
+        else {
+            return self.not_a_stack(line);
+        };
+        let Some(count) = number(digits) else {
+            self.utf8(stack)?;
+            return Err(self.refuse("the count does not fit in 64 bits"));
+        };
+        let node = self.node_of(stack)?;
+        let sum = self.builder.so_far().trie().count(node).checked_add(count);
+        let total = sum.and_then(|_| self.total.checked_add(count));
+        self.total = total.ok_or_else(|| match sum {
+            None => self.refuse("the count does not fit in 64 bits"),
+            Some(_) => self.refuse("the counts together do not fit in 64 bits"),
+        })?;
+        self.builder.count(node, count).map_err(|full| self.refuse(full))
+    }
+
+    /// A blank line is fine; for any other the reason is said.
+    #[cold]
+    fn not_a_stack(&self, line: &[u8]) -> Result<()> {
+        if self.utf8(line)?.trim().is_empty() { Ok(()) } else { Err(self.refuse("expected \"stack count\"")) }
+    }
+
+    fn utf8<'t>(&self, text: &'t [u8]) -> Result<&'t str> {
+        std::str::from_utf8(text).map_err(|_| self.refuse("not UTF-8; this is not a profile"))
+    }
+
+    /// The node that a stack leads to.
+    fn node_of(&mut self, stack: &[u8]) -> Result<NodeId> {
+        let shared = self.shared_names(stack);
+        self.names.truncate(shared);
+        // What is shared has been found to be text, and ends before a `;`.
+        let begin = self.names.last().map_or(0, |(end, _)| *end + 1);
+        let new = match stack.get(begin..) {
+            Some(new) => self.utf8(new)?,
+            // The stack is one that leads to a known node.
+            None => return Ok(self.remember(stack)),
+        };
+        let mut names = new.split(';');
+        let (mut node, mut end) = match self.names.last() {
+            Some(&(end, node)) => (node, end),
+            None => self.root(&mut names)?,
+        };
+        for name in names {
+            if self.names.len() - self.root_names >= MAX_DEPTH {
+                return Err(
+                    self.refuse(format_args!("a stack has more than {MAX_DEPTH} functions (MAX_DEPTH)"))
+                );
+            }
+            end += 1 + name.len();
+            let child = self.builder.named_frame(name).and_then(|frame| self.builder.child_node(node, frame));
+            node = child.map_err(|full| self.refuse(full))?;
+            self.names.push((end, node));
+        }
+        Ok(self.remember(stack))
+    }
+
+    /// Keeps the stack for the next one, and gives its node.
+    fn remember(&mut self, stack: &[u8]) -> NodeId {
+        self.before.clear();
+        self.before.extend_from_slice(stack);
+        self.names.last().map_or(NodeId(0), |(_, node)| *node)
+    }
+
+    /// How many names of the stack before begin this one too; none if so few that its root
+    /// may be another.
+    fn shared_names(&self, stack: &[u8]) -> usize {
+        let same = same_bytes(&self.before, stack);
+        let ends_here = |end: usize| end == stack.len() || stack.get(end) == Some(&b';');
+        let shared = self.names.partition_point(|(end, _)| *end < same || (*end == same && ends_here(same)));
+        if shared > ROOT_NAMES_MAX { shared } else { 0 }
+    }
+
+    /// The names before the code. Gives the root's node and where the last of them ends.
+    fn root<'t>(&mut self, names: &mut std::str::Split<'t, char>) -> Result<(NodeId, usize)> {
+        let mut ends = [0; ROOT_NAMES_MAX];
+        let mut count = 0;
+        let mut end = 0;
+        let mut took = |name: &str| {
+            end += usize::from(count > 0) + name.len();
+            if let Some(slot) = ends.get_mut(count) {
+                *slot = end;
+            }
+            count += 1;
+        };
+        let process = names.next().unwrap_or_default();
+        took(process);
+        let mut thread = None;
+        let mut ahead = names.clone();
+        let mut next = ahead.next();
+        if let Some((name, id)) = next.and_then(thread_of) {
+            took(next.unwrap_or_default());
+            thread = Some((name, id));
+            *names = ahead.clone();
+            next = ahead.next();
+        }
+        let complete = next != Some(INCOMPLETE);
+        if !complete {
+            took(INCOMPLETE);
+            *names = ahead;
+        }
+        let builder = &mut self.builder;
+        let mut make = || {
+            let process = builder.text(process)?;
+            let thread = match thread {
+                Some((name, id)) => Some((builder.text(name)?, id)),
+                None => None,
+            };
+            let root = builder.root(StackRoot { process, thread, complete, waiting: false })?;
+            builder.root_node(root)
+        };
+        let node = make().map_err(|full| self.refuse(full))?;
+        self.names.extend(ends.iter().take(count).map(|end| (*end, node)));
+        self.root_names = count;
+        Ok((node, end))
+    }
+}
+
+/// Name and number of a thread as they are written: `io (17)`, `(18)` without a name.
+/// Nothing that would be written in another way is taken for one.
+fn thread_of(name: &str) -> Option<(&str, u64)> {
+    let (name, id) = name.strip_suffix(')')?.rsplit_once('(')?;
+    let canonical = id == "0" || !id.starts_with('0');
+    let id = number(id.as_bytes()).filter(|_| is_number(id.as_bytes()) && canonical)?;
+    if name.is_empty() {
+        return Some(("", id));
+    }
+    name.strip_suffix(' ').filter(|name| !name.is_empty() && name.trim() == *name).map(|name| (name, id))
+}
+
+/// True if there is nothing to be seen; text that is not UTF-8 is not blank.
+fn is_blank(stack: &[u8]) -> bool {
+    match stack.first() {
+        Some(first) if first.is_ascii_graphic() => false,
+        _ => std::str::from_utf8(stack).is_ok_and(|stack| stack.trim().is_empty()),
+    }
+}
+
+fn is_number(digits: &[u8]) -> bool {
+    !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
+}
+
+/// The value of decimal digits; `None` beyond 64 bits.
+fn number(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0u64, |value, digit| {
+        value.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')))
+    })
+}
+
+/// How many bytes two texts have in common from the start.
+fn same_bytes(a: &[u8], b: &[u8]) -> usize {
+    const CHUNK: usize = 32;
+    let chunks = a.chunks_exact(CHUNK).zip(b.chunks_exact(CHUNK));
+    let begin = CHUNK * chunks.take_while(|(a, b)| a == b).count();
+    let rest = a.iter().skip(begin).zip(b.iter().skip(begin));
+    begin + rest.take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests;

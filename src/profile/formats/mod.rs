@@ -1,0 +1,10 @@
+//! The forms of files that profiles are written in and read from, and which of them a file has.
+
+pub mod detect;
+pub mod firefox;
+pub mod folded;
+pub mod folded_read;
+mod lists;
+pub mod perf_script;
+pub mod pprof;
+pub mod speedscope;

@@ -1,0 +1,378 @@
+//! speedscope's JSON: sampled profiles, one for each thread, read and written.
+//!
+//! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by
+//! one, so nothing of the size of the file is in memory. The format knows neither addresses
+//! nor the rate; what is beyond it stands in a key of our own, `stackprof`, which the
+//! schema allows and other readers skip. Not for: evented profiles.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use super::lists::Lists;
+use crate::profile::MAX_DEPTH;
+use crate::profile::about::{About, SAMPLES};
+use crate::profile::builder::SavedBuilder;
+use crate::profile::saved::{Function, Line, Saved, StackRoot, UNKNOWN};
+use crate::profile::views::by_name::INCOMPLETE;
+use crate::profile::views::threads::{ByThread, OneThread};
+
+const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
+
+/// Writes `saved` as speedscope JSON, without a title of its own if `title` is `None`.
+///
+/// # Errors
+/// What the writer reports.
+pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
+    let saved = &saved.without_addresses().map_err(io::Error::other)?;
+    let by_thread = ByThread::of(saved);
+    let frames = Frames::of(saved);
+    let about = &saved.about;
+    let title = title.map_or_else(|| saved.processes().join(", "), str::to_owned);
+    write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
+    write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
+    let extra = Extra {
+        hz: about.hz,
+        unit: Cow::Borrowed(&about.unit),
+        time_unix_ns: about.time_unix_ns,
+        duration_ns: about.duration_ns,
+        pid: about.pid,
+        arch: about.arch.as_deref().map(Cow::Borrowed),
+        command: about.command.as_deref().map(Cow::Borrowed),
+        launched: about.launched,
+        idle: about.idle,
+    };
+    write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&extra)?)?;
+    for (index, frame) in frames.table.iter().enumerate() {
+        write!(out, "{}{}", if index > 0 { ",\n" } else { "" }, json(frame)?)?;
+    }
+    write!(out, "]}},\"profiles\":[")?;
+    for (index, thread) in by_thread.threads().iter().enumerate() {
+        if index > 0 {
+            writeln!(out, ",")?;
+        }
+        one(saved, &by_thread, thread, &frames, out)?;
+    }
+    writeln!(out, "]}}")
+}
+
+/// Writes the profile of a thread.
+fn one(
+    saved: &Saved,
+    by_thread: &ByThread<'_>,
+    thread: &OneThread,
+    frames: &Frames<'_>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let process = saved.text(thread.process);
+    let name = thread.thread.map(|(name, id)| (saved.text(name), id));
+    let title = name.map_or(process.to_owned(), |(name, id)| format!("{process}: {name} ({id})"));
+    let extra = ExtraThread {
+        process: Cow::Borrowed(process),
+        thread: name.map(|name| (Cow::Borrowed(name.0), name.1)),
+    };
+    write!(out, "{{\"type\":\"sampled\",\"name\":{},\"stackprof\":{}", json(&title)?, json(&extra)?)?;
+    write!(out, ",\"samples\":[")?;
+    // The format wants all stacks before the first weight.
+    let mut weights: Vec<(u64, bool)> = Vec::new();
+    let mut written = Ok(());
+    let mut line = String::new();
+    by_thread.for_each_stack(thread, &mut |root, stack, count| {
+        line.clear();
+        line.push_str(if weights.is_empty() { "[" } else { ",\n[" });
+        let marks = [root.waiting.then_some(frames.waiting), (!root.complete).then_some(frames.incomplete)];
+        let marks = marks.into_iter().flatten();
+        let code = stack.iter().flat_map(|frame| frames.of_frame(*frame)).copied();
+        for (index, frame) in marks.chain(code).enumerate() {
+            use std::fmt::Write as _;
+            // A String takes everything.
+            let _ = write!(line, "{}{frame}", if index > 0 { "," } else { "" });
+        }
+        line.push(']');
+        weights.push((count, root.waiting));
+        if written.is_ok() {
+            written = out.write_all(line.as_bytes());
+        }
+    });
+    written?;
+    let total = weights.iter().fold(0u64, |total, (count, _)| total.saturating_add(*count));
+    // Milliseconds where the rate is told, so that people see times.
+    let (unit, scale) = match saved.about.period_ns() {
+        Some(period_ns) => ("milliseconds", Some(period_ns / 1e6)),
+        None if saved.about.unit == "bytes" => ("bytes", None),
+        None => ("none", None),
+    };
+    let weight = |count: u64| match scale {
+        Some(scale) => json(&(count as f64 * scale)),
+        None => Ok(count.to_string()),
+    };
+    write!(out, "],\n\"weights\":[")?;
+    for (index, (count, _)) in weights.iter().enumerate() {
+        write!(out, "{}{}", if index > 0 { "," } else { "" }, weight(*count)?)?;
+    }
+    write!(out, "],\n\"unit\":\"{unit}\",\"startValue\":0,\"endValue\":{}}}", weight(total)?)
+}
+
+fn json(value: &(impl Serialize + ?Sized)) -> io::Result<String> {
+    serde_json::to_string(value).map_err(io::Error::other)
+}
+
+/// The frames of the file: one for each name with its file and line.
+struct Frames<'s> {
+    table: Vec<FileFrame<'s>>,
+    /// By frame of the profile: the range of `lists`.
+    spans: Vec<std::ops::Range<usize>>,
+    lists: Vec<u32>,
+    incomplete: u32,
+    waiting: u32,
+}
+
+/// What waiting threads' stacks begin with; speedscope has no place for it beside the stack.
+const WAITING: &str = "[waiting]";
+
+impl<'s> Frames<'s> {
+    fn of(saved: &'s Saved) -> Frames<'s> {
+        let mut known: HashMap<FileFrame<'s>, u32> = HashMap::new();
+        let mut frames =
+            Frames { table: Vec::new(), spans: Vec::new(), lists: Vec::new(), incomplete: 0, waiting: 0 };
+        let mut number = |table: &mut Vec<FileFrame<'s>>, frame: FileFrame<'s>| {
+            *known.entry(frame).or_insert_with_key(|frame| {
+                table.push(frame.clone());
+                table.len() as u32 - 1
+            })
+        };
+        let mark = |name| FileFrame { name: Cow::Borrowed(name), file: None, line: None };
+        if saved.roots().iter().any(|root| !root.complete) {
+            frames.incomplete = number(&mut frames.table, mark(INCOMPLETE));
+        }
+        if saved.roots().iter().any(|root| root.waiting) {
+            frames.waiting = number(&mut frames.table, mark(WAITING));
+        }
+        for (index, frame) in saved.frames().iter().enumerate() {
+            let start = frames.lists.len();
+            let lines = saved.lines_of(frame);
+            if lines.is_empty() {
+                saved.names_of(index as u32, false, &mut |name| {
+                    let frame = FileFrame { name: Cow::Owned(name.to_owned()), file: None, line: None };
+                    frames.lists.push(number(&mut frames.table, frame));
+                });
+            }
+            for line in lines {
+                let function = saved.function(line.function);
+                let name = [function.name, function.system_name].map(|name| saved.text(name));
+                let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or(UNKNOWN);
+                let frame = FileFrame {
+                    name: Cow::Borrowed(name),
+                    file: Some(saved.text(function.file)).filter(|file| !file.is_empty()).map(Cow::Borrowed),
+                    line: Some(line.line).filter(|line| *line > 0),
+                };
+                frames.lists.push(number(&mut frames.table, frame));
+            }
+            frames.spans.push(start..frames.lists.len());
+        }
+        frames
+    }
+
+    fn of_frame(&self, frame: u32) -> &[u32] {
+        let span = self.spans.get(frame as usize).cloned();
+        span.and_then(|span| self.lists.get(span)).unwrap_or_default()
+    }
+}
+
+/// A frame as the file has it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct FileFrame<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    file: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+}
+
+/// What the format has no place for, of the recording.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Extra<'a> {
+    hz: Option<u32>,
+    #[serde(borrow)]
+    unit: Cow<'a, str>,
+    time_unix_ns: Option<u64>,
+    duration_ns: Option<u64>,
+    pid: Option<u32>,
+    #[serde(borrow)]
+    arch: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    command: Option<Cow<'a, str>>,
+    launched: Option<bool>,
+    idle: Option<bool>,
+}
+
+/// The same of a thread.
+#[derive(Serialize, Deserialize)]
+struct ExtraThread<'a> {
+    #[serde(borrow)]
+    process: Cow<'a, str>,
+    #[serde(borrow)]
+    thread: Option<(Cow<'a, str>, u64)>,
+}
+
+/// `shared` of a file.
+#[derive(Deserialize)]
+pub(super) struct Shared<'a> {
+    #[serde(borrow)]
+    frames: Vec<FileFrame<'a>>,
+}
+
+/// One of `profiles` of a file.
+#[derive(Deserialize)]
+pub(super) struct OneProfile<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow)]
+    unit: Cow<'a, str>,
+    #[serde(default)]
+    samples: Lists,
+    #[serde(default)]
+    weights: Vec<f64>,
+    #[serde(borrow, default)]
+    stackprof: Option<ExtraThread<'a>>,
+}
+
+/// Puts together what a file has.
+///
+/// # Errors
+/// What is wrong, and where, as a line for people without the name of the file.
+pub(super) fn read(
+    shared: &Shared<'_>,
+    profiles: &[OneProfile<'_>],
+    extra: Option<&Extra<'_>>,
+) -> Result<Saved, String> {
+    let owned = |text: &Option<Cow<'_, str>>| text.as_ref().map(|text| text.clone().into_owned());
+    let mut builder = SavedBuilder::new(match extra {
+        Some(extra) => About {
+            hz: extra.hz.filter(|hz| *hz > 0),
+            unit: extra.unit.clone().into_owned(),
+            time_unix_ns: extra.time_unix_ns,
+            duration_ns: extra.duration_ns,
+            pid: extra.pid,
+            arch: owned(&extra.arch),
+            command: owned(&extra.command),
+            launched: extra.launched,
+            idle: extra.idle,
+            ..About::default()
+        },
+        None => About::default(),
+    });
+    let mut frames = Vec::with_capacity(shared.frames.len());
+    for frame in &shared.frames {
+        frames.push(self::frame(&mut builder, frame).map_err(|full| full.to_string())?);
+    }
+    let marked = |index: u32, mark: &str| {
+        shared.frames.get(index as usize).is_some_and(|frame| frame.name == mark && frame.file.is_none())
+    };
+    let mut scale = Scale::default();
+    let mut stack = Vec::new();
+    for (number, profile) in (1..).zip(profiles) {
+        if profile.kind != "sampled" {
+            return Err(format!("profile {number} is {}; only sampled profiles can be read", profile.kind));
+        }
+        if profile.samples.len() != profile.weights.len() {
+            let (samples, weights) = (profile.samples.len(), profile.weights.len());
+            return Err(format!("profile {number} has {samples} samples and {weights} weights"));
+        }
+        scale.next(builder.about(), &profile.unit, number)?;
+        let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
+        let mut text = |text: &str| builder.text(text).map_err(|full| full.to_string());
+        let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
+        if let Some((name, id)) = profile.stackprof.as_ref().and_then(|extra| extra.thread.as_ref()) {
+            root.thread = Some((text(name)?, *id));
+        }
+        for (index, (sample, weight)) in (1..).zip(profile.samples.iter().zip(&profile.weights)) {
+            let of = |what: &dyn std::fmt::Display| format!("profile {number}, sample {index}: {what}");
+            let count = scale.count(*weight).map_err(|what| of(&what))?;
+            let mut rest = sample;
+            root.waiting = rest.first().is_some_and(|frame| marked(*frame, WAITING));
+            rest = rest.get(usize::from(root.waiting)..).unwrap_or_default();
+            root.complete = !rest.first().is_some_and(|frame| marked(*frame, INCOMPLETE));
+            rest = rest.get(usize::from(!root.complete)..).unwrap_or_default();
+            stack.clear();
+            if rest.len() > MAX_DEPTH {
+                return Err(of(&format!("more than {MAX_DEPTH} functions (MAX_DEPTH)")));
+            }
+            for index in rest {
+                let frame = frames.get(*index as usize);
+                stack.push(*frame.ok_or_else(|| of(&format!("frame {index} is not there")))?);
+            }
+            let root = builder.root(root).map_err(|full| of(&full))?;
+            builder.add(root, &stack, count).map_err(|full| of(&full))?;
+        }
+    }
+    Ok(builder.finish())
+}
+
+fn frame(builder: &mut SavedBuilder, frame: &FileFrame<'_>) -> Result<u32, crate::profile::Full> {
+    let function = Function {
+        name: builder.text(&frame.name)?,
+        file: builder.text(frame.file.as_deref().unwrap_or_default())?,
+        ..Function::default()
+    };
+    let line = Line { function: builder.function(function)?, line: frame.line.unwrap_or(0) };
+    builder.frame(0, None, &[line])
+}
+
+/// What a weight of the file is in counts.
+#[derive(Default)]
+struct Scale {
+    unit: Option<String>,
+    factor: f64,
+}
+
+impl Scale {
+    /// Begins a profile with weights of a unit.
+    fn next(&mut self, about: &mut About, unit: &str, number: usize) -> Result<(), String> {
+        if let Some(before) = &self.unit {
+            return match before == unit {
+                true => Ok(()),
+                false => Err(format!("profile {number} counts {unit}, the one before it {before}")),
+            };
+        }
+        self.unit = Some(unit.to_owned());
+        let ns = match unit {
+            "nanoseconds" => 1.0,
+            "microseconds" => 1e3,
+            "milliseconds" => 1e6,
+            "seconds" => 1e9,
+            "none" | "bytes" => {
+                if unit == "bytes" && about.unit == SAMPLES {
+                    about.unit = "bytes".to_owned();
+                }
+                self.factor = 1.0;
+                return Ok(());
+            }
+            other => return Err(format!("profile {number} counts {other}, which is no unit of speedscope")),
+        };
+        self.factor = match about.period_ns() {
+            Some(period_ns) => ns / period_ns,
+            // A rate is not told, so the time itself is counted.
+            None => {
+                about.unit = "nanoseconds".to_owned();
+                ns
+            }
+        };
+        Ok(())
+    }
+
+    fn count(&self, weight: f64) -> Result<u64, String> {
+        let count = (weight * self.factor).round();
+        // 2^64 is the first that does not fit.
+        if (0.0..18_446_744_073_709_551_616.0).contains(&count) {
+            Ok(count as u64)
+        } else {
+            Err(format!("a weight of {weight} cannot be counted"))
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! The stacks of a profile as names: what folded text, flame graphs and comparisons see.
+//!
+//! Input: a [`Saved`]. Output: a tree of names in which stacks that read the same are one.
+//! Its order is that of the bytes of the folded lines (`LC_ALL=C sort`), so that text is
+//! written from it line by line, with no stack ever being a string of its own.
+
+use std::borrow::Cow;
+
+use super::children::Children;
+use crate::profile::root_names::RootNames;
+use crate::profile::saved::{Full, Saved, StackRoot, UNKNOWN};
+use crate::profile::texts::{TextId, Texts};
+use crate::trie::{Frame, NodeId, Trie};
+
+/// A stack that could not be walked to its thread's root starts with this frame.
+pub const INCOMPLETE: &str = "[incomplete]";
+/// The complete stack of a fiber starts with this frame.
+pub const FIBER: &str = "[fiber]";
+
+/// A tree of names.
+#[derive(Clone, Debug, Default)]
+pub struct ByName {
+    texts: Texts,
+    /// `Frame::Root` is the number of a text.
+    trie: Trie,
+}
+
+/// A node of the tree, as [`ByName::for_each_node`] visits it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Visited {
+    /// How far below the first frame of a stack, which has depth 0.
+    pub depth: usize,
+    /// The name.
+    pub name: TextId,
+    /// Counts of the stack that ends here.
+    pub own: u64,
+}
+
+impl ByName {
+    /// Names the stacks of a profile: process, `thread (id)` where threads are kept apart,
+    /// `[incomplete]`, then the frames. With `lines`, `function (file:line)`.
+    ///
+    /// # Errors
+    /// [`Full`] if inlined functions make more nodes than fit.
+    pub fn of(saved: &Saved, lines: bool) -> Result<ByName, Full> {
+        let mut by_name = ByName::default();
+        let mut full = Ok(());
+        // The names of each frame, as a range of `names`.
+        let mut spans = Vec::with_capacity(saved.frames().len());
+        let mut names: Vec<TextId> = Vec::with_capacity(saved.frames().len());
+        for frame in 0..saved.frames().len() {
+            let start = names.len();
+            saved.names_of(frame as u32, lines, &mut |name| match by_name.texts.intern(&shown(name)) {
+                Ok(name) => names.push(name),
+                Err(why) => full = Err(why),
+            });
+            spans.push(start..names.len());
+        }
+        full?;
+        let mut roots = RootNames::default();
+        // Nodes of the profile are numbered parents first.
+        let mut nodes = vec![NodeId(0)];
+        for id in 1..saved.trie().node_count() {
+            let there = NodeId(id as u32);
+            let parent = saved.trie().parent(there).and_then(|parent| nodes.get(parent.0 as usize));
+            let mut node = parent.copied().unwrap_or(NodeId(0));
+            match saved.trie().frame_of(there).map(|frame| saved.trie().frame(frame)) {
+                Some(Frame::Root(root)) => {
+                    if let Some(root) = saved.roots().get(root as usize) {
+                        node = by_name.root(saved, root, &mut roots)?;
+                    }
+                }
+                Some(Frame::Code { address, .. }) => {
+                    let span = spans.get(usize::try_from(address).unwrap_or(usize::MAX)).cloned();
+                    for name in span.and_then(|span| names.get(span)).unwrap_or_default() {
+                        node = by_name.child(node, *name)?;
+                    }
+                }
+                None => {}
+            }
+            by_name.trie.add(node, saved.trie().count(there));
+            nodes.push(node);
+        }
+        Ok(by_name)
+    }
+
+    fn root(&mut self, saved: &Saved, root: &StackRoot, names: &mut RootNames) -> Result<NodeId, Full> {
+        let trie = &mut self.trie;
+        let mut node = NodeId(0);
+        names.of(saved, root, &mut self.texts, |name| {
+            node = match node {
+                NodeId(0) => trie.descend(node, Frame::Root(name.0))?,
+                _ => trie.descend(node, code(name))?,
+            };
+            Ok(())
+        })?;
+        Ok(node)
+    }
+
+    fn child(&mut self, parent: NodeId, name: TextId) -> Result<NodeId, Full> {
+        Ok(self.trie.descend(parent, code(name))?)
+    }
+
+    /// A name.
+    #[must_use]
+    pub fn text(&self, name: TextId) -> &str {
+        self.texts.get(name)
+    }
+
+    /// All names; some may be in no stack.
+    #[must_use]
+    pub fn texts(&self) -> &Texts {
+        &self.texts
+    }
+
+    /// Counts of all stacks.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.trie.total()
+    }
+
+    /// Number of different stacks with a count.
+    #[must_use]
+    pub fn distinct_stacks(&self) -> usize {
+        self.trie.distinct_stacks()
+    }
+
+    /// Visits every node, callers before callees, siblings in the order of their names'
+    /// bytes. Nodes without a count anywhere below are among them.
+    pub fn for_each_node(&self, mut visit: impl FnMut(Visited)) {
+        self.walk(&mut |event, depth| {
+            if !event.line {
+                let own = self.trie.count(NodeId(event.node));
+                visit(Visited { depth, name: self.name(event.node), own });
+            }
+        });
+    }
+
+    /// Visits each stack that has a count, in the order of the bytes of its folded line:
+    /// its names, outermost first, and the count.
+    pub fn for_each_stack(&self, mut visit: impl FnMut(&[TextId], u64)) {
+        let mut path: Vec<TextId> = Vec::new();
+        self.walk(&mut |event, depth| {
+            path.truncate(depth);
+            path.push(self.name(event.node));
+            if event.line {
+                visit(&path, self.trie.count(NodeId(event.node)));
+            }
+        });
+    }
+
+    fn name(&self, node: u32) -> TextId {
+        match self.trie.frame_of(NodeId(node)).map(|frame| self.trie.frame(frame)) {
+            Some(Frame::Code { address, .. }) => TextId(u32::try_from(address).unwrap_or_default()),
+            Some(Frame::Root(name)) => TextId(name),
+            None => TextId::EMPTY,
+        }
+    }
+
+    /// Tells each counted line and each node before those below it, in order.
+    fn walk(&self, tell: &mut dyn FnMut(Event, usize)) {
+        let children = Children::of(&self.trie);
+        let mut open = vec![self.events(children.below(0))];
+        while let Some(events) = open.last_mut() {
+            let Some(event) = events.pop() else {
+                open.pop();
+                continue;
+            };
+            tell(event, open.len() - 1);
+            if !event.line {
+                open.push(self.events(children.below(event.node)));
+            }
+        }
+    }
+
+    /// The lines and subtrees of siblings, last first. All lines below a node begin with its
+    /// name and `;`, its own line goes on with a space and the count; names hold no `;`. So
+    /// these beginnings decide the order, and no two are the beginning of one another.
+    fn events(&self, siblings: &[u32]) -> Vec<Event> {
+        let mut events = Vec::with_capacity(siblings.len());
+        for &node in siblings {
+            events.push(Event { node, line: false });
+            if self.trie.count(NodeId(node)) > 0 {
+                events.push(Event { node, line: true });
+            }
+        }
+        events.sort_unstable_by(|a, b| {
+            let (a_name, b_name) = (self.text(self.name(a.node)), self.text(self.name(b.node)));
+            if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
+                self.beginning(*b).cmp(&self.beginning(*a))
+            } else {
+                b_name.cmp(a_name)
+            }
+        });
+        events
+    }
+
+    fn beginning(&self, event: Event) -> String {
+        let name = self.text(self.name(event.node));
+        if event.line {
+            format!("{name} {}", self.trie.count(NodeId(event.node)))
+        } else {
+            format!("{name};")
+        }
+    }
+}
+
+fn code(name: TextId) -> Frame {
+    Frame::Code { space: 0, address: u64::from(name.0) }
+}
+
+/// Something to tell on the way: a node with all that is below it, or the line of a stack.
+#[derive(Clone, Copy)]
+struct Event {
+    node: u32,
+    line: bool,
+}
+
+/// A name as one frame of a line: the separator `;` becomes `:`, control characters (line
+/// ends above all) become spaces, and a blank name is `[unknown]`.
+#[must_use]
+pub fn shown(name: &str) -> Cow<'_, str> {
+    let name = name.trim_matches(|c: char| c.is_whitespace() || c.is_control());
+    if name.is_empty() {
+        return Cow::Borrowed(UNKNOWN);
+    }
+    // U+2028 and U+2029 end a line for some readers.
+    let ends_line = |c: char| matches!(c, '\u{2028}' | '\u{2029}') || c.is_control();
+    if !name.contains(|c: char| c == ';' || ends_line(c)) {
+        return Cow::Borrowed(name);
+    }
+    Cow::Owned(
+        name.chars()
+            .map(|c| {
+                if c == ';' {
+                    ':'
+                } else if ends_line(c) {
+                    ' '
+                } else {
+                    c
+                }
+            })
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{About, SavedBuilder};
+
+    fn root(builder: &mut SavedBuilder, process: &str) -> u32 {
+        let process = builder.text(process).expect("fits");
+        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        builder.root(root).expect("fits")
+    }
+
+    fn lines(by_name: &ByName) -> Vec<String> {
+        let mut lines = Vec::new();
+        by_name.for_each_stack(|path, count| {
+            let names: Vec<&str> = path.iter().map(|name| by_name.text(*name)).collect();
+            lines.push(format!("{} {count}", names.join(";")));
+        });
+        lines
+    }
+
+    #[test]
+    fn lines_come_in_the_order_of_their_bytes() {
+        let mut builder = SavedBuilder::new(About::default());
+        let names = ["a", "a 1", "a 10", "a!", "a::b", "a-b", "a<T>", "é", "a 5"];
+        for process in names {
+            let root = root(&mut builder, process);
+            builder.add(root, &[], 5).expect("fits");
+            for inner in names {
+                let frame = builder.named_frame(inner).expect("fits");
+                builder.add(root, &[frame], 12).expect("fits");
+                builder.add(root, &[frame, frame], 1).expect("fits");
+            }
+        }
+        let by_name = ByName::of(&builder.finish(), false).expect("fits");
+        let lines = lines(&by_name);
+        let mut sorted = lines.clone();
+        sorted.sort_unstable();
+        assert_eq!(lines, sorted);
+        assert_eq!(lines.len(), by_name.distinct_stacks());
+        let mut own = 0;
+        let mut nodes = 0;
+        by_name.for_each_node(|node| {
+            own += node.own;
+            nodes += 1;
+        });
+        assert_eq!((own, nodes), (by_name.total(), names.len() * (1 + 2 * names.len())));
+    }
+
+    #[test]
+    fn stacks_that_read_the_same_are_one() {
+        let mut builder = SavedBuilder::new(About::default());
+        let work = root(&mut builder, "work");
+        let main = builder.named_frame("main").expect("fits");
+        let name = builder.text("main").expect("fits");
+        let function = crate::profile::Function { name, ..Default::default() };
+        let function = builder.function(function).expect("fits");
+        let there = builder.frame(0x10, None, &[crate::profile::Line { function, line: 7 }]).expect("fits");
+        let nowhere = builder.frame(0x20, None, &[]).expect("fits");
+        builder.add(work, &[main, nowhere], 2).expect("fits");
+        builder.add(work, &[there, nowhere], 3).expect("fits");
+        let by_name = ByName::of(&builder.finish(), false).expect("fits");
+        assert_eq!(lines(&by_name), ["work;main;[unknown] 5"]);
+    }
+
+    #[test]
+    fn thread_and_incomplete_stand_before_the_code() {
+        let mut builder = SavedBuilder::new(About::default());
+        let process = builder.text("work").expect("fits");
+        let io = builder.text("io").expect("fits");
+        let read = builder.named_frame("read").expect("fits");
+        for (count, (thread, complete, waiting)) in (1..).zip([
+            (Some((io, 17)), true, false),
+            (Some((io, 17)), false, false),
+            (Some((TextId::EMPTY, 18)), false, true),
+            (None, false, false),
+            (None, false, true),
+        ]) {
+            let root = builder.root(StackRoot { process, thread, complete, waiting }).expect("fits");
+            builder.add(root, &[read], count).expect("fits");
+        }
+        let by_name = ByName::of(&builder.finish(), false).expect("fits");
+        assert_eq!(
+            lines(&by_name),
+            [
+                "work;(18);[incomplete];read 3",
+                "work;[incomplete];read 9",
+                "work;io (17);[incomplete];read 2",
+                "work;io (17);read 1"
+            ]
+        );
+    }
+
+    #[test]
+    fn names_cannot_break_the_form() {
+        let names = ["a;b", "c\nd\r\te\0f", "", " \0 ", "\u{2028}x", "[u8: 4]"];
+        let names: Vec<_> = names.iter().map(|name| shown(name)).collect();
+        assert_eq!(names, ["a:b", "c d  e f", "[unknown]", "[unknown]", "x", "[u8: 4]"]);
+    }
+}

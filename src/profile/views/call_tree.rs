@@ -1,0 +1,365 @@
+//! A profile as a tree of names, from the root or from the leaves, as much of it as is
+//! heavy enough to be seen.
+//!
+//! Input: a [`Saved`]. Output: nodes in pre-order, each with the counts of all below it. A
+//! picture of a profile with millions of nodes shows some thousands, so only those are made:
+//! places of the trie with the same names are gathered level by level, and a group that is
+//! too light is not followed. What is left out stays counted in what it was called by.
+
+use super::by_name::shown;
+use crate::profile::root_names::RootNames;
+use crate::profile::saved::{Full, Saved};
+use crate::profile::texts::{TextId, Texts};
+use crate::trie::{Frame, NodeId};
+
+/// Which way a tree grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the process to the functions that work: callers before what they call.
+    FromRoot,
+    /// From the functions that work to their callers.
+    FromLeaf,
+}
+
+/// A node of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// How far from where the tree begins; 0 there.
+    pub depth: u32,
+    /// The name, a text of the tree.
+    pub name: TextId,
+    /// Counts of all stacks through it.
+    pub total: u64,
+}
+
+/// A tree of names in pre-order, siblings in the order of their names' bytes.
+#[derive(Clone, Debug, Default)]
+pub struct CallTree {
+    texts: Texts,
+    nodes: Vec<Called>,
+}
+
+impl CallTree {
+    /// The nodes with at least `least_share` (0 to 1) of all counts. With `lines`,
+    /// `function (file:line)`.
+    ///
+    /// # Errors
+    /// [`Full`] if there are more names than fit.
+    pub fn of(saved: &Saved, lines: bool, direction: Direction, least_share: f64) -> Result<CallTree, Full> {
+        let names = Names::of(saved, lines)?;
+        let least = ((least_share * saved.total() as f64).ceil() as u64).max(1);
+        let nodes = match direction {
+            Direction::FromRoot => {
+                let below = Below::of(&names, least);
+                let mut begin = Vec::new();
+                below.add_called_by(0, &mut begin);
+                names.grow(begin, least, |place, next| below.step(&names, place, next))
+            }
+            Direction::FromLeaf => {
+                let begin = names.leaves();
+                names.grow(begin, least, |place, next| next.extend(names.caller(place)))
+            }
+        };
+        Ok(CallTree { texts: names.texts, nodes })
+    }
+
+    /// The nodes.
+    #[must_use]
+    pub fn nodes(&self) -> &[Called] {
+        &self.nodes
+    }
+
+    /// A name.
+    #[must_use]
+    pub fn text(&self, name: TextId) -> &str {
+        self.texts.get(name)
+    }
+}
+
+/// A name at a place of the trie, and the counts that came there.
+#[derive(Clone, Copy)]
+struct Place {
+    node: u32,
+    /// Which of the names of its frame.
+    name: u32,
+    count: u64,
+}
+
+/// Places that read the same.
+struct Group {
+    depth: u32,
+    name: TextId,
+    total: u64,
+    places: Vec<Place>,
+}
+
+/// What the frames of a profile are called.
+struct Names<'a> {
+    saved: &'a Saved,
+    texts: Texts,
+    /// Names of all frames, outermost first.
+    names: Vec<TextId>,
+    /// By frame of the trie: where its names begin in `names`; one more at the end.
+    starts: Vec<u32>,
+    /// Each frame has one name, and no other has the same: then no two children of a node
+    /// read the same.
+    distinct: bool,
+}
+
+impl<'a> Names<'a> {
+    fn of(saved: &'a Saved, lines: bool) -> Result<Names<'a>, Full> {
+        let mut found =
+            Names { saved, texts: Texts::new(), names: Vec::new(), starts: vec![0], distinct: true };
+        let mut roots = RootNames::default();
+        for frame in saved.trie().frames() {
+            match frame {
+                Frame::Root(root) => found.add_root(root, &mut roots)?,
+                Frame::Code { address, .. } => {
+                    let mut full = Ok(());
+                    let (texts, names) = (&mut found.texts, &mut found.names);
+                    let index = u32::try_from(address).unwrap_or(u32::MAX);
+                    saved.names_of(index, lines, &mut |name| match texts.intern(&shown(name)) {
+                        Ok(name) => names.push(name),
+                        Err(why) => full = Err(why),
+                    });
+                    full?;
+                }
+            }
+            found.starts.push(found.names.len() as u32);
+        }
+        found.distinct = found.are_distinct();
+        Ok(found)
+    }
+
+    fn add_root(&mut self, root: u32, roots: &mut RootNames) -> Result<(), Full> {
+        let Some(root) = self.saved.roots().get(root as usize) else {
+            self.names.push(self.texts.intern(crate::profile::UNKNOWN)?);
+            return Ok(());
+        };
+        let names = &mut self.names;
+        roots.of(self.saved, root, &mut self.texts, |name| {
+            names.push(name);
+            Ok(())
+        })
+    }
+
+    fn are_distinct(&self) -> bool {
+        let mut taken = vec![false; self.texts.count()];
+        let mut take = |name: &TextId| {
+            taken.get_mut(name.0 as usize).is_some_and(|taken| !std::mem::replace(taken, true))
+        };
+        let frames = || self.saved.trie().frames().enumerate();
+        for (frame, _) in frames().filter(|(_, frame)| matches!(frame, Frame::Root(_))) {
+            // Roots share the names of processes and threads.
+            self.of_frame(frame).iter().for_each(|name| {
+                take(name);
+            });
+        }
+        let mut code = frames().filter(|(_, frame)| matches!(frame, Frame::Code { .. }));
+        code.all(|(frame, _)| matches!(self.of_frame(frame), [name] if take(name)))
+    }
+
+    fn of_frame(&self, frame: usize) -> &[TextId] {
+        let at = |frame: usize| self.starts.get(frame).map_or(0, |start| *start as usize);
+        self.names.get(at(frame)..at(frame + 1)).unwrap_or_default()
+    }
+
+    fn of_node(&self, node: u32) -> &[TextId] {
+        let frame = self.saved.trie().frame_of(NodeId(node));
+        frame.map_or(&[], |frame| self.of_frame(frame.0 as usize))
+    }
+
+    fn name(&self, place: &Place) -> TextId {
+        self.of_node(place.node).get(place.name as usize).copied().unwrap_or_default()
+    }
+
+    /// Where stacks end.
+    fn leaves(&self) -> Vec<Place> {
+        let trie = self.saved.trie();
+        let counts = (1..trie.node_count() as u32).map(|node| (node, trie.count(NodeId(node))));
+        counts.filter(|(_, count)| *count > 0).filter_map(|(node, count)| self.last(node, count)).collect()
+    }
+
+    fn last(&self, node: u32, count: u64) -> Option<Place> {
+        let name = self.of_node(node).len().checked_sub(1)? as u32;
+        Some(Place { node, name, count })
+    }
+
+    /// What called a place; its counts are those of the place.
+    fn caller(&self, place: &Place) -> Option<Place> {
+        match place.name.checked_sub(1) {
+            Some(name) => Some(Place { name, ..*place }),
+            None => self.last(self.saved.trie().parent(NodeId(place.node))?.0, place.count),
+        }
+    }
+
+    /// The tree that begins with some places; `step` adds the places after one.
+    fn grow(&self, begin: Vec<Place>, least: u64, step: impl Fn(&Place, &mut Vec<Place>)) -> Vec<Called> {
+        let mut nodes = Vec::new();
+        let mut open = Vec::new();
+        self.gather(begin, 0, least, &mut open);
+        while let Some(Group { depth, name, total, places }) = open.pop() {
+            nodes.push(Called { depth, name, total });
+            let mut next = Vec::new();
+            places.iter().for_each(|place| step(place, &mut next));
+            drop(places);
+            self.gather(next, depth + 1, least, &mut open);
+        }
+        nodes
+    }
+
+    /// Puts places with one name together; those of enough weight are added, the first last.
+    fn gather(&self, mut places: Vec<Place>, depth: u32, least: u64, open: &mut Vec<Group>) {
+        let first = open.len();
+        places.sort_by_key(|place| self.name(place));
+        for places in places.chunk_by(|a, b| self.name(a) == self.name(b)) {
+            let total = places.iter().fold(0u64, |total, place| total.saturating_add(place.count));
+            if let Some(place) = places.first().filter(|_| total >= least) {
+                open.push(Group { depth, name: self.name(place), total, places: places.to_vec() });
+            }
+        }
+        if let Some(added) = open.get_mut(first..) {
+            added.sort_unstable_by(|a, b| self.texts.get(b.name).cmp(self.texts.get(a.name)));
+        }
+    }
+}
+
+/// What the nodes of the trie call, with the counts of all below.
+struct Below {
+    /// By node.
+    totals: Vec<u64>,
+    /// (caller, called), sorted.
+    calls: Vec<(u32, u32)>,
+}
+
+impl Below {
+    fn of(names: &Names<'_>, least: u64) -> Below {
+        let trie = names.saved.trie();
+        let count = trie.node_count() as u32;
+        let mut totals: Vec<u64> = (0..count).map(|node| trie.count(NodeId(node))).collect();
+        let mut calls = Vec::new();
+        // Callers have lower numbers.
+        for node in (1..count).rev() {
+            let Some(parent) = trie.parent(NodeId(node)).map(|parent| parent.0) else { continue };
+            let total = totals.get(node as usize).copied().unwrap_or(0);
+            if let Some(sum) = totals.get_mut(parent as usize) {
+                *sum = sum.saturating_add(total);
+            }
+            // A light one matters only if others read the same.
+            if total >= least || (total > 0 && (parent == 0 || !names.distinct)) {
+                calls.push((parent, node));
+            }
+        }
+        calls.sort_unstable();
+        Below { totals, calls }
+    }
+
+    fn add_called_by(&self, caller: u32, next: &mut Vec<Place>) {
+        let first = self.calls.partition_point(|(other, _)| *other < caller);
+        let calls = self.calls.iter().skip(first).take_while(|(other, _)| *other == caller);
+        next.extend(calls.map(|&(_, node)| {
+            let count = self.totals.get(node as usize).copied().unwrap_or(0);
+            Place { node, name: 0, count }
+        }));
+    }
+
+    fn step(&self, names: &Names<'_>, place: &Place, next: &mut Vec<Place>) {
+        if place.name as usize + 1 < names.of_node(place.node).len() {
+            next.push(Place { name: place.name + 1, ..*place });
+        } else {
+            self.add_called_by(place.node, next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::formats::folded_read;
+    use crate::profile::{About, Function, Line, SavedBuilder, StackRoot};
+
+    fn saved(text: &str) -> Saved {
+        folded_read::read(text.as_bytes(), "a").expect("reads")
+    }
+
+    /// `depth name total` of each node.
+    fn tree(saved: &Saved, direction: Direction, least_share: f64) -> Vec<String> {
+        let tree = CallTree::of(saved, false, direction, least_share).expect("fits");
+        let nodes = tree.nodes().iter();
+        nodes.map(|node| format!("{} {} {}", node.depth, tree.text(node.name), node.total)).collect()
+    }
+
+    const TEXT: &str = "p;main;a;c 3\np;main;a 1\np;main;a::b 2\np;[incomplete];c 4\n";
+
+    #[test]
+    fn from_the_root_callers_come_before_what_they_call() {
+        assert_eq!(
+            tree(&saved(TEXT), Direction::FromRoot, 0.0),
+            ["0 p 10", "1 [incomplete] 4", "2 c 4", "1 main 6", "2 a 4", "3 c 3", "2 a::b 2"]
+        );
+    }
+
+    #[test]
+    fn from_the_leaves_callers_come_after() {
+        assert_eq!(
+            tree(&saved(TEXT), Direction::FromLeaf, 0.0),
+            [
+                "0 a 1",
+                "1 main 1",
+                "2 p 1",
+                "0 a::b 2",
+                "1 main 2",
+                "2 p 2",
+                "0 c 7",
+                "1 [incomplete] 4",
+                "2 p 4",
+                "1 a 3",
+                "2 main 3",
+                "3 p 3"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_light_is_left_out_and_stays_counted() {
+        assert_eq!(tree(&saved(TEXT), Direction::FromRoot, 0.45), ["0 p 10", "1 main 6"]);
+        // A light root counts for the process that it shares.
+        assert_eq!(
+            tree(&saved("p;[incomplete];c 1\np;main 9\n"), Direction::FromRoot, 0.5),
+            ["0 p 10", "1 main 9"]
+        );
+        assert_eq!(tree(&saved(TEXT), Direction::FromLeaf, 0.45), ["0 c 7"]);
+        assert!(tree(&saved(""), Direction::FromRoot, 0.0).is_empty());
+    }
+
+    #[test]
+    fn addresses_of_one_function_are_one_node_however_light_each_is() {
+        let mut builder = SavedBuilder::new(About::default());
+        let process = builder.text("p").expect("fits");
+        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = builder.root(root).expect("fits");
+        let mut function = |name: &str| {
+            let name = builder.text(name).expect("fits");
+            builder.function(Function { name, ..Function::default() }).expect("fits")
+        };
+        let (outer, inner, leaf) = (function("outer"), function("inner"), function("leaf"));
+        for address in 0..100 {
+            // `inner` is inlined into `outer` at half of the addresses.
+            let lines = [Line { function: outer, line: 1 }, Line { function: inner, line: 2 }];
+            let lines = if address % 2 == 0 { &lines[..] } else { &lines[..1] };
+            let caller = builder.frame(address, None, lines).expect("fits");
+            let leaf =
+                builder.frame(1000 + address, None, &[Line { function: leaf, line: 3 }]).expect("fits");
+            builder.add(root, &[caller, leaf], 1).expect("fits");
+        }
+        let saved = builder.finish();
+        assert_eq!(
+            tree(&saved, Direction::FromRoot, 0.1),
+            ["0 p 100", "1 outer 100", "2 inner 50", "3 leaf 50", "2 leaf 50"]
+        );
+        assert_eq!(
+            tree(&saved, Direction::FromLeaf, 0.1),
+            ["0 leaf 100", "1 inner 50", "2 outer 50", "3 p 50", "1 outer 50", "2 p 50"]
+        );
+    }
+}

@@ -1,0 +1,6 @@
+//! Ways to look at a saved profile: by name in the order of folded lines, as a tree of calls, by thread.
+
+pub mod by_name;
+pub mod call_tree;
+mod children;
+pub mod threads;

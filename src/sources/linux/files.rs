@@ -1,0 +1,128 @@
+//! Files in the mount namespace of a target, also after it has gone.
+//!
+//! The target's root directory is held open from the moment of attaching. Absolute links in
+//! it are followed from that root (openat2(2), RESOLVE_IN_ROOT), not from ours.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use libc::pid_t;
+
+use super::{proc, sys};
+use crate::binary::ImageBytes;
+use crate::binary::files::{self, Files};
+use crate::binary::map;
+use crate::error::io_text;
+
+/// How much earlier than its process a map may seem, in seconds: both times are rounded, and
+/// the clock may have been set by a little in between.
+const ROUNDING_S: u64 = 2;
+
+/// The files of a target.
+pub(super) struct TargetFiles {
+    /// Its root directory; `None` if it could not be opened.
+    root: Option<File>,
+    /// Its process id as it sees itself, in the innermost namespace.
+    own_pid: String,
+    /// Who it runs as.
+    uid: u32,
+    /// When it began, in seconds since 1970, rounded down.
+    began_s: Option<u64>,
+}
+
+impl TargetFiles {
+    /// Looks at a process that exists.
+    pub(super) fn of(pid: pid_t) -> TargetFiles {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let innermost = proc::status_value(&status, "NSpid").and_then(|pids| pids.split_whitespace().last());
+        let read = |path: &str| std::fs::read(path).unwrap_or_default();
+        TargetFiles {
+            began_s: proc::began_s(&read(&format!("/proc/{pid}/stat")), &read("/proc/stat")),
+            root: options.open(format!("/proc/{pid}/root")).ok(),
+            own_pid: innermost.map_or_else(|| pid.to_string(), str::to_owned),
+            uid: std::fs::metadata(format!("/proc/{pid}")).map_or(0, |meta| meta.uid()),
+        }
+    }
+
+    fn open_file(&self, path: &str) -> Result<File, String> {
+        let Some(root) = &self.root else {
+            return Err("the root of the process cannot be opened".to_owned());
+        };
+        files::regular(sys::open_below(root, path).map_err(|error| io_text(&error))?)
+    }
+}
+
+impl Files for TargetFiles {
+    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+        let mapped = map::map(&self.open_file(path)?).map_err(|error| io_text(&error))?;
+        Ok(ImageBytes::new(mapped))
+    }
+
+    fn open_outside(&self, path: &str) -> Result<ImageBytes, String> {
+        files::LocalFiles.open(path)
+    }
+
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        files::modified_s(&self.open_file(path).ok()?.metadata().ok()?)
+    }
+
+    fn list(&self, directory: &str) -> Vec<String> {
+        use std::os::fd::AsRawFd;
+        let below = self.root.as_ref().and_then(|root| sys::open_below(root, directory).ok());
+        below.map_or_else(Vec::new, |below| {
+            files::list(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())))
+        })
+    }
+
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+        let path = format!("/tmp/perf-{}.map", self.own_pid);
+        let opened = match self.open_file(&path) {
+            Ok(opened) => opened,
+            Err(why) if why == "no such file or directory" => return None,
+            Err(why) => return Some((path, Err(why))),
+        };
+        let meta = opened.metadata();
+        let owner = meta.as_ref().map_or(u32::MAX, MetadataExt::uid);
+        let changed_s = meta.as_ref().ok().and_then(files::modified_s);
+        let content = if owner != self.uid && owner != 0 {
+            // Anybody can write to /tmp: perf looks at the owner, too.
+            Err(format!("it belongs to user {owner}, not to the process's; not trusted"))
+        } else if changed_s.zip(self.began_s).is_some_and(|(changed, began)| changed + ROUNDING_S < began) {
+            // Containers use the same few numbers again and again.
+            Err("it was last changed before the process began; not trusted".to_owned())
+        } else {
+            files::read_regular(&opened, files::MAX_JIT_MAP_BYTES)
+        };
+        Some((path, content))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn the_map_of_an_earlier_process_is_not_trusted() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let files = TargetFiles::of(child.id() as pid_t);
+        assert!(files.began_s.is_some());
+        let path = format!("/tmp/perf-{}.map", files.own_pid);
+        std::fs::write(&path, "1000 10 f\n").unwrap();
+        let map = File::options().write(true).open(&path).unwrap();
+        let when_changed = |before_now: u64| {
+            map.set_modified(SystemTime::now() - Duration::from_secs(before_now)).unwrap();
+            files.jit_map().map(|(_, content)| content)
+        };
+        let (new, old) = (when_changed(0), when_changed(3600));
+        std::fs::remove_file(&path).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(new, Some(Ok(b"1000 10 f\n".to_vec())));
+        assert_eq!(old, Some(Err("it was last changed before the process began; not trusted".to_owned())));
+    }
+}

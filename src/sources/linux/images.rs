@@ -1,0 +1,116 @@
+//! The code a process has mapped, and the bytes behind it: certain to be the mapped file.
+//!
+//! A path is not enough: the file may have been deleted or replaced since, and belongs
+//! to the target's mount namespace. Device and inode are compared; where a filesystem
+//! shows others through stat(2) than through maps (overlayfs, btrfs), the file's head is
+//! compared with the mapped one.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::{proc, sys};
+use crate::addr::{self, Avma};
+use crate::binary::elf;
+use crate::binary::map;
+use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::error::io_text;
+use crate::sources::Fault;
+
+/// A vDSO is a few pages; more is not one.
+const MAX_VDSO_BYTES: u64 = 1 << 20;
+/// Bytes of a file's head that are compared: ELF header, program headers and notes lie there.
+const HEAD_BYTES: usize = 4096;
+
+/// Reader of a process's mappings, with buffers kept from call to call.
+#[derive(Debug, Default)]
+pub(super) struct Maps {
+    text: Vec<u8>,
+    /// Where the first byte of each file is mapped.
+    heads: HashMap<(u64, u64), Avma>,
+}
+
+impl Maps {
+    /// Reads the executable mappings into `out`.
+    pub(super) fn read(&mut self, pid: pid_t, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.text.clear();
+        File::open(format!("/proc/{pid}/maps"))
+            .and_then(|mut file| file.read_to_end(&mut self.text))
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ESRCH) => Fault::Gone,
+                _ => Fault::Denied(format!("/proc/{pid}/maps: {}", io_text(&error))),
+            })?;
+        out.clear();
+        self.heads.clear();
+        for line in proc::mappings(&self.text) {
+            if line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0 {
+                self.heads.insert(line.mapping.identity, line.mapping.avma.start);
+            }
+            if line.executable {
+                out.push(line.mapping);
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of the image behind a mapping, or the reason why not.
+    pub(super) fn bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
+        match mapping.kind {
+            MappingKind::File => self.file_bytes(pid, mapping),
+            MappingKind::Vdso => vdso_bytes(pid, mapping),
+            MappingKind::Anonymous => Err("no file".to_owned()),
+        }
+    }
+
+    fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
+        let (path, deleted) = proc::without_deleted(&mapping.path);
+        let map = |file: &File| map::map(file).map_err(|error| io_text(&error));
+        let mut reason = "deleted from disk since it was loaded".to_owned();
+        let mut unsure = None;
+        if !deleted {
+            match File::open(format!("/proc/{pid}/root{path}")) {
+                Ok(file) => {
+                    let identity = file.metadata().map(|meta| (meta.dev(), meta.ino()));
+                    if identity.is_ok_and(|identity| identity == mapping.identity) {
+                        return Ok(ImageBytes::new(map(&file)?));
+                    }
+                    unsure = map(&file).ok();
+                    reason = "replaced on disk since it was loaded".to_owned();
+                }
+                Err(error) => reason = io_text(&error),
+            }
+        }
+        // The kernel's own link to the mapped file, name or no name; needs CAP_SYS_ADMIN
+        // or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)). Before the comparison of
+        // heads, which are the same in files of one layout without build ids.
+        let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
+        if let Ok(file) = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")) {
+            return Ok(ImageBytes::new(map(&file)?));
+        }
+        match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes)) {
+            Some(bytes) => Ok(ImageBytes::new(bytes)),
+            None => Err(reason),
+        }
+    }
+
+    fn head_matches(&self, pid: pid_t, mapping: &Mapping, file: &[u8]) -> bool {
+        let Some(head) = self.heads.get(&mapping.identity) else { return false };
+        let mut memory = [0; HEAD_BYTES];
+        let len = sys::read_memory(pid, head.0, &mut memory).unwrap_or(0);
+        elf::same_file(&memory[..len], file)
+    }
+}
+
+fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
+    let len = addr::len(&mapping.avma);
+    if len > MAX_VDSO_BYTES {
+        return Err(format!("{len} bytes of vdso"));
+    }
+    let mut bytes = vec![0; len as usize];
+    let read = sys::read_memory(pid, mapping.avma.start.0, &mut bytes).map_err(|error| io_text(&error))?;
+    bytes.truncate(read);
+    Ok(ImageBytes::new(bytes))
+}

@@ -1,0 +1,202 @@
+//! Whether a thread that was asked to stop was on a CPU at that moment. Input: the
+//! scheduler's figures of the thread before it was asked and while it stands, and how long
+//! the tracer itself had kept its CPU; output: yes or no. No I/O.
+//!
+//! A thread that is ready but not running stops where it was preempted or woken, as soon as
+//! it gets a CPU. That place says nothing of where CPU time goes: threads that wake each
+//! other would all be found in the calls that wake them. No file of /proc says whether a
+//! thread is on a CPU now; what the scheduler counts for each thread says it exactly, but
+//! only afterwards (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
+
+use crate::sources::Activity;
+
+/// The three figures of `/proc/PID/task/TID/schedstat`. Exact for a thread that is on no CPU;
+/// of one that runs, CPU time lags by up to a scheduler tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sched {
+    /// CPU time, nanoseconds.
+    pub(super) cpu_ns: u64,
+    /// Time that it was ready and had no CPU, nanoseconds; counted when it gets one.
+    pub(super) delay_ns: u64,
+    /// Times that it was put on a CPU.
+    pub(super) switches: u64,
+}
+
+/// What is known of a thread that does not wait, from its figures when it was last on no CPU
+/// and those of now. The CPU time of a running thread is written down when it leaves its CPU,
+/// or at a scheduler tick: as long as neither was, nothing but its being put on a CPU shows.
+pub(super) fn ready_or_running(off_cpu: Sched, now: Sched) -> Activity {
+    match now.switches.wrapping_sub(off_cpu.switches) {
+        // A kernel that counts nothing.
+        _ if now.switches == 0 => Activity::Runnable,
+        0 => Activity::Ready,
+        1 if now.cpu_ns == off_cpu.cpu_ns => Activity::Running,
+        _ => Activity::Runnable,
+    }
+}
+
+/// How long the tracer kept the CPU that it slept on last, from being put on it to leaving it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stint {
+    pub(super) kept_ns: u64,
+    /// It came much later than usual after the time that it had asked for.
+    pub(super) late: bool,
+}
+
+/// What interrupts take of a stint counts as waiting for the thread beneath, and as nobody's CPU
+/// time where the kernel tells such time apart.
+const INTERRUPTS_NS: u64 = 1_000;
+
+/// When what happened to a stop, nanoseconds of the engine's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// The look at the thread began.
+    pub(super) looked_ns: u64,
+    /// It was asked to stop.
+    pub(super) asked_ns: u64,
+    /// It was seen to stand.
+    pub(super) seen_ns: u64,
+}
+
+/// More than this is not made up for: threads that are ready for long are not missed at a look.
+const GAP_MAX_NS: u64 = 2_000;
+
+/// Whether a thread was on a CPU when it was asked to stop. `before` was read at the look,
+/// `stopped` while it stands.
+///
+/// - It was put on no CPU in between: it was on one all the time.
+/// - It was put on one once, and has since used more CPU time than passed since it was asked:
+///   it had got there before. Or it got there no longer after than the look lay before: threads
+///   that slept at the look and got a CPU before they could be asked were not asked. What they
+///   did first would be missing; as many that got theirs just after stand for it.
+/// - It was put on one once, after it had waited exactly as long as the tracer kept its CPU:
+///   the tracer took that CPU from it. Not if the tracer came late: then the CPU itself was
+///   held up (asleep, or a virtual one that was not run), and threads that were woken in the
+///   meantime began as late as the tracer did.
+pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: Times, stint: Option<Stint>) -> bool {
+    match stopped.switches.wrapping_sub(before.switches) {
+        0 => true,
+        1 => {
+            let ran_ns = stopped.cpu_ns.saturating_sub(before.cpu_ns);
+            let waited_ns = stopped.delay_ns.saturating_sub(before.delay_ns);
+            let displaced = |stint: Stint| {
+                !stint.late && waited_ns.checked_sub(stint.kept_ns).is_some_and(|more| more <= INTERRUPTS_NS)
+            };
+            let gap_ns = times.asked_ns.saturating_sub(times.looked_ns).min(GAP_MAX_NS);
+            ran_ns.saturating_add(gap_ns) >= times.seen_ns.saturating_sub(times.asked_ns)
+                || stint.is_some_and(displaced)
+        }
+        _ => false,
+    }
+}
+
+/// How late the tracer wakes after the time it asked for, if all is well: a running estimate of
+/// the tenth that is quickest. A CPU that runs a thread takes the timer's interrupt at once; one
+/// that sleeps, or a virtual one that is not run, takes it when it is up again, and with it what
+/// else came in the meantime. On an idle machine that is most wakes, so the middle says nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lateness {
+    quick_ns: u64,
+    seen: u32,
+}
+
+impl Lateness {
+    /// Wakes of which the first ones only teach.
+    const LEARNED_AFTER: u32 = 8;
+
+    /// Takes note of one; whether it is much more than that of the quick ones.
+    pub(super) fn is_unusual(&mut self, late_ns: u64) -> bool {
+        self.seen = self.seen.saturating_add(1);
+        if self.seen <= Self::LEARNED_AFTER {
+            // The smallest of them: what the machine can do.
+            self.quick_ns = if self.seen == 1 { late_ns } else { self.quick_ns.min(late_ns) };
+            return false;
+        }
+        let unusual = 2 * late_ns > 3 * self.quick_ns;
+        let step_ns = self.quick_ns / 256 + 2;
+        self.quick_ns = if late_ns > self.quick_ns {
+            self.quick_ns + step_ns
+        } else {
+            self.quick_ns.saturating_sub(9 * step_ns)
+        };
+        unusual
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: Sched = Sched { cpu_ns: 1_000_000, delay_ns: 500_000, switches: 70 };
+
+    fn after(ran_ns: u64, waited_ns: u64, switches: u64) -> Sched {
+        Sched {
+            cpu_ns: BEFORE.cpu_ns + ran_ns,
+            delay_ns: BEFORE.delay_ns + waited_ns,
+            switches: BEFORE.switches + switches,
+        }
+    }
+
+    fn asked(stopped: Sched, stint: Option<Stint>) -> bool {
+        was_on_cpu(BEFORE, stopped, Times { looked_ns: 8_000, asked_ns: 10_000, seen_ns: 22_000 }, stint)
+    }
+
+    #[test]
+    fn a_thread_that_was_never_switched_was_on_its_cpu() {
+        assert!(asked(after(12_000, 0, 0), None));
+        assert!(asked(after(0, 0, 0), None), "where the kernel counts nothing, nothing speaks against it");
+    }
+
+    #[test]
+    fn a_thread_that_got_a_cpu_only_after_it_was_asked_was_not_on_one() {
+        assert!(!asked(after(3_000, 9_000, 1), None));
+        assert!(asked(after(12_000, 4_000, 1), None), "it got there before it was asked");
+        assert!(asked(after(10_500, 4_000, 1), None), "or as long after as the look lay before");
+        assert!(!asked(after(9_500, 4_000, 1), None));
+        assert!(!asked(after(40_000, 4_000, 2), None), "it was off again");
+    }
+
+    #[test]
+    fn the_thread_that_the_tracer_displaced_was_on_its_cpu() {
+        let stint = Some(Stint { kept_ns: 30_000, late: false });
+        assert!(asked(after(2_000, 30_000, 1), stint));
+        assert!(asked(after(2_000, 30_900, 1), stint), "an interrupt came in between");
+        assert!(!asked(after(2_000, 29_000, 1), stint), "it was woken while the tracer ran");
+        assert!(!asked(after(2_000, 45_000, 1), stint), "it had waited before the tracer came");
+        assert!(!asked(after(2_000, 30_000, 1), Some(Stint { kept_ns: 30_000, late: true })));
+    }
+
+    #[test]
+    fn figures_that_did_not_move_say_that_a_thread_is_ready_and_a_switch_alone_that_it_runs() {
+        assert_eq!(ready_or_running(BEFORE, BEFORE), Activity::Ready);
+        assert_eq!(ready_or_running(BEFORE, after(0, 700, 1)), Activity::Running);
+        assert_eq!(ready_or_running(BEFORE, after(4_000_000, 700, 1)), Activity::Runnable, "or left it");
+        assert_eq!(ready_or_running(BEFORE, after(0, 700, 2)), Activity::Runnable);
+        assert_eq!(ready_or_running(Sched::default(), Sched::default()), Activity::Runnable);
+    }
+
+    #[test]
+    fn half_as_late_again_as_the_quickest_tenth_is_late() {
+        for quick_ns in [3_000, 20_000] {
+            let mut lateness = Lateness::default();
+            let mut late = 0;
+            for step in 0..20_000u64 {
+                // A third of them quick, the others those of a CPU that has to wake up first.
+                let late_ns = quick_ns + step * 7919 % 500 + if step % 3 == 0 { 0 } else { quick_ns };
+                let is_late = lateness.is_unusual(late_ns);
+                assert!(step < 1_000 || step % 3 != 0 || !is_late, "{late_ns} ns for {quick_ns}");
+                late += u32::from(is_late);
+            }
+            assert!(late > 13_000, "{late} of 13,333");
+        }
+    }
+
+    #[test]
+    fn what_is_usual_may_change() {
+        let mut lateness = Lateness::default();
+        for late_ns in [3_000, 50_000] {
+            let late: u32 = (0..4_000).map(|_| u32::from(lateness.is_unusual(late_ns))).sum();
+            assert!(!lateness.is_unusual(late_ns), "{late_ns} ns, {late} times late");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The texts of /proc that the backend reads, parsed: bytes in, values out, no I/O.
+//!
+//! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
+//! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.
+
+use super::on_cpu::Sched;
+use crate::addr::Avma;
+use crate::binary::{Mapping, MappingKind};
+use crate::sources::Activity;
+
+/// `/proc/PID/task/TID/schedstat`.
+pub(super) fn schedstat(text: &[u8]) -> Option<Sched> {
+    let mut fields = text.split(|byte| byte.is_ascii_whitespace()).map(number);
+    Some(Sched { cpu_ns: fields.next()??, delay_ns: fields.next()??, switches: fields.next()?? })
+}
+
+/// A decimal number, without the UTF-8 check of `str::parse`: this runs per thread and tick.
+fn number(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, digit| {
+        let digit = digit.wrapping_sub(b'0');
+        if digit > 9 { None } else { value.checked_mul(10)?.checked_add(digit.into()) }
+    })
+}
+
+/// The state letter of `/proc/PID/stat`, which follows the last `)`: the name before it
+/// may hold anything.
+pub(super) fn stat_state(text: &[u8]) -> Option<u8> {
+    let close = text.iter().rposition(|byte| *byte == b')')?;
+    text.get(close + 2).copied()
+}
+
+/// The CPU that a thread was on last (field 39).
+pub(super) fn stat_cpu(text: &[u8]) -> Option<u32> {
+    let close = text.iter().rposition(|byte| *byte == b')')?;
+    let field = text.get(close + 2..)?.split(|byte| *byte == b' ').nth(39 - 3)?;
+    number(field)?.try_into().ok()
+}
+
+/// When a process began, in seconds since 1970, rounded down: field 22 of `/proc/PID/stat` on
+/// top of the time of boot, `btime` in `/proc/stat`.
+pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
+    /// `USER_HZ`, which is part of the kernel's interface on both processors.
+    const TICKS_PER_SECOND: u64 = 100;
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    let ticks = stat.get(close + 2..)?.split(|byte| *byte == b' ').nth(22 - 3).and_then(number)?;
+    let boot = system.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"btime "))?;
+    number(boot)?.checked_add(ticks / TICKS_PER_SECOND)
+}
+
+/// The stack pointer that the process's first thread began with (field 28), where the
+/// kernel tells (it shows 0 to those who may not trace).
+pub(super) fn stat_start_stack(text: &[u8]) -> Option<Avma> {
+    let close = text.iter().rposition(|byte| *byte == b')')?;
+    // The state is field 3.
+    let field = text.get(close + 2..)?.split(|byte| *byte == b' ').nth(28 - 3)?;
+    number(field).filter(|avma| *avma != 0).map(Avma)
+}
+
+/// Stack pointer and program counter of a waiting thread, the last two fields of
+/// `/proc/PID/task/TID/syscall`; `None` for `running`.
+pub(super) fn waits_at(text: &[u8]) -> Option<(Avma, Avma)> {
+    let text = std::str::from_utf8(text).ok()?;
+    let mut fields = text.split_ascii_whitespace().rev();
+    let mut hex = || u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok().map(Avma);
+    let pc = hex()?;
+    Some((hex()?, pc))
+}
+
+/// What a state letter means for sampling.
+pub(super) fn activity(state: u8) -> Activity {
+    match state {
+        b'R' => Activity::Runnable,
+        // Stopped by job control (T) or by a tracer, which is us (t).
+        b'T' | b't' => Activity::Stopped,
+        _ => Activity::Waiting,
+    }
+}
+
+/// The value of a line `Key:\tvalue` of `/proc/PID/status`.
+pub(super) fn status_value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::trim))
+}
+
+/// A line of `/proc/PID/maps`: the mapping, and whether its code may run.
+pub(super) struct Line {
+    pub(super) mapping: Mapping,
+    pub(super) executable: bool,
+}
+
+/// The lines of `/proc/PID/maps`, in its order (by address). Lines that are not of the
+/// known form are left out.
+pub(super) fn mappings(text: &[u8]) -> impl Iterator<Item = Line> + '_ {
+    text.split(|byte| *byte == b'\n').filter_map(line)
+}
+
+/// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
+fn line(line: &[u8]) -> Option<Line> {
+    let line = String::from_utf8_lossy(line);
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let file_offset = hex(fields.next()?)?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let inode: u64 = fields.next()?.parse().ok()?;
+    let path = unescape(fields.next().unwrap_or_default().trim_start());
+    // vsyscall is one page of emulated entry points above the address space of programs.
+    if path == "[vsyscall]" {
+        return None;
+    }
+    let kind = match () {
+        () if path == "[vdso]" => MappingKind::Vdso,
+        () if inode != 0 && path.starts_with('/') => MappingKind::File,
+        () => MappingKind::Anonymous,
+    };
+    // The kernel's own dev_t encoding, as makedev(3) of the two numbers.
+    let device = libc::makedev(hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?);
+    let avma = Avma(hex(start)?)..Avma(hex(end)?);
+    Some(Line { mapping: Mapping { avma, file_offset, path, kind, identity: (device, inode) }, executable })
+}
+
+/// The kernel writes a newline in a path as `\012`; everything else stands as it is.
+fn unescape(path: &str) -> String {
+    path.replace("\\012", "\n")
+}
+
+/// The path of a mapping without the mark of a file that has no name any more.
+pub(super) fn without_deleted(path: &str) -> (&str, bool) {
+    match path.strip_suffix(" (deleted)") {
+        Some(path) => (path, true),
+        None => (path, false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedstat_is_three_numbers() {
+        let sched = Sched { cpu_ns: 24_551_908, delay_ns: 16_060, switches: 2 };
+        assert_eq!(schedstat(b"24551908 16060 2\n"), Some(sched));
+        assert_eq!(schedstat(b"1 2\n"), None);
+        assert_eq!(schedstat(b""), None);
+        assert_eq!(schedstat(b"99999999999999999999 0 0\n"), None);
+        assert_eq!(schedstat(b"-1 0 0\n"), None);
+    }
+
+    #[test]
+    fn a_name_may_hold_what_looks_like_the_rest_of_the_line() {
+        let mut line = b"4404 (a) R (b) S 1".to_vec();
+        for field in 5..=52 {
+            line.extend(format!(" {field}").bytes());
+        }
+        assert_eq!(stat_state(&line), Some(b'S'));
+        assert_eq!(stat_start_stack(&line), Some(Avma(28)));
+        assert_eq!(stat_cpu(&line), Some(39));
+        assert_eq!(stat_state(b"4404 (a"), None);
+    }
+
+    #[test]
+    fn a_waiting_thread_shows_where() {
+        let text = b"34 0x0 0x0 0x0 0x7f 0x0 0x7f 0x7ffcab0fe1d8 0x7f6562011d17\n";
+        assert_eq!(waits_at(text), Some((Avma(0x7ffc_ab0f_e1d8), Avma(0x7f65_6201_1d17))));
+        assert_eq!(waits_at(b"running\n"), None);
+    }
+
+    #[test]
+    fn a_process_began_some_time_after_boot() {
+        let stat = b"7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12399 27 28";
+        assert_eq!(began_s(stat, b"cpu 1 2\nbtime 1700000000\nprocesses 5\n"), Some(1_700_000_123));
+        assert_eq!(began_s(stat, b"cpu 1 2\n"), None);
+        assert_eq!(began_s(b"7 (a) S 1", b"btime 1700000000\n"), None);
+    }
+
+    #[test]
+    fn status_lines_are_found_by_key() {
+        assert_eq!(status_value("Name:\tx\nTracerPid:\t0\n", "TracerPid"), Some("0"));
+        assert_eq!(status_value("Name:\tx\n", "TracerPid"), None);
+    }
+
+    #[test]
+    fn maps_keep_code_only() {
+        let text = b"55d0c1a00000-55d0c1a21000 r--p 00000000 fe:00 77    /usr/bin/a b\n\
+            55d0c1a21000-55d0c1a41000 r-xp 00021000 fe:00 77    /usr/bin/a b\n\
+            7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
+            7f0000002000-7f0000003000 r-xp 00000000 00:01 9    /memfd:jit (deleted)\n\
+            7ffd1b7d2000-7ffd1b7d4000 r-xp 00000000 00:00 0    [vdso]\n\
+            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0    [vsyscall]\n\
+            nonsense\n";
+        let out: Vec<Mapping> =
+            mappings(text).filter(|line| line.executable).map(|line| line.mapping).collect();
+        let seen: Vec<_> =
+            out.iter().map(|m| (m.avma.start.0, m.file_offset, m.path.as_str(), &m.kind)).collect();
+        assert_eq!(
+            seen,
+            [
+                (0x55d0_c1a2_1000, 0x21000, "/usr/bin/a b", &MappingKind::File),
+                (0x7f00_0000_0000, 0, "", &MappingKind::Anonymous),
+                (0x7f00_0000_2000, 0, "/memfd:jit (deleted)", &MappingKind::File),
+                (0x7ffd_1b7d_2000, 0, "[vdso]", &MappingKind::Vdso),
+            ]
+        );
+        assert_eq!(out[0].identity, (libc::makedev(0xfe, 0), 77));
+        assert_eq!(without_deleted("/x (deleted)"), ("/x", true));
+    }
+}

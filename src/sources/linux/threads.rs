@@ -1,0 +1,177 @@
+//! The threads of a process as /proc shows them: found, looked at, named.
+//!
+//! A look costs one `pread` of a file kept open for a thread that sleeps on, two for one
+//! that runs, three for one that has begun to wait.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use libc::pid_t;
+
+use super::on_cpu::{self, Sched};
+use super::proc;
+use crate::addr::Avma;
+use crate::sources::{Activity, Fault, Look};
+
+/// A stop that was asked for and not yet seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub(super) window_bytes: usize,
+    pub(super) keep_waiting: bool,
+    pub(super) asked_ns: u64,
+    /// When the look before it was asked began.
+    pub(super) looked_ns: u64,
+    /// The scheduler's figures of that look.
+    pub(super) before: Sched,
+    /// Found stopped by job control: it is read as it stands.
+    pub(super) job_control: bool,
+}
+
+/// Whether `/proc/PID/task/TID/wchan` shows `0` for threads that do not wait, and for no other.
+/// It costs a third of reading the state from `stat`, and what passes between a look and a stop
+/// is time in which a thread may stop running; but kernels may hide it, showing `0` always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Wchan {
+    /// No thread that waits was seen yet.
+    #[default]
+    Unknown,
+    Tells,
+    Hidden,
+}
+
+/// A traced thread.
+#[derive(Debug)]
+pub(super) struct Thread {
+    schedstat: File,
+    stat: File,
+    wchan: Option<File>,
+    /// The last look, and the figures that it was made of.
+    last: Option<Look>,
+    looked_ns: u64,
+    sched: Sched,
+    /// The figures when the thread was last seen to be on no CPU: exact.
+    off_cpu: Sched,
+    /// `wchan` was wrong about this thread: the next look reads the state itself.
+    doubted: bool,
+    pub(super) pending: Option<Pending>,
+    pub(super) stack_top: Option<Avma>,
+}
+
+impl Thread {
+    /// Opens a thread's files. Fails with "not found" when `tid` is no thread of `pid`.
+    pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<Thread> {
+        Ok(Thread {
+            schedstat: File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?,
+            stat: File::open(format!("/proc/{pid}/task/{tid}/stat"))?,
+            wchan: File::open(format!("/proc/{pid}/task/{tid}/wchan")).ok(),
+            last: None,
+            looked_ns: 0,
+            sched: Sched::default(),
+            off_cpu: Sched::default(),
+            doubted: false,
+            pending: None,
+            stack_top,
+        })
+    }
+
+    /// The scheduler's figures; also of a thread that has ended and was not reaped.
+    pub(super) fn sched(&self) -> Option<Sched> {
+        sched(&self.schedstat)
+    }
+
+    /// One look from outside, at `now_ns`.
+    pub(super) fn look(&mut self, now_ns: u64, wchan: &mut Wchan) -> Result<Look, Fault> {
+        self.looked_ns = now_ns;
+        let sched = self.sched().ok_or(Fault::ThreadGone)?;
+        let moved = std::mem::replace(&mut self.sched, sched) != sched;
+        // A thread that slept and was not put on a CPU since sleeps still, or has not
+        // used what woke it: no need to ask for its state.
+        if let Some(last) = self.last
+            && last.activity == Activity::Waiting
+            && !moved
+        {
+            return Ok(last);
+        }
+        let activity = match self.activity(wchan)? {
+            Activity::Runnable => on_cpu::ready_or_running(self.off_cpu, sched),
+            other => {
+                self.off_cpu = sched;
+                other
+            }
+        };
+        let look = Look { cpu_ns: sched.cpu_ns, switches: sched.switches, activity };
+        self.last = Some(look);
+        Ok(look)
+    }
+
+    fn activity(&mut self, wchan: &mut Wchan) -> Result<Activity, Fault> {
+        if *wchan == Wchan::Tells && !std::mem::take(&mut self.doubted) && self.waits_nowhere() == Some(true)
+        {
+            return Ok(Activity::Runnable);
+        }
+        let mut buffer = [0; 512];
+        let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
+        let state = proc::stat_state(&buffer[..len]).ok_or(Fault::ThreadGone)?;
+        if *wchan == Wchan::Unknown && state == b'S' {
+            // Zero may also mean that it was woken in this moment: then another one will tell.
+            let waits_nowhere = self.waits_nowhere();
+            let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
+            *wchan = match (waits_nowhere, proc::stat_state(&buffer[..len])) {
+                (Some(false), _) => Wchan::Tells,
+                (_, Some(b'S')) => Wchan::Hidden,
+                _ => Wchan::Unknown,
+            };
+        }
+        Ok(proc::activity(state))
+    }
+
+    /// Whether the kernel knows of no place where the thread waits; `None` if it does not say.
+    fn waits_nowhere(&self) -> Option<bool> {
+        let mut first = [0; 2];
+        let len = self.wchan.as_ref()?.read_at(&mut first, 0).ok()?;
+        Some(first[..len] == *b"0")
+    }
+
+    /// When the last look began, and the figures that it was made of.
+    pub(super) fn looked(&self) -> (u64, Sched) {
+        (self.looked_ns, self.sched)
+    }
+
+    /// The thread stands, with these figures.
+    pub(super) fn stands(&mut self, sched: Sched) {
+        self.off_cpu = sched;
+    }
+
+    /// Takes note that the thread waited, or had ended, though the last look said otherwise.
+    pub(super) fn doubt(&mut self) {
+        self.doubted = true;
+    }
+
+    /// The CPU that the thread is on, or was on last.
+    pub(super) fn cpu(&self) -> Option<u32> {
+        let mut buffer = [0; 512];
+        let len = self.stat.read_at(&mut buffer, 0).ok()?;
+        proc::stat_cpu(&buffer[..len])
+    }
+
+    /// The stack pointer that the process's first thread began with.
+    pub(super) fn start_stack(&self) -> Option<Avma> {
+        let mut buffer = [0; 1024];
+        let len = self.stat.read_at(&mut buffer, 0).ok()?;
+        proc::stat_start_stack(&buffer[..len])
+    }
+}
+
+/// The scheduler's figures from an open `schedstat` of any thread.
+pub(super) fn sched(schedstat: &File) -> Option<Sched> {
+    let mut buffer = [0; 96];
+    let len = schedstat.read_at(&mut buffer, 0).ok()?;
+    proc::schedstat(&buffer[..len])
+}
+
+/// The tids of a process, from `/proc/PID/task`.
+pub(super) fn list(pid: pid_t) -> io::Result<Vec<pid_t>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}

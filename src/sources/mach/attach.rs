@@ -1,0 +1,213 @@
+//! The two beginnings of a recording: taking the port of a running process, and starting
+//! one that waits until it is held.
+
+use std::ffi::OsString;
+
+use super::clock::MachClock;
+use super::kernel::{KernReturn, MachKernel, TaskPort};
+use super::refusal::{self, Facts};
+use super::task::MachTarget;
+use crate::arch::Arch;
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::sources::Process;
+
+/// Tries to take a port while the process may be between two programs, and time between.
+const TRIES: u32 = 4;
+const BETWEEN_TRIES_NS: u64 = 2_000_000;
+/// An upcall to taskgated that was interrupted is asked again this often.
+const INTERRUPTED_TRIES: u32 = 16;
+
+const SIGKILL: i32 = 9;
+/// Of macOS; on Linux it is 18.
+const SIGCONT: i32 = 19;
+
+/// Bits of an address in user space: 64 − 17 on 16 KiB kernels (`machdep.virtual_address_size`).
+const ADDRESS_BITS: i32 = 47;
+
+/// A task that we hold a right to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acquired {
+    pub(super) task: TaskPort,
+    pub(super) pid: i32,
+    pub(super) start_us: u64,
+}
+
+/// Takes the task port of a process. A port that is 0 is a process without task.
+pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Result<Acquired, KernReturn> {
+    let mut taken = kernel.task_for_pid(pid);
+    for _ in 0..INTERRUPTED_TRIES {
+        if taken == Err(KernReturn::Aborted) {
+            taken = kernel.task_for_pid(pid);
+        }
+    }
+    let task = taken.and_then(|task| if task.0 == 0 { Err(KernReturn::Failure) } else { Ok(task) })?;
+    if kernel.pid_for_task(task).is_ok_and(|of| of != pid) {
+        // The process has ended, and its number is another one's.
+        let _ = kernel.port_deallocate(task.0);
+        return Err(KernReturn::Failure);
+    }
+    let start_us = kernel.proc_bsdinfo(pid).map_or(0, |info| info.start_us);
+    Ok(Acquired { task, pid, start_us })
+}
+
+/// Attaches to a running process.
+///
+/// # Errors
+/// [`ErrorKind::Attach`]: why it was refused, and what to do.
+pub(super) fn attach<'k>(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTarget<'k>> {
+    let pid = i32::try_from(pid).map_err(|_| refusal::no_such_process(pid))?;
+    take(kernel, pid, false)
+}
+
+/// Starts a command and attaches to it before its first instruction.
+///
+/// # Errors
+/// [`ErrorKind::Attach`]: why it could not be started or attached to. It then does not run.
+pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
+    let program = command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
+    let pid = kernel.spawn_suspended(command).map_err(|errno| {
+        let error = std::io::Error::from_raw_os_error(errno.0);
+        let next =
+            if error.kind() == std::io::ErrorKind::NotFound { "; check the name or give a path" } else { "" };
+        Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(&error)))
+    })?;
+    let mut waiting = Waiting { kernel, pid: Some(pid) };
+    let target = take(kernel, pid, true)?;
+    waiting.go().map(|()| target)
+}
+
+/// A process that was started and has not run an instruction.
+struct Waiting<'k> {
+    kernel: &'k dyn MachKernel,
+    pid: Option<i32>,
+}
+
+impl Waiting<'_> {
+    /// Lets it run: it was stopped once and is continued once.
+    fn go(&mut self) -> Result<()> {
+        let Some(pid) = self.pid else { return Ok(()) };
+        self.kernel.kill(pid, SIGCONT).map_err(|errno| {
+            let error = io_text(&std::io::Error::from_raw_os_error(errno.0));
+            Error::new(ErrorKind::System, format!("cannot let pid {pid} run: {error}; it was ended"))
+        })?;
+        self.pid = None;
+        Ok(())
+    }
+}
+
+impl Drop for Waiting<'_> {
+    /// A command that could not be attached to would stay stopped for ever.
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid.take() {
+            let _ = self.kernel.kill(pid, SIGKILL);
+            // If it is not yet a zombie, it becomes one of our own end.
+            let _ = self.kernel.wait_ended(pid);
+        }
+    }
+}
+
+fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<MachTarget<'k>> {
+    let mut taken = take_once(kernel, pid, launched);
+    for _ in 1..TRIES {
+        // The port may be that of the program before an exec that came in between.
+        match taken {
+            Ok(Err(_)) => taken = take_once(kernel, pid, launched),
+            taken => return taken?,
+        }
+    }
+    taken?
+}
+
+/// Attaches, unless the task goes while that is done: then what is to be said of it.
+fn take_once<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Result<MachTarget<'k>>> {
+    let facts = refusal::check(kernel, pid)?;
+    let mut taken = acquire_once(kernel, pid);
+    for _ in 1..TRIES {
+        // The same code stands for a process that is between two programs.
+        if taken.as_ref().err() == Some(&KernReturn::Failure)
+            && refusal::may_be_between_programs(kernel, &facts)
+        {
+            let clock = MachClock::new(kernel);
+            clock.wait_until_ns(clock.now_ns().saturating_add(BETWEEN_TRIES_NS));
+            taken = acquire_once(kernel, pid);
+        }
+    }
+    let acquired = taken.map_err(|failed| refusal::explain(kernel, pid, failed))?;
+    // From here on, whatever fails, dropping the target gives the port back.
+    let mut target = MachTarget::new(kernel, acquired, describe(kernel, &facts), launched);
+    refusal::check_task(kernel, acquired.task, &facts)?;
+    if let Err(failed) = target.begin() {
+        return Ok(Err(refusal::cannot_list(kernel, &facts, failed)));
+    }
+    refusal::check_program(kernel, &facts, target.program_cpu_type())?;
+    Ok(Ok(target))
+}
+
+fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
+    let arch = kernel.arch();
+    let bits = match arch {
+        Arch::Aarch64 => kernel.sysctl_i32("machdep.virtual_address_size").ok(),
+        Arch::X86_64 => None,
+    };
+    let bits = bits.filter(|bits| (36..=56).contains(bits)).unwrap_or(ADDRESS_BITS);
+    let cpus = kernel.sysctl_i32("hw.ncpu").ok().and_then(|cpus| usize::try_from(cpus).ok());
+    Process {
+        pid: facts.pid.unsigned_abs(),
+        name: facts.name(),
+        command: command_of(kernel, facts.pid),
+        arch,
+        backend: "mach",
+        // Unknown: any number of threads may run at once.
+        cpus: cpus.filter(|cpus| *cpus > 0).unwrap_or(usize::MAX),
+        code_mask: (1 << bits) - 1,
+        fp_always: arch == Arch::Aarch64,
+        cfi: true,
+        stops_waits_unseen: true,
+        stops_hold_all: true,
+    }
+}
+
+/// Brings the name and the command up to date.
+pub(super) fn rename(kernel: &dyn MachKernel, pid: i32, process: &mut Process) {
+    process.name = Facts::of(kernel, pid).name();
+    process.command = command_of(kernel, pid);
+}
+
+fn command_of(kernel: &dyn MachKernel, pid: i32) -> String {
+    kernel.proc_args(pid).map(|bytes| command_line(&bytes)).unwrap_or_default()
+}
+
+/// The arguments of KERN_PROCARGS2, joined: argc, the path of the program, NULs, argv.
+fn command_line(bytes: &[u8]) -> String {
+    let Some((argc, rest)) = bytes.split_first_chunk::<4>() else { return String::new() };
+    let argc = usize::try_from(i32::from_le_bytes(*argc)).unwrap_or(0);
+    let path_end = rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len());
+    let rest = &rest[path_end..];
+    let first = rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
+    let words = rest[first..].split(|byte| *byte == 0).take(argc).map(String::from_utf8_lossy);
+    words.collect::<Vec<_>>().join(" ").trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_what_follows_the_path() {
+        let mut bytes = 3i32.to_le_bytes().to_vec();
+        bytes.extend(b"/usr/local/bin/work\0\0\0\0work\0-n\0two words\0HOME=/\0");
+        assert_eq!(command_line(&bytes), "work -n two words");
+    }
+
+    #[test]
+    fn a_damaged_command_line_is_cut() {
+        let mut bytes = (-1i32).to_le_bytes().to_vec();
+        assert_eq!(command_line(&bytes), "");
+        bytes.extend(b"/path");
+        assert_eq!((command_line(&bytes), command_line(&bytes[..3])), (String::new(), String::new()));
+        bytes[..4].copy_from_slice(&i32::MAX.to_le_bytes());
+        bytes.extend(b"\0\0a\0b");
+        assert_eq!(command_line(&bytes), "a b");
+    }
+}

@@ -1,0 +1,77 @@
+//! Files of a macOS process: there is one file system for all, and Spotlight's index of dSYMs.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::binary::ImageBytes;
+use crate::binary::files::{self, Files};
+
+/// Most dSYMs that Spotlight is believed to know of one UUID.
+const MAX_KNOWN: usize = 64;
+
+/// The files that a process sees.
+#[derive(Debug)]
+pub(super) struct MacFiles {
+    pid: u32,
+}
+
+impl MacFiles {
+    pub(super) fn new(pid: u32) -> MacFiles {
+        MacFiles { pid }
+    }
+}
+
+impl Files for MacFiles {
+    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+        files::map_regular(Path::new(path))
+    }
+
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        files::modified_s(&std::fs::metadata(path).ok()?)
+    }
+
+    fn list(&self, directory: &str) -> Vec<String> {
+        files::list(Path::new(directory))
+    }
+
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+        let path = format!("/tmp/perf-{}.map", self.pid);
+        match files::open_regular(Path::new(&path)) {
+            Ok(opened) => Some((path, files::read_regular(&opened, files::MAX_JIT_MAP_BYTES))),
+            Err(why) if why == "no such file or directory" => None,
+            Err(why) => Some((path, Err(why))),
+        }
+    }
+
+    /// `mdfind` is Apple's own client of the index, and there is no other interface to it
+    /// without Objective-C. Where it is missing or refuses, nothing is known.
+    fn known_by_uuid(&self, uuid: &[u8]) -> Vec<String> {
+        let Ok(uuid) = <[u8; 16]>::try_from(uuid) else { return Vec::new() };
+        let query = format!("com_apple_xcode_dsym_uuids == {}", dashed(&uuid));
+        let found = Command::new("/usr/bin/mdfind").arg(query).stdin(Stdio::null()).output();
+        let Ok(found) = found else { return Vec::new() };
+        String::from_utf8_lossy(&found.stdout).lines().take(MAX_KNOWN).map(str::to_owned).collect()
+    }
+}
+
+/// A UUID as people write it.
+fn dashed(uuid: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02X}"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dashed;
+
+    #[test]
+    fn uuids_have_their_dashes() {
+        assert_eq!(dashed(b"0123456789abcdef"), "30313233-3435-3637-3839-616263646566");
+    }
+}

@@ -1,0 +1,228 @@
+//! The bytes of an image of the target: its code, and what names its functions.
+//!
+//! An image of the shared cache is in this process, too, at the same address, if both use
+//! the same cache: nothing is copied. Others are read from their file, if its UUID is that
+//! of the loaded image, or else copied from the target's memory, now: it may be gone when
+//! names are asked for. The names of a shared cache are one pool of hundreds of megabytes
+//! for all of its images; of it only the names of the image are copied.
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::dyld::{RemoteImage, SharedCache};
+use super::memory::Memory;
+use crate::binary::macho::fat::{self, Wanted};
+use crate::binary::{ImageBytes, Linkedit, files};
+
+/// Most bytes of one piece of an image that are copied; and of all images together.
+const MAX_PIECE_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 512 << 20;
+/// A larger pool is that of a shared cache or a damaged one: names are fetched each.
+const MAX_POOL_BYTES: u64 = 16 << 20;
+/// Names nearer to each other than this are read at once.
+const GAP_BYTES: u64 = 4096;
+/// A name is cut at this: the end of the last one is not known before it is read.
+const MAX_NAME_BYTES: u64 = 4096;
+
+/// What of the targets' memory was copied so far, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Copied(u64);
+
+/// The bytes of an image, from the best source there is.
+///
+/// # Errors
+/// The reason, for people: why its file was no use, or that memory could not be read.
+pub(super) fn bytes(
+    memory: &Memory<'_>,
+    image: &RemoteImage,
+    cache: Option<SharedCache>,
+    copied: &mut Copied,
+) -> Result<ImageBytes, String> {
+    if image.is_in_shared_cache()
+        && let Some(own) = own_cache(memory, image, cache)
+    {
+        return Ok(own);
+    }
+    match from_file(image) {
+        Ok(bytes) => Ok(bytes),
+        Err(why) => from_memory(memory, image, copied).ok_or(why),
+    }
+}
+
+/// From this process's own shared cache, if it is the target's.
+fn own_cache(memory: &Memory<'_>, image: &RemoteImage, cache: Option<SharedCache>) -> Option<ImageBytes> {
+    let (uuid, base, _) = memory.kernel.own_shared_cache_identity()?;
+    if cache != Some(SharedCache { uuid, base }) {
+        return None;
+    }
+    let own = |at, bytes: u64| memory.kernel.own_shared_cache(at, usize::try_from(bytes).ok()?);
+    let text = own(image.load, image.text_bytes())?;
+    let piece = |range: &Range<u64>| address(image, range).and_then(|at| own(at, range.end - range.start));
+    Some(in_memory(image, text, |range| piece(range).unwrap_or_else(empty)))
+}
+
+/// From its file.
+fn from_file(image: &RemoteImage) -> Result<ImageBytes, String> {
+    if image.path.is_empty() {
+        return Err("its file is not known".to_owned());
+    }
+    if image.macho.encrypted {
+        return Err("its code is encrypted in the file".to_owned());
+    }
+    let bytes = files::map_regular(Path::new(&image.path))?;
+    let macho = &image.macho;
+    let wanted = Wanted { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
+    let chosen = fat::choose(&bytes, &wanted)?;
+    // Without a UUID the load commands tell builds apart.
+    if macho.uuid.is_none() && !chosen.bytes().starts_with(&image.head) {
+        return Err("replaced on disk since it was loaded".to_owned());
+    }
+    Ok(chosen)
+}
+
+/// From the target's memory.
+fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut Copied) -> Option<ImageBytes> {
+    let text = copied.read(memory, image.load, image.text_bytes())?;
+    if !text.starts_with(&image.head) {
+        // It was unloaded, and something else loaded there.
+        return None;
+    }
+    let at = &image.macho.linkedit;
+    let mut linkedit = Linkedit {
+        nlists: empty(),
+        strings: empty(),
+        function_starts: copied.piece(memory, image, &at.function_starts),
+        exports_trie: copied.piece(memory, image, &at.exports_trie),
+    };
+    let nlists = copied.piece(memory, image, &at.nlists);
+    if at.strings.end - at.strings.start <= MAX_POOL_BYTES {
+        linkedit.strings = copied.piece(memory, image, &at.strings);
+        linkedit.nlists = nlists;
+    } else if let Some(pool) = address(image, &at.strings) {
+        let (nlists, names) = with_own_names(nlists.bytes(), |offset, bytes| {
+            copied.read(memory, pool.checked_add(offset)?, bytes)
+        });
+        linkedit.nlists = ImageBytes::new(nlists);
+        linkedit.strings = ImageBytes::new(names);
+    }
+    Some(ImageBytes::new(text).in_memory(image.text_offset(), linkedit))
+}
+
+impl Copied {
+    /// Copies memory as far as it is readable; `None` if nothing is, or enough was copied.
+    fn read(&mut self, memory: &Memory<'_>, at: u64, bytes: u64) -> Option<Vec<u8>> {
+        let bytes = bytes.min(MAX_PIECE_BYTES).min(MAX_BYTES - self.0);
+        let read = memory.bytes(at, usize::try_from(bytes).ok()?).ok().filter(|read| !read.is_empty())?;
+        self.0 += read.len() as u64;
+        Some(read)
+    }
+
+    fn piece(&mut self, memory: &Memory<'_>, image: &RemoteImage, range: &Range<u64>) -> ImageBytes {
+        let read = address(image, range).and_then(|at| self.read(memory, at, range.end - range.start));
+        read.map_or_else(empty, ImageBytes::new)
+    }
+}
+
+fn empty() -> ImageBytes {
+    ImageBytes::new(Vec::new())
+}
+
+/// Where a piece of `__LINKEDIT` is in memory; `None` for an empty one.
+fn address(image: &RemoteImage, range: &Range<u64>) -> Option<u64> {
+    let stated = image.macho.linkedit_svma(range.start).filter(|_| range.start < range.end)?;
+    Some(stated.0.wrapping_add(image.slide()))
+}
+
+fn in_memory(image: &RemoteImage, text: ImageBytes, piece: impl Fn(&Range<u64>) -> ImageBytes) -> ImageBytes {
+    let at = &image.macho.linkedit;
+    let linkedit = Linkedit {
+        nlists: piece(&at.nlists),
+        strings: piece(&at.strings),
+        function_starts: piece(&at.function_starts),
+        exports_trie: piece(&at.exports_trie),
+    };
+    text.in_memory(image.text_offset(), linkedit)
+}
+
+/// Where a symbol table keeps the offset of a symbol's name, and what kind it is
+/// (`nlist_64`, mach-o/nlist.h).
+const NLIST_BYTES: usize = 16;
+const N_STAB: u8 = 0xe0;
+const N_TYPE: u8 = 0x0e;
+const N_SECT: u8 = 0x0e;
+
+/// The symbols of a table that are defined in a section, with a pool of their names alone.
+/// `read` gives bytes of the large pool from an offset on, fewer at its end.
+fn with_own_names(nlists: &[u8], mut read: impl FnMut(u64, u64) -> Option<Vec<u8>>) -> (Vec<u8>, Vec<u8>) {
+    let (nlists, _) = nlists.as_chunks::<NLIST_BYTES>();
+    let offset = |nlist: &[u8; NLIST_BYTES]| u32::from_le_bytes([nlist[0], nlist[1], nlist[2], nlist[3]]);
+    let mut kept: Vec<[u8; NLIST_BYTES]> = nlists
+        .iter()
+        .filter(|nlist| nlist[4] & N_STAB == 0 && nlist[4] & N_TYPE == N_SECT)
+        .copied()
+        .collect();
+    kept.sort_unstable_by_key(offset);
+    let (mut tables, mut names) = (Vec::with_capacity(kept.len() * NLIST_BYTES), vec![0]);
+    let near = |a: &[u8; NLIST_BYTES], b: &[u8; NLIST_BYTES]| u64::from(offset(b) - offset(a)) <= GAP_BYTES;
+    for run in kept.chunk_by_mut(near) {
+        let first = run.first().map_or(0, offset);
+        let length = u64::from(run.last().map_or(0, offset) - first) + MAX_NAME_BYTES;
+        let bytes = read(first.into(), length).unwrap_or_default();
+        for nlist in run {
+            let name = bytes.get((offset(nlist) - first) as usize..).unwrap_or_default();
+            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+            let at = u32::try_from(names.len()).unwrap_or(0);
+            names.extend_from_slice(&name[..name.len().min(MAX_NAME_BYTES as usize)]);
+            names.push(0);
+            nlist[..4].copy_from_slice(&at.to_le_bytes());
+            tables.extend_from_slice(nlist);
+        }
+    }
+    (tables, names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nlist(strx: u32, kind: u8, value: u64) -> [u8; NLIST_BYTES] {
+        let mut nlist = [0; NLIST_BYTES];
+        nlist[..4].copy_from_slice(&strx.to_le_bytes());
+        nlist[4] = kind;
+        nlist[8..].copy_from_slice(&value.to_le_bytes());
+        nlist
+    }
+
+    #[test]
+    fn of_a_large_pool_only_the_names_of_the_image_are_read() {
+        let mut pool = vec![b'x'; 1 << 20];
+        let names: [(usize, &[u8]); 4] =
+            [(10, b"_near\0"), (100, b"_nearer\0"), (700_000, b"_far\0"), (900_000, b"_stab\0")];
+        for (at, name) in names {
+            pool[at..at + name.len()].copy_from_slice(name);
+        }
+        let table =
+            [nlist(700_000, 0x0f, 3), nlist(10, 0x0e, 1), nlist(100, 0x0f, 2), nlist(900_000, 0x24, 4)];
+        let mut read = 0;
+        let (nlists, own) = with_own_names(table.as_flattened(), |offset, bytes| {
+            read += bytes;
+            let from = pool.get(offset as usize..)?;
+            Some(from[..from.len().min(bytes as usize)].to_vec())
+        });
+        let (nlists, rest) = nlists.as_chunks::<NLIST_BYTES>();
+        assert!(rest.is_empty() && read < 20_000, "{read} bytes read");
+        let name = |nlist: &[u8; NLIST_BYTES]| {
+            let at = u32::from_le_bytes([nlist[0], nlist[1], nlist[2], nlist[3]]) as usize;
+            (nlist[8], own[at..].split(|byte| *byte == 0).next().unwrap_or_default().to_vec())
+        };
+        let names: Vec<_> = nlists.iter().map(name).collect();
+        assert_eq!(names, [(1, b"_near".to_vec()), (2, b"_nearer".to_vec()), (3, b"_far".to_vec())]);
+    }
+
+    #[test]
+    fn names_that_cannot_be_read_are_empty() {
+        let table = [nlist(u32::MAX, 0x0f, 1), nlist(5, 0x0f, 2)];
+        let (nlists, own) = with_own_names(table.as_flattened(), |_, _| None);
+        assert_eq!((nlists.len(), own), (32, vec![0, 0, 0]));
+    }
+}

@@ -1,0 +1,146 @@
+//! Where a thread's stack ends, and the copy of what lies between there and the stack
+//! pointer.
+//!
+//! A read past the end of the stack fails as a whole. So its end is found out once for
+//! each thread, while it runs: from its pthread structure, or else from the regions of
+//! the task. A thread that is on another stack (a coroutine's, a signal handler's), or
+//! whose end nobody tells, gets what is readable up to a page end.
+
+use std::ops::Range;
+
+use super::kernel::{Kern, KernReturn};
+use super::memory::Memory;
+use crate::arch::RED_ZONE_BYTES;
+
+/// Distance below the `thread_handle` (the TSD base) of the stack's bounds: `stackaddr`,
+/// the high end, then `stackbottom` (libpthread src/offsets_internal.h; private, so what
+/// is found there is only believed if it is around the stack pointer).
+const BOUNDS_BELOW_HANDLE: u64 = 48;
+/// Larger ones are no stacks: the limit of macOS is 64 MiB for main threads, and threads
+/// with a gigabyte exist in no program that was seen.
+const MAX_STACK_BYTES: u64 = 4 << 30;
+/// VM_MEMORY_STACK (mach/vm_statistics.h).
+const TAG_STACK: u32 = 30;
+/// Regions of one stack that are put together: main stacks are often split in two.
+const MAX_REGIONS: u32 = 64;
+const READABLE: i32 = 1;
+/// A system that refuses to tell of regions is asked this often.
+const REGION_TRIES: u8 = 3;
+
+/// What is known of a thread's stacks.
+#[derive(Debug, Default)]
+pub(super) struct Stack {
+    asked: bool,
+    /// As its pthread structure says.
+    own: Option<Range<u64>>,
+    /// Another one that it was seen on.
+    other: Option<Range<u64>>,
+    regions_refused: u8,
+}
+
+impl Stack {
+    /// Asks the thread's pthread structure, once. `handle` is 0 for a thread without.
+    pub(super) fn ask(&mut self, memory: &Memory<'_>, handle: u64) {
+        if std::mem::replace(&mut self.asked, true) || handle < BOUNDS_BELOW_HANDLE {
+            return;
+        }
+        let Ok([high, low]) = memory.array::<16>(handle - BOUNDS_BELOW_HANDLE).map(words) else { return };
+        if low < high && high - low <= MAX_STACK_BYTES {
+            self.own = Some(low..high);
+        }
+    }
+
+    /// First address after the stack that `sp` is on, where that is known.
+    pub(super) fn limit(&self, sp: u64) -> Option<u64> {
+        let around = |stack: &&Range<u64>| stack.start <= sp && sp <= stack.end;
+        self.own.iter().chain(&self.other).find(around).map(|stack| stack.end)
+    }
+
+    /// Where what code may keep below the stack pointer begins, if that is known to be memory of
+    /// the stack; else the stack pointer.
+    pub(super) fn red_zone(&self, sp: u64) -> u64 {
+        let below = sp.saturating_sub(RED_ZONE_BYTES);
+        let is_own = self.own.as_ref().is_some_and(|own| own.start <= below && sp <= own.end);
+        if is_own { below } else { sp }
+    }
+
+    /// Fills `into` from `sp` up, and cuts it to what there is. The thread must stand.
+    pub(super) fn copy(&mut self, memory: &Memory<'_>, sp: u64, into: &mut Vec<u8>) -> Kern<()> {
+        let limit = self.limit(sp).unwrap_or(u64::MAX);
+        into.truncate(usize::try_from(limit - sp).unwrap_or(usize::MAX));
+        if into.is_empty() {
+            return Ok(());
+        }
+        let failed = match memory.exact(sp, into) {
+            Err(
+                failed @ (KernReturn::InvalidAddress
+                | KernReturn::ProtectionFailure
+                | KernReturn::MemoryError),
+            ) => failed,
+            other => return other,
+        };
+        // What was believed of its end is wrong, or nothing was known.
+        *self = Stack { asked: true, own: None, other: None, ..*self };
+        let readable = readable(memory, sp, into).ok_or(failed)?;
+        into.truncate(readable);
+        self.other = Some(memory.page_start(sp)..sp + readable as u64);
+        Ok(())
+    }
+
+    /// Asks the system where the stack ends that `sp` was found on; the thread may run.
+    pub(super) fn learn(&mut self, memory: &Memory<'_>, sp: u64) {
+        if self.limit(sp).is_some() || self.regions_refused >= REGION_TRIES {
+            return;
+        }
+        let Ok(first) = memory.region(sp) else {
+            self.regions_refused += 1;
+            return;
+        };
+        let mut end = first.address.saturating_add(first.size);
+        if first.address > sp || end <= sp || first.protection & READABLE == 0 {
+            return;
+        }
+        for _ in 1..MAX_REGIONS {
+            // It tells of the next region if there is none at the address.
+            let above = memory.region(end).ok().filter(|above| {
+                above.address == end && above.protection & READABLE != 0 && above.user_tag == TAG_STACK
+            });
+            let Some(above) = above.filter(|above| above.size > 0 && first.user_tag == TAG_STACK) else {
+                break;
+            };
+            end = end.saturating_add(above.size);
+        }
+        self.other = Some(first.address..end);
+    }
+}
+
+/// How much of `into` is readable from `sp` up, by halves, in whole pages from the first
+/// page end on; it is then filled so far.
+fn readable(memory: &Memory<'_>, sp: u64, into: &mut [u8]) -> Option<usize> {
+    let first = usize::try_from(memory.page_end(sp) - sp).ok()?;
+    let page_bytes = usize::try_from(memory.page_bytes()).ok()?;
+    // `pages` after the first: all of them are known to fail.
+    let mut fails = into.len().saturating_sub(first).div_ceil(page_bytes);
+    let mut works = None;
+    if fails == 0 {
+        return None;
+    }
+    let mut pages = 0;
+    loop {
+        let length = first + pages * page_bytes;
+        match memory.exact(sp, into.get_mut(..length)?) {
+            Ok(()) => works = Some(pages),
+            Err(_) => fails = pages,
+        }
+        let begin = works.map_or(0, |works| works + 1);
+        if begin >= fails {
+            return works.map(|pages| first + pages * page_bytes);
+        }
+        pages = begin + (fails - begin) / 2;
+    }
+}
+
+fn words(bytes: [u8; 16]) -> [u64; 2] {
+    let (low, high) = bytes.split_at(8);
+    [low, high].map(|word| word.try_into().map_or(0, u64::from_le_bytes))
+}

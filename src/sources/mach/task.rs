@@ -1,0 +1,407 @@
+//! A task that is sampled: its threads, the stops, and what happens to it.
+//!
+//! Nothing tells of threads that come and go, of exec or of exit: they are found by
+//! listing the threads before ticks (see `polls.rs`). How threads are stopped and copied is
+//! in `stops.rs`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::attach::{self, Acquired};
+use super::clock::MachClock;
+use super::dyld::Dyld;
+use super::files::MacFiles;
+use super::images::{self, Copied};
+use super::jit::Jit;
+use super::kernel::{KernReturn, MachKernel, TaskPort};
+use super::memory::Memory;
+use super::polls::Polls;
+use super::queues::{self, LabelOffset};
+use super::refusal;
+use super::stops::{Asked, Stops};
+use super::threads::{Threads, is_gone};
+use crate::addr::Avma;
+use crate::binary::macho::{MachO, export};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::clock::Clock;
+use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Process, Target, ThreadId};
+
+/// How long a process without task is taken to be on its way through exec or exit.
+const BETWEEN_TASKS_NS: u64 = 1_000_000_000;
+
+/// A process that is sampled through its task port.
+pub struct MachTarget<'k> {
+    pub(super) kernel: &'k dyn MachKernel,
+    pub(super) clock: MachClock<'k>,
+    pub(super) process: Process,
+    pid: i32,
+    /// When the process was started; 0 if that is not told.
+    start_us: u64,
+    pub(super) task: TaskPort,
+    pub(super) memory: Memory<'k>,
+    pub(super) threads: Threads,
+    pub(super) dyld: Dyld,
+    pub(super) jit: Jit,
+    copied: Copied,
+    /// `None`: not looked for yet.
+    label_offset: Option<Option<LabelOffset>>,
+    /// What [`Target::next`] will say: events before stops.
+    pub(super) events: VecDeque<Event>,
+    pub(super) stops: Stops,
+    polls: Polls,
+    /// Since when the process has no task that we could have.
+    pub(super) taskless_ns: Option<u64>,
+    launched: bool,
+    ended: bool,
+}
+
+impl<'k> MachTarget<'k> {
+    pub(super) fn new(
+        kernel: &'k dyn MachKernel,
+        acquired: Acquired,
+        process: Process,
+        launched: bool,
+    ) -> MachTarget<'k> {
+        MachTarget {
+            kernel,
+            clock: MachClock::new(kernel),
+            pid: acquired.pid,
+            start_us: acquired.start_us,
+            process,
+            task: acquired.task,
+            memory: Memory::new(kernel, acquired.task),
+            threads: Threads::default(),
+            dyld: Dyld::default(),
+            jit: Jit::default(),
+            copied: Copied::default(),
+            label_offset: None,
+            events: VecDeque::new(),
+            stops: Stops::default(),
+            polls: Polls::default(),
+            taskless_ns: None,
+            launched,
+            ended: false,
+        }
+    }
+
+    /// Lists threads and images for the first time.
+    ///
+    /// # Errors
+    /// What the kernel said to listing the threads.
+    pub(super) fn begin(&mut self) -> Result<(), KernReturn> {
+        let now_ns = self.clock.now_ns();
+        let threads = self.threads.list(self.kernel, self.task, now_ns, || false)?.started.len() as u64;
+        let listed_ns = self.clock.now_ns();
+        self.polls.end(now_ns, listed_ns, true);
+        // A call for each thread, the list, and its memory.
+        self.stops.expect_calls_of(listed_ns.saturating_sub(now_ns) / (threads + 2));
+        // What cannot be read now is read later.
+        let _ = self.dyld.refresh(&self.memory, self.pid, now_ns);
+        Ok(())
+    }
+
+    /// The clock that [`Target::next`] waits by.
+    #[must_use]
+    pub fn clock(&self) -> MachClock<'k> {
+        self.clock
+    }
+
+    /// The processor that the program was compiled for, where its header could be read.
+    pub(super) fn program_cpu_type(&self) -> Option<u32> {
+        const EXECUTE: u32 = 2;
+        let images = self.dyld.images().iter();
+        images.map(|image| &image.macho).find(|macho| macho.file_type == EXECUTE).map(|macho| macho.cpu_type)
+    }
+
+    /// Finds out what happened since the last time, or goes on with that. A tick is due at
+    /// `tick_ns`, which is not kept waiting for long.
+    fn poll(&mut self, tick_ns: u64) {
+        let begun_ns = self.clock.now_ns();
+        let pause_ns = self.polls.begin(begun_ns, tick_ns);
+        let done = self.poll_until(begun_ns, pause_ns);
+        self.polls.end(begun_ns, self.clock.now_ns(), done);
+    }
+
+    /// True if all was found out before `pause_ns`.
+    fn poll_until(&mut self, now_ns: u64, pause_ns: u64) -> bool {
+        if self.taskless_ns.is_some() {
+            self.task_lost();
+            return true;
+        }
+        match self.list_threads(now_ns, pause_ns) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            // 5: the task is inactive (osfmk/kern/task.c, task_threads_internal).
+            Err(failed) if is_gone(failed) || failed == KernReturn::Failure => {
+                self.task_lost();
+                return true;
+            }
+            // Not this time; the known threads stand.
+            Err(_) => {}
+        }
+        if self.dyld.has_changed(&self.memory) {
+            self.events.push_back(Event::ImagesChanged);
+        }
+        true
+    }
+
+    /// Lists the threads until `pause_ns`, and tells which came and went; true if the list is
+    /// done.
+    fn list_threads(&mut self, now_ns: u64, pause_ns: u64) -> Result<bool, KernReturn> {
+        let clock = self.clock;
+        let changes = self.threads.list(self.kernel, self.task, now_ns, || clock.now_ns() >= pause_ns)?;
+        for thread in changes.started {
+            self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+        }
+        for thread in changes.ended {
+            self.stops.forget(thread);
+            self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
+        }
+        Ok(changes.done)
+    }
+
+    /// The task port is dead: the process has ended, or begun another program.
+    fn task_lost(&mut self) {
+        let now_ns = self.clock.now_ns();
+        let since_ns = *self.taskless_ns.get_or_insert(now_ns);
+        match attach::acquire_once(self.kernel, self.pid) {
+            Ok(acquired) if acquired.task == self.task => {
+                // Still the same one, on its way out, or it was a mistake.
+                let _ = self.kernel.port_deallocate(acquired.task.0);
+                if self.list_threads(now_ns, u64::MAX).is_ok() {
+                    self.taskless_ns = None;
+                    return;
+                }
+            }
+            Ok(acquired) => {
+                let another =
+                    self.start_us != 0 && acquired.start_us != 0 && acquired.start_us != self.start_us;
+                if another {
+                    // Another process that got the same number.
+                    let _ = self.kernel.port_deallocate(acquired.task.0);
+                    return self.exited();
+                }
+                if self.exec(&acquired) {
+                    return;
+                }
+            }
+            Err(_) => {}
+        }
+        // A child's status is told a moment after its task has gone.
+        let status = if self.launched { self.wait_status() } else { None };
+        let overdue = now_ns.saturating_sub(since_ns) >= BETWEEN_TASKS_NS;
+        if status.is_some() || overdue || !self.launched && refusal::has_ended(self.kernel, self.pid) {
+            self.end(status.unwrap_or(ExitStatus::Unknown));
+        }
+    }
+
+    fn exited(&mut self) {
+        let status = if self.launched { self.wait_status() } else { None };
+        self.end(status.unwrap_or(ExitStatus::Unknown));
+    }
+
+    fn end(&mut self, status: ExitStatus) {
+        self.ended = true;
+        self.stops.answer_asked("process ended before it was stopped");
+        self.events.push_back(Event::Exited(status));
+    }
+
+    /// How our child ended, if it has.
+    fn wait_status(&self) -> Option<ExitStatus> {
+        match self.kernel.wait_ended(self.pid) {
+            Ok(Some(status)) => Some(exit_status(status)),
+            Ok(None) => None,
+            // Somebody else has taken the status.
+            Err(_) => Some(ExitStatus::Unknown),
+        }
+    }
+
+    /// The process runs another program, in another task; false if that has not begun.
+    fn exec(&mut self, acquired: &Acquired) -> bool {
+        if refusal::is_translated(self.kernel, self.pid) {
+            // Its stacks would be wrong: the recording ends with what it has.
+            let _ = self.kernel.port_deallocate(acquired.task.0);
+            self.ended = true;
+            self.events.push_back(Event::Terminate);
+            return true;
+        }
+        let now_ns = self.clock.now_ns();
+        let mut threads = Threads::default();
+        let listed = threads.list(self.kernel, acquired.task, now_ns, || false);
+        let mut started = listed.map(|changes| changes.started).unwrap_or_default().into_iter();
+        let Some(thread) = started.next() else {
+            // It has not begun: the next poll asks again.
+            threads.clear(self.kernel);
+            let _ = self.kernel.port_deallocate(acquired.task.0);
+            return false;
+        };
+        self.stops.answer_asked("the program was replaced before it was stopped");
+        if self.launched && !self.dyld.is_settled() {
+            // What was started is the command only now.
+            attach::rename(self.kernel, self.pid, &mut self.process);
+        }
+        self.release();
+        self.task = acquired.task;
+        self.memory = Memory::new(self.kernel, acquired.task);
+        self.threads = threads;
+        self.dyld = Dyld::default();
+        self.jit = Jit::default();
+        self.label_offset = None;
+        self.taskless_ns = None;
+        self.events.push_back(Event::Exec { thread, stack_top: None });
+        for thread in started {
+            self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+        }
+        true
+    }
+
+    /// Gives all rights to the task and its threads back.
+    fn release(&mut self) {
+        self.threads.clear(self.kernel);
+        let _ = self.kernel.port_deallocate(self.task.0);
+    }
+
+    /// Where labels of dispatch queues are, looked for once there is a libdispatch.
+    fn label_offset(&mut self) -> Option<LabelOffset> {
+        if let Some(known) = self.label_offset {
+            return known;
+        }
+        let image = self.dyld.images().iter().find(|image| image.path.ends_with(queues::LIBRARY))?;
+        let bytes = images::bytes(&self.memory, image, self.dyld.shared_cache(), &mut self.copied).ok();
+        let offsets = bytes.and_then(|bytes| exported(&bytes, queues::OFFSETS_SYMBOL));
+        let offset =
+            offsets.and_then(|offset| queues::label_offset(&self.memory, image.load.wrapping_add(offset)));
+        self.label_offset = Some(offset);
+        offset
+    }
+}
+
+/// Bytes from an image's header to a symbol that it exports.
+fn exported(image: &ImageBytes, name: &[u8]) -> Option<u64> {
+    if let Some(linkedit) = image.linkedit() {
+        return export::find(linkedit.exports_trie.bytes(), name);
+    }
+    let range = MachO::parse(image.bytes()).ok()?.linkedit.exports_trie;
+    let (start, end) = (usize::try_from(range.start).ok()?, usize::try_from(range.end).ok()?);
+    export::find(image.bytes().get(start..end)?, name)
+}
+
+/// A wait status (bsd/sys/wait.h).
+fn exit_status(status: i32) -> ExitStatus {
+    match status & 0x7f {
+        0 => ExitStatus::Code(status >> 8 & 0xff),
+        signal => ExitStatus::Signal(signal),
+    }
+}
+
+impl Target for MachTarget<'_> {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(MacFiles::new(self.process.pid))
+    }
+
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        out.clear();
+        out.extend(self.threads.ids().into_iter().map(|id| (id, None)));
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        let look = self.threads.look(self.kernel, thread, self.clock.now_ns());
+        if look == Err(Fault::ThreadGone) {
+            self.polls.hurry();
+        }
+        look
+    }
+
+    fn stops_at_once(&self) -> usize {
+        self.stops.at_once()
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        if self.threads.get_mut(thread).is_none() {
+            return Err(Fault::ThreadGone);
+        }
+        self.stops.ask(Asked { thread, window_bytes, keep_waiting });
+        Ok(())
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        // However long a poll takes, after `until_ns` there is one at most.
+        let mut polled_late = false;
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            if let Some((thread, outcome)) = self.stops.take(capture) {
+                return Ok(Event::Stopped { thread, outcome });
+            }
+            if self.ended {
+                return Err(Fault::Gone);
+            }
+            if self.stops.are_asked() {
+                self.capture_asked();
+                continue;
+            }
+            if until_ns == 0 {
+                return Ok(Event::Timeout);
+            }
+            let now_ns = self.clock.now_ns();
+            if now_ns >= until_ns && (polled_late || !self.polls.is_due(now_ns)) {
+                return Ok(Event::Timeout);
+            }
+            let due_ns = until_ns.min(self.polls.due_between_ticks_ns());
+            if now_ns < due_ns {
+                self.clock.wait_until_ns(due_ns);
+                continue;
+            }
+            self.poll(until_ns);
+            polled_late = self.clock.now_ns() >= until_ns;
+        }
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        if let Some(name) = self.threads.name(self.kernel, thread) {
+            return Some(name);
+        }
+        let label = self.label_offset().and_then(|offset| {
+            let thread = self.threads.get_mut(thread)?;
+            queues::label(&self.memory, thread, offset)
+        });
+        label.or_else(|| self.threads.is_first(thread).then(|| "main thread".to_owned()))
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.dyld.refresh(&self.memory, self.pid, self.clock.now_ns())?;
+        out.clear();
+        out.extend(self.dyld.images().iter().filter_map(|image| {
+            let end = image.load.checked_add(image.text_bytes())?;
+            Some(Mapping {
+                avma: Avma(image.load)..Avma(end),
+                file_offset: image.text_offset(),
+                path: image.path.clone(),
+                kind: MappingKind::File,
+                identity: image.identity(),
+            })
+        }));
+        self.jit.add_to(&self.dyld, out);
+        Ok(())
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        let image = self.dyld.image_at(mapping.avma.start.0).ok_or("unloaded in the meantime")?;
+        images::bytes(&self.memory, image, self.dyld.shared_cache(), &mut self.copied)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.memory.some(from.0, into).map_err(|_| Fault::Transient("memory could not be read"))
+    }
+}
+
+impl Drop for MachTarget<'_> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

@@ -1,0 +1,296 @@
+//! The threads of a task: which there are, and what each did since it was last looked at.
+//!
+//! A list is an array in our memory and a reference to a port for each thread: the array
+//! is given back at once, and so is every reference beyond the one that is kept for each
+//! thread that is known. While that one is kept its name stands for the same thread; once
+//! given back it may stand for another one. So a thread is known by its `thread_id`.
+//! Each of them takes a call, so a list is gone through in pieces (see `polls.rs`).
+
+use hashbrown::HashMap;
+
+use super::kernel::{Kern, KernReturn, MachKernel, TaskPort, ThreadPort};
+use super::stack::Stack;
+use crate::sources::{Activity, Fault, Look, ThreadId};
+
+/// Counts of the flavors, in words (see `layout.rs`).
+const BASIC_COUNT: u32 = 10;
+const IDENTIFIER_COUNT: u32 = 6;
+const EXTENDED_COUNT: u32 = 28;
+
+/// TH_STATE_* (osfmk/mach/thread_info.h).
+const RUNNING: i32 = 1;
+const STOPPED: i32 = 2;
+
+/// While no thread has used any CPU time for this long, a system is not yet taken for one
+/// that does not tell CPU times, nanoseconds.
+const SILENT_NS: u64 = 10_000_000;
+
+/// Whether a failure means that the task or thread has gone: its port is dead (as a
+/// message's destination, or converted to nothing) or it is being terminated.
+pub(super) fn is_gone(failed: KernReturn) -> bool {
+    matches!(failed, KernReturn::InvalidArgument | KernReturn::Terminated | KernReturn::SendInvalidDest)
+}
+
+/// What the system tells of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) user_ns: u64,
+    pub(super) system_ns: u64,
+    run_state: i32,
+}
+
+impl Told {
+    #[cfg(test)]
+    pub(super) fn new(user_ns: u64, system_ns: u64, is_runnable: bool) -> Told {
+        Told { user_ns, system_ns, run_state: if is_runnable { RUNNING } else { STOPPED } }
+    }
+
+    /// CPU time: exact for a thread that is on no CPU, as all are while their task is held.
+    pub(super) fn cpu_ns(&self) -> u64 {
+        self.user_ns.saturating_add(self.system_ns)
+    }
+
+    /// Whether it is on a CPU or ready for one.
+    pub(super) fn is_runnable(&self) -> bool {
+        self.run_state == RUNNING
+    }
+}
+
+fn told(kernel: &dyn MachKernel, port: ThreadPort, looks_are_answered: bool) -> Kern<Told> {
+    let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| Told {
+        user_ns: info.user_ns,
+        system_ns: info.system_ns,
+        run_state: info.run_state,
+    });
+    basic.or_else(|failed| match failed {
+        KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
+        KernReturn::InvalidArgument if looks_are_answered => Err(failed),
+        // The same facts by another way, should a system refuse the first.
+        _ => kernel.thread_extended_info(port, EXTENDED_COUNT).map(|info| Told {
+            user_ns: info.user_ns,
+            system_ns: info.system_ns,
+            run_state: info.run_state,
+        }),
+    })
+}
+
+/// A thread that is known.
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub(super) port: ThreadPort,
+    /// TSD base, 0 if the thread has no pthread or the system does not tell.
+    pub(super) handle: u64,
+    /// Where the target keeps the pointer to its dispatch queue.
+    pub(super) dispatch_qaddr: u64,
+    pub(super) stack: Stack,
+    /// Its port was told to be dead; the next list is without it.
+    pub(super) has_gone: bool,
+    /// The list that it was last in.
+    listed: u64,
+    looked_ns: u64,
+    /// Time in which it was seen running, by looks alone.
+    seen_running_ns: u64,
+}
+
+/// What a list changed, in the order of creation and of numbers.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) started: Vec<ThreadId>,
+    /// Told once the list is done.
+    pub(super) ended: Vec<ThreadId>,
+    /// Whether the whole list was gone through.
+    pub(super) done: bool,
+}
+
+/// The threads of a task.
+#[derive(Default)]
+pub(super) struct Threads {
+    by_id: HashMap<ThreadId, Thread>,
+    by_port: HashMap<ThreadPort, ThreadId>,
+    /// The one that the task began with, if it was there when the task was first listed.
+    first: Option<ThreadId>,
+    lists: u64,
+    /// The list in hand: each port in it from `next` on is a reference to be given back.
+    ports: Vec<ThreadPort>,
+    next: usize,
+    listing: bool,
+    /// Whether any thread was ever told to have a number.
+    ids_are_told: bool,
+    /// Whether any thread was ever told to have used CPU time.
+    times_are_told: bool,
+    first_look_ns: Option<u64>,
+    /// Whether a look was ever answered: then a refusal means that the thread has gone.
+    looks_are_answered: bool,
+}
+
+impl Threads {
+    /// Lists the threads, or goes on with the list in hand, until `pause` says so; at least
+    /// one thread is gone through. On a failure nothing changes.
+    pub(super) fn list(
+        &mut self,
+        kernel: &dyn MachKernel,
+        task: TaskPort,
+        now_ns: u64,
+        mut pause: impl FnMut() -> bool,
+    ) -> Kern<Changes> {
+        if !self.listing {
+            self.ports.clear();
+            let array = kernel.task_threads(task, &mut self.ports)?;
+            if array.address != 0 && array.size != 0 {
+                // Were it refused, nothing else could be done either; so below.
+                let _ = kernel.vm_deallocate(array);
+            }
+            self.ports.retain(|port| port.0 != 0);
+            (self.lists, self.next, self.listing) = (self.lists + 1, 0, true);
+        }
+        let mut changes = Changes::default();
+        while let Some(port) = self.ports.get(self.next).copied() {
+            self.next += 1;
+            changes.started.extend(self.listed(kernel, port, now_ns));
+            if self.next < self.ports.len() && pause() {
+                return Ok(changes);
+            }
+        }
+        (self.listing, changes.done) = (false, true);
+        let last = self.lists;
+        let gone = self.by_id.iter().filter(|(_, thread)| thread.listed != last).map(|(id, _)| *id);
+        changes.ended.extend(gone);
+        // The table has no order of its own.
+        changes.ended.sort_unstable();
+        changes.ended.iter().for_each(|id| self.forget(kernel, *id));
+        Ok(changes)
+    }
+
+    /// Takes one reference to a listed thread's port; its number if it is new.
+    fn listed(&mut self, kernel: &dyn MachKernel, port: ThreadPort, now_ns: u64) -> Option<ThreadId> {
+        if let Some(thread) = self.by_port.get(&port).and_then(|id| self.by_id.get_mut(id)) {
+            thread.listed = self.lists;
+            thread.has_gone = false;
+            let _ = kernel.port_deallocate(port.0);
+            return None;
+        }
+        let (id, handle, dispatch_qaddr) = match kernel.thread_identifier_info(port, IDENTIFIER_COUNT) {
+            Ok(info) if info.thread_id != 0 => (info.thread_id, info.thread_handle, info.dispatch_qaddr),
+            Err(failed) if self.ids_are_told || is_gone(failed) && failed != KernReturn::InvalidArgument => {
+                let _ = kernel.port_deallocate(port.0);
+                return None;
+            }
+            // Nobody tells: while its reference is kept, the name is as good.
+            _ => (port.0.into(), 0, 0),
+        };
+        self.ids_are_told |= id != u64::from(port.0) || handle != 0;
+        let id = ThreadId(id);
+        if let Some(thread) = self.by_id.get_mut(&id) {
+            thread.listed = self.lists;
+            let _ = kernel.port_deallocate(port.0);
+            return None;
+        }
+        let (listed, stack) = (self.lists, Stack::default());
+        let thread = Thread {
+            port,
+            handle,
+            dispatch_qaddr,
+            stack,
+            has_gone: false,
+            listed,
+            looked_ns: now_ns,
+            seen_running_ns: 0,
+        };
+        self.by_id.insert(id, thread);
+        self.by_port.insert(port, id);
+        if self.lists == 1 && self.first.is_none() {
+            self.first = Some(id);
+        }
+        Some(id)
+    }
+
+    fn forget(&mut self, kernel: &dyn MachKernel, id: ThreadId) {
+        if let Some(thread) = self.by_id.remove(&id) {
+            self.by_port.remove(&thread.port);
+            // The same for a dead name as for a right.
+            let _ = kernel.port_deallocate(thread.port.0);
+        }
+    }
+
+    /// Gives all references back.
+    pub(super) fn clear(&mut self, kernel: &dyn MachKernel) {
+        let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
+        ids.sort_unstable();
+        ids.into_iter().for_each(|id| self.forget(kernel, id));
+        if self.listing {
+            for port in self.ports.drain(self.next..) {
+                let _ = kernel.port_deallocate(port.0);
+            }
+        }
+        *self = Threads::default();
+    }
+
+    pub(super) fn get_mut(&mut self, id: ThreadId) -> Option<&mut Thread> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub(super) fn is_first(&self, id: ThreadId) -> bool {
+        self.first == Some(id)
+    }
+
+    /// All that are known, by number.
+    pub(super) fn ids(&self) -> Vec<ThreadId> {
+        let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// What a thread does, and the CPU time it used. It must not be suspended by us: that
+    /// hides whether it waits.
+    pub(super) fn look(&mut self, kernel: &dyn MachKernel, id: ThreadId, now_ns: u64) -> Result<Look, Fault> {
+        let thread = self.by_id.get_mut(&id).filter(|thread| !thread.has_gone).ok_or(Fault::ThreadGone)?;
+        let info = told(kernel, thread.port, self.looks_are_answered);
+        let (told_ns, run_state) = match info {
+            Ok(told) => (told.cpu_ns(), told.run_state),
+            Err(failed)
+                if is_gone(failed) && (self.looks_are_answered || failed != KernReturn::InvalidArgument) =>
+            {
+                thread.has_gone = true;
+                return Err(Fault::ThreadGone);
+            }
+            Err(_) if self.looks_are_answered => return Err(Fault::Transient("not told what a thread does")),
+            // A system that tells nothing of threads: then all of them may run.
+            Err(_) => (0, RUNNING),
+        };
+        self.looks_are_answered |= info.is_ok();
+        self.times_are_told |= told_ns > 0;
+        let first_look_ns = *self.first_look_ns.get_or_insert(now_ns);
+        if run_state == RUNNING {
+            thread.seen_running_ns += now_ns.saturating_sub(thread.looked_ns);
+        }
+        thread.looked_ns = now_ns;
+        // Where CPU times are always zero, the state alone decides.
+        let silent = !self.times_are_told && now_ns.saturating_sub(first_look_ns) >= SILENT_NS;
+        Ok(Look {
+            cpu_ns: if silent { thread.seen_running_ns } else { told_ns },
+            switches: 0,
+            activity: match run_state {
+                RUNNING => Activity::Runnable,
+                STOPPED => Activity::Stopped,
+                _ => Activity::Waiting,
+            },
+        })
+    }
+
+    /// What is told of a thread around a stop; `None` where it cannot be relied on: nothing
+    /// is told, or CPU times are always zero.
+    pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<Told> {
+        let (is_told, are_answered) = (self.times_are_told, self.looks_are_answered);
+        let thread = self.by_id.get_mut(&id).filter(|thread| is_told && !thread.has_gone)?;
+        let told = told(kernel, thread.port, are_answered);
+        thread.has_gone = told.is_err_and(is_gone);
+        told.ok()
+    }
+
+    /// A thread's own name, if it has one.
+    pub(super) fn name(&self, kernel: &dyn MachKernel, id: ThreadId) -> Option<String> {
+        let thread = self.by_id.get(&id).filter(|thread| !thread.has_gone)?;
+        let info = kernel.thread_extended_info(thread.port, EXTENDED_COUNT).ok()?;
+        Some(info.name).filter(|name| !name.is_empty())
+    }
+}

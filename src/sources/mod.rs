@@ -1,0 +1,314 @@
+//! A target: a process that can be sampled. The only place with OS calls and `unsafe`.
+//!
+//! One written trait, [`Target`], and a backend per source: `linux` (ptrace),
+//! `sim` (seeded, with injected faults; compiled everywhere). A backend stops a
+//! thread, takes its registers and the bytes of its stack, and lets it run again —
+//! as one operation ([`Target::next`] does not return while a captured thread still
+//! stands), so that no caller can forget the last step. It never walks, names or
+//! aggregates anything.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::addr::Avma;
+use crate::arch::{Arch, Registers};
+use crate::binary::{Files, ImageBytes, Mapping, NoFiles};
+
+#[cfg(target_os = "linux")]
+pub mod linux;
+pub mod mach;
+pub mod sim;
+
+/// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
+/// `None` if it is none, and where there is no Swift runtime to ask.
+#[must_use]
+pub fn swift_demangle(name: &str) -> Option<String> {
+    #[cfg(target_vendor = "apple")]
+    return mach::swift::demangle(name);
+    #[cfg(not(target_vendor = "apple"))]
+    {
+        let _ = name;
+        None
+    }
+}
+
+/// A thread of a target: the system's own number for it (Linux tid, Mach `thread_id`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(pub u64);
+
+/// What is known of a target from the moment of attaching.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Short name, as `ps` shows it.
+    pub name: String,
+    /// Command line, arguments joined by spaces; empty when not known.
+    pub command: String,
+    /// Instruction set.
+    pub arch: Arch,
+    /// Name of the backend: `ptrace`, `sim`.
+    pub backend: &'static str,
+    /// CPUs that the target may run on, at least 1.
+    pub cpus: usize,
+    /// Mask of the bits of a code pointer that hold an address: pointer
+    /// authentication (PAC) puts a signature above them. All ones where unused.
+    pub code_mask: u64,
+    /// Whether the platform keeps the frame pointer valid at all times (Apple's arm64).
+    pub fp_always: bool,
+    /// Whether the unwind information of its images is understood; otherwise stacks are
+    /// walked by frame pointers (Mach-O: macOS keeps them).
+    pub cfi: bool,
+    /// Whether a stop leaves a system call that waits alone. Where it does not (Linux:
+    /// EINTR), waiting threads are not stopped for a profile of CPU time.
+    pub stops_waits_unseen: bool,
+    /// Whether a stop holds every thread of the target, not just the one (macOS: the task).
+    pub stops_hold_all: bool,
+}
+
+/// A target fault, by consequence: the sampler acts on this, never on an errno.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The process has gone.
+    Gone,
+    /// This thread has gone; the process may go on.
+    ThreadGone,
+    /// The system refused; the text names what and why.
+    Denied(String),
+    /// Not this time (memory unmapped under the read, list in motion): skip and count it.
+    Transient(&'static str),
+    /// The recording cannot go on; the text names what failed.
+    Fatal(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Gone => f.write_str("the process has exited"),
+            Fault::ThreadGone => f.write_str("the thread has exited"),
+            Fault::Transient(what) => f.write_str(what),
+            Fault::Denied(what) | Fault::Fatal(what) => f.write_str(what),
+        }
+    }
+}
+
+/// What a thread is doing, as seen from outside without touching it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// Certainly on a CPU.
+    Running,
+    /// On a CPU or ready for one.
+    Runnable,
+    /// Ready for a CPU, and certainly on none.
+    Ready,
+    /// Blocked: in a system call, a page fault or a lock.
+    Waiting,
+    /// Stopped by job control or another tool; must be left alone.
+    Stopped,
+}
+
+impl Activity {
+    /// Whether the thread is on a CPU or ready for one.
+    #[must_use]
+    pub fn wants_cpu(self) -> bool {
+        matches!(self, Activity::Running | Activity::Runnable | Activity::Ready)
+    }
+}
+
+/// One look at a thread from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU;
+    /// for a running one the system may lag (Linux: up to a scheduler tick).
+    pub cpu_ns: u64,
+    /// How often the thread was put on a CPU so far; 0 where the system does not tell.
+    pub switches: u64,
+    /// What it is doing.
+    pub activity: Activity,
+}
+
+/// How a stop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Registers and stack bytes are in the [`Capture`].
+    Captured,
+    /// The thread had begun to wait between the look and the stop: it was let go at
+    /// once, its interrupted system call continues, and nothing was captured.
+    BeganToWait,
+    /// The thread was ready, but on no CPU when it was asked to stop: where it stands says
+    /// nothing of where CPU time goes. It was let go at once, and nothing was captured.
+    NotOnCpu,
+    /// Stopped, but registers or stack could not be read; it runs again.
+    Unreadable(&'static str),
+}
+
+/// One thread's registers and stack bytes; reused from sample to sample.
+#[derive(Clone, Debug)]
+pub struct Capture {
+    /// Registers in user mode at the moment of the stop.
+    pub registers: Registers,
+    /// Address of the first byte of `stack`: the stack pointer, or up to [`RED_ZONE_BYTES`](crate::arch::RED_ZONE_BYTES) below.
+    pub stack_base: Avma,
+    /// Bytes copied from there upward; the buffer keeps its allocation.
+    pub stack: Vec<u8>,
+    /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
+    /// thread that had to wait for a CPU before it could stop, from the moment that its
+    /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
+    pub pause_ns: u64,
+    /// Of that, the time from when the thread was seen to stand, nanoseconds. Where one stop
+    /// holds all threads, it is in the capture of one of them, and 0 in the others.
+    pub stood_ns: u64,
+    /// The thread's figures while it stood, where the source reads them: exact up to the stop.
+    pub look: Option<Look>,
+    /// End of the stack that the stack pointer is in, where the system tells: nothing of
+    /// it lies at this address or above.
+    pub stack_limit: Option<Avma>,
+}
+
+impl Capture {
+    /// An empty capture whose stack buffer holds `window_bytes` without growing.
+    #[must_use]
+    pub fn with_capacity(window_bytes: usize) -> Capture {
+        Capture {
+            registers: Registers::default(),
+            stack_base: Avma(0),
+            stack: Vec::with_capacity(window_bytes),
+            pause_ns: 0,
+            stood_ns: 0,
+            look: None,
+            stack_limit: None,
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// `exit(code)`.
+    Code(i32),
+    /// Ended by a signal.
+    Signal(i32),
+    /// Ended; how is not ours to see (it is not our child).
+    Unknown,
+}
+
+/// What [`Target::next`] saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The time given to `next` was reached.
+    Timeout,
+    /// A thread asked to stop did so and runs again.
+    Stopped {
+        /// Which thread.
+        thread: ThreadId,
+        /// What came of it.
+        outcome: Outcome,
+    },
+    /// A thread of the target that was not known before; it runs.
+    ThreadStarted {
+        /// Its number.
+        thread: ThreadId,
+        /// Stack pointer at its first instruction, where the system shows it.
+        stack_top: Option<Avma>,
+    },
+    /// A thread has ended; it is no longer known to the target.
+    ThreadExited {
+        /// Its number.
+        thread: ThreadId,
+        /// All the CPU time it used in nanoseconds, where the system still tells.
+        cpu_ns: Option<u64>,
+    },
+    /// The process replaced its program: images and stacks of before are void, and
+    /// only this thread is left.
+    Exec {
+        /// The thread that goes on.
+        thread: ThreadId,
+        /// Stack pointer at the first instruction of the new program.
+        stack_top: Option<Avma>,
+    },
+    /// Images were loaded or unloaded, where the system tells at once.
+    ImagesChanged,
+    /// The process has ended.
+    Exited(ExitStatus),
+    /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
+    Terminate,
+}
+
+/// A process that can be sampled.
+///
+/// Contract: between calls no thread of the target stands still because of this
+/// backend, except those asked to stop and not yet collected. Dropping the target
+/// lets every thread run and releases the process without stopping it.
+pub trait Target {
+    /// What was learned at attach.
+    fn process(&self) -> &Process;
+
+    /// The threads now known, in no particular order, with the stack pointer at
+    /// their first instruction where known. Replaces the content of `out`.
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);
+
+    /// One look at a thread from outside: it is not stopped and cannot tell.
+    ///
+    /// # Errors
+    /// [`Fault::ThreadGone`] when it has ended.
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault>;
+
+    /// Stops that should be on their way at once, at least 1: enough to hide the way, few
+    /// enough that the first to stand is not kept by the last.
+    fn stops_at_once(&self) -> usize {
+        4
+    }
+
+    /// Asks a thread to stop, to be captured by [`Target::next`] with up to
+    /// `window_bytes` of its stack. Asking again before it was collected does nothing.
+    /// `keep_waiting` lets a thread that is found in a system call be captured too
+    /// (wall-clock profiles); otherwise it gives [`Outcome::BeganToWait`]. One that job
+    /// control has stopped is captured then as well, and stays stopped.
+    ///
+    /// # Errors
+    /// [`Fault::ThreadGone`] when it has ended.
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
+
+    /// The next thing that happened, at the latest [`Event::Timeout`] at `until_ns`
+    /// of the engine's clock. Passes the target's own signals on and keeps up with
+    /// threads that come and go. For [`Outcome::Captured`] the registers and stack
+    /// bytes are in `capture`, and the thread already runs again.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] after the process has ended, [`Fault::Fatal`] when the system fails.
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
+
+    /// Stack pointer and program counter of a waiting thread, read without stopping it;
+    /// `None` where the system does not tell or the thread does not wait.
+    fn waits_at(&mut self, _thread: ThreadId) -> Option<(Avma, Avma)> {
+        None
+    }
+
+    /// A thread's name, if it has one and still exists.
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String>;
+
+    /// The executable ranges now mapped, sorted by address. Replaces the content of `out`.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] or [`Fault::Denied`].
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
+
+    /// The bytes of the file behind a mapping, certain to be the file that is mapped.
+    ///
+    /// # Errors
+    /// The reason, for people: `deleted from disk`, `replaced on disk since it was loaded`.
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String>;
+
+    /// The files that debug information may be in, as the target sees them. What is
+    /// returned outlives the target.
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(NoFiles)
+    }
+
+    /// Reads the target's memory without stopping it; returns how many bytes from
+    /// the start of `into` were read (a page that is not mapped ends the read).
+    ///
+    /// # Errors
+    /// [`Fault::Transient`] when not even the first byte is mapped.
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
+}

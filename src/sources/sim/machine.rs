@@ -1,0 +1,477 @@
+//! The simulated machine: threads that share CPUs in virtual time, from event to event.
+//!
+//! Input: programs, times and requests to stop. Output: events in order, with every
+//! nanosecond accounted in the ledger. It knows nothing of the profiler's buffers,
+//! of faults or of the fake clock (see `mod.rs`).
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use crate::sources::{Activity, Event, ExitStatus, Look, ThreadId};
+
+use super::config::SimActivity;
+use super::ledger::SimLedger;
+use super::thread::{Pending, Phase, Place, Program, Thread};
+
+/// What happens at a stated time. At the same time, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Happening {
+    Start(usize),
+    Leave(usize),
+    Exec,
+    Terminate,
+    Exit,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cpu {
+    runs: Option<usize>,
+    /// A thread that stands and gets this CPU back from whoever has it then, because
+    /// its slice is not over.
+    lent_by: Option<usize>,
+}
+
+/// What the machine has to tell.
+#[derive(Debug)]
+pub(super) enum Out {
+    Event(Event),
+    /// This thread stands and waits to be collected.
+    Ready(usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) now_ns: u64,
+    pub(super) threads: Vec<Thread>,
+    pub(super) out: VecDeque<Out>,
+    /// The process has ended.
+    pub(super) ended: bool,
+    /// The process has replaced its program.
+    pub(super) executed: bool,
+    pub(super) ledger: Rc<SimLedger>,
+    cpus: Vec<Cpu>,
+    queue: VecDeque<usize>,
+    turns: u64,
+    /// Sorted; what has happened is taken off the front.
+    timeline: VecDeque<(u64, Happening)>,
+    exec_program: Option<Program>,
+    /// The number of the process and its first thread.
+    leader: ThreadId,
+    exec_due: bool,
+    exit: ExitStatus,
+    slice_ns: u64,
+    accounting_tick_ns: u64,
+    stop_latency_ns: u64,
+}
+
+/// How a machine is set up.
+pub(super) struct Setup {
+    pub(super) now_ns: u64,
+    pub(super) threads: Vec<Thread>,
+    pub(super) timeline: Vec<(u64, Happening)>,
+    pub(super) exec_program: Option<Program>,
+    pub(super) leader: ThreadId,
+    pub(super) exit: ExitStatus,
+    pub(super) cpus: usize,
+    pub(super) slice_ns: u64,
+    pub(super) accounting_tick_ns: u64,
+    pub(super) stop_latency_ns: u64,
+    pub(super) ledger: Rc<SimLedger>,
+}
+
+impl Machine {
+    /// Threads whose start is not after now exist from the outset, without an event.
+    pub(super) fn new(setup: Setup) -> Machine {
+        let mut timeline = setup.timeline;
+        timeline.sort_unstable();
+        let mut machine = Machine {
+            now_ns: setup.now_ns,
+            threads: setup.threads,
+            out: VecDeque::new(),
+            ended: false,
+            executed: false,
+            ledger: setup.ledger,
+            cpus: vec![Cpu::default(); setup.cpus],
+            queue: VecDeque::new(),
+            turns: 0,
+            timeline: timeline.into(),
+            exec_program: setup.exec_program,
+            leader: setup.leader,
+            exec_due: false,
+            exit: setup.exit,
+            slice_ns: setup.slice_ns,
+            accounting_tick_ns: setup.accounting_tick_ns,
+            stop_latency_ns: setup.stop_latency_ns,
+        };
+        machine.happen();
+        machine.out.retain(|out| matches!(out, Out::Event(Event::Exited(_))));
+        machine
+    }
+
+    pub(super) fn alive(&self, thread: ThreadId) -> Option<usize> {
+        self.threads.iter().position(|known| known.id == thread && known.alive())
+    }
+
+    /// What the system shows of a thread: its CPU time as of the last accounting
+    /// tick while it runs, exact while it does not.
+    pub(super) fn look(&self, index: usize) -> Look {
+        let thread = &self.threads[index];
+        let lag_ns = match thread.place {
+            Place::Cpu(_) => {
+                let tick_ns = self.now_ns - self.now_ns % self.accounting_tick_ns;
+                self.now_ns - tick_ns.max(thread.on_cpu_since_ns)
+            }
+            _ => 0,
+        };
+        let activity = match thread.phase().activity {
+            SimActivity::Run => Activity::Runnable,
+            SimActivity::Wait => Activity::Waiting,
+            SimActivity::Stopped => Activity::Stopped,
+        };
+        Look { cpu_ns: thread.cpu_ns - lag_ns, switches: thread.switches, activity }
+    }
+
+    /// Asks a thread to stop: it stands as soon as it is on a CPU; at once if it does not want one.
+    pub(super) fn ask(&mut self, index: usize, window_bytes: usize, keep_waiting: bool) {
+        let thread = &mut self.threads[index];
+        thread.pending = Some(Pending {
+            window_bytes,
+            keep_waiting,
+            asked_ns: self.now_ns,
+            running_since_asked: matches!(thread.place, Place::Cpu(_)),
+            due_ns: self.now_ns.saturating_add(self.stop_latency_ns),
+        });
+        if thread.place == Place::Off {
+            match thread.phase().activity {
+                SimActivity::Stopped => self.ledger.interrupted_a_stopped_thread(),
+                _ => self.ledger.interrupted_a_waiting_thread(),
+            }
+            self.stand(index);
+        }
+    }
+
+    /// An upper bound of how long a standing thread has stood, as the profiler can know it.
+    pub(super) fn pause_ns(&self, index: usize) -> u64 {
+        let thread = &self.threads[index];
+        let since_ns = match (thread.place, thread.pending) {
+            (_, Some(pending)) if pending.running_since_asked => pending.asked_ns,
+            (Place::Standing { since_ns }, _) => since_ns,
+            _ => self.now_ns,
+        };
+        self.now_ns - since_ns
+    }
+
+    /// Lets a standing thread run, wait or end again. Saying it twice changes nothing.
+    pub(super) fn let_go(&mut self, index: usize) {
+        let thread = &mut self.threads[index];
+        let Place::Standing { since_ns } = thread.place else { return };
+        self.ledger.let_go(thread.id, self.now_ns - since_ns, false);
+        thread.pending = None;
+        thread.place = Place::Off;
+        if thread.leaves {
+            self.die(index);
+        } else if thread.phase().activity == SimActivity::Run {
+            self.threads[index].place = Place::Queue;
+            if let Some(cpu) = self.cpus.iter().position(|cpu| cpu.lent_by == Some(index)) {
+                if let Some(other) = self.cpus[cpu].runs {
+                    self.leave_cpu(other);
+                    self.threads[other].place = Place::Queue;
+                    self.queue.push_front(other);
+                }
+                self.put_on(cpu, index);
+            } else if self.threads[index].slice_ns > 0 {
+                self.queue.push_front(index);
+            } else {
+                self.queue.push_back(index);
+            }
+        }
+        if std::mem::take(&mut self.exec_due) {
+            self.exec();
+        }
+        self.fill_cpus();
+    }
+
+    /// One more instant at which something happens, if there is one up to `limit_ns`.
+    /// Otherwise time goes on to `limit_ns`, and the answer is false.
+    pub(super) fn step(&mut self, limit_ns: u64) -> bool {
+        let next_ns = self.next_instant().filter(|at| *at <= limit_ns);
+        self.advance(next_ns.unwrap_or(limit_ns));
+        if next_ns.is_some() {
+            self.happen();
+            self.settle();
+        }
+        next_ns.is_some()
+    }
+
+    /// Runs to `limit_ns`; what happens on the way is in `out`.
+    pub(super) fn run_to(&mut self, limit_ns: u64) {
+        while self.step(limit_ns) {}
+    }
+
+    fn next_instant(&self) -> Option<u64> {
+        if self.ended {
+            return None;
+        }
+        let mut next = self.timeline.front().map_or(u64::MAX, |(at, _)| *at);
+        for thread in &self.threads {
+            match thread.place {
+                Place::Cpu(_) => {
+                    next = next.min(self.now_ns.saturating_add(thread.left_ns));
+                    if !self.queue.is_empty() {
+                        next = next.min(self.now_ns.saturating_add(thread.slice_ns));
+                    }
+                    next = next.min(thread.pending.map_or(u64::MAX, |pending| pending.due_ns));
+                }
+                Place::Off => next = next.min(thread.until_ns),
+                _ => {}
+            }
+        }
+        (next < u64::MAX).then_some(next.max(self.now_ns))
+    }
+
+    /// Lets time pass in which nothing happens, and accounts for it.
+    fn advance(&mut self, to_ns: u64) {
+        let ns = to_ns.saturating_sub(self.now_ns);
+        if ns == 0 {
+            return;
+        }
+        self.now_ns = to_ns;
+        if self.ended {
+            return;
+        }
+        for thread in &mut self.threads {
+            if let Place::Cpu(_) = thread.place {
+                thread.cpu_ns += ns;
+                thread.left_ns = thread.left_ns.saturating_sub(ns);
+                thread.slice_ns = thread.slice_ns.saturating_sub(ns);
+                self.ledger.ran(thread.program.phases[thread.phase].slot, ns);
+            } else if thread.alive() && thread.phase().activity == SimActivity::Wait {
+                self.ledger.waited(thread.program.phases[thread.phase].slot, ns);
+            }
+        }
+        self.ledger.cpus_idle(self.cpus.iter().filter(|cpu| cpu.runs.is_none()).count() as u64 * ns);
+    }
+
+    /// Does what the timeline has for now.
+    fn happen(&mut self) {
+        while let Some(&(at_ns, what)) = self.timeline.front() {
+            if self.ended || at_ns > self.now_ns {
+                return;
+            }
+            self.timeline.pop_front();
+            match what {
+                Happening::Start(index) if self.threads[index].place == Place::Unborn => {
+                    let Thread { id, .. } = self.threads[index];
+                    let stack_top = self.threads[index].stack_top();
+                    self.out.push_back(Out::Event(Event::ThreadStarted { thread: id, stack_top }));
+                    self.enter_phase(index);
+                }
+                Happening::Start(_) => {}
+                Happening::Leave(index) => match self.threads[index].place {
+                    Place::Unborn => self.threads[index].place = Place::Dead,
+                    Place::Dead => {}
+                    Place::Standing { .. } => self.threads[index].leaves = true,
+                    _ => self.die(index),
+                },
+                Happening::Exec => self.exec(),
+                Happening::Terminate => self.out.push_back(Out::Event(Event::Terminate)),
+                Happening::Exit => self.end_process(),
+            }
+        }
+    }
+
+    /// Does what is due for each thread now.
+    fn settle(&mut self) {
+        for index in 0..self.threads.len() {
+            let thread = &self.threads[index];
+            match thread.place {
+                Place::Cpu(_) => {
+                    if thread.pending.is_some_and(|pending| pending.due_ns <= self.now_ns) {
+                        self.stand(index);
+                    } else if thread.left_ns == 0 {
+                        self.next_phase(index);
+                    }
+                }
+                Place::Off if thread.until_ns <= self.now_ns => self.next_phase(index),
+                _ => {}
+            }
+        }
+        // Slices that end at the same time end in the order in which they began, or
+        // the first threads would always be first in the queue again.
+        while !self.queue.is_empty()
+            && let Some((cpu, index)) = self.expired()
+        {
+            self.leave_cpu(index);
+            self.cpus[cpu].lent_by = None;
+            self.threads[index].place = Place::Queue;
+            self.queue.push_back(index);
+            self.fill_cpus();
+        }
+        self.fill_cpus();
+    }
+
+    /// The CPU and thread whose slice is over since longest.
+    fn expired(&self) -> Option<(usize, usize)> {
+        let running = self.cpus.iter().enumerate().filter_map(|(cpu, state)| Some((cpu, state.runs?)));
+        let expired = running.filter(|(_, index)| self.threads[*index].slice_ns == 0);
+        expired.min_by_key(|(_, index)| self.threads[*index].turn)
+    }
+
+    fn next_phase(&mut self, index: usize) {
+        let thread = &mut self.threads[index];
+        thread.phase += 1;
+        if thread.phase == thread.program.phases.len() {
+            if !thread.program.looping {
+                // Account for its end under its last phase.
+                thread.phase -= 1;
+                self.die(index);
+                return;
+            }
+            thread.phase = 0;
+        }
+        self.enter_phase(index);
+    }
+
+    fn enter_phase(&mut self, index: usize) {
+        let thread = &mut self.threads[index];
+        let Phase { activity, duration_ns, .. } = thread.program.phases[thread.phase];
+        if activity == SimActivity::Run {
+            thread.left_ns = duration_ns;
+            if !matches!(thread.place, Place::Cpu(_)) {
+                thread.place = Place::Queue;
+                thread.slice_ns = self.slice_ns;
+                self.queue.push_back(index);
+            }
+        } else {
+            thread.until_ns = self.now_ns.saturating_add(duration_ns);
+            self.leave_cpu(index);
+            self.threads[index].place = Place::Off;
+            if self.threads[index].pending.is_some() {
+                // A thread with a stop pending does not get to sleep.
+                self.stand(index);
+            }
+        }
+        self.fill_cpus();
+    }
+
+    fn stand(&mut self, index: usize) {
+        if let Place::Cpu(cpu) = self.threads[index].place {
+            let (lender, pending) = (self.cpus[cpu].lent_by, self.threads[index].pending);
+            self.leave_cpu(index);
+            self.cpus[cpu].lent_by = lender.or(Some(index));
+            self.threads[index].pending = pending;
+        }
+        self.threads[index].place = Place::Standing { since_ns: self.now_ns };
+        self.ledger.stand(self.threads[index].id);
+        self.out.push_back(Out::Ready(index));
+        self.fill_cpus();
+    }
+
+    fn leave_cpu(&mut self, index: usize) {
+        let Place::Cpu(cpu) = self.threads[index].place else { return };
+        self.cpus[cpu].runs = None;
+        self.threads[index].place = Place::Off;
+        if let Some(pending) = &mut self.threads[index].pending {
+            pending.running_since_asked = false;
+        }
+    }
+
+    fn put_on(&mut self, cpu: usize, index: usize) {
+        self.cpus[cpu].runs = Some(index);
+        if self.cpus[cpu].lent_by == Some(index) {
+            self.cpus[cpu].lent_by = None;
+        }
+        self.turns += 1;
+        let thread = &mut self.threads[index];
+        thread.place = Place::Cpu(cpu);
+        thread.switches += 1;
+        thread.turn = self.turns;
+        thread.on_cpu_since_ns = self.now_ns;
+        if thread.slice_ns == 0 {
+            thread.slice_ns = self.slice_ns;
+        }
+        if let Some(pending) = &mut thread.pending {
+            // A stop is delivered before the thread gets back to user mode.
+            pending.due_ns = self.now_ns;
+        }
+    }
+
+    fn fill_cpus(&mut self) {
+        if self.ended {
+            return;
+        }
+        for cpu in 0..self.cpus.len() {
+            if self.cpus[cpu].runs.is_none()
+                && let Some(index) = self.queue.pop_front()
+            {
+                self.put_on(cpu, index);
+            }
+        }
+    }
+
+    /// A thread ends, wherever it is.
+    pub(super) fn die(&mut self, index: usize) {
+        self.leave_cpu(index);
+        self.queue.retain(|queued| *queued != index);
+        self.out.retain(|out| !matches!(out, Out::Ready(ready) if *ready == index));
+        for cpu in &mut self.cpus {
+            cpu.lent_by = cpu.lent_by.filter(|lender| *lender != index);
+        }
+        let thread = &mut self.threads[index];
+        if let Place::Standing { since_ns } = thread.place {
+            self.ledger.let_go(thread.id, self.now_ns - since_ns, true);
+        }
+        thread.pending = None;
+        thread.place = Place::Dead;
+        let event = Event::ThreadExited { thread: thread.id, cpu_ns: Some(thread.cpu_ns) };
+        self.out.push_back(Out::Event(event));
+        self.fill_cpus();
+        if !self.ended && !self.threads.iter().any(Thread::alive) {
+            self.end_process();
+        }
+    }
+
+    /// The process ends: each thread's end is told, then its own.
+    pub(super) fn end_process(&mut self) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        for index in 0..self.threads.len() {
+            if self.threads[index].alive() {
+                self.die(index);
+            }
+        }
+        self.out.push_back(Out::Event(Event::Exited(self.exit)));
+    }
+
+    /// The leader (or who is left) replaces the program; the other threads end. A
+    /// standing thread cannot execute anything and does so when it is let go.
+    pub(super) fn exec(&mut self) {
+        let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
+        if let Place::Standing { .. } = self.threads[leader].place {
+            self.exec_due = true;
+            return;
+        }
+        let Some(program) = self.exec_program.take() else { return };
+        for index in 0..self.threads.len() {
+            match self.threads[index].place {
+                Place::Unborn => self.threads[index].place = Place::Dead,
+                Place::Dead => {}
+                _ if index == leader => {}
+                _ => self.die(index),
+            }
+        }
+        self.executed = true;
+        self.leave_cpu(leader);
+        self.queue.clear();
+        let thread = &mut self.threads[leader];
+        // Whoever calls exec goes on under the number of the process.
+        thread.id = self.leader;
+        thread.program = program;
+        thread.phase = 0;
+        thread.place = Place::Off;
+        let event = Event::Exec { thread: thread.id, stack_top: thread.stack_top() };
+        self.out.push_back(Out::Event(event));
+        self.enter_phase(leader);
+    }
+}

@@ -1,0 +1,396 @@
+//! A simulated process as a target: `--target sim:SEED`, and the ground of the engine's tests.
+//!
+//! Input: a [`SimConfig`] (from a seed, or stated in a test) and a fake clock. Output:
+//! the [`Target`] trait, deterministic to the nanosecond, with injected faults, and a
+//! [`SimLedger`] of what really happened. No OS calls: it exists on every platform.
+//! Not a model of any CPU: no instructions execute, only stacks and times are real.
+
+mod config;
+mod faults;
+mod images;
+mod ledger;
+mod machine;
+mod seeded;
+mod stack;
+mod thread;
+
+#[cfg(test)]
+mod tests;
+
+use std::rc::Rc;
+
+use crate::addr::Avma;
+use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::clock::{Clock, FakeClock};
+use crate::rng;
+
+use super::{Capture, Event, Fault, Look, Outcome, Process, Target, ThreadId};
+
+pub use config::{
+    FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
+};
+pub use faults::{FaultKind, SimFault};
+pub use ledger::{SimLedger, TrueStack, Truth};
+
+use faults::Faults;
+use images::{Code, Module};
+use machine::{Happening, Machine, Out, Setup};
+use stack::{CODE_MASK, StackImage, StackPlace};
+use thread::{Phase, Place, Program, Thread};
+
+/// A simulated process.
+#[derive(Debug)]
+pub struct SimTarget {
+    process: Process,
+    clock: FakeClock,
+    config: SimConfig,
+    code: Code,
+    machine: Machine,
+    faults: Faults,
+    /// [`Event::Exited`] was returned.
+    exit_told: bool,
+}
+
+/// Where a thread is: a waiting one stays at one instruction, a running one is anywhere.
+fn pc(code: &Code, seed: u64, thread: &Thread, now_ns: u64) -> Avma {
+    let phase = thread.phase();
+    let instant = if phase.activity == SimActivity::Run { now_ns } else { 0 };
+    phase.stack.pc(code, rng::hash(&[seed, thread.id.0, phase.slot as u64, instant]))
+}
+
+/// A thread that stands still; it runs again when this goes, also by a panic.
+struct Standing<'a> {
+    machine: &'a mut Machine,
+    index: usize,
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        self.machine.let_go(self.index);
+    }
+}
+
+impl SimTarget {
+    /// A process that lives on `clock`; what its plan has before the clock's time is past.
+    ///
+    /// # Panics
+    /// When `config` contradicts itself; the message names what is wrong.
+    #[must_use]
+    pub fn new(config: SimConfig, clock: FakeClock) -> SimTarget {
+        if let Err(wrong) = config.check() {
+            panic!("simulated process with seed {}: {wrong}", config.seed);
+        }
+        let code = Code::new(&config);
+        let ledger = Rc::new(SimLedger::default());
+        let builder = Builder { config: &config, code: &code, ledger: &ledger };
+        let mut timeline = vec![(config.exit_ns, Happening::Exit)];
+        timeline.extend(config.terminate_ns.map(|at| (at, Happening::Terminate)));
+        timeline.extend(config.exec.as_ref().map(|exec| (exec.at_ns, Happening::Exec)));
+        let mut threads = Vec::with_capacity(config.threads.len());
+        for (index, thread) in config.threads.iter().enumerate() {
+            let id = ThreadId(u64::from(config.pid) + index as u64);
+            let mut program = builder.program(id, index, &thread.script, thread.looping);
+            program.stack_top = program.stack_top.filter(|_| thread.stack_top_known);
+            threads.push(Thread::new(id, thread.name.clone(), program));
+            timeline.push((thread.start_ns, Happening::Start(index)));
+            timeline.extend(thread.exit_ns.map(|at| (at, Happening::Leave(index))));
+        }
+        let leader = ThreadId(config.pid.into());
+        let exec_program = config
+            .exec
+            .as_ref()
+            .map(|exec| builder.program(leader, config.threads.len(), &exec.script, true));
+        let signed = config.signed_returns && config.arch == crate::arch::Arch::Aarch64;
+        let process = Process {
+            pid: config.pid,
+            name: config.name.clone(),
+            command: format!("/sim/{} --seed {}", config.name, config.seed),
+            arch: config.arch,
+            backend: "sim",
+            cpus: config.cpus,
+            code_mask: if signed { CODE_MASK } else { u64::MAX },
+            // Its code keeps frame records, and nothing else tells where its threads begin.
+            fp_always: true,
+            // Its code for aarch64 has records, but neither unwind information nor calls in front of
+            // the return addresses.
+            cfi: config.arch == crate::arch::Arch::X86_64,
+            stops_waits_unseen: false,
+            stops_hold_all: false,
+        };
+        let machine = Machine::new(Setup {
+            now_ns: clock.now_ns(),
+            threads,
+            timeline,
+            exec_program,
+            leader,
+            exit: config.exit,
+            cpus: config.cpus,
+            slice_ns: config.slice_ns.max(SimPhase::MIN_NS),
+            accounting_tick_ns: config.accounting_tick_ns,
+            stop_latency_ns: config.stop_latency_ns,
+            ledger: Rc::clone(&ledger),
+        });
+        let faults = Faults::new(config.faults.clone(), config.seed, ledger);
+        SimTarget { process, clock, config, code, machine, faults, exit_told: false }
+    }
+
+    /// What really happens, readable also after this target was dropped.
+    #[must_use]
+    pub fn ledger(&self) -> Rc<SimLedger> {
+        Rc::clone(&self.machine.ledger)
+    }
+
+    /// CPU time really used so far, by thread and stack, nanoseconds.
+    #[must_use]
+    pub fn truth(&self) -> Truth {
+        self.machine.ledger.truth()
+    }
+
+    /// Catches up with the clock, which others may have moved.
+    fn catch_up(&mut self) -> Result<(), Fault> {
+        self.machine.run_to(self.clock.now_ns());
+        if self.machine.ended { Err(Fault::Gone) } else { Ok(()) }
+    }
+
+    fn find(&mut self, thread: ThreadId) -> Result<usize, Fault> {
+        self.catch_up()?;
+        self.machine.alive(thread).ok_or(Fault::ThreadGone)
+    }
+
+    /// Lets time pass until there is something to tell or `until_ns` is reached.
+    fn await_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        loop {
+            match self.machine.out.pop_front() {
+                Some(Out::Event(Event::Exited(status))) => {
+                    self.exit_told = true;
+                    return Ok(Event::Exited(status));
+                }
+                Some(Out::Event(event)) => return Ok(event),
+                Some(Out::Ready(index)) => {
+                    if let Some(event) = self.collect(index, capture) {
+                        return Ok(event);
+                    }
+                }
+                None if self.exit_told => return Err(Fault::Gone),
+                None => {
+                    let more = self.machine.step(until_ns.max(self.machine.now_ns));
+                    self.clock.advance_to(self.machine.now_ns);
+                    if !more {
+                        return Ok(Event::Timeout);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Captures a standing thread and lets it go; `None` if it died meanwhile.
+    fn collect(&mut self, index: usize, capture: &mut Capture) -> Option<Event> {
+        let now_ns = self.machine.now_ns;
+        let thread = self.machine.threads[index].id;
+        let pending = self.machine.threads[index].pending?;
+        if self.faults.happens(FaultKind::DieBeforeCollect, Some(thread), now_ns) {
+            self.machine.die(index);
+            return None;
+        }
+        let standing = Standing { machine: &mut self.machine, index };
+        if self.faults.happens(FaultKind::Panic, Some(thread), now_ns) {
+            panic!("injected while thread {} stands (seed {})", thread.0, self.config.seed);
+        }
+        let phase = standing.machine.threads[index].phase();
+        let mut cost_ns = self.config.pause_ns;
+        let outcome = if phase.activity != SimActivity::Run && !pending.keep_waiting {
+            cost_ns = self.config.stop_latency_ns;
+            Outcome::BeganToWait
+        } else if self.faults.happens(FaultKind::Unreadable, Some(thread), now_ns) {
+            Outcome::Unreadable("stack is not mapped")
+        } else {
+            let pc = pc(&self.code, self.config.seed, &standing.machine.threads[index], now_ns);
+            capture.registers = phase.stack.registers(&self.code, pc);
+            let short = self.faults.take(Some(thread), now_ns, |kind| match kind {
+                FaultKind::ShortStack { bytes } => Some(bytes),
+                _ => None,
+            });
+            let window_bytes = pending.window_bytes.min(short.unwrap_or(usize::MAX));
+            capture.stack_base = phase.stack.base();
+            phase.stack.copy_window(window_bytes, &mut capture.stack);
+            standing.machine.ledger.captured(phase.slot, pc);
+            Outcome::Captured
+        };
+        let long_ns = self.faults.take(Some(thread), now_ns, |kind| match kind {
+            FaultKind::LongStop { pause_ns } => Some(pause_ns),
+            _ => None,
+        });
+        standing.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
+        capture.pause_ns = standing.machine.pause_ns(index);
+        capture.stood_ns = capture.pause_ns;
+        capture.look = None;
+        drop(standing);
+        self.clock.advance_to(self.machine.now_ns);
+        Some(Event::Stopped { thread, outcome })
+    }
+
+    fn is_mapped(&self, image: &SimImage) -> bool {
+        let now_ns = self.machine.now_ns;
+        image.after_exec == self.machine.executed
+            && image.load_ns <= now_ns
+            && image.unload_ns.is_none_or(|unload_ns| now_ns < unload_ns)
+    }
+
+    fn mapped(&self) -> impl Iterator<Item = (&SimImage, &Module)> {
+        self.config.images.iter().zip(&self.code.modules).filter(|(image, _)| self.is_mapped(image))
+    }
+}
+
+impl Target for SimTarget {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        out.clear();
+        if self.catch_up().is_ok() {
+            let alive = self.machine.threads.iter().filter(|thread| thread.alive());
+            out.extend(alive.map(|thread| (thread.id, thread.stack_top())));
+        }
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        let index = self.find(thread)?;
+        Ok(self.machine.look(index))
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        let mut index = self.find(thread)?;
+        if self.machine.threads[index].pending.is_some() {
+            return Ok(());
+        }
+        let now_ns = self.machine.now_ns;
+        if self.faults.happens(FaultKind::Exit, Some(thread), now_ns) {
+            self.machine.end_process();
+            return Err(Fault::Gone);
+        }
+        if self.faults.happens(FaultKind::DieBeforeInterrupt, Some(thread), now_ns) {
+            self.machine.die(index);
+            return Err(Fault::ThreadGone);
+        }
+        if self.config.exec.is_some() && self.faults.happens(FaultKind::Exec, Some(thread), now_ns) {
+            self.machine.exec();
+            index = self.find(thread)?;
+        }
+        self.machine.ask(index, window_bytes, keep_waiting);
+        Ok(())
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        self.machine.run_to(self.clock.now_ns());
+        let event = self.await_event(until_ns, capture)?;
+        let jump_ns = self.faults.take(None, self.machine.now_ns, |kind| match kind {
+            FaultKind::ClockJump { by_ns } => Some(by_ns),
+            _ => None,
+        });
+        self.clock.advance(jump_ns.unwrap_or(0));
+        Ok(event)
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        let index = self.find(thread).ok()?;
+        let thread = &self.machine.threads[index];
+        let waits = thread.place == Place::Off && thread.phase().activity == SimActivity::Wait;
+        let pc = pc(&self.code, self.config.seed, thread, self.machine.now_ns);
+        waits.then(|| (thread.phase().stack.registers(&self.code, pc).sp(), pc))
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let index = self.find(thread).ok()?;
+        if self.faults.happens(FaultKind::NoName, Some(thread), self.machine.now_ns) {
+            return None;
+        }
+        self.machine.threads[index].name.clone()
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        out.clear();
+        self.clock.advance(self.config.list_ns);
+        self.catch_up()?;
+        let now_ns = self.machine.now_ns;
+        if self.faults.happens(FaultKind::MappingsDenied, None, now_ns) {
+            return Err(Fault::Denied("the simulation refuses to list mappings".to_owned()));
+        }
+        if self.faults.happens(FaultKind::MappingsTransient, None, now_ns) {
+            return Err(Fault::Transient("the list of mappings is in motion"));
+        }
+        out.extend(self.mapped().map(|(image, module)| Mapping {
+            avma: module.text.clone(),
+            file_offset: image.text_offset,
+            path: image.path.clone(),
+            kind: MappingKind::File,
+            identity: module.identity,
+        }));
+        out.sort_by_key(|mapping| mapping.avma.start);
+        Ok(())
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        if self.faults.happens(FaultKind::ImageDeleted, None, self.clock.now_ns()) {
+            return Err("deleted from disk".to_owned());
+        }
+        // An image that is no longer mapped is still on the simulated disk.
+        let module = self.code.modules.iter().find(|module| module.identity == mapping.identity);
+        module.map(|module| ImageBytes::new(module.file.clone())).ok_or("not on disk".to_owned())
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.catch_up()?;
+        let unmapped = Fault::Transient("memory is not mapped");
+        if self.faults.happens(FaultKind::MemoryUnmapped, None, self.machine.now_ns) {
+            return Err(unmapped);
+        }
+        let mut stacks = self.machine.threads.iter().filter(|thread| thread.alive());
+        if let Some(count) = stacks.find_map(|thread| thread.phase().stack.read(from, into)) {
+            return Ok(count);
+        }
+        self.mapped().find_map(|(_, module)| module.read(from, into)).ok_or(unmapped)
+    }
+}
+
+impl Drop for SimTarget {
+    /// Every thread that still stands runs again.
+    fn drop(&mut self) {
+        for index in 0..self.machine.threads.len() {
+            self.machine.let_go(index);
+        }
+    }
+}
+
+/// What programs are made from.
+struct Builder<'a> {
+    config: &'a SimConfig,
+    code: &'a Code,
+    ledger: &'a SimLedger,
+}
+
+impl Builder<'_> {
+    /// A script, with the memory of its stacks at the place number `place`.
+    fn program(&self, thread: ThreadId, place: usize, script: &[SimPhase], looping: bool) -> Program {
+        let place = StackPlace::new(self.config.seed, place as u64);
+        let name = |frame: &SimFrame| {
+            let FunctionId { image, function } = frame.function;
+            self.config.images[image].functions[function].name.clone()
+        };
+        let phases = script
+            .iter()
+            .map(|phase| {
+                let sign = self.config.signed_returns && self.config.arch == crate::arch::Arch::Aarch64;
+                let stack = StackImage::new(self.code, phase, &place, self.config.seed, sign);
+                let names = phase.stack.iter().map(name).collect();
+                Phase {
+                    activity: phase.activity,
+                    duration_ns: phase.duration_ns.max(SimPhase::MIN_NS),
+                    slot: self.ledger.add_slot(thread, names, stack.returns.clone()),
+                    stack,
+                }
+            })
+            .collect();
+        Program { phases, looping, stack_top: Some(place.top) }
+    }
+}

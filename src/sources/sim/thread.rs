@@ -1,0 +1,110 @@
+//! A simulated thread: what it runs, where it is, and its times.
+//!
+//! Plain state; `machine.rs` moves it on.
+
+use crate::addr::Avma;
+use crate::sources::ThreadId;
+
+use super::config::SimActivity;
+use super::stack::StackImage;
+
+/// One phase of a program, ready to run.
+#[derive(Debug)]
+pub(super) struct Phase {
+    pub(super) activity: SimActivity,
+    pub(super) duration_ns: u64,
+    /// Where the ledger accounts for it.
+    pub(super) slot: usize,
+    pub(super) stack: StackImage,
+}
+
+/// What a thread runs.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) phases: Vec<Phase>,
+    pub(super) looping: bool,
+    pub(super) stack_top: Option<Avma>,
+}
+
+/// A request to stop that was not collected yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub(super) window_bytes: usize,
+    pub(super) keep_waiting: bool,
+    pub(super) asked_ns: u64,
+    /// The thread has been on a CPU since it was asked.
+    pub(super) running_since_asked: bool,
+    /// When a thread on a CPU comes to stand.
+    pub(super) due_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Unborn,
+    Cpu(usize),
+    /// Wants a CPU.
+    Queue,
+    /// Waits or is under job control.
+    Off,
+    /// Stands still for the profiler.
+    Standing {
+        since_ns: u64,
+    },
+    Dead,
+}
+
+#[derive(Debug)]
+pub(super) struct Thread {
+    pub(super) id: ThreadId,
+    pub(super) name: Option<String>,
+    pub(super) program: Program,
+    pub(super) phase: usize,
+    pub(super) place: Place,
+    /// CPU time until a running phase ends.
+    pub(super) left_ns: u64,
+    /// When a waiting phase ends.
+    pub(super) until_ns: u64,
+    /// What is left of its slice.
+    pub(super) slice_ns: u64,
+    pub(super) cpu_ns: u64,
+    pub(super) on_cpu_since_ns: u64,
+    pub(super) switches: u64,
+    /// When it was last put on a CPU, in order over all threads.
+    pub(super) turn: u64,
+    pub(super) pending: Option<Pending>,
+    /// Ends as soon as it no longer stands.
+    pub(super) leaves: bool,
+}
+
+impl Thread {
+    pub(super) fn new(id: ThreadId, name: Option<String>, program: Program) -> Thread {
+        Thread {
+            id,
+            name,
+            program,
+            phase: 0,
+            place: Place::Unborn,
+            left_ns: 0,
+            until_ns: 0,
+            slice_ns: 0,
+            cpu_ns: 0,
+            on_cpu_since_ns: 0,
+            switches: 0,
+            turn: 0,
+            pending: None,
+            leaves: false,
+        }
+    }
+
+    pub(super) fn phase(&self) -> &Phase {
+        &self.program.phases[self.phase]
+    }
+
+    pub(super) fn stack_top(&self) -> Option<Avma> {
+        self.program.stack_top
+    }
+
+    pub(super) fn alive(&self) -> bool {
+        !matches!(self.place, Place::Unborn | Place::Dead)
+    }
+}
