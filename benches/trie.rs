@@ -17,11 +17,13 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
+use stackprof::recording::{Frame, Root};
 use stackprof::trie::Trie;
 
 /// The map as one would write it: hashbrown with foldhash, its default.
 type Map = hashbrown::HashMap<Vec<u64>, u64>;
 
+const BEGIN: Root = Root { thread: 0, complete: true, fiber: false, waiting: false };
 const DEPTH: usize = 50;
 const DISTINCT: usize = 20_000;
 const CALL_SITES: usize = 8_000;
@@ -143,8 +145,8 @@ fn fill_map(stacks: &Stacks, samples: &[u32]) -> Filled {
 }
 
 fn fill_trie(stacks: &Stacks, samples: &[u32]) -> Filled {
-    let insert = |trie: &mut Trie, index| {
-        black_box(trie.insert(0, 0, stacks.get(index), 1)).expect("20,000 stacks fit");
+    let insert = |trie: &mut Trie<Frame>, index| {
+        black_box(trie.insert((BEGIN, 0), stacks.get(index), 1)).expect("20,000 stacks fit");
     };
     let mut claimed_bytes = 0;
     let filled = fill(samples, Trie::new, insert, |trie| {

@@ -18,11 +18,12 @@ use stackprof::binary::macho::{MAX_SEGMENTS, fat, function_starts};
 use stackprof::binary::object::Object;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::{Images, MAX_SPACES};
+use stackprof::recording::{Frame, Root};
 use stackprof::symbol::demangle::{MAX_DEMANGLED_BYTES, demangle};
 use stackprof::symbol::table::macho::TRIE_MEMORY_FACTOR;
 use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, SymbolTable};
 use stackprof::symbol::{Options, symbolicate};
-use stackprof::trie::{Frame, FrameId};
+use stackprof::trie::FrameId;
 
 use seeds::cpu_time::CpuTime;
 use seeds::{Random, TIME_MAX, for_each_seed};
@@ -170,7 +171,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
         }
     }
     assert!(images.spaces_full() || (images.space() as usize) < MAX_SPACES);
-    let mut frames = vec![Frame::Root(0)];
+    let mut frames = vec![Frame::Root(Root { thread: 0, complete: true, fiber: false, waiting: false })];
     for svma in svmas {
         let avma = Avma(svma.wrapping_add(BASE));
         let _ = (images.contains(avma), images.code(avma).map(<[u8]>::len), images.locate(0, avma));

@@ -29,7 +29,10 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     // The names of the ways to find a frame, which are counted.
     ("recording", &["images", "sources::ExitStatus", "sources::Process", "trie", "walk::Method"]),
     // Debug files are opened through `Files`, as the target sees them.
-    ("symbol", &["addr", "binary", "images", "place", "trie"]),
+    (
+        "symbol",
+        &["addr", "binary", "images", "place", "recording::Frame", "recording::Root", "trie::FrameId"],
+    ),
     (
         "sampler",
         &[

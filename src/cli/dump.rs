@@ -10,12 +10,13 @@ use super::{messages, system};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
+use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Activity, Target};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
-use crate::trie::{Frame, FrameId};
+use crate::trie::FrameId;
 use crate::walk::Ended;
 use crate::walk::fp::MAX_STACK_BYTES;
 

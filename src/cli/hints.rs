@@ -11,10 +11,10 @@ use super::args::{Recording, Source};
 use super::text::percent;
 use crate::addr::Avma;
 use crate::images::Image;
-use crate::recording::{Profile, Root};
+use crate::recording::{Frame, Profile};
 use crate::symbol::runtime::Makers;
 use crate::symbol::{Names, sections};
-use crate::trie::{Frame, FrameId};
+use crate::trie::FrameId;
 use crate::walk::{Ended, How};
 
 /// What helps where code was made at run time: for whole stacks, and for names.
@@ -129,8 +129,8 @@ impl Seen {
             {
                 *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
             }
-            let Frame::Root(root) = profile.trie.frame(*root) else { return };
-            if Root::from_number(root).complete {
+            let Some(Frame::Root(root)) = profile.trie.frame(*root) else { return };
+            if root.complete {
                 return;
             }
             seen.outermost.insert(*outermost);
@@ -147,7 +147,7 @@ impl Seen {
 }
 
 fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
-    let Frame::Code { space, address } = profile.trie.frame(frame) else { return None };
+    let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
     let at = profile.images.locate(space, Avma(address))?;
     Some(Cause::Image(at.index, at.image.described_function(at.svma).is_some()))
 }

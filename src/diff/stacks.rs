@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use super::builds::Builds;
 use super::normalize::normalize;
 use crate::place::Place as CodePlace;
-use crate::profile::{About, Full, INCOMPLETE, Saved, StackRoot, TextId, Texts, shown};
-use crate::trie::{Frame, NodeId, Trie};
+use crate::profile::{About, Full, INCOMPLETE, Saved, StackFrame, StackRoot, TextId, Texts, shown};
+use crate::trie::{Key, NodeId, Trie, hash_of};
 
 /// What two profiles are matched by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,19 +72,41 @@ impl Run {
 pub struct Stacks {
     matching: Matching,
     texts: Texts,
-    /// All paths, without counts. `Frame::Root` is a text, the process; the space of
-    /// `Frame::Code` is one of [`CODE`], [`THREAD`], [`PART`], its address a text.
-    trie: Trie,
+    /// All paths, without counts.
+    trie: Trie<Part>,
     runs: Vec<Run>,
     builds: Builds,
 }
 
-/// A function.
-const CODE: u32 = 0;
-/// A thread.
-const THREAD: u32 = 1;
-/// `[incomplete]`.
-const PART: u32 = 2;
+/// A part of a path, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Process(TextId),
+    Function(TextId),
+    Thread(TextId),
+    /// `[incomplete]`.
+    Incomplete(TextId),
+}
+
+impl Part {
+    fn name(self) -> TextId {
+        match self {
+            Part::Process(name) | Part::Function(name) | Part::Thread(name) | Part::Incomplete(name) => name,
+        }
+    }
+}
+
+impl Key for Part {
+    fn hash(self) -> u64 {
+        let kind = match self {
+            Part::Process(_) => 0,
+            Part::Function(_) => 1,
+            Part::Thread(_) => 2,
+            Part::Incomplete(_) => 3,
+        };
+        hash_of(self.name().0.into(), kind)
+    }
+}
 
 impl Stacks {
     /// Without profiles.
@@ -102,10 +124,8 @@ impl Stacks {
     pub fn add(&mut self, source: &str, saved: &Saved, process: Option<&str>) -> Result<(), Full> {
         let parted = self.note_builds(saved);
         let names = self.names_of_frames(saved)?;
-        // Nodes there are numbered parents first; each has its place here, if it counts.
+        // Each node there has its place here, if it counts.
         let trie = saved.trie();
-        let mut places: Vec<Option<Place>> = Vec::with_capacity(trie.node_count());
-        places.push(None);
         let mut own: BTreeMap<NodeId, u64> = BTreeMap::new();
         let mut nameless: BTreeMap<(NodeId, TextId), u64> = BTreeMap::new();
         let mut run = Run {
@@ -118,37 +138,34 @@ impl Stacks {
             own: Vec::new(),
             nameless: Vec::new(),
         };
-        for id in 1..trie.node_count() {
-            let there = NodeId(id as u32);
-            let parent =
-                trie.parent(there).and_then(|parent| places.get(parent.0 as usize)).copied().flatten();
+        trie.try_map_nodes(None, |there, frame, caller: &Option<Place>| {
             let mut function = None;
-            let place = match (trie.frame_of(there).map(|frame| trie.frame(frame)), parent) {
-                (Some(Frame::Root(root)), _) => match saved.roots().get(root as usize) {
+            let place = match (frame, caller) {
+                (StackFrame::Root(root), _) => match saved.roots().get(root as usize) {
                     Some(root) => Some(self.root(saved, root, process)?),
                     None => None,
                 },
-                (Some(Frame::Code { address, .. }), Some(parent)) => {
-                    let frame = usize::try_from(address).ok().and_then(|frame| names.get(frame));
+                (StackFrame::Frame(frame), Some(caller)) => {
+                    let frame = names.get(frame as usize);
                     function = frame.and_then(|frame| frame.nameless);
-                    Some(self.below(parent, frame.map_or(&[][..], |frame| &frame.names))?)
+                    Some(self.below(*caller, frame.map_or(&[][..], |frame| &frame.names))?)
                 }
-                _ => None,
+                (StackFrame::Frame(_), None) => None,
             };
-            places.push(place);
             let count = trie.count(there);
-            let Some(place) = place.filter(|_| count > 0) else { continue };
-            if place.waiting && !self.matching.waiting {
+            let Some(counted) = place.filter(|_| count > 0) else { return Ok::<_, Full>(place) };
+            if counted.waiting && !self.matching.waiting {
                 run.waiting_left_out = run.waiting_left_out.saturating_add(count);
-                continue;
+                return Ok(place);
             }
             run.total = run.total.saturating_add(count);
-            run.incomplete = run.incomplete.saturating_add(if place.complete { 0 } else { count });
-            add(&mut own, place.node, count);
+            run.incomplete = run.incomplete.saturating_add(if counted.complete { 0 } else { count });
+            add(&mut own, counted.node, count);
             if let Some(function) = function {
-                add(&mut nameless, (place.node, function), count);
+                add(&mut nameless, (counted.node, function), count);
             }
-        }
+            Ok(place)
+        })?;
         run.own = own.into_iter().collect();
         run.nameless =
             nameless.into_iter().map(|((node, function), count)| (node, function, count)).collect();
@@ -185,20 +202,16 @@ impl Stacks {
                 joined.insert(text, self.texts.intern(&module)?);
             }
         }
-        // Parents come first.
-        let (mut trie, mut moved) = (Trie::new(), vec![NodeId(0)]);
-        for node in (1..self.trie.node_count() as u32).map(NodeId) {
-            let parent = self.trie.parent(node).and_then(|parent| moved.get(parent.0 as usize));
-            let frame = match self.place(node) {
-                (Some(CODE), name) => {
-                    let name = joined.get(&name).copied().unwrap_or(name);
-                    Frame::Code { space: CODE, address: u64::from(name.0) }
-                }
-                (Some(space), name) => Frame::Code { space, address: u64::from(name.0) },
-                (None, name) => Frame::Root(name.0),
-            };
-            moved.push(trie.descend(parent.copied().unwrap_or(NodeId(0)), frame)?);
-        }
+        let mut trie = Trie::new();
+        let moved = self.trie.try_map_nodes(NodeId(0), |_, part, caller| {
+            trie.descend(
+                *caller,
+                match part {
+                    Part::Function(name) => Part::Function(joined.get(&name).copied().unwrap_or(name)),
+                    other => other,
+                },
+            )
+        })?;
         let moved = |node: NodeId| moved.get(node.0 as usize).copied().unwrap_or(NodeId(0));
         for run in &mut self.runs {
             let mut own = BTreeMap::new();
@@ -244,15 +257,19 @@ impl Stacks {
     fn root(&mut self, saved: &Saved, root: &StackRoot, process: Option<&str>) -> Result<Place, Full> {
         let name = process.unwrap_or_else(|| saved.text(root.process));
         let name = self.texts.intern(&shown(name))?;
-        let node = self.trie.descend(NodeId(0), Frame::Root(name.0))?;
+        let node = self.trie.descend(NodeId(0), Part::Process(name))?;
         let mut place = Place { node, complete: true, waiting: root.waiting, head: true };
         if let Some((name, _)) = root.thread {
             let name = self.texts.intern(&shown(saved.text(name)))?;
-            place.node = self.child(node, THREAD, name)?;
+            place.node = self.trie.descend(node, Part::Thread(name))?;
         }
         if !root.complete {
             let name = self.texts.intern(INCOMPLETE)?;
-            place = Place { node: self.child(place.node, PART, name)?, complete: false, ..place };
+            place = Place {
+                node: self.trie.descend(place.node, Part::Incomplete(name))?,
+                complete: false,
+                ..place
+            };
         }
         Ok(place)
     }
@@ -262,25 +279,21 @@ impl Stacks {
     fn below(&mut self, mut place: Place, names: &[TextId]) -> Result<Place, Full> {
         for &name in names {
             let text = self.texts.get(name);
-            let (space, name) = if place.head && text == INCOMPLETE {
+            let part = if place.head && text == INCOMPLETE {
                 place.complete = false;
-                (PART, name)
+                Part::Incomplete(name)
             } else if place.head
                 && let Some(thread) = thread_name(text)
             {
                 let thread = thread.to_owned();
-                (THREAD, self.texts.intern(&shown(&thread))?)
+                Part::Thread(self.texts.intern(&shown(&thread))?)
             } else {
                 place.head = false;
-                (CODE, name)
+                Part::Function(name)
             };
-            place.node = self.child(place.node, space, name)?;
+            place.node = self.trie.descend(place.node, part)?;
         }
         Ok(place)
-    }
-
-    fn child(&mut self, parent: NodeId, space: u32, name: TextId) -> Result<NodeId, Full> {
-        Ok(self.trie.descend(parent, Frame::Code { space, address: u64::from(name.0) })?)
     }
 
     /// The profiles, in the order in which they were added.
@@ -304,7 +317,7 @@ impl Stacks {
     /// A node's name; empty for the top.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
-        self.texts.get(self.place(node).1)
+        self.texts.get(self.trie.key(node).map_or(TextId::EMPTY, Part::name))
     }
 
     /// The text of a name.
@@ -322,8 +335,10 @@ impl Stacks {
     /// The name of a node that is a function; `None` for processes, threads, `[incomplete]`.
     #[must_use]
     pub fn function(&self, node: NodeId) -> Option<TextId> {
-        let (space, name) = self.place(node);
-        (space == Some(CODE)).then_some(name)
+        match self.trie.key(node)? {
+            Part::Function(name) => Some(name),
+            _ => None,
+        }
     }
 
     /// Names from the process to a node.
@@ -337,16 +352,6 @@ impl Stacks {
         }
         path.reverse();
         path
-    }
-
-    fn place(&self, node: NodeId) -> (Option<u32>, TextId) {
-        match self.trie.frame_of(node).map(|frame| self.trie.frame(frame)) {
-            Some(Frame::Root(name)) => (None, TextId(name)),
-            Some(Frame::Code { space, address }) => {
-                (Some(space), TextId(u32::try_from(address).unwrap_or(0)))
-            }
-            None => (None, TextId::EMPTY),
-        }
     }
 }
 

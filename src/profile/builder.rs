@@ -10,10 +10,11 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::StackFrame;
 use super::about::About;
 use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
-use crate::trie::{self, MAX_FRAMES, NodeId};
+use crate::trie::{MAX_FRAMES, NodeId};
 
 /// Most mappings.
 pub const MAX_MAPPINGS: usize = 1 << 20;
@@ -194,7 +195,7 @@ impl SavedBuilder {
         self.check_total(count)?;
         self.leaf_first.clear();
         self.leaf_first.extend(frames.iter().rev().map(|frame| u64::from(*frame)));
-        Ok(self.saved.trie.insert(root, 0, &self.leaf_first, count)?)
+        Ok(self.saved.trie.insert(root, &self.leaf_first, count)?)
     }
 
     /// The node of a root, for readers that build stacks from their common beginnings.
@@ -202,7 +203,7 @@ impl SavedBuilder {
     /// # Errors
     /// [`Full`] if it is new and does not fit.
     pub fn root_node(&mut self, root: u32) -> Result<NodeId, Full> {
-        Ok(self.saved.trie.descend(NodeId(0), trie::Frame::Root(root))?)
+        Ok(self.saved.trie.descend(NodeId(0), StackFrame::Root(root))?)
     }
 
     /// The node of a frame below another one.
@@ -210,7 +211,7 @@ impl SavedBuilder {
     /// # Errors
     /// [`Full`] if it is new and does not fit.
     pub fn child_node(&mut self, parent: NodeId, frame: u32) -> Result<NodeId, Full> {
-        Ok(self.saved.trie.descend(parent, trie::Frame::Code { space: 0, address: u64::from(frame) })?)
+        Ok(self.saved.trie.descend(parent, StackFrame::Frame(frame))?)
     }
 
     /// Counts on a node that [`root_node`](Self::root_node) or [`child_node`](Self::child_node) gave.
@@ -249,25 +250,15 @@ impl SavedBuilder {
 
     /// Adds the stacks of another profile, with frames and roots that are known already.
     fn add_taken(&mut self, other: &Saved, taken: &Taken) -> Result<(), Full> {
-        // Nodes there are numbered parents first.
-        let mut nodes: Vec<NodeId> = vec![NodeId(0)];
-        for id in 1..other.trie.node_count() {
-            let there = NodeId(id as u32);
-            let parent = other.trie.parent(there).and_then(|parent| nodes.get(parent.0 as usize));
-            let frame = other.trie.frame_of(there).map(|frame| other.trie.frame(frame));
-            let node = match (parent.copied(), frame) {
-                (Some(_), Some(trie::Frame::Root(root))) => {
-                    self.root_node(taken.roots.get(root as usize).copied().unwrap_or(u32::MAX))?
-                }
-                (Some(parent), Some(trie::Frame::Code { address, .. })) => {
-                    let frame = taken.frames.get(usize::try_from(address).unwrap_or(usize::MAX));
-                    self.child_node(parent, frame.copied().unwrap_or(u32::MAX))?
-                }
-                _ => NodeId(0),
+        other.trie.try_map_nodes(NodeId(0), |there, frame, caller| {
+            let here = |table: &[u32], index: u32| table.get(index as usize).copied().unwrap_or(u32::MAX);
+            let node = match frame {
+                StackFrame::Root(root) => self.root_node(here(&taken.roots, root))?,
+                StackFrame::Frame(frame) => self.child_node(*caller, here(&taken.frames, frame))?,
             };
             self.count(node, other.trie.count(there))?;
-            nodes.push(node);
-        }
+            Ok::<NodeId, Full>(node)
+        })?;
         Ok(())
     }
 

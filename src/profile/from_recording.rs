@@ -8,9 +8,9 @@ use super::about::About;
 use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use crate::addr::Avma;
-use crate::recording::{Profile, Root};
+use crate::recording::{Frame, Profile};
 use crate::symbol::Names;
-use crate::trie::{Frame, FrameId};
+use crate::trie::FrameId;
 
 /// What is known of a recording beside its profile.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,16 +41,15 @@ impl Saved {
         profile.trie.for_each_stack(|path, count| {
             let mut add = || -> Result<(), Full> {
                 let Some((root, code)) = path.split_first() else { return Ok(()) };
-                let Frame::Root(number) = profile.trie.frame(*root) else { return Ok(()) };
-                let root = Root::from_number(number);
-                let thread = match profile.threads.get(root.thread as usize) {
+                let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(()) };
+                let thread = match profile.threads.get(begin.thread as usize) {
                     Some(thread) => Some((builder.text(&thread.name)?, thread.id)),
                     None => None,
                 };
-                let root = StackRoot { process, thread, complete: root.complete, waiting: root.waiting };
-                let root = builder.root(root)?;
+                let (complete, waiting) = (begin.complete, begin.waiting);
+                let root = builder.root(StackRoot { process, thread, complete, waiting })?;
                 stack.clear();
-                if Root::from_number(number).fiber {
+                if begin.fiber {
                     stack.push(builder.named_frame(FIBER)?);
                 }
                 for id in code {
@@ -100,7 +99,9 @@ fn about(profile: &Profile, circumstances: Circumstances) -> About {
 }
 
 fn frame_of(builder: &mut SavedBuilder, profile: &Profile, names: &Names, id: FrameId) -> Result<u32, Full> {
-    let Frame::Code { space, address } = profile.trie.frame(id) else { return builder.frame(0, None, &[]) };
+    let Some(Frame::Code { space, address }) = profile.trie.frame(id) else {
+        return builder.frame(0, None, &[]);
+    };
     let mapping = match profile.images.mapping_of(space, Avma(address)) {
         Some((image, range, file_offset)) => {
             let path = builder.text(&image.path)?;

@@ -1,9 +1,8 @@
 //! A saved profile: whole in itself, without the process and its images.
 //!
 //! Every format is read into this and written from it; `render`, `diff` and `gate` see
-//! nothing else. Made by [`SavedBuilder`](super::SavedBuilder). Stacks are in the same trie as
-//! those of a recording: `Frame::Root(i)` is `roots()[i]`, `Frame::Code { space: 0, address: i }`
-//! is `frames()[i]`, and the count is samples. Names, files and paths are interned, so memory
+//! nothing else. Made by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a
+//! trie of indexes into its tables, and the count is samples. Names, files and paths are interned, so memory
 //! grows with distinct stacks and names, not with the size of a file.
 
 use std::borrow::Cow;
@@ -11,9 +10,10 @@ use std::fmt;
 use std::ops::Range;
 
 use super::about::About;
+use super::stack_frame::StackFrame;
 use super::texts::{TextId, Texts};
 use crate::place::Place;
-use crate::trie::{self, FrameId, NodeId, Trie};
+use crate::trie::{self, FrameId, Trie};
 
 /// A frame of which nothing is known.
 pub const UNKNOWN: &str = "[unknown]";
@@ -123,7 +123,7 @@ pub struct Saved {
     pub(super) lines: Vec<Line>,
     pub(super) frames: Vec<Frame>,
     pub(super) roots: Vec<StackRoot>,
-    pub(super) trie: Trie,
+    pub(super) trie: Trie<StackFrame>,
 }
 
 impl Saved {
@@ -163,9 +163,9 @@ impl Saved {
         &self.roots
     }
 
-    /// The stacks. Its `Frame::Root` and `Frame::Code` are indexes, see the head of this file.
+    /// The stacks.
     #[must_use]
-    pub fn trie(&self) -> &Trie {
+    pub fn trie(&self) -> &Trie<StackFrame> {
         &self.trie
     }
 
@@ -209,20 +209,13 @@ impl Saved {
     /// The roots of stacks that have a count; files may name others.
     fn counted_roots(&self) -> impl Iterator<Item = &StackRoot> {
         let mut counted = vec![false; self.roots.len()];
-        // By node: its root. Nodes are numbered parents first.
-        let mut roots = vec![u32::MAX];
-        for id in 1..self.trie.node_count() {
-            let node = NodeId(id as u32);
-            let root = match self.trie.frame_of(node).map(|frame| self.trie.frame(frame)) {
-                Some(trie::Frame::Root(root)) => Some(root),
-                _ => self.trie.parent(node).and_then(|parent| roots.get(parent.0 as usize).copied()),
-            };
-            let root = root.unwrap_or(u32::MAX);
+        self.trie.map_nodes(u32::MAX, |node, frame, caller| {
+            let root = if let StackFrame::Root(root) = frame { root } else { *caller };
             if let Some(counted) = counted.get_mut(root as usize) {
                 *counted |= self.trie.count(node) > 0;
             }
-            roots.push(root);
-        }
+            root
+        });
         self.roots.iter().zip(counted).filter_map(|(root, counted)| counted.then_some(root))
     }
 
@@ -251,11 +244,11 @@ impl Saved {
     /// The root of a path of the trie; its other frames are put into `frames`.
     fn split(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<u32> {
         let (root, code) = path.split_first()?;
-        let trie::Frame::Root(root) = self.trie.frame(*root) else { return None };
+        let StackFrame::Root(root) = self.trie.frame(*root)? else { return None };
         frames.clear();
-        frames.extend(code.iter().filter_map(|frame| match self.trie.frame(*frame) {
-            trie::Frame::Code { address, .. } => u32::try_from(address).ok(),
-            trie::Frame::Root(_) => None,
+        frames.extend(code.iter().filter_map(|frame| match self.trie.frame(*frame)? {
+            StackFrame::Frame(frame) => Some(frame),
+            StackFrame::Root(_) => None,
         }));
         Some(root).filter(|root| (*root as usize) < self.roots.len())
     }

@@ -10,6 +10,7 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::Full;
+use crate::trie::{Key, hash_of};
 
 /// Most bytes of all texts together; the ends are kept in 32 bits.
 pub const MAX_TEXT_BYTES: usize = 1 << 30;
@@ -24,6 +25,12 @@ pub struct TextId(pub u32);
 impl TextId {
     /// The empty text, which every [`Texts`] has: "not told".
     pub const EMPTY: TextId = TextId(0);
+}
+
+impl Key for TextId {
+    fn hash(self) -> u64 {
+        hash_of(self.0.into(), 0)
+    }
 }
 
 /// Distinct texts, numbered in the order in which they came. Number 0 is the empty text.

@@ -1,6 +1,7 @@
 //! What a sampler hands over: weighed stacks by address, the images they lie in, and counters of
 //! all that happened and all that was lost.
 
+mod frame;
 mod pause;
 
 use std::collections::BTreeMap;
@@ -10,39 +11,8 @@ use crate::sources::{ExitStatus, Process};
 use crate::trie::Trie;
 use crate::walk::Method;
 
+pub use frame::{Frame, Root};
 pub use pause::PauseHistogram;
-
-/// A root of the trie, packed into its number: which thread, whether the stacks below
-/// reached the thread's root, and whether the thread waited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Root {
-    /// Index into [`Profile::threads`].
-    pub thread: u32,
-    /// False for stacks that are shown under `[incomplete]`.
-    pub complete: bool,
-    /// True for stacks of fibers, which are shown under `[fiber]`.
-    pub fiber: bool,
-    /// True for stacks of a thread that waited (`--idle`).
-    pub waiting: bool,
-}
-
-impl Root {
-    /// The number that stands for this root in the trie.
-    #[must_use]
-    pub fn number(self) -> u32 {
-        self.thread << 3
-            | u32::from(self.fiber) << 2
-            | u32::from(self.waiting) << 1
-            | u32::from(!self.complete)
-    }
-
-    /// The root that a number stands for.
-    #[must_use]
-    pub fn from_number(number: u32) -> Root {
-        let is_set = |bit: u32| number & bit != 0;
-        Root { thread: number >> 3, complete: !is_set(1), waiting: is_set(2), fiber: is_set(4) }
-    }
-}
 
 /// A thread that was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +31,7 @@ pub struct Profile {
     /// Ticks per second that were asked for. One count in the trie is 1/hz seconds.
     pub hz: u32,
     /// Weighed stacks.
-    pub trie: Trie,
+    pub trie: Trie<Frame>,
     /// Images of the process, over time.
     pub images: Images,
     /// Threads, in the order in which they were first seen; [`Root::thread`] points here.
@@ -114,20 +84,4 @@ pub struct Stats {
     pub target_cpu_ns: u64,
     /// How the process ended, if it did while recorded.
     pub exit_status: Option<ExitStatus>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn roots_round_trip_through_their_number() {
-        for root in [
-            Root { thread: 0, complete: true, fiber: false, waiting: false },
-            Root { thread: 77, complete: false, fiber: false, waiting: false },
-            Root { thread: 78, complete: true, fiber: true, waiting: true },
-        ] {
-            assert_eq!(Root::from_number(root.number()), root);
-        }
-    }
 }

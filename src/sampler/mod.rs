@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::{Images, Made};
 use crate::live::Live;
-use crate::recording::{Profile, Root, Stats, Thread};
+use crate::recording::{Frame, Profile, Root, Stats, Thread};
 use crate::sources::{Activity, Capture, Event, Fault, Look, Outcome, Target, ThreadId};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{Ended, Frames, How, Unwinder};
@@ -91,7 +91,7 @@ struct Recording<'a> {
     start_ns: u64,
     /// When the recording is over, whatever calls of the target cost.
     end_ns: u64,
-    trie: Trie,
+    trie: Trie<Frame>,
     images: Images,
     /// Code that belongs to none of them.
     made: Made,
@@ -454,7 +454,7 @@ impl<'a> Recording<'a> {
     fn insert(&mut self, id: ThreadId, ended: Ended, counts: u64, waiting: bool) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
         let root = Root { thread: self.accounts.get(&id)?.index, complete, fiber, waiting };
-        match self.trie.insert(root.number(), self.images.space(), &self.frames.addresses, counts) {
+        match self.trie.insert((root, self.images.space()), &self.frames.addresses, counts) {
             Ok(node) => {
                 self.weighed(ended, counts);
                 for method in &self.frames.methods {

@@ -3,8 +3,6 @@
 //! Fixed seeds: the same stack has the same print in every run. Not cryptographic: a
 //! target that is built to collide can merge its own stacks with each other, no more.
 
-use super::Frame;
-
 /// Digits of pi, as good as any numbers nobody chose.
 const PI: [u64; 11] = [
     0x243f_6a88_85a3_08d3,
@@ -57,7 +55,7 @@ impl Fingerprint {
     /// The print of a stack. The four lanes do not wait for each other: a chain of
     /// multiplications costs its latency, four beside each other cost their number.
     #[inline]
-    pub(super) fn of(root: u32, space: u32, leaf_first: &[u64]) -> Fingerprint {
+    pub(super) fn of(head: u64, leaf_first: &[u64]) -> Fingerprint {
         let mut a = (PI[0], PI[1]);
         let mut b = (PI[2], PI[3]);
         let mut c = (PI[4], PI[5]);
@@ -85,12 +83,11 @@ impl Fingerprint {
             d = absorb(d, *w0, 0);
         }
         // Halves change sides, so that equal differences in two lanes do not cancel. What is
-        // not an address comes in here, after the words: in a seed it would be xored with
-        // the first word, and a bit of the space would look like a bit of the address. The
+        // no word comes in here, after the words: in a seed it would be xored with
+        // the first word, and a bit of the head would look like a bit of that word. The
         // length tells an odd end from one with a zero after it.
-        let owner = u64::from(root) << 32 | u64::from(space);
         let ab = absorb(a, b.1, b.0);
-        let cd = absorb(c, d.1 ^ owner, d.0 ^ leaf_first.len() as u64);
+        let cd = absorb(c, d.1 ^ head, d.0 ^ leaf_first.len() as u64);
         let (left, right) = absorb(ab, cd.1, cd.0);
         // The low bits of a product's low half and the high bits of its high half are
         // biased; both parts of the print are folded out of the whole state instead.
@@ -101,13 +98,11 @@ impl Fingerprint {
     }
 }
 
-/// Hash of a frame's contents.
+/// A hash of two words, as good for the low ones as for the high ones of either.
 #[inline]
-pub(super) fn of_frame(frame: Frame) -> u64 {
-    match frame {
-        Frame::Code { space, address } => fold(address ^ PI[0], u64::from(space) ^ PI[1]),
-        Frame::Root(number) => fold(u64::from(number) ^ PI[2], PI[3]),
-    }
+#[must_use]
+pub fn hash_of(a: u64, b: u64) -> u64 {
+    fold(a ^ PI[0], b ^ PI[1])
 }
 
 /// Hash of a node's place: its parent and its frame.

@@ -4,10 +4,10 @@
 //! depth of one stack; the walk has its own stack, because a target's may be deep.
 
 use super::tables::NodeTable;
-use super::{Frame, FrameId};
+use super::{FrameId, Key};
 
-pub(super) fn for_each_stack(
-    frames: &[Frame],
+pub(super) fn for_each_stack<K: Key>(
+    frames: &[K],
     nodes: &NodeTable,
     count: impl Fn(u32) -> u64,
     mut visit: impl FnMut(&[FrameId], u64),
@@ -45,7 +45,7 @@ pub(super) fn for_each_stack(
 }
 
 /// The place of each frame in the order of frames.
-fn ranks(frames: &[Frame]) -> Vec<u32> {
+fn ranks<K: Key>(frames: &[K]) -> Vec<u32> {
     let mut sorted: Vec<u32> = (0..frames.len() as u32).collect();
     sorted.sort_unstable_by_key(|&id| frames.get(id as usize));
     let mut ranks = vec![0; frames.len()];

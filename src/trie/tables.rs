@@ -6,20 +6,20 @@
 
 use hashbrown::HashTable;
 
-use super::fingerprint::{Fingerprint, of_frame, of_place};
-use super::{Frame, Full};
+use super::fingerprint::{Fingerprint, of_place};
+use super::{Full, Key};
 
 /// Frames, each once, in order of first use.
 #[derive(Clone)]
-pub(super) struct FrameTable {
-    frames: Vec<Frame>,
+pub(super) struct FrameTable<K> {
+    frames: Vec<K>,
     index: HashTable<u32>,
     limit: usize,
 }
 
-impl FrameTable {
+impl<K: Key> FrameTable<K> {
     /// An empty table for at most `limit` frames; numbers are 32 bits wide.
-    pub(super) fn new(limit: usize) -> FrameTable {
+    pub(super) fn new(limit: usize) -> FrameTable<K> {
         FrameTable { frames: Vec::new(), index: HashTable::new(), limit }
     }
 
@@ -28,21 +28,21 @@ impl FrameTable {
     }
 
     #[inline]
-    pub(super) fn as_slice(&self) -> &[Frame] {
+    pub(super) fn as_slice(&self) -> &[K] {
         &self.frames
     }
 
     /// The number of a known frame.
     #[inline]
-    pub(super) fn find(&self, frame: Frame) -> Option<u32> {
+    pub(super) fn find(&self, frame: K) -> Option<u32> {
         self.index
-            .find(of_frame(frame), |&id| self.frames.get(id as usize).is_some_and(|known| *known == frame))
+            .find(frame.hash(), |&id| self.frames.get(id as usize).is_some_and(|known| *known == frame))
             .copied()
     }
 
     /// The number of a frame, which is known from now on.
     #[inline]
-    pub(super) fn intern(&mut self, frame: Frame) -> Result<u32, Full> {
+    pub(super) fn intern(&mut self, frame: K) -> Result<u32, Full> {
         if let Some(id) = self.find(frame) {
             return Ok(id);
         }
@@ -53,14 +53,14 @@ impl FrameTable {
         self.frames.push(frame);
         let frames = &self.frames;
         self.index
-            .insert_unique(of_frame(frame), id, |&id| frames.get(id as usize).map_or(0, |f| of_frame(*f)));
+            .insert_unique(frame.hash(), id, |&id| frames.get(id as usize).map_or(0, |frame| frame.hash()));
         Ok(id)
     }
 
     /// Forgets the frames from number `len` on; no node may have them.
     pub(super) fn truncate(&mut self, len: usize) {
         for (id, frame) in self.frames.iter().enumerate().skip(len) {
-            if let Ok(entry) = self.index.find_entry(of_frame(*frame), |&known| known as usize == id) {
+            if let Ok(entry) = self.index.find_entry(frame.hash(), |&known| known as usize == id) {
                 entry.remove();
             }
         }
@@ -68,7 +68,7 @@ impl FrameTable {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.frames.capacity() * size_of::<Frame>() + self.index.allocation_size()
+        self.frames.capacity() * size_of::<K>() + self.index.allocation_size()
     }
 }
 
@@ -132,7 +132,7 @@ impl NodeTable {
 
     /// The child of a node with a frame. The frame's number is looked up only if need be.
     #[inline]
-    pub(super) fn find(&self, parent: u32, frame: Frame, frames: &FrameTable) -> Option<u32> {
+    pub(super) fn find<K: Key>(&self, parent: u32, frame: K, frames: &FrameTable<K>) -> Option<u32> {
         let after = parent.wrapping_add(1);
         if let Some(node) = self.get(after)
             && node.parent == parent

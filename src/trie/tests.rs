@@ -34,6 +34,40 @@ impl Drop for ShowSeed {
     }
 }
 
+/// A key like that of recorded stacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Frame {
+    Root(u32),
+    Code { space: u32, address: u64 },
+}
+
+impl Key for Frame {
+    fn hash(self) -> u64 {
+        match self {
+            Frame::Root(root) => hash_of(root.into(), u64::MAX),
+            Frame::Code { space, address } => hash_of(address, space.into()),
+        }
+    }
+}
+
+impl Stacked for Frame {
+    type Head = (u32, u32);
+
+    fn head((root, _): (u32, u32)) -> Frame {
+        Frame::Root(root)
+    }
+
+    fn word((_, space): (u32, u32), address: u64) -> Frame {
+        code(space, address)
+    }
+
+    fn bits((root, space): (u32, u32)) -> u64 {
+        u64::from(root) << 32 | u64::from(space)
+    }
+}
+
+type Trie = super::Trie<Frame>;
+
 fn code(space: u32, address: u64) -> Frame {
     Frame::Code { space, address }
 }
@@ -47,7 +81,9 @@ fn path(root: u32, space: u32, leaf_first: &[u64]) -> Vec<Frame> {
 /// All stacks in the trie's own order.
 fn stacks(trie: &Trie) -> Vec<(Vec<Frame>, u64)> {
     let mut all = Vec::new();
-    trie.for_each_stack(|frames, count| all.push((frames.iter().map(|&f| trie.frame(f)).collect(), count)));
+    trie.for_each_stack(|frames, count| {
+        all.push((frames.iter().map(|&f| trie.frame(f).expect("a frame of the trie")).collect(), count))
+    });
     all
 }
 
@@ -68,8 +104,8 @@ fn check_against(trie: &Trie, expected: &HashMap<Vec<Frame>, u64>) {
     for id in 0..trie.node_count() as u32 {
         let mut node = NodeId(id);
         let mut frames = Vec::new();
-        while let Some(frame) = trie.frame_of(node) {
-            frames.push(trie.frame(frame));
+        while let Some(frame) = trie.key(node) {
+            frames.push(frame);
             node = trie.parent(node).expect("a node with a frame has a parent");
         }
         frames.reverse();
@@ -97,10 +133,10 @@ fn a_small_trie_is_as_drawn() {
     //   root 7 ── main ── a ── b      leaf first: b a main
     //              └───── c
     let (main, a, b, c) = (0x10, 0x20, 0x30, 0x15);
-    let leaf = trie.insert(7, 0, &[b, a, main], 2).expect("fits");
-    assert_eq!(trie.insert(7, 0, &[b, a, main], 3), Ok(leaf));
-    trie.insert(7, 0, &[c, main], 1).expect("fits");
-    let root = trie.insert(7, 0, &[], 4).expect("fits");
+    let leaf = trie.insert((7, 0), &[b, a, main], 2).expect("fits");
+    assert_eq!(trie.insert((7, 0), &[b, a, main], 3), Ok(leaf));
+    trie.insert((7, 0), &[c, main], 1).expect("fits");
+    let root = trie.insert((7, 0), &[], 4).expect("fits");
     trie.add(leaf, 10);
     assert_eq!(
         stacks(&trie),
@@ -114,7 +150,7 @@ fn a_small_trie_is_as_drawn() {
     assert_eq!((trie.node_count(), trie.frame_count()), (6, 5));
     assert_eq!(trie.parent(root), Some(NodeId(0)));
     assert_eq!((trie.parent(NodeId(0)), trie.frame_of(NodeId(0)), trie.count(NodeId(0))), (None, None, 0));
-    assert_eq!(trie.frame_of(leaf).map(|frame| trie.frame(frame)), Some(code(0, b)));
+    assert_eq!(trie.key(leaf), Some(code(0, b)));
     assert_eq!(
         trie.frames().collect::<Vec<_>>(),
         [Frame::Root(7), code(0, main), code(0, a), code(0, b), code(0, c)]
@@ -134,8 +170,8 @@ fn random_stacks_count_as_in_a_map() {
             let frames = path(root, space, &addresses);
             let leaf = match random.below(4) {
                 0 => trie.insert_path(&frames, weight),
-                1 => trie.insert(root, space, &addresses, 0).inspect(|&leaf| trie.add(leaf, weight)),
-                _ => trie.insert(root, space, &addresses, weight),
+                1 => trie.insert((root, space), &addresses, 0).inspect(|&leaf| trie.add(leaf, weight)),
+                _ => trie.insert((root, space), &addresses, weight),
             };
             let before = map.get(&frames).copied().unwrap_or(0);
             assert_eq!(trie.count(leaf.expect("fits")), before + weight);
@@ -157,7 +193,7 @@ fn merges_are_unions_in_any_order() {
                 for _ in 0..random.below(200) {
                     let (root, space, addresses) = random_stack(&mut random);
                     let weight = random.below(3) as u64;
-                    part.insert(root, space, &addresses, weight).expect("fits");
+                    part.insert((root, space), &addresses, weight).expect("fits");
                     *map.entry(path(root, space, &addresses)).or_default() += weight;
                 }
                 part
@@ -172,7 +208,7 @@ fn merges_are_unions_in_any_order() {
             // What was merged is found again by whole stacks.
             let (root, space, addresses) = random_stack(&mut random);
             let known = map.get(&path(root, space, &addresses)).copied().unwrap_or(0);
-            let leaf = union.insert(root, space, &addresses, 1).expect("fits");
+            let leaf = union.insert((root, space), &addresses, 1).expect("fits");
             assert_eq!(union.count(leaf), known + 1);
         }
     }
@@ -186,7 +222,7 @@ fn the_order_of_insertion_does_not_show() {
     for _ in 0..5 {
         let mut trie = Trie::new();
         for (root, space, addresses) in &samples {
-            trie.insert(*root, *space, addresses, 1).expect("fits");
+            trie.insert((*root, *space), addresses, 1).expect("fits");
         }
         assert_eq!(seen.get_or_insert_with(|| stacks(&trie)), &stacks(&trie));
         for index in (1..samples.len()).rev() {
@@ -199,14 +235,14 @@ fn the_order_of_insertion_does_not_show() {
 fn a_full_node_table_refuses_new_stacks_only() {
     // The top, the root and two frames.
     let mut trie = Trie::with_limits(4, 100);
-    trie.insert(0, 0, &[2, 1], 1).expect("fits exactly");
+    trie.insert((0, 0), &[2, 1], 1).expect("fits exactly");
     let before = (stacks(&trie), trie.frames().collect::<Vec<_>>());
-    assert_eq!(trie.insert(0, 0, &[3, 2, 1], 1), Err(Full::Nodes));
-    assert_eq!(trie.insert(0, 0, &[9, 8, 7, 6, 5], 1), Err(Full::Nodes));
+    assert_eq!(trie.insert((0, 0), &[3, 2, 1], 1), Err(Full::Nodes));
+    assert_eq!(trie.insert((0, 0), &[9, 8, 7, 6, 5], 1), Err(Full::Nodes));
     assert_eq!(trie.insert_path(&[Frame::Root(1)], 1), Err(Full::Nodes));
     assert_eq!((stacks(&trie), trie.frames().collect::<Vec<_>>()), before, "no trace of what was refused");
-    trie.insert(0, 0, &[2, 1], 1).expect("known by its whole stack");
-    trie.insert(0, 0, &[1], 1).expect("known as a prefix");
+    trie.insert((0, 0), &[2, 1], 1).expect("known by its whole stack");
+    trie.insert((0, 0), &[1], 1).expect("known as a prefix");
     assert_eq!((trie.total(), trie.distinct_stacks(), trie.node_count()), (3, 2, 4));
     assert!(Full::Nodes.to_string().contains("MAX_NODES"));
 }
@@ -214,12 +250,12 @@ fn a_full_node_table_refuses_new_stacks_only() {
 #[test]
 fn a_full_frame_table_refuses_new_frames_only() {
     let mut trie = Trie::with_limits(100, 3);
-    trie.insert(0, 0, &[2, 1], 1).expect("fits exactly");
-    assert_eq!(trie.insert(0, 0, &[2, 9, 1], 1), Err(Full::Frames));
-    assert_eq!(trie.insert(1, 0, &[1], 1), Err(Full::Frames));
-    assert_eq!(trie.insert(0, 1, &[1], 1), Err(Full::Frames), "another space is another frame");
+    trie.insert((0, 0), &[2, 1], 1).expect("fits exactly");
+    assert_eq!(trie.insert((0, 0), &[2, 9, 1], 1), Err(Full::Frames));
+    assert_eq!(trie.insert((1, 0), &[1], 1), Err(Full::Frames));
+    assert_eq!(trie.insert((0, 1), &[1], 1), Err(Full::Frames), "another space is another frame");
     assert_eq!((trie.node_count(), trie.frame_count()), (4, 3));
-    trie.insert(0, 0, &[1, 1, 2], 1).expect("a new stack of known frames");
+    trie.insert((0, 0), &[1, 1, 2], 1).expect("a new stack of known frames");
     assert_eq!((trie.total(), trie.distinct_stacks()), (2, 2));
     assert!(Full::Frames.to_string().contains("MAX_FRAMES"));
 }
@@ -227,9 +263,9 @@ fn a_full_frame_table_refuses_new_frames_only() {
 #[test]
 fn frames_of_a_refused_stack_are_forgotten() {
     let mut trie = Trie::with_limits(100, 4);
-    trie.insert(0, 0, &[1], 1).expect("fits");
-    assert_eq!(trie.insert(0, 0, &[13, 12, 11, 1], 1), Err(Full::Frames));
-    trie.insert(0, 0, &[12, 11, 1], 1).expect("there is room for two frames still");
+    trie.insert((0, 0), &[1], 1).expect("fits");
+    assert_eq!(trie.insert((0, 0), &[13, 12, 11, 1], 1), Err(Full::Frames));
+    trie.insert((0, 0), &[12, 11, 1], 1).expect("there is room for two frames still");
     assert_eq!(trie.frames().collect::<Vec<_>>(), [Frame::Root(0), code(0, 1), code(0, 11), code(0, 12)]);
     assert_eq!(stacks(&trie).len(), 2);
 }
@@ -237,9 +273,9 @@ fn frames_of_a_refused_stack_are_forgotten() {
 #[test]
 fn a_merge_keeps_what_fits() {
     let mut other = Trie::new();
-    other.insert(0, 0, &[2, 1], 5).expect("fits");
-    other.insert(0, 0, &[4, 3, 1], 7).expect("fits");
-    other.insert(0, 0, &[1], 1).expect("fits");
+    other.insert((0, 0), &[2, 1], 5).expect("fits");
+    other.insert((0, 0), &[4, 3, 1], 7).expect("fits");
+    other.insert((0, 0), &[1], 1).expect("fits");
     let mut trie = Trie::with_limits(4, 100);
     assert_eq!(trie.merge(&other), Err(Full::Nodes));
     assert_eq!((trie.total(), trie.distinct_stacks(), trie.node_count()), (6, 2, 4));
@@ -248,7 +284,7 @@ fn a_merge_keeps_what_fits() {
 #[test]
 fn tiny_limits_leave_the_top() {
     let mut trie = Trie::with_limits(0, 0);
-    assert_eq!(trie.insert(0, 0, &[1], 1), Err(Full::Nodes));
+    assert_eq!(trie.insert((0, 0), &[1], 1), Err(Full::Nodes));
     assert_eq!(trie.insert_path(&[], 3), Ok(NodeId(0)));
     assert_eq!(stacks(&trie), [(vec![], 3)]);
 }
@@ -260,10 +296,10 @@ fn deep_stacks_need_no_deep_recursion() {
     let recursion: Vec<u64> = vec![0x1000; DEPTH as usize];
     let chain: Vec<u64> = (0..DEPTH).collect();
     for _ in 0..2 {
-        trie.insert(0, 0, &recursion, 1).expect("fits");
-        trie.insert(0, 0, &chain, 2).expect("fits");
+        trie.insert((0, 0), &recursion, 1).expect("fits");
+        trie.insert((0, 0), &chain, 2).expect("fits");
     }
-    trie.insert(0, 0, &chain[1..], 1).expect("fits");
+    trie.insert((0, 0), &chain[1..], 1).expect("fits");
     let mut seen = Vec::new();
     trie.for_each_stack(|frames, count| seen.push((frames.len() as u64, count)));
     assert_eq!(seen, [(DEPTH + 1, 2), (DEPTH, 1), (DEPTH + 1, 4)]);
@@ -276,10 +312,10 @@ fn deep_stacks_need_no_deep_recursion() {
 #[test]
 fn counts_saturate() {
     let mut trie = Trie::new();
-    let leaf = trie.insert(0, 0, &[1], u64::MAX - 1).expect("fits");
-    trie.insert(0, 0, &[1], 5).expect("known");
+    let leaf = trie.insert((0, 0), &[1], u64::MAX - 1).expect("fits");
+    trie.insert((0, 0), &[1], 5).expect("known");
     trie.add(leaf, u64::MAX);
-    trie.insert(0, 0, &[2], 5).expect("fits");
+    trie.insert((0, 0), &[2], 5).expect("fits");
     assert_eq!((trie.count(leaf), trie.total()), (u64::MAX, u64::MAX));
     let copy = trie.clone();
     trie.merge(&copy).expect("fits");
@@ -293,7 +329,7 @@ fn numbers_of_another_trie_do_no_harm() {
         trie.add(NodeId(id), 1);
         assert_eq!(trie.count(NodeId(id)), 0);
         assert_eq!((trie.parent(NodeId(id)), trie.frame_of(NodeId(id))), (None, None));
-        assert_eq!(trie.frame(FrameId(id)), Frame::Root(u32::MAX));
+        assert_eq!(trie.frame(FrameId(id)), None);
     }
     assert_eq!(trie.total(), 0);
 }
@@ -306,7 +342,7 @@ fn a_known_stack_takes_no_memory() {
     let mut bytes = None;
     for _ in 0..3 {
         for (root, space, addresses) in &samples {
-            trie.insert(*root, *space, addresses, 1).expect("fits");
+            trie.insert((*root, *space), addresses, 1).expect("fits");
         }
         assert_eq!(*bytes.get_or_insert(trie.memory_bytes()), trie.memory_bytes());
     }
@@ -381,7 +417,7 @@ fn similar_stacks(mut visit: impl FnMut(u32, u32, &[u64])) {
 #[test]
 fn similar_stacks_have_different_fingerprints() {
     let mut prints = Vec::new();
-    similar_stacks(|root, space, stack| prints.push(Fingerprint::of(root, space, stack)));
+    similar_stacks(|root, space, stack| prints.push(Fingerprint::of(Frame::bits((root, space)), stack)));
     assert!(prints.len() >= 1_000_000, "{}", prints.len());
     let distinct = |mut values: Vec<u64>| {
         values.sort_unstable();

@@ -69,9 +69,9 @@ fn an_exchange_of_images_is_noticed_within_a_second() {
     let profile = sampler::record(&mut target, &clock, &options, &stackprof::live::Live::default()).unwrap();
     let (mut wrong, mut right) = (0, 0);
     profile.trie.for_each_stack(|frames, count| {
-        let Frame::Root(number) = profile.trie.frame(frames[0]) else { return };
-        if profile.threads[Root::from_number(number).thread as usize].name == "new" {
-            let Frame::Code { space, .. } = profile.trie.frame(frames[1]) else { return };
+        let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { return };
+        if profile.threads[root.thread as usize].name == "new" {
+            let Some(Frame::Code { space, .. }) = profile.trie.frame(frames[1]) else { return };
             *(if space == 0 { &mut wrong } else { &mut right }) += count;
         }
     });
@@ -109,10 +109,10 @@ fn an_exec_separates_what_was_before_from_what_is_after() {
             assert!(recorded.lost() <= 5, "{:?}", recorded.profile.stats.samples_lost);
             let mut programs: BTreeMap<u32, BTreeSet<char>> = BTreeMap::new();
             recorded.profile.trie.for_each_stack(|frames, _| {
-                let Frame::Root(number) = recorded.profile.trie.frame(frames[0]) else { return };
+                let Some(Frame::Root(root)) = recorded.profile.trie.frame(frames[0]) else { return };
                 let names = frames[1..].iter().flat_map(|frame| recorded.names.get(*frame));
                 let letters = names.filter_map(|name| name.chars().next());
-                programs.entry(Root::from_number(number).thread).or_default().extend(letters);
+                programs.entry(root.thread).or_default().extend(letters);
             });
             let programs: Vec<String> = programs.values().map(|letters| letters.iter().collect()).collect();
             assert_eq!(programs, ["f", "f", "f", "f", "g"]);

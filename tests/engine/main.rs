@@ -31,13 +31,12 @@ use processes::{
 use recording::{Recorded, Watched, options, record, record_with, replay, replay_sim, seeds};
 use stackprof::arch::Arch;
 use stackprof::error::ErrorKind;
-use stackprof::recording::Root;
+use stackprof::recording::Frame;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{
     FaultKind, FunctionId, SimActivity, SimConfig, SimExec, SimFault, SimPhase, SimThread,
 };
 use stackprof::sources::{Activity, ExitStatus, Fault};
-use stackprof::trie::Frame;
 
 /// A seeded process, whose late plugin is used only once its loading was noticed: what
 /// replaces an image at its address bears the old names until then (see

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::recording::{Profile, Root};
+use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::{MachClock, MachTarget};
 use stackprof::symbol;
-use stackprof::trie::{Frame, FrameId};
+use stackprof::trie::FrameId;
 
 use super::folded;
 use super::sim_kernel::{MS, SimKernel, Truth, World};
@@ -89,8 +89,7 @@ pub fn with(kernel: &SimKernel, target: Result<MachTarget<'_>>, options: &Option
     let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
     let mut stacks = BTreeMap::new();
     profile.trie.for_each_stack(|frames, count| {
-        let Frame::Root(number) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
-        let root = Root::from_number(number);
+        let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
         let id = profile.threads[root.thread as usize].id;
         let text = frames[1..].iter().flat_map(|frame| names.get(*frame)).map(|name| name.to_string());
         *stacks.entry((id, root.complete, text.collect())).or_default() += count;

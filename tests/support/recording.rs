@@ -13,12 +13,12 @@ use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::recording::{Profile, Root};
+use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
 use stackprof::sources::{Capture, Event, Fault, Look, Process, Target, ThreadId};
 use stackprof::symbol::{self, Names};
-use stackprof::trie::{Frame, FrameId};
+use stackprof::trie::FrameId;
 use stackprof::walk::How;
 
 /// Prints how to replay when the test fails while this is alive.
@@ -120,8 +120,7 @@ pub fn record_with(
 fn stacks(profile: &Profile, names: &Names) -> Stacks {
     let mut stacks = Stacks::new();
     profile.trie.for_each_stack(|frames, count| {
-        let Frame::Root(number) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
-        let root = Root::from_number(number);
+        let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
         let id = profile.threads[root.thread as usize].id;
         let text = frames[1..].iter().flat_map(|frame| names.get(*frame)).map(|name| name.to_string());
         *stacks.entry((id, root.complete, text.collect())).or_default() += count;

@@ -6,11 +6,11 @@
 
 use std::borrow::Cow;
 
-use super::children::Children;
+use crate::profile::StackFrame;
 use crate::profile::root_names::RootNames;
 use crate::profile::saved::{Full, Saved, StackRoot, UNKNOWN};
 use crate::profile::texts::{TextId, Texts};
-use crate::trie::{Frame, NodeId, Trie};
+use crate::trie::{NodeId, Trie};
 
 /// A stack that could not be walked to its thread's root starts with this frame.
 pub const INCOMPLETE: &str = "[incomplete]";
@@ -21,8 +21,7 @@ pub const FIBER: &str = "[fiber]";
 #[derive(Clone, Debug, Default)]
 pub struct ByName {
     texts: Texts,
-    /// `Frame::Root` is the number of a text.
-    trie: Trie,
+    trie: Trie<TextId>,
 }
 
 /// A node of the tree, as [`ByName::for_each_node`] visits it.
@@ -58,29 +57,24 @@ impl ByName {
         }
         full?;
         let mut roots = RootNames::default();
-        // Nodes of the profile are numbered parents first.
-        let mut nodes = vec![NodeId(0)];
-        for id in 1..saved.trie().node_count() {
-            let there = NodeId(id as u32);
-            let parent = saved.trie().parent(there).and_then(|parent| nodes.get(parent.0 as usize));
-            let mut node = parent.copied().unwrap_or(NodeId(0));
-            match saved.trie().frame_of(there).map(|frame| saved.trie().frame(frame)) {
-                Some(Frame::Root(root)) => {
+        saved.trie().try_map_nodes(NodeId(0), |there, frame, caller| {
+            let mut node = *caller;
+            match frame {
+                StackFrame::Root(root) => {
                     if let Some(root) = saved.roots().get(root as usize) {
                         node = by_name.root(saved, root, &mut roots)?;
                     }
                 }
-                Some(Frame::Code { address, .. }) => {
-                    let span = spans.get(usize::try_from(address).unwrap_or(usize::MAX)).cloned();
+                StackFrame::Frame(frame) => {
+                    let span = spans.get(frame as usize).cloned();
                     for name in span.and_then(|span| names.get(span)).unwrap_or_default() {
-                        node = by_name.child(node, *name)?;
+                        node = by_name.trie.descend(node, *name)?;
                     }
                 }
-                None => {}
             }
             by_name.trie.add(node, saved.trie().count(there));
-            nodes.push(node);
-        }
+            Ok::<NodeId, Full>(node)
+        })?;
         Ok(by_name)
     }
 
@@ -88,17 +82,10 @@ impl ByName {
         let trie = &mut self.trie;
         let mut node = NodeId(0);
         names.of(saved, root, &mut self.texts, |name| {
-            node = match node {
-                NodeId(0) => trie.descend(node, Frame::Root(name.0))?,
-                _ => trie.descend(node, code(name))?,
-            };
+            node = trie.descend(node, name)?;
             Ok(())
         })?;
         Ok(node)
-    }
-
-    fn child(&mut self, parent: NodeId, name: TextId) -> Result<NodeId, Full> {
-        Ok(self.trie.descend(parent, code(name))?)
     }
 
     /// A name.
@@ -150,16 +137,12 @@ impl ByName {
     }
 
     fn name(&self, node: u32) -> TextId {
-        match self.trie.frame_of(NodeId(node)).map(|frame| self.trie.frame(frame)) {
-            Some(Frame::Code { address, .. }) => TextId(u32::try_from(address).unwrap_or_default()),
-            Some(Frame::Root(name)) => TextId(name),
-            None => TextId::EMPTY,
-        }
+        self.trie.key(NodeId(node)).unwrap_or(TextId::EMPTY)
     }
 
     /// Tells each counted line and each node before those below it, in order.
     fn walk(&self, tell: &mut dyn FnMut(Event, usize)) {
-        let children = Children::of(&self.trie);
+        let children = self.trie.children();
         let mut open = vec![self.events(children.below(0))];
         while let Some(events) = open.last_mut() {
             let Some(event) = events.pop() else {
@@ -203,10 +186,6 @@ impl ByName {
             format!("{name};")
         }
     }
-}
-
-fn code(name: TextId) -> Frame {
-    Frame::Code { space: 0, address: u64::from(name.0) }
 }
 
 /// Something to tell on the way: a node with all that is below it, or the line of a stack.

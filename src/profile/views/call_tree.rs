@@ -7,10 +7,11 @@
 //! too light is not followed. What is left out stays counted in what it was called by.
 
 use super::by_name::shown;
+use crate::profile::StackFrame;
 use crate::profile::root_names::RootNames;
 use crate::profile::saved::{Full, Saved};
 use crate::profile::texts::{TextId, Texts};
-use crate::trie::{Frame, NodeId};
+use crate::trie::NodeId;
 
 /// Which way a tree grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,11 +114,10 @@ impl<'a> Names<'a> {
         let mut roots = RootNames::default();
         for frame in saved.trie().frames() {
             match frame {
-                Frame::Root(root) => found.add_root(root, &mut roots)?,
-                Frame::Code { address, .. } => {
+                StackFrame::Root(root) => found.add_root(root, &mut roots)?,
+                StackFrame::Frame(index) => {
                     let mut full = Ok(());
                     let (texts, names) = (&mut found.texts, &mut found.names);
-                    let index = u32::try_from(address).unwrap_or(u32::MAX);
                     saved.names_of(index, lines, &mut |name| match texts.intern(&shown(name)) {
                         Ok(name) => names.push(name),
                         Err(why) => full = Err(why),
@@ -149,13 +149,13 @@ impl<'a> Names<'a> {
             taken.get_mut(name.0 as usize).is_some_and(|taken| !std::mem::replace(taken, true))
         };
         let frames = || self.saved.trie().frames().enumerate();
-        for (frame, _) in frames().filter(|(_, frame)| matches!(frame, Frame::Root(_))) {
+        for (frame, _) in frames().filter(|(_, frame)| matches!(frame, StackFrame::Root(_))) {
             // Roots share the names of processes and threads.
             self.of_frame(frame).iter().for_each(|name| {
                 take(name);
             });
         }
-        let mut code = frames().filter(|(_, frame)| matches!(frame, Frame::Code { .. }));
+        let mut code = frames().filter(|(_, frame)| matches!(frame, StackFrame::Frame(_)));
         code.all(|(frame, _)| matches!(self.of_frame(frame), [name] if take(name)))
     }
 

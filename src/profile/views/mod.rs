@@ -2,5 +2,4 @@
 
 pub mod by_name;
 pub mod call_tree;
-mod children;
 pub mod threads;

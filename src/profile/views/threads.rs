@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use super::children::Children;
+use crate::profile::StackFrame;
 use crate::profile::saved::{Saved, StackRoot};
 use crate::profile::texts::TextId;
-use crate::trie::{Frame, NodeId};
+use crate::trie::{Children, NodeId};
 
 /// A thread of a process, or a whole process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl<'s> ByThread<'s> {
     /// Finds them, in the order of first use.
     #[must_use]
     pub fn of(saved: &'s Saved) -> ByThread<'s> {
-        let children = Children::of(saved.trie());
+        let children = saved.trie().children();
         let mut threads: Vec<OneThread> = Vec::new();
         let mut known: HashMap<(TextId, Option<(TextId, u64)>), usize> = HashMap::new();
         for &node in children.below(0) {
@@ -75,16 +75,16 @@ impl<'s> ByThread<'s> {
 }
 
 fn root_of(saved: &Saved, node: u32) -> Option<&StackRoot> {
-    match saved.trie().frame(saved.trie().frame_of(NodeId(node))?) {
-        Frame::Root(root) => saved.roots().get(root as usize),
-        Frame::Code { .. } => None,
+    match saved.trie().key(NodeId(node))? {
+        StackFrame::Root(root) => saved.roots().get(root as usize),
+        StackFrame::Frame(_) => None,
     }
 }
 
 /// The frame of a node below a root; one that no profile has where there is none.
 fn frame_of(saved: &Saved, node: u32) -> u32 {
-    match saved.trie().frame_of(NodeId(node)).map(|frame| saved.trie().frame(frame)) {
-        Some(Frame::Code { address, .. }) => u32::try_from(address).unwrap_or(u32::MAX),
+    match saved.trie().key(NodeId(node)) {
+        Some(StackFrame::Frame(frame)) => frame,
         _ => u32::MAX,
     }
 }

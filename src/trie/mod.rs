@@ -2,19 +2,23 @@
 //!
 //! Memory grows with distinct stacks, not with time. A stack seen before is found by
 //! one hash of the whole stack and costs no walk; a new one costs only the part below
-//! what it shares with the new one before it. Input: addresses, root first or leaf
+//! what it shares with the new one before it. Input: frames, root first or leaf
 //! first, and weights. Output: stacks in an order that depends on nothing but the
 //! stacks. No strings, no OS, no clock, no randomness.
 
+mod children;
 mod fingerprint;
 mod order;
 mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::fmt;
 
+pub use children::Children;
 use fingerprint::Fingerprint;
+pub use fingerprint::hash_of;
 use tables::{FrameTable, LeafTable, NONE, NodeTable};
 
 /// Most nodes of a trie, the top included: 200 MB of nodes. Their leaves and indexes take
@@ -32,20 +36,25 @@ pub struct NodeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
-/// A frame as the trie tells it apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Frame {
-    /// The outermost frame of a family of stacks (a thread; complete or torn stacks).
-    /// The number's meaning belongs to the profile.
-    Root(u32),
-    /// Code: a look-up address in one of the target's address spaces over time
-    /// (a new space begins when an image is unmapped or replaced, or at `exec`).
-    Code {
-        /// Number of the address space.
-        space: u32,
-        /// Look-up address (Avma; a return address minus one).
-        address: u64,
-    },
+/// A frame as a trie tells it apart. What it stands for is the business of whoever makes the trie.
+pub trait Key: Copy + Ord {
+    /// A hash of all of it; [`hash_of`] makes one.
+    fn hash(self) -> u64;
+}
+
+/// A key of stacks that are given whole: a head, then a word for each frame below it.
+pub trait Stacked: Key {
+    /// What stands above the words, and what all of them are in.
+    type Head: Copy;
+
+    /// The outermost frame.
+    fn head(head: Self::Head) -> Self;
+
+    /// The frame of a word.
+    fn word(head: Self::Head, word: u64) -> Self;
+
+    /// All of a head, in 64 bits: two heads that differ have other bits.
+    fn bits(head: Self::Head) -> u64;
 }
 
 /// A stack was refused because a table has reached its limit. The trie is as it was
@@ -84,36 +93,36 @@ impl std::error::Error for Full {}
 /// the same thread a little later, and shares the outer part.
 #[derive(Clone, Default)]
 struct LastNew {
-    root: u32,
-    space: u32,
+    /// The bits of its head.
+    head: u64,
     leaf_first: Vec<u64>,
-    /// The root's node, then one node an address, outermost first; empty: no such stack.
+    /// The head's node, then one node a word, outermost first; empty: no such stack.
     nodes: Vec<u32>,
 }
 
 /// The trie.
 #[derive(Clone)]
-pub struct Trie {
+pub struct Trie<K> {
     /// In front of everything: whole stack to leaf.
     leaves: LeafTable,
     nodes: NodeTable,
-    frames: FrameTable,
+    frames: FrameTable<K>,
     last_new: LastNew,
     total: u64,
     distinct_stacks: usize,
 }
 
-impl Trie {
+impl<K: Key> Trie<K> {
     /// An empty trie with the limits [`MAX_NODES`] and [`MAX_FRAMES`].
     #[must_use]
-    pub fn new() -> Trie {
+    pub fn new() -> Trie<K> {
         Trie::with_limits(MAX_NODES, MAX_FRAMES)
     }
 
     /// An empty trie with lower limits; higher ones than [`MAX_NODES`] and [`MAX_FRAMES`]
     /// are lowered to them. The top is a node and always fits.
     #[must_use]
-    pub fn with_limits(nodes_max: usize, frames_max: usize) -> Trie {
+    pub fn with_limits(nodes_max: usize, frames_max: usize) -> Trie<K> {
         Trie {
             leaves: LeafTable::default(),
             nodes: NodeTable::new(nodes_max.min(MAX_NODES)),
@@ -124,40 +133,12 @@ impl Trie {
         }
     }
 
-    /// Counts a stack: the root, then the addresses from last (outermost) to first (leaf).
-    ///
-    /// Without addresses the root itself is the leaf. Weight 0 makes the stack known.
-    /// Two different stacks are taken for one with probability 2^-96.
-    ///
-    /// # Errors
-    /// [`Full`] if the stack is new and does not fit.
-    #[inline]
-    pub fn insert(&mut self, root: u32, space: u32, leaf_first: &[u64], weight: u64) -> Result<NodeId, Full> {
-        let print = Fingerprint::of(root, space, leaf_first);
-        let leaf = match self.leaves.find(print) {
-            Some(leaf) => {
-                // In place: a known stack touches its leaf and no node.
-                self.distinct_stacks += usize::from(leaf.count == 0 && weight != 0);
-                self.total = self.total.saturating_add(weight);
-                leaf.count = leaf.count.saturating_add(weight);
-                NodeId(leaf.node)
-            }
-            None => {
-                let leaf = self.learn(print, root, space, leaf_first)?;
-                self.add(leaf, weight);
-                leaf
-            }
-        };
-        debug_assert!(self.is_stack(leaf, root, space, leaf_first), "two stacks with one fingerprint");
-        Ok(leaf)
-    }
-
     /// Counts a path of frames, root first, as a merge or an import has it. An empty path
     /// counts on the top.
     ///
     /// # Errors
     /// [`Full`] if the path is new and does not fit.
-    pub fn insert_path(&mut self, frames: &[Frame], weight: u64) -> Result<NodeId, Full> {
+    pub fn insert_path(&mut self, frames: &[K], weight: u64) -> Result<NodeId, Full> {
         let leaf = self.extend(0, frames.iter().copied(), &mut Vec::new())?;
         self.add(leaf, weight);
         Ok(leaf)
@@ -168,7 +149,7 @@ impl Trie {
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
-    pub fn descend(&mut self, parent: NodeId, frame: Frame) -> Result<NodeId, Full> {
+    pub fn descend(&mut self, parent: NodeId, frame: K) -> Result<NodeId, Full> {
         self.child(parent.0, frame).map(NodeId)
     }
 
@@ -191,32 +172,30 @@ impl Trie {
     /// # Errors
     /// [`Full`] if a node did not fit (the last limit met). Everything else is merged:
     /// the weight that was lost is what [`total`](Trie::total) did not grow by.
-    pub fn merge(&mut self, other: &Trie) -> Result<(), Full> {
+    pub fn merge(&mut self, other: &Trie<K>) -> Result<(), Full> {
         let mut merged = Ok(());
-        // Other's numbers to ours; `None` where a node was refused, and so all below it.
-        let mut ours: Vec<Option<u32>> = Vec::with_capacity(other.node_count());
-        for (id_there, node) in (0..).zip(other.nodes.iter()) {
-            let id = if ours.is_empty() {
-                Some(0)
-            } else {
-                let parent = ours.get(node.parent as usize).copied().flatten();
-                parent.and_then(|parent| {
-                    let frame = other.frame(FrameId(node.frame));
-                    self.child(parent, frame).map_err(|full| merged = Err(full)).ok()
-                })
-            };
-            if let Some(id) = id {
-                self.add(NodeId(id), other.count(NodeId(id_there)));
+        // Other's nodes to ours; `None` where a node was refused, and so all below it.
+        let ours = other.map_nodes(Some(0), |_, frame, parent| {
+            parent.and_then(|parent| self.child(parent, frame).map_err(|full| merged = Err(full)).ok())
+        });
+        for (there, ours) in (0..).zip(ours) {
+            if let Some(ours) = ours {
+                self.add(NodeId(ours), other.count(NodeId(there)));
             }
-            ours.push(id);
         }
         merged
     }
 
-    /// A frame by its number. A number that it does not have gives `Root(u32::MAX)`.
+    /// A frame by its number; `None` for a number that it does not have.
     #[must_use]
-    pub fn frame(&self, frame: FrameId) -> Frame {
-        self.frames.as_slice().get(frame.0 as usize).copied().unwrap_or(Frame::Root(u32::MAX))
+    pub fn frame(&self, frame: FrameId) -> Option<K> {
+        self.frames.as_slice().get(frame.0 as usize).copied()
+    }
+
+    /// A node's frame itself; `None` for the top.
+    #[must_use]
+    pub fn key(&self, node: NodeId) -> Option<K> {
+        self.frame_of(node).and_then(|frame| self.frame(frame))
     }
 
     /// Number of distinct frames; their ids are the numbers below it.
@@ -225,8 +204,8 @@ impl Trie {
         self.frames.len()
     }
 
-    /// The distinct frames in [`FrameId`] order. Those of code are the unique addresses.
-    pub fn frames(&self) -> impl ExactSizeIterator<Item = Frame> {
+    /// The distinct frames in [`FrameId`] order.
+    pub fn frames(&self) -> impl ExactSizeIterator<Item = K> {
         self.frames.as_slice().iter().copied()
     }
 
@@ -246,6 +225,43 @@ impl Trie {
     #[must_use]
     pub fn frame_of(&self, node: NodeId) -> Option<FrameId> {
         if node.0 == 0 { None } else { self.nodes.get(node.0).map(|node| FrameId(node.frame)) }
+    }
+
+    /// Goes over all nodes but the top, callers before what they call: `map` gets a node, its
+    /// frame and what it gave for the node's caller, `top` for that of roots. All that it gave,
+    /// by node; `top` first.
+    pub fn map_nodes<T>(&self, top: T, mut map: impl FnMut(NodeId, K, &T) -> T) -> Vec<T> {
+        let Ok(mapped) =
+            self.try_map_nodes(top, |node, frame, caller| Ok::<T, Infallible>(map(node, frame, caller)));
+        mapped
+    }
+
+    /// [`map_nodes`](Trie::map_nodes) that ends at the first error.
+    ///
+    /// # Errors
+    /// What `map` gives.
+    pub fn try_map_nodes<T, E>(
+        &self,
+        top: T,
+        mut map: impl FnMut(NodeId, K, &T) -> Result<T, E>,
+    ) -> Result<Vec<T>, E> {
+        let mut mapped = Vec::with_capacity(self.node_count());
+        mapped.push(top);
+        // A node is made after its caller, so its number is higher.
+        for (id, node) in (0..).zip(self.nodes.iter()).skip(1) {
+            let caller = mapped.get(node.parent as usize);
+            if let (Some(caller), Some(frame)) = (caller, self.frame(FrameId(node.frame))) {
+                let value = map(NodeId(id), frame, caller)?;
+                mapped.push(value);
+            }
+        }
+        Ok(mapped)
+    }
+
+    /// The children of every node.
+    #[must_use]
+    pub fn children(&self) -> Children {
+        Children::of(&self.nodes)
     }
 
     /// Weight of the stacks that end at a node.
@@ -280,45 +296,9 @@ impl Trie {
     /// Visits each stack that has a weight: its frames, root first, and the weight.
     ///
     /// A stack comes before those it is the beginning of; siblings come in the order of
-    /// their [`Frame`]s. The order of insertion has no influence.
+    /// their frames. The order of insertion has no influence.
     pub fn for_each_stack(&self, visit: impl FnMut(&[FrameId], u64)) {
         order::for_each_stack(self.frames.as_slice(), &self.nodes, |node| self.count(NodeId(node)), visit);
-    }
-
-    /// Makes a stack known that has no fingerprint in the table yet.
-    #[cold]
-    #[inline(never)]
-    fn learn(
-        &mut self,
-        print: Fingerprint,
-        root: u32,
-        space: u32,
-        leaf_first: &[u64],
-    ) -> Result<NodeId, Full> {
-        // Taken out: if the stack is refused, nothing of it may stay behind here either.
-        let mut last = std::mem::take(&mut self.last_new);
-        let mut shared = 0;
-        if last.root == root && last.space == space && !last.nodes.is_empty() {
-            let outermost = leaf_first.iter().rev().zip(last.leaf_first.iter().rev());
-            shared = outermost.take_while(|(new, known)| new == known).count();
-            last.nodes.truncate(1 + shared);
-        } else {
-            last.nodes.clear();
-        }
-        let from = last.nodes.last().copied().unwrap_or(0);
-        let head = last.nodes.is_empty().then_some(Frame::Root(root));
-        let new = leaf_first.get(..leaf_first.len() - shared).unwrap_or_default();
-        let frames = new.iter().rev().map(|&address| Frame::Code { space, address });
-        let leaf = self.extend(from, head.into_iter().chain(frames), &mut last.nodes)?;
-        last.root = root;
-        last.space = space;
-        last.leaf_first.clear();
-        last.leaf_first.extend_from_slice(leaf_first);
-        self.last_new = last;
-        if let Some(leaf) = self.leaf(leaf.0) {
-            self.leaves.name(leaf, print);
-        }
-        Ok(leaf)
     }
 
     /// The node that `frames` lead to from a node, made if need be; all nodes on the way
@@ -326,7 +306,7 @@ impl Trie {
     fn extend(
         &mut self,
         from: u32,
-        mut frames: impl Iterator<Item = Frame> + Clone,
+        mut frames: impl Iterator<Item = K> + Clone,
         path: &mut Vec<u32>,
     ) -> Result<NodeId, Full> {
         let mut node = from;
@@ -370,7 +350,7 @@ impl Trie {
     }
 
     /// The one child of a node with a frame, made if need be.
-    fn child(&mut self, parent: u32, frame: Frame) -> Result<u32, Full> {
+    fn child(&mut self, parent: u32, frame: K) -> Result<u32, Full> {
         if let Some(known) = self.nodes.find(parent, frame, &self.frames) {
             return Ok(known);
         }
@@ -378,13 +358,72 @@ impl Trie {
         let frame = self.frames.intern(frame)?;
         Ok(self.nodes.push_new(parent, frame))
     }
+}
+
+impl<K: Stacked> Trie<K> {
+    /// Counts a stack: the head, then the words from last (outermost) to first (leaf).
+    ///
+    /// Without words the head itself is the leaf. Weight 0 makes the stack known.
+    /// Two different stacks are taken for one with probability 2^-96.
+    ///
+    /// # Errors
+    /// [`Full`] if the stack is new and does not fit.
+    #[inline]
+    pub fn insert(&mut self, head: K::Head, leaf_first: &[u64], weight: u64) -> Result<NodeId, Full> {
+        let print = Fingerprint::of(K::bits(head), leaf_first);
+        let leaf = match self.leaves.find(print) {
+            Some(leaf) => {
+                // In place: a known stack touches its leaf and no node.
+                self.distinct_stacks += usize::from(leaf.count == 0 && weight != 0);
+                self.total = self.total.saturating_add(weight);
+                leaf.count = leaf.count.saturating_add(weight);
+                NodeId(leaf.node)
+            }
+            None => {
+                let leaf = self.learn(print, head, leaf_first)?;
+                self.add(leaf, weight);
+                leaf
+            }
+        };
+        debug_assert!(self.is_stack(leaf, head, leaf_first), "two stacks with one fingerprint");
+        Ok(leaf)
+    }
+
+    /// Makes a stack known that has no fingerprint in the table yet.
+    #[cold]
+    #[inline(never)]
+    fn learn(&mut self, print: Fingerprint, head: K::Head, leaf_first: &[u64]) -> Result<NodeId, Full> {
+        // Taken out: if the stack is refused, nothing of it may stay behind here either.
+        let mut last = std::mem::take(&mut self.last_new);
+        let mut shared = 0;
+        if last.head == K::bits(head) && !last.nodes.is_empty() {
+            let outermost = leaf_first.iter().rev().zip(last.leaf_first.iter().rev());
+            shared = outermost.take_while(|(new, known)| new == known).count();
+            last.nodes.truncate(1 + shared);
+        } else {
+            last.nodes.clear();
+        }
+        let from = last.nodes.last().copied().unwrap_or(0);
+        let first = last.nodes.is_empty().then(|| K::head(head));
+        let new = leaf_first.get(..leaf_first.len() - shared).unwrap_or_default();
+        let frames = new.iter().rev().map(|&word| K::word(head, word));
+        let leaf = self.extend(from, first.into_iter().chain(frames), &mut last.nodes)?;
+        last.head = K::bits(head);
+        last.leaf_first.clear();
+        last.leaf_first.extend_from_slice(leaf_first);
+        self.last_new = last;
+        if let Some(leaf) = self.leaf(leaf.0) {
+            self.leaves.name(leaf, print);
+        }
+        Ok(leaf)
+    }
 
     /// Whether a leaf's path is exactly this stack.
-    fn is_stack(&self, leaf: NodeId, root: u32, space: u32, leaf_first: &[u64]) -> bool {
-        let codes = leaf_first.iter().map(|&address| Frame::Code { space, address });
+    fn is_stack(&self, leaf: NodeId, head: K::Head, leaf_first: &[u64]) -> bool {
+        let below = leaf_first.iter().map(|&word| K::word(head, word));
         let mut node = leaf;
-        for frame in codes.chain([Frame::Root(root)]) {
-            if self.frame_of(node).map(|known| self.frame(known)) != Some(frame) {
+        for frame in below.chain([K::head(head)]) {
+            if self.key(node) != Some(frame) {
                 return false;
             }
             node = self.parent(node).unwrap_or(NodeId(0));
@@ -393,13 +432,13 @@ impl Trie {
     }
 }
 
-impl Default for Trie {
-    fn default() -> Trie {
+impl<K: Key> Default for Trie<K> {
+    fn default() -> Trie<K> {
         Trie::new()
     }
 }
 
-impl fmt::Debug for Trie {
+impl<K: Key> fmt::Debug for Trie<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -1,0 +1,40 @@
+//! The frames of saved stacks, as numbers of the profile's tables.
+
+use crate::trie::{Key, Stacked, hash_of};
+
+/// A frame of a stack of a [`Saved`](super::Saved).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StackFrame {
+    /// Where the stack begins: an index into [`Saved::roots`](super::Saved::roots).
+    Root(u32),
+    /// Below it: an index into [`Saved::frames`](super::Saved::frames).
+    Frame(u32),
+}
+
+impl Key for StackFrame {
+    #[inline]
+    fn hash(self) -> u64 {
+        match self {
+            StackFrame::Root(index) => hash_of(index.into(), u64::MAX),
+            StackFrame::Frame(index) => hash_of(index.into(), 0),
+        }
+    }
+}
+
+impl Stacked for StackFrame {
+    /// Index of the root.
+    type Head = u32;
+
+    fn head(root: u32) -> StackFrame {
+        StackFrame::Root(root)
+    }
+
+    fn word(_: u32, frame: u64) -> StackFrame {
+        // Indexes are 32 bits wide; no table holds the last one.
+        StackFrame::Frame(u32::try_from(frame).unwrap_or(u32::MAX))
+    }
+
+    fn bits(root: u32) -> u64 {
+        root.into()
+    }
+}

@@ -1,0 +1,110 @@
+//! The frames of recorded stacks: where a stack begins, then code by its address.
+
+use std::cmp::Ordering;
+
+use crate::trie::{Key, Stacked, hash_of};
+
+/// Where a stack begins: which thread, whether the stacks below reached the thread's root, and
+/// whether the thread waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Root {
+    /// Index into [`Profile::threads`](super::Profile::threads).
+    pub thread: u32,
+    /// False for stacks that are shown under `[incomplete]`.
+    pub complete: bool,
+    /// True for stacks of fibers, which are shown under `[fiber]`.
+    pub fiber: bool,
+    /// True for stacks of a thread that waited (`--idle`).
+    pub waiting: bool,
+}
+
+impl Root {
+    /// All of it in one number, by which roots are in order: complete before torn ones,
+    /// waiting ones and fibers behind, thread after thread.
+    fn number(self) -> u32 {
+        self.thread << 3
+            | u32::from(self.fiber) << 2
+            | u32::from(self.waiting) << 1
+            | u32::from(!self.complete)
+    }
+}
+
+impl Ord for Root {
+    fn cmp(&self, other: &Root) -> Ordering {
+        self.number().cmp(&other.number())
+    }
+}
+
+impl PartialOrd for Root {
+    fn partial_cmp(&self, other: &Root) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// A frame of a recorded stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Frame {
+    /// The outermost one.
+    Root(Root),
+    /// Code: a look-up address in one of the target's address spaces over time
+    /// (a new space begins when an image is unmapped or replaced, or at `exec`).
+    Code {
+        /// Number of the address space.
+        space: u32,
+        /// Look-up address (Avma; a return address minus one).
+        address: u64,
+    },
+}
+
+impl Key for Frame {
+    #[inline]
+    fn hash(self) -> u64 {
+        match self {
+            Frame::Code { space, address } => hash_of(address, space.into()),
+            Frame::Root(root) => hash_of(root.number().into(), u64::MAX),
+        }
+    }
+}
+
+impl Stacked for Frame {
+    /// The root, and the number of the address space.
+    type Head = (Root, u32);
+
+    #[inline]
+    fn head((root, _): (Root, u32)) -> Frame {
+        Frame::Root(root)
+    }
+
+    #[inline]
+    fn word((_, space): (Root, u32), address: u64) -> Frame {
+        Frame::Code { space, address }
+    }
+
+    #[inline]
+    fn bits((root, space): (Root, u32)) -> u64 {
+        u64::from(root.number()) << 32 | u64::from(space)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roots_that_differ_have_other_bits_and_stand_in_the_order_of_threads() {
+        let mut roots = Vec::new();
+        for thread in [0, 1, 77] {
+            for fiber in [false, true] {
+                for waiting in [false, true] {
+                    for complete in [true, false] {
+                        roots.push(Root { thread, complete, fiber, waiting });
+                    }
+                }
+            }
+        }
+        assert!(roots.is_sorted());
+        let bits: std::collections::BTreeSet<u64> =
+            roots.iter().flat_map(|root| [Frame::bits((*root, 0)), Frame::bits((*root, 7))]).collect();
+        assert_eq!(bits.len(), 2 * roots.len());
+    }
+}
