@@ -16,7 +16,7 @@ use stackprof::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
-use stackprof::sources::{Capture, Event, Fault, Outcome, Target, linux};
+use stackprof::sources::{Capture, Event, Fault, Observed, Outcome, Target, linux};
 
 /// The argument that makes this program the recorded one.
 pub(super) const WORK: &str = "--work";

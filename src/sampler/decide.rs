@@ -3,8 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::Recording;
-use super::thread::Waits;
+use super::stops::{StopDriver, Waits};
 use super::ticks::splitmix64;
 use crate::sources::{Activity, Fault, Look, ThreadId};
 
@@ -12,7 +11,7 @@ use crate::sources::{Activity, Fault, Look, ThreadId};
 /// it waits, in periods of the rate; where stops leave waits alone.
 const CARRIED_PERIODS: u64 = 4;
 
-impl Recording<'_> {
+impl StopDriver<'_> {
     /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
     /// True if a stop is on its way.
     pub(super) fn decide(&mut self, id: ThreadId, look: Look) -> bool {
@@ -20,7 +19,7 @@ impl Recording<'_> {
         if !self.may_stop {
             return false;
         }
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
+        let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
         match look.activity {
             Activity::Running => self.ask(id, false),
             // It uses no CPU time; where it waits for a CPU is where its time passes.
@@ -40,7 +39,7 @@ impl Recording<'_> {
             // It is left alone, and its next stack must not stand for this time.
             Activity::Stopped if self.options.idle => {
                 let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-                self.lose("stopped by job control", counts);
+                self.recorder.lose("stopped by job control", counts);
                 false
             }
             _ => false,
@@ -49,8 +48,9 @@ impl Recording<'_> {
 
     /// Takes a look into account; whether the thread was on a CPU since its last sample.
     pub(super) fn note(&mut self, id: ThreadId, look: Look) -> bool {
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
-        account.see(look, self.stats.ticks);
+        let tick = self.recorder.stats.ticks;
+        let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
+        account.see(look, tick);
         let moved = account.moved(look);
         self.earn(id);
         moved
@@ -62,7 +62,7 @@ impl Recording<'_> {
         if self.target.process().stops_hold_all || self.options.idle {
             return;
         }
-        if let Some(account) = self.accounts.get_mut(&id) {
+        if let Some(account) = self.recorder.accounts.get_mut(&id) {
             self.budget.earn(account.newly_used_ns());
         }
     }
@@ -71,9 +71,9 @@ impl Recording<'_> {
     /// were seen to use one last, and of these at random.
     pub(super) fn ask_doubtful(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
         let mut doubtful = std::mem::take(&mut self.doubtful);
-        let tick = self.stats.ticks;
+        let tick = self.recorder.stats.ticks;
         doubtful.sort_by_cached_key(|id| {
-            let used_at_tick = self.accounts.get(id).map(|account| account.used_at_tick);
+            let used_at_tick = self.recorder.accounts.get(id).map(|account| account.used_at_tick);
             (Reverse(used_at_tick), splitmix64(id.0 ^ tick.rotate_left(32)))
         });
         let mut on_the_way = 0;
@@ -95,29 +95,29 @@ impl Recording<'_> {
     }
 
     fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
-        let stack = match account.waits {
+        let Some(stop) = self.stops.get_mut(&id) else { return false };
+        let stack = match stop.waits {
             Waits::With { stack, look: then } if then == look => stack,
             // Back from our stop, at the same place as far as the system tells.
             Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                account.waits = Waits::With { stack, look };
+                stop.waits = Waits::With { stack, look };
                 stack
             }
             _ => return self.ask(id, true),
         };
+        let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
         let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.trie.add(stack.node, counts);
-        self.stats.samples_idle_reused += counts;
-        self.weighed(stack.ended, counts);
+        self.recorder.repeat(stack.node, stack.ended, counts);
         false
     }
 
     pub(super) fn ask(&mut self, id: ThreadId, waiting: bool) -> bool {
-        let Some(account) = self.accounts.get_mut(&id) else { return false };
-        match self.target.interrupt(id, account.window.bytes(), self.options.idle || waiting) {
+        let window_bytes = self.window_bytes(id);
+        let Some(stop) = self.stops.get_mut(&id) else { return false };
+        match self.target.interrupt(id, window_bytes, self.options.idle || waiting) {
             Ok(()) => {
-                account.asked = true;
-                account.asked_waiting = waiting;
+                stop.asked = true;
+                stop.asked_waiting = waiting;
                 true
             }
             // Its end is told by an event, and what it used is counted then.

@@ -1,16 +1,17 @@
 //! One stack of every thread, once: what `dump stacks` shows. The same stops and walks as
 //! a recording, without ticks and weights.
 
-use super::postponed::Captured;
+use super::Options;
+use super::recorder::Sample;
+use super::stops::StopDriver;
 use super::window::FIRST_WINDOW_BYTES;
-use super::{Options, Recording};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
 use crate::sources::{Activity, Fault, Target, ThreadId};
 use crate::walk::fp::MAX_STACK_BYTES;
-use crate::walk::{Ended, How, Method};
+use crate::walk::{Ended, Frames, How, Method};
 
 /// Where a stack is deeper than the window, it is copied again with one so many times larger: up
 /// to [`MAX_STACK_BYTES`].
@@ -75,15 +76,15 @@ pub fn snapshot(
         max_stop: 1.0,
     };
     let live = Live::default();
-    let mut recording = Recording::new(target, clock, &options, &live);
-    recording.budget = super::budget::Budget::unlimited();
+    let mut driver = StopDriver::new(target, clock, &options, &live);
+    driver.budget = super::budget::Budget::unlimited();
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
-    recording.add_threads();
-    recording.read_images();
-    let mut stacks: Vec<ThreadStack> = Vec::new();
-    for (id, account) in &recording.accounts {
-        let Ok(look) = recording.target.look(*id) else { continue };
-        let name = recording.threads.get(account.index as usize).map(|thread| thread.name.clone());
+    driver.add_threads();
+    driver.recorder.read_images(driver.target);
+    let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
+    for (id, account) in &driver.recorder.accounts {
+        let Ok(look) = driver.target.look(*id) else { continue };
+        let name = driver.recorder.threads.get(account.index as usize).map(|thread| thread.name.clone());
         let activity = look.activity;
         stacks.push(ThreadStack {
             thread: *id,
@@ -100,48 +101,49 @@ pub fn snapshot(
     while window_bytes <= MAX_STACK_BYTES as usize {
         let deeper = |stack: &&mut ThreadStack| stack.ended == Ok(Ended::WindowRanOut);
         for stack in stacks.iter_mut().filter(deeper) {
-            if let Some(account) = recording.accounts.get_mut(&stack.thread) {
+            if let Some(account) = driver.recorder.accounts.get_mut(&stack.thread) {
                 account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
-                recording.ask(stack.thread, stack.activity != Activity::Runnable);
+                driver.ask(stack.thread, stack.activity != Activity::Runnable);
             }
         }
-        recording.collect_asked().map_err(gone)?;
-        for Captured { thread: id, capture, .. } in std::mem::take(&mut recording.captured) {
-            let ended = recording.walk(id, &capture);
+        driver.collect_asked().map_err(gone)?;
+        let most = driver.budget.window_max_bytes();
+        for Sample { thread: id, capture, .. } in std::mem::take(&mut driver.captured) {
+            let ended = driver.recorder.walk(driver.target, id, &capture, most, &mut frames);
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
-                stack.addresses.clone_from(&recording.frames.addresses);
-                stack.methods.clone_from(&recording.frames.methods);
+                stack.addresses.clone_from(&frames.addresses);
+                stack.methods.clone_from(&frames.methods);
                 stack.ended = Ok(ended);
             }
         }
         for stack in &mut stacks {
-            if let Some(account) = recording.accounts.get(&stack.thread)
+            if let Some(stop) = driver.stops.get(&stack.thread)
                 && stack.addresses.is_empty()
-                && let Ok(look) = recording.target.look(stack.thread)
+                && let Ok(look) = driver.target.look(stack.thread)
             {
                 let ready = look.activity == Activity::Runnable;
                 let late = if ready { NO_CPU } else { UNINTERRUPTIBLE };
-                stack.ended = Err(account.unreadable.unwrap_or(late));
+                stack.ended = Err(stop.unreadable.unwrap_or(late));
             }
         }
         window_bytes *= WINDOW_GROWTH;
     }
     // Those that ended before their turn have no stack, and nothing is wrong.
-    stacks.retain(|stack| !stack.addresses.is_empty() || recording.accounts.contains_key(&stack.thread));
-    Ok(Snapshot { stacks, images: recording.images })
+    stacks.retain(|stack| !stack.addresses.is_empty() || driver.stops.contains_key(&stack.thread));
+    Ok(Snapshot { stacks, images: driver.recorder.into_images() })
 }
 
-impl Recording<'_> {
+impl StopDriver<'_> {
     /// Takes the stops of all threads that were asked, and waits no longer than there is
     /// something to wait for.
     fn collect_asked(&mut self) -> std::result::Result<(), Fault> {
         let begun_ns = self.clock.now_ns();
         loop {
-            while self.accounts.values().any(|account| account.asked)
+            while self.stops.values().any(|stop| stop.asked)
                 && self.one_event(self.clock.now_ns() + LOOK_NS)?
             {}
             let asked: Vec<ThreadId> =
-                self.accounts.iter().filter(|(_, account)| account.asked).map(|(id, _)| *id).collect();
+                self.stops.iter().filter(|(_, stop)| stop.asked).map(|(id, _)| *id).collect();
             let mut ready = false;
             for id in &asked {
                 ready |= self.target.look(*id).is_ok_and(|look| look.activity == Activity::Runnable);

@@ -1,34 +1,14 @@
-//! One thread as the sampler sees it: what was accounted, how much stack it needs.
+//! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
 use super::ticks::splitmix64;
 use super::window::Window;
 use crate::addr::Avma;
 use crate::sources::{Activity, Look};
-use crate::trie::NodeId;
-use crate::walk::Ended;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// A running thread's CPU time may lag by this, nanoseconds: a scheduler tick at 100 Hz.
 const LAG_NS: u64 = 10_000_000;
-
-/// A stack in the trie, and how its walk ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownStack {
-    pub(super) node: NodeId,
-    pub(super) ended: Ended,
-}
-
-/// What is known of a waiting thread's stack (wall-clock profiles).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waits {
-    /// Nothing: it has to be captured.
-    Unknown,
-    /// Captured, and on its way back to where it waited: stack pointer and program counter.
-    Returning { stack: KnownStack, at: (Avma, Avma) },
-    /// Waiting with this stack while its look stays the same.
-    With { stack: KnownStack, look: Look },
-}
 
 /// One thread's account.
 #[derive(Debug)]
@@ -40,13 +20,6 @@ pub(super) struct Account {
     pub(super) name_tries_left: u8,
     /// Searches for where the thread was born that may still be made.
     pub(super) birth_searches_left: u8,
-    /// Whether a stop was asked for and has not come.
-    pub(super) asked: bool,
-    /// Whether it waited when it was asked to stop.
-    pub(super) asked_waiting: bool,
-    /// Why its last stop showed nothing.
-    pub(super) unreadable: Option<&'static str>,
-    pub(super) waits: Waits,
     pub(super) window: Window,
     /// CPU time at the thread's first look; what it used before is not ours.
     first_cpu_ns: u64,
@@ -90,10 +63,6 @@ impl Account {
             stack_top,
             name_tries_left: 8,
             birth_searches_left: 8,
-            asked: false,
-            asked_waiting: false,
-            unreadable: None,
-            waits: Waits::Unknown,
             window: Window::new(),
             first_cpu_ns: look.cpu_ns,
             sampled: look,

@@ -234,15 +234,47 @@ pub enum Event {
     Terminate,
 }
 
+/// What can be asked of a process while it runs, whoever samples it: what it is, which images it
+/// has, what its threads are called, what its memory holds.
+pub trait Observed {
+    /// What was learned at attach.
+    fn process(&self) -> &Process;
+
+    /// A thread's name, if it has one and still exists.
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String>;
+
+    /// The executable ranges now mapped, sorted by address. Replaces the content of `out`.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] or [`Fault::Denied`].
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
+
+    /// The bytes of the file behind a mapping, certain to be the file that is mapped.
+    ///
+    /// # Errors
+    /// The reason, for people: `deleted from disk`, `replaced on disk since it was loaded`.
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String>;
+
+    /// The files that debug information may be in, as the target sees them. What is
+    /// returned outlives the target.
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(NoFiles)
+    }
+
+    /// Reads the target's memory without stopping it; returns how many bytes from
+    /// the start of `into` were read (a page that is not mapped ends the read).
+    ///
+    /// # Errors
+    /// [`Fault::Transient`] when not even the first byte is mapped.
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
+}
+
 /// A process that can be sampled.
 ///
 /// Contract: between calls no thread of the target stands still because of this
 /// backend, except those asked to stop and not yet collected. Dropping the target
 /// lets every thread run and releases the process without stopping it.
-pub trait Target {
-    /// What was learned at attach.
-    fn process(&self) -> &Process;
-
+pub trait Target: Observed {
     /// The threads now known, in no particular order, with the stack pointer at
     /// their first instruction where known. Replaces the content of `out`.
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);
@@ -283,32 +315,4 @@ pub trait Target {
     fn waits_at(&mut self, _thread: ThreadId) -> Option<(Avma, Avma)> {
         None
     }
-
-    /// A thread's name, if it has one and still exists.
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String>;
-
-    /// The executable ranges now mapped, sorted by address. Replaces the content of `out`.
-    ///
-    /// # Errors
-    /// [`Fault::Gone`] or [`Fault::Denied`].
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
-
-    /// The bytes of the file behind a mapping, certain to be the file that is mapped.
-    ///
-    /// # Errors
-    /// The reason, for people: `deleted from disk`, `replaced on disk since it was loaded`.
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String>;
-
-    /// The files that debug information may be in, as the target sees them. What is
-    /// returned outlives the target.
-    fn files(&mut self) -> Arc<dyn Files> {
-        Arc::new(NoFiles)
-    }
-
-    /// Reads the target's memory without stopping it; returns how many bytes from
-    /// the start of `into` were read (a page that is not mapped ends the read).
-    ///
-    /// # Errors
-    /// [`Fault::Transient`] when not even the first byte is mapped.
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
 }

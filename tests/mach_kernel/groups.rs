@@ -6,7 +6,7 @@ use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::MachTarget;
-use stackprof::sources::{Capture, Event, Fault, Look, Process, Target, ThreadId};
+use stackprof::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
 
 use super::recorded::options;
 use super::sim_kernel::*;
@@ -14,36 +14,47 @@ use super::sim_kernel::*;
 /// A target whose stops are collected in groups of another size.
 struct InGroups<'k>(MachTarget<'k>, usize);
 
-impl Target for InGroups<'_> {
+impl Observed for InGroups<'_> {
     fn process(&self) -> &Process {
         self.0.process()
     }
-    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
-        self.0.threads(out);
-    }
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.0.look(thread)
-    }
-    fn stops_at_once(&self) -> usize {
-        self.1
-    }
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep: bool) -> Result<(), Fault> {
-        self.0.interrupt(thread, window_bytes, keep)
-    }
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
-        self.0.next(until_ns, capture)
-    }
+
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
         self.0.thread_name(thread)
     }
+
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         self.0.mappings(out)
     }
+
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
         self.0.image_bytes(mapping)
     }
+
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         self.0.read_memory(from, into)
+    }
+}
+
+impl Target for InGroups<'_> {
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        self.0.threads(out);
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        self.0.look(thread)
+    }
+
+    fn stops_at_once(&self) -> usize {
+        self.1
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep: bool) -> Result<(), Fault> {
+        self.0.interrupt(thread, window_bytes, keep)
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        self.0.next(until_ns, capture)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use stackprof::arch::Arch;
 use stackprof::binary::{Mapping, MappingKind};
-use stackprof::sources::Target;
+use stackprof::sources::Observed;
 use stackprof::sources::mach::MachTarget;
 
 use super::recorded::{Replay, options, record, recorded, seeds};

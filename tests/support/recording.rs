@@ -16,7 +16,7 @@ use stackprof::live::Live;
 use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
-use stackprof::sources::{Capture, Event, Fault, Look, Process, Target, ThreadId};
+use stackprof::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
 use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
 use stackprof::walk::How;
@@ -294,16 +294,37 @@ impl<'a> Watched<'a> {
     }
 }
 
-impl Target for Watched<'_> {
+impl Observed for Watched<'_> {
     fn process(&self) -> &Process {
         self.target.process()
     }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.target.thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
+        self.target.mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, String> {
+        self.target.image_bytes(mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> std::result::Result<usize, Fault> {
+        self.target.read_memory(from, into)
+    }
+}
+
+impl Target for Watched<'_> {
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
         self.target.threads(out);
     }
+
     fn look(&mut self, thread: ThreadId) -> std::result::Result<Look, Fault> {
         self.target.look(thread)
     }
+
     fn interrupt(
         &mut self,
         thread: ThreadId,
@@ -316,25 +337,15 @@ impl Target for Watched<'_> {
         }
         self.target.interrupt(thread, window_bytes, keep_waiting)
     }
+
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<Event, Fault> {
         match (self.before_next)(self.clock.now_ns()) {
             Some(fault) => Err(fault),
             None => self.target.next(until_ns, capture),
         }
     }
+
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
         self.target.waits_at(thread)
-    }
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.target.thread_name(thread)
-    }
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
-        self.target.mappings(out)
-    }
-    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, String> {
-        self.target.image_bytes(mapping)
-    }
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> std::result::Result<usize, Fault> {
-        self.target.read_memory(from, into)
     }
 }

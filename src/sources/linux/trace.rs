@@ -22,7 +22,9 @@ use crate::addr::Avma;
 use crate::arch::RED_ZONE_BYTES;
 use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
-use crate::sources::{Activity, Capture, Event, ExitStatus, Fault, Look, Outcome, Process, Target, ThreadId};
+use crate::sources::{
+    Activity, Capture, Event, ExitStatus, Fault, Look, Observed, Outcome, Process, Target, ThreadId,
+};
 
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
@@ -414,7 +416,7 @@ fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
     capture.stack.clear();
 }
 
-impl Target for LinuxTarget {
+impl Observed for LinuxTarget {
     fn process(&self) -> &Process {
         &self.process
     }
@@ -423,6 +425,36 @@ impl Target for LinuxTarget {
         Arc::new(TargetFiles::of(self.pid))
     }
 
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let name = fs::read(format!("/proc/{}/task/{}/comm", self.pid, thread.0)).ok()?;
+        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        let read = self.maps.read(self.memory_of, out);
+        if !out.is_empty() {
+            return read;
+        }
+        // A thread that has left shows an empty list: another one has the memory.
+        for tid in self.threads.keys() {
+            if self.maps.read(*tid, out).is_ok() && !out.is_empty() {
+                self.memory_of = *tid;
+                return Ok(());
+            }
+        }
+        read.and(Err(Fault::Transient("the process is ending")))
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.maps.bytes(self.memory_of, mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+impl Target for LinuxTarget {
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
         out.clear();
         out.extend(self.threads.iter().map(|(tid, thread)| (thread_id(*tid), thread.stack_top)));
@@ -507,34 +539,6 @@ impl Target for LinuxTarget {
 
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
         proc::waits_at(&fs::read(format!("/proc/{}/task/{}/syscall", self.pid, thread.0)).ok()?)
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        let name = fs::read(format!("/proc/{}/task/{}/comm", self.pid, thread.0)).ok()?;
-        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        let read = self.maps.read(self.memory_of, out);
-        if !out.is_empty() {
-            return read;
-        }
-        // A thread that has left shows an empty list: another one has the memory.
-        for tid in self.threads.keys() {
-            if self.maps.read(*tid, out).is_ok() && !out.is_empty() {
-                self.memory_of = *tid;
-                return Ok(());
-            }
-        }
-        read.and(Err(Fault::Transient("the process is ending")))
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        self.maps.bytes(self.memory_of, mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::addr::Avma;
 use crate::binary::macho::{MachO, export};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
 use crate::clock::Clock;
-use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Process, Target, ThreadId};
+use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
 
 /// How long a process without task is taken to be on its way through exec or exit.
 const BETWEEN_TASKS_NS: u64 = 1_000_000_000;
@@ -294,7 +294,7 @@ fn exit_status(status: i32) -> ExitStatus {
     }
 }
 
-impl Target for MachTarget<'_> {
+impl Observed for MachTarget<'_> {
     fn process(&self) -> &Process {
         &self.process
     }
@@ -303,6 +303,45 @@ impl Target for MachTarget<'_> {
         Arc::new(MacFiles::new(self.process.pid))
     }
 
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        if let Some(name) = self.threads.name(self.kernel, thread) {
+            return Some(name);
+        }
+        let label = self.label_offset().and_then(|offset| {
+            let thread = self.threads.get_mut(thread)?;
+            queues::label(&self.memory, thread, offset)
+        });
+        label.or_else(|| self.threads.is_first(thread).then(|| "main thread".to_owned()))
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.dyld.refresh(&self.memory, self.pid, self.clock.now_ns())?;
+        out.clear();
+        out.extend(self.dyld.images().iter().filter_map(|image| {
+            let end = image.load.checked_add(image.text_bytes())?;
+            Some(Mapping {
+                avma: Avma(image.load)..Avma(end),
+                file_offset: image.text_offset(),
+                path: image.path.clone(),
+                kind: MappingKind::File,
+                identity: image.identity(),
+            })
+        }));
+        self.jit.add_to(&self.dyld, out);
+        Ok(())
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        let image = self.dyld.image_at(mapping.avma.start.0).ok_or("unloaded in the meantime")?;
+        images::bytes(&self.memory, image, self.dyld.shared_cache(), &mut self.copied)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.memory.some(from.0, into).map_err(|_| Fault::Transient("memory could not be read"))
+    }
+}
+
+impl Target for MachTarget<'_> {
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
         out.clear();
         out.extend(self.threads.ids().into_iter().map(|id| (id, None)));
@@ -360,43 +399,6 @@ impl Target for MachTarget<'_> {
             self.poll(until_ns);
             polled_late = self.clock.now_ns() >= until_ns;
         }
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        if let Some(name) = self.threads.name(self.kernel, thread) {
-            return Some(name);
-        }
-        let label = self.label_offset().and_then(|offset| {
-            let thread = self.threads.get_mut(thread)?;
-            queues::label(&self.memory, thread, offset)
-        });
-        label.or_else(|| self.threads.is_first(thread).then(|| "main thread".to_owned()))
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.dyld.refresh(&self.memory, self.pid, self.clock.now_ns())?;
-        out.clear();
-        out.extend(self.dyld.images().iter().filter_map(|image| {
-            let end = image.load.checked_add(image.text_bytes())?;
-            Some(Mapping {
-                avma: Avma(image.load)..Avma(end),
-                file_offset: image.text_offset(),
-                path: image.path.clone(),
-                kind: MappingKind::File,
-                identity: image.identity(),
-            })
-        }));
-        self.jit.add_to(&self.dyld, out);
-        Ok(())
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        let image = self.dyld.image_at(mapping.avma.start.0).ok_or("unloaded in the meantime")?;
-        images::bytes(&self.memory, image, self.dyld.shared_cache(), &mut self.copied)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.memory.some(from.0, into).map_err(|_| Fault::Transient("memory could not be read"))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::binary::{ImageBytes, Mapping, MappingKind};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
-use super::{Capture, Event, Fault, Look, Outcome, Process, Target, ThreadId};
+use super::{Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId};
 
 pub use config::{
     FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
@@ -241,63 +241,9 @@ impl SimTarget {
     }
 }
 
-impl Target for SimTarget {
+impl Observed for SimTarget {
     fn process(&self) -> &Process {
         &self.process
-    }
-
-    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
-        out.clear();
-        if self.catch_up().is_ok() {
-            let alive = self.machine.threads.iter().filter(|thread| thread.alive());
-            out.extend(alive.map(|thread| (thread.id, thread.stack_top())));
-        }
-    }
-
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        let index = self.find(thread)?;
-        Ok(self.machine.look(index))
-    }
-
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
-        let mut index = self.find(thread)?;
-        if self.machine.threads[index].pending.is_some() {
-            return Ok(());
-        }
-        let now_ns = self.machine.now_ns;
-        if self.faults.happens(FaultKind::Exit, Some(thread), now_ns) {
-            self.machine.end_process();
-            return Err(Fault::Gone);
-        }
-        if self.faults.happens(FaultKind::DieBeforeInterrupt, Some(thread), now_ns) {
-            self.machine.die(index);
-            return Err(Fault::ThreadGone);
-        }
-        if self.config.exec.is_some() && self.faults.happens(FaultKind::Exec, Some(thread), now_ns) {
-            self.machine.exec();
-            index = self.find(thread)?;
-        }
-        self.machine.ask(index, window_bytes, keep_waiting);
-        Ok(())
-    }
-
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
-        self.machine.run_to(self.clock.now_ns());
-        let event = self.await_event(until_ns, capture)?;
-        let jump_ns = self.faults.take(None, self.machine.now_ns, |kind| match kind {
-            FaultKind::ClockJump { by_ns } => Some(by_ns),
-            _ => None,
-        });
-        self.clock.advance(jump_ns.unwrap_or(0));
-        Ok(event)
-    }
-
-    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
-        let index = self.find(thread).ok()?;
-        let thread = &self.machine.threads[index];
-        let waits = thread.place == Place::Off && thread.phase().activity == SimActivity::Wait;
-        let pc = pc(&self.code, self.config.seed, thread, self.machine.now_ns);
-        waits.then(|| (thread.phase().stack.registers(&self.code, pc).sp(), pc))
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
@@ -350,6 +296,62 @@ impl Target for SimTarget {
             return Ok(count);
         }
         self.mapped().find_map(|(_, module)| module.read(from, into)).ok_or(unmapped)
+    }
+}
+
+impl Target for SimTarget {
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        out.clear();
+        if self.catch_up().is_ok() {
+            let alive = self.machine.threads.iter().filter(|thread| thread.alive());
+            out.extend(alive.map(|thread| (thread.id, thread.stack_top())));
+        }
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        let index = self.find(thread)?;
+        Ok(self.machine.look(index))
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        let mut index = self.find(thread)?;
+        if self.machine.threads[index].pending.is_some() {
+            return Ok(());
+        }
+        let now_ns = self.machine.now_ns;
+        if self.faults.happens(FaultKind::Exit, Some(thread), now_ns) {
+            self.machine.end_process();
+            return Err(Fault::Gone);
+        }
+        if self.faults.happens(FaultKind::DieBeforeInterrupt, Some(thread), now_ns) {
+            self.machine.die(index);
+            return Err(Fault::ThreadGone);
+        }
+        if self.config.exec.is_some() && self.faults.happens(FaultKind::Exec, Some(thread), now_ns) {
+            self.machine.exec();
+            index = self.find(thread)?;
+        }
+        self.machine.ask(index, window_bytes, keep_waiting);
+        Ok(())
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        self.machine.run_to(self.clock.now_ns());
+        let event = self.await_event(until_ns, capture)?;
+        let jump_ns = self.faults.take(None, self.machine.now_ns, |kind| match kind {
+            FaultKind::ClockJump { by_ns } => Some(by_ns),
+            _ => None,
+        });
+        self.clock.advance(jump_ns.unwrap_or(0));
+        Ok(event)
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        let index = self.find(thread).ok()?;
+        let thread = &self.machine.threads[index];
+        let waits = thread.place == Place::Off && thread.phase().activity == SimActivity::Wait;
+        let pc = pc(&self.code, self.config.seed, thread, self.machine.now_ns);
+        waits.then(|| (thread.phase().stack.registers(&self.code, pc).sp(), pc))
     }
 }
 

@@ -1,0 +1,97 @@
+//! When the images of a process are read again: they changed, or a stack leads to code that is in
+//! none, but never so often that reading them costs more than a share of the time.
+
+use crate::binary::Mapping;
+use crate::images::{Images, Made};
+use crate::sources::{Fault, Observed};
+
+/// Mappings are read again this often to notice images that were unloaded.
+const REFRESH_NS: u64 = 1_000_000_000;
+/// Mappings are read again this long after the last time at the earliest when a stack
+/// leads out of the known code, and less and less often while that changes nothing.
+const RETRY_NS: u64 = 2_000_000;
+const RETRY_MAX_NS: u64 = 50_000_000;
+/// Tries to list the mappings at one time.
+const LIST_TRIES: u32 = 3;
+/// Reading mappings may take this share of the time, at most: 1/20.
+const COST_SHARE: u64 = 20;
+
+/// The times of reading them.
+#[derive(Debug, Default)]
+pub(super) struct ImageUpkeep {
+    mappings: Vec<Mapping>,
+    read_ns: u64,
+    wait_ns: u64,
+    /// What reading them cost makes the next time wait at least.
+    cost_ns: u64,
+    /// How often in a row reading them showed nothing new.
+    fruitless: u32,
+    /// The target says that they changed, and they were not read yet.
+    changed: bool,
+}
+
+impl ImageUpkeep {
+    /// When they were read last.
+    pub(super) fn read_ns(&self) -> u64 {
+        self.read_ns
+    }
+
+    /// How often in a row reading them showed nothing new.
+    pub(super) fn fruitless(&self) -> u32 {
+        self.fruitless
+    }
+
+    /// The target says that they have changed.
+    pub(super) fn note_change(&mut self) {
+        self.changed = true;
+    }
+
+    /// Whether they may be read for a stack that leads to code in none.
+    pub(super) fn may_retry(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.read_ns) >= self.wait_ns
+    }
+
+    /// Whether it is time to read them: they have changed, or may have. `wanted` says that
+    /// stacks wait for it.
+    pub(super) fn is_due(&self, now_ns: u64, wanted: bool) -> bool {
+        now_ns.saturating_sub(self.read_ns)
+            >= match (self.changed, wanted) {
+                (true, _) => self.cost_ns,
+                (false, true) => self.wait_ns,
+                (false, false) => self.wait_ns.max(REFRESH_NS),
+            }
+    }
+
+    /// Brings the images up to date; whether they changed. A failure leaves the known
+    /// ones: later addresses may then be unknown, which the summary shows.
+    pub(super) fn read(
+        &mut self,
+        process: &mut dyn Observed,
+        now_ns: &dyn Fn() -> u64,
+        images: &mut Images,
+        made: &mut Made,
+    ) -> bool {
+        let before_ns = now_ns();
+        let mut changed = false;
+        let mut listed = process.mappings(&mut self.mappings);
+        for _ in 1..LIST_TRIES {
+            // A list in motion is mostly whole a moment later. Without images there are
+            // no names, and the walk cannot tell a leaf without a frame record.
+            if matches!(listed, Err(Fault::Transient(_))) {
+                listed = process.mappings(&mut self.mappings);
+            }
+        }
+        if listed.is_ok() {
+            changed = images.update(&self.mappings, &mut |mapping| process.image_bytes(mapping));
+            made.update(&self.mappings, images);
+        }
+        self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
+        self.changed = false;
+        self.read_ns = now_ns();
+        self.cost_ns = (self.read_ns - before_ns).saturating_mul(COST_SHARE);
+        // Torn stacks ask again and again: less often the longer nothing changes.
+        let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(RETRY_MAX_NS) };
+        self.wait_ns = backed_off_ns.max(self.cost_ns).max(RETRY_NS);
+        changed
+    }
+}

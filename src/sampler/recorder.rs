@@ -1,0 +1,385 @@
+//! The recorder: captures become weighed stacks, whoever took them.
+//!
+//! Input: threads that come and go, and of each capture what the thread had used by then.
+//! Output: a [`Profile`]. It weighs, walks, inserts, lets stacks wait for images that are to be
+//! read, and counts what is lost by cause. It asks the process for images, names and memory only;
+//! when and how threads are sampled is its driver's business.
+
+use hashbrown::HashMap;
+
+use super::Options;
+use super::image_upkeep::ImageUpkeep;
+use super::postponed::Postponed;
+use super::thread::{Account, unknown_look};
+use crate::addr::Avma;
+use crate::clock::Clock;
+use crate::images::{ImageCode, Images, Made, TargetCode};
+use crate::recording::{Frame, Profile, Root, Stats, Thread};
+use crate::sources::{Capture, Look, Observed, ThreadId};
+use crate::trie::{NodeId, Trie};
+use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder, root};
+
+/// Threads that are kept apart; later ones share an entry.
+const MAX_THREADS: usize = 65_536;
+/// Times that one stack is walked to read the code made at run time that it leads to: each leads
+/// further up.
+const MADE_ROUNDS_MAX: u32 = 64;
+
+/// What a thread showed at one moment.
+#[derive(Debug)]
+pub struct Sample {
+    /// Which thread.
+    pub thread: ThreadId,
+    /// Its registers and stack bytes.
+    pub capture: Capture,
+    /// When it was taken in, nanoseconds of the engine's clock.
+    pub at_ns: u64,
+    /// The thread waited when it was asked for this.
+    pub waiting: bool,
+}
+
+/// What became of a sample.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// Its node in the trie and how its walk ended, if it is there.
+    pub(super) stack: Option<(NodeId, Ended)>,
+    /// The sample, given back; `None` if it waits for the images.
+    pub(super) sample: Option<Sample>,
+}
+
+/// See the top of this file.
+pub struct Recorder<'a> {
+    clock: &'a dyn Clock,
+    pub(super) options: &'a Options,
+    trie: Trie<Frame>,
+    images: Images,
+    /// Code that belongs to none of them.
+    made: Made,
+    upkeep: ImageUpkeep,
+    pub(super) threads: Vec<Thread>,
+    pub(super) accounts: HashMap<ThreadId, Account>,
+    /// What happened, and what was lost.
+    pub stats: Stats,
+    /// Captured before the images were read again, and waiting for that.
+    pub(super) postponed: Vec<Postponed>,
+    unwinder: Unwinder,
+}
+
+impl<'a> Recorder<'a> {
+    /// Without threads or images.
+    pub fn new(clock: &'a dyn Clock, options: &'a Options) -> Recorder<'a> {
+        Recorder {
+            clock,
+            options,
+            trie: Trie::new(),
+            images: Images::default(),
+            made: Made::default(),
+            upkeep: ImageUpkeep::default(),
+            threads: Vec::new(),
+            accounts: HashMap::new(),
+            stats: Stats::default(),
+            postponed: Vec::new(),
+            unwinder: Unwinder::default(),
+        }
+    }
+
+    // ---- threads
+
+    /// Takes a thread in: one that is `found` running, or one seen from its first instruction on.
+    pub fn add_thread(
+        &mut self,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        stack_top: Option<Avma>,
+        look: Look,
+        found: bool,
+    ) {
+        self.stats.threads_seen += 1;
+        let index = self.thread_index(process, id);
+        self.accounts.insert(id, Account::new(index, id.0, stack_top, look, self.clock.now_ns(), found));
+    }
+
+    /// Closes a thread's account: what it used since its last sample is lost for this reason.
+    /// `cpu_ns` is all that it used, where that is known. Samples of it that wait for images
+    /// are settled first.
+    pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
+        if let Some(mut account) = self.accounts.remove(&id) {
+            let now_ns = self.clock.now_ns();
+            let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
+            self.stats.target_cpu_ns += account.used_cpu_ns();
+            self.lose(reason, counts);
+        }
+    }
+
+    /// Asks for the name of a thread that had none when it was first seen: threads name
+    /// themselves after they start, and may have ended before the recording does.
+    fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
+        let Some(account) = self.accounts.get_mut(&id).filter(|account| account.name_tries_left > 0) else {
+            return;
+        };
+        account.name_tries_left -= 1;
+        let unnamed = self.threads.get_mut(account.index as usize);
+        if let Some(thread) = unnamed.filter(|thread| thread.id == id.0 && thread.name.is_empty())
+            && let Some(name) = process.thread_name(id)
+        {
+            thread.name = name;
+        }
+    }
+
+    /// Asks for a thread's name again at the end.
+    pub(super) fn rename(&mut self, process: &mut dyn Observed, id: ThreadId) {
+        let Some(account) = self.accounts.get(&id) else { return };
+        if let Some(thread) = self.threads.get_mut(account.index as usize)
+            && thread.id == id.0
+            && let Some(name) = process.thread_name(id)
+        {
+            thread.name = name;
+        }
+    }
+
+    /// The entry that a thread's stacks are kept under.
+    fn thread_index(&mut self, process: &mut dyn Observed, id: ThreadId) -> u32 {
+        if !self.options.threads {
+            return 0;
+        }
+        if self.threads.len() < MAX_THREADS {
+            let name = process.thread_name(id).unwrap_or_default();
+            self.threads.push(Thread { id: id.0, name });
+        } else if self.threads.len() == MAX_THREADS {
+            self.threads.push(Thread { id: 0, name: format!("threads after the first {MAX_THREADS}") });
+        }
+        u32::try_from(self.threads.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    // ---- samples
+
+    /// Counts that are lost, by their reason.
+    pub fn lose(&mut self, reason: &'static str, counts: u64) {
+        if counts > 0 {
+            *self.stats.samples_lost.entry(reason).or_default() += counts;
+        }
+    }
+
+    /// Counts for a thread of which a sample was just taken; `None` if it is accounted for
+    /// already. `look` is what it had used by then.
+    pub fn weigh(&mut self, id: ThreadId, look: Option<Look>) -> Option<u64> {
+        let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
+        let account = self.accounts.get_mut(&id)?;
+        Some(if self.options.idle {
+            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
+        } else {
+            account.weigh_cpu(look, now_ns, hz)
+        })
+    }
+
+    /// Walks a sample and counts its stack. `window_max_bytes` is as much of a stack as the
+    /// next capture of the thread may copy; `frames` is replaced by what the walk found.
+    pub(super) fn take(
+        &mut self,
+        process: &mut dyn Observed,
+        sample: Sample,
+        counts: u64,
+        window_max_bytes: usize,
+        frames: &mut Frames,
+    ) -> Taken {
+        let id = sample.thread;
+        let ended = self.walk(process, id, &sample.capture, window_max_bytes, frames);
+        if counts == 0 && !self.options.idle {
+            return Taken { stack: None, sample: Some(sample) };
+        }
+        self.ask_name(process, id);
+        let Some(sample) = self.postpone(sample, ended, counts) else {
+            return Taken { stack: None, sample: None };
+        };
+        let node = self.insert(id, ended, frames, counts, self.options.idle && sample.waiting);
+        Taken { stack: node.map(|node| (node, ended)), sample: Some(sample) }
+    }
+
+    /// Counts a stack that is known again, of a thread that waits on.
+    pub(super) fn repeat(&mut self, node: NodeId, ended: Ended, counts: u64) {
+        self.trie.add(node, counts);
+        self.stats.samples_idle_reused += counts;
+        self.weighed(ended, counts);
+    }
+
+    /// Puts the frames that were found into the trie.
+    pub(super) fn insert(
+        &mut self,
+        id: ThreadId,
+        ended: Ended,
+        frames: &Frames,
+        counts: u64,
+        waiting: bool,
+    ) -> Option<NodeId> {
+        let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
+        let root = Root { thread: self.accounts.get(&id)?.index, complete, fiber, waiting };
+        match self.trie.insert((root, self.images.space()), &frames.addresses, counts) {
+            Ok(node) => {
+                self.weighed(ended, counts);
+                for method in &frames.methods {
+                    self.stats.frames_by_method[*method as usize] += 1;
+                }
+                Some(node)
+            }
+            Err(full) => {
+                self.lose(full.reason(), counts);
+                None
+            }
+        }
+    }
+
+    fn weighed(&mut self, ended: Ended, counts: u64) {
+        self.stats.samples += counts;
+        if ended.is_complete() {
+            self.stats.stacks_complete += counts;
+        } else if counts > 0 {
+            *self.stats.stacks_incomplete.entry(ended.reason()).or_default() += counts;
+        }
+    }
+
+    // ---- walks
+
+    /// Walks a capture into `frames`, with the images it needs.
+    pub(super) fn walk(
+        &mut self,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        capture: &Capture,
+        window_max_bytes: usize,
+        frames: &mut Frames,
+    ) -> Ended {
+        if !self.images.contains(capture.registers.pc()) {
+            self.retry_images(process);
+        }
+        let ended = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+        // A torn chain, or a library that was loaded since?
+        if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
+            && self.retry_images(process)
+        {
+            return self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+        }
+        ended
+    }
+
+    pub(super) fn walk_with_known_images(
+        &mut self,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        capture: &Capture,
+        window_max_bytes: usize,
+        frames: &mut Frames,
+    ) -> Ended {
+        let sp = capture.registers.sp();
+        let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
+        if self.made.is_old(self.clock.now_ns()) {
+            let made = &self.made;
+            self.unwinder.forget(&|at| made.contains(at));
+        }
+        self.made.begin_walk();
+        let mut rounds_left = MADE_ROUNDS_MAX;
+        let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
+        loop {
+            let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
+            let input = walk::Input {
+                stack,
+                stack_top: account.stack_top,
+                stack_limit: capture.stack_limit,
+                fp_always: process.process().fp_always,
+                max_depth: self.options.max_depth,
+                code_mask: process.process().code_mask,
+                code: &code,
+            };
+            let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
+            let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
+            let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
+            if rounds_left > 0 && self.made.fill(&mut read) {
+                rounds_left -= 1;
+                continue;
+            }
+            let needed = walked.reached.0.saturating_sub(sp.0) as usize;
+            let copied = stack.end().0.saturating_sub(sp.0) as usize;
+            account.window.fit(&walked, needed, copied, window_max_bytes);
+            // A thread that already ran when we came: where was it born?
+            if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
+                return walked.ended;
+            }
+            account.birth_searches_left -= 1;
+            account.stack_top = root::find_birth(stack, walked.reached, &ImageCode(&self.images));
+            if account.stack_top.is_none() {
+                account.window.reach(needed.saturating_add(root::SEARCH_BYTES as usize), window_max_bytes);
+                return walked.ended;
+            }
+        }
+    }
+
+    // ---- images
+
+    /// Reads the images; whether they changed.
+    pub fn read_images(&mut self, process: &mut dyn Observed) -> bool {
+        let clock = self.clock;
+        let changed = self.upkeep.read(process, &|| clock.now_ns(), &mut self.images, &mut self.made);
+        if changed {
+            self.unwinder.images_changed();
+        }
+        changed
+    }
+
+    /// Reads the images again unless that was done just now; whether they changed.
+    fn retry_images(&mut self, process: &mut dyn Observed) -> bool {
+        self.upkeep.may_retry(self.clock.now_ns()) && self.read_images(process)
+    }
+
+    /// Reads the images if they have changed, or may have: in a storm of changes not each time,
+    /// since what reading costs is limited.
+    pub fn refresh_images(&mut self, process: &mut dyn Observed) {
+        if self.upkeep.is_due(self.clock.now_ns(), !self.postponed.is_empty()) {
+            self.read_images(process);
+        }
+    }
+
+    /// The process says that its images have changed. Samples of before are walked first.
+    pub fn images_changed(&mut self, process: &mut dyn Observed) {
+        self.upkeep.note_change();
+        self.refresh_images(process);
+    }
+
+    /// The process runs another program: addresses mean something else from now on.
+    pub fn begin_program(&mut self) {
+        self.images.begin_space();
+        self.unwinder.images_changed();
+    }
+
+    /// When the images were read last, and how often in a row that showed nothing new.
+    pub(super) fn images_read(&self) -> (u64, u32) {
+        (self.upkeep.read_ns(), self.upkeep.fruitless())
+    }
+
+    // ---- the end
+
+    /// CPU time of all threads that were not removed, nanoseconds.
+    pub(super) fn alive_cpu_ns(&self) -> u64 {
+        self.accounts.values().map(Account::used_cpu_ns).sum()
+    }
+
+    /// Number of the address space that is current.
+    pub(super) fn space(&self) -> u32 {
+        self.images.space()
+    }
+
+    /// The images, of a recorder that is done with.
+    pub(super) fn into_images(self) -> Images {
+        self.images
+    }
+
+    /// The profile. Threads that were not removed are left out of what is accounted for.
+    pub fn finish(self, process: &dyn Observed) -> Profile {
+        Profile {
+            process: process.process().clone(),
+            hz: self.options.hz,
+            trie: self.trie,
+            images: self.images,
+            threads: self.threads,
+            stats: self.stats,
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! The driver that stops threads: at each tick it looks at all, asks those that run to stop, and
+//! hands what they show to the recorder when none stands any more.
+
+use hashbrown::HashMap;
+
+use super::Options;
+use super::budget::Budget;
+use super::postponed::Rewalk;
+use super::recorder::{Recorder, Sample};
+use super::thread::unknown_look;
+use super::ticks::Ticks;
+use crate::addr::Avma;
+use crate::clock::Clock;
+use crate::live::Live;
+use crate::sources::{Activity, Capture, Event, Fault, Look, Outcome, Target, ThreadId};
+use crate::trie::NodeId;
+use crate::walk::{Ended, Frames};
+
+/// Events handled in a row before the engine looks at the time again.
+const EVENTS_AT_ONCE: u32 = 256;
+/// How long the stops of the last tick are waited for, nanoseconds.
+const LAST_STOPS_NS: u64 = 30_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+/// The stop wish is looked at this often even at 1 Hz, nanoseconds.
+const ATTENTION_NS: u64 = 50_000_000;
+/// A tick's looks at threads take this long at most, or a period of the rate if that is longer,
+/// nanoseconds; the next tick goes on with the other threads.
+const LOOKS_NS: u64 = 20_000_000;
+
+/// A stack in the trie, and how its walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KnownStack {
+    pub(super) node: NodeId,
+    pub(super) ended: Ended,
+}
+
+/// What is known of a waiting thread's stack (wall-clock profiles).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    /// Nothing: it has to be captured.
+    Unknown,
+    /// Captured, and on its way back to where it waited: stack pointer and program counter.
+    Returning { stack: KnownStack, at: (Avma, Avma) },
+    /// Waiting with this stack while its look stays the same.
+    With { stack: KnownStack, look: Look },
+}
+
+/// What the driver knows of a thread beside its account.
+#[derive(Debug)]
+pub(super) struct Stop {
+    /// Whether a stop was asked for and has not come.
+    pub(super) asked: bool,
+    /// Whether it waited when it was asked to stop.
+    pub(super) asked_waiting: bool,
+    /// Why its last stop showed nothing.
+    pub(super) unreadable: Option<&'static str>,
+    pub(super) waits: Waits,
+}
+
+impl Stop {
+    pub(super) fn new() -> Stop {
+        Stop { asked: false, asked_waiting: false, unreadable: None, waits: Waits::Unknown }
+    }
+}
+
+/// See the top of this file.
+pub(super) struct StopDriver<'a> {
+    pub(super) target: &'a mut dyn Target,
+    pub(super) clock: &'a dyn Clock,
+    pub(super) options: &'a Options,
+    pub(super) live: &'a Live,
+    pub(super) start_ns: u64,
+    /// When the recording is over, whatever calls of the target cost.
+    end_ns: u64,
+    pub(super) recorder: Recorder<'a>,
+    pub(super) stops: HashMap<ThreadId, Stop>,
+    /// Captured in this tick and not yet walked; buffers are kept in `spare`.
+    pub(super) captured: Vec<Sample>,
+    spare: Vec<Capture>,
+    frames: Frames,
+    order: Vec<ThreadId>,
+    /// The source tells of some threads that they certainly are on a CPU, or are not.
+    tells_running: bool,
+    /// The thread that the last tick had no time for; the next one begins with it.
+    next_look: Option<ThreadId>,
+    /// Threads of which a tick does not know whether they are on a CPU.
+    pub(super) doubtful: Vec<ThreadId>,
+    pub(super) budget: Budget,
+    /// The tick may stop threads: the target has not stood for too long.
+    pub(super) may_stop: bool,
+    /// Up to when the target's time was taken into account.
+    earned_until_ns: u64,
+    /// This is the last tick.
+    pub(super) closing: bool,
+    pub(super) runnable: usize,
+    ended: bool,
+}
+
+impl<'a> StopDriver<'a> {
+    pub(super) fn new(
+        target: &'a mut dyn Target,
+        clock: &'a dyn Clock,
+        options: &'a Options,
+        live: &'a Live,
+    ) -> Self {
+        StopDriver {
+            target,
+            clock,
+            options,
+            live,
+            start_ns: clock.now_ns(),
+            end_ns: u64::MAX,
+            recorder: Recorder::new(clock, options),
+            stops: HashMap::new(),
+            captured: Vec::new(),
+            spare: Vec::new(),
+            frames: Frames::default(),
+            order: Vec::new(),
+            tells_running: false,
+            next_look: None,
+            doubtful: Vec::new(),
+            budget: Budget::new(options.max_stop),
+            may_stop: true,
+            earned_until_ns: clock.now_ns(),
+            closing: false,
+            runnable: 0,
+            ended: false,
+        }
+    }
+
+    pub(super) fn run(&mut self) -> std::result::Result<(), Fault> {
+        self.add_threads();
+        self.recorder.read_images(self.target);
+        self.start_ns = self.clock.now_ns();
+        self.end_ns =
+            self.options.duration_ns.map_or(u64::MAX, |duration| self.start_ns.saturating_add(duration));
+        let end_ns = self.end_ns;
+        let mut ticks = Ticks::new(self.start_ns, self.options.hz, self.options.seed);
+        while !self.ended {
+            let due_ns = ticks.deadline_ns().min(end_ns);
+            self.attend_until(due_ns)?;
+            if self.ended || self.live.shall_stop() || self.clock.now_ns() >= end_ns {
+                break;
+            }
+            self.tick()?;
+            *if self.may_stop {
+                &mut self.recorder.stats.ticks
+            } else {
+                &mut self.recorder.stats.ticks_spared
+            } += 1;
+            ticks.done(self.clock.now_ns());
+            self.recorder.stats.ticks_late = ticks.late();
+            self.publish();
+        }
+        if !self.ended {
+            // What was used since the last tick belongs to the recording, too.
+            self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
+            self.closing = true;
+            self.tick()?;
+            let until_ns = self.clock.now_ns() + LAST_STOPS_NS;
+            while self.stops.values().any(|stop| stop.asked) && self.clock.now_ns() < until_ns {
+                self.one_event(until_ns)?;
+            }
+            self.walk_captured();
+            let until_ns = self.clock.now_ns().saturating_add(self.options.linger_ns);
+            while self.live.shall_stop()
+                && !self.ended
+                && self.clock.now_ns() < until_ns
+                && self.one_event(until_ns)?
+            {}
+        }
+        Ok(())
+    }
+
+    /// Handles what happens until `until_ns`; then it is the tick's turn, whatever waits.
+    fn attend_until(&mut self, until_ns: u64) -> std::result::Result<(), Fault> {
+        while !self.ended {
+            let wait_ns = until_ns.min(self.clock.now_ns().saturating_add(ATTENTION_NS));
+            self.one_event(wait_ns)?;
+            if !self.captured.is_empty() {
+                // Others may stand already: walk only when none does.
+                self.collect()?;
+                self.walk_captured();
+            }
+            if self.clock.now_ns() >= until_ns || self.live.shall_stop() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the stops that come at once.
+    pub(super) fn collect(&mut self) -> std::result::Result<(), Fault> {
+        for _ in 0..EVENTS_AT_ONCE {
+            if !self.one_event(0)? || self.is_over() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One tick: look at every thread, ask those that ran to stop, collect and weigh.
+    fn tick(&mut self) -> std::result::Result<(), Fault> {
+        self.recorder.refresh_images(self.target);
+        let now_ns = self.clock.now_ns();
+        let passed_ns = now_ns.saturating_sub(self.earned_until_ns);
+        if self.target.process().stops_hold_all {
+            self.budget.earn(passed_ns);
+        } else if self.options.idle {
+            // Wall-clock time is what is recorded: that of each thread that could run.
+            self.budget.earn(passed_ns.saturating_mul(self.runnable.max(1) as u64));
+        }
+        self.earned_until_ns = now_ns;
+        // The last tick is one more stop, and what was used since is of no use without.
+        self.may_stop = self.closing || self.budget.allows_stops();
+        self.order.clear();
+        self.order.extend(self.stops.keys());
+        self.order.sort_unstable();
+        let order = std::mem::take(&mut self.order);
+        let (mut runnable, mut on_the_way) = (0, 0);
+        // No more threads can be on a CPU than there are CPUs, and asking one that is not costs
+        // it the CPU that it waits for. So where they outnumber CPUs, those of which it is not
+        // certain are asked last, as far as CPUs are left for them.
+        let cpus = self.target.process().cpus;
+        let scarce = self.tells_running && !self.options.idle && self.runnable > cpus;
+        self.doubtful.clear();
+        let until_ns = now_ns.saturating_add(LOOKS_NS.max(SECOND_NS / u64::from(self.options.hz.max(1))));
+        let start = self.next_look.map_or(0, |last| order.partition_point(|id| *id < last));
+        self.next_look = None;
+        for id in order[start..].iter().chain(&order[..start]) {
+            if self.clock.now_ns() >= until_ns || self.is_over() {
+                self.next_look = Some(*id);
+                runnable = runnable.max(self.runnable);
+                break;
+            }
+            // A stop already asked for will tell; until it comes the thread had no CPU.
+            if self.stops.get(id).is_some_and(|stop| stop.asked) {
+                runnable += 1;
+                continue;
+            }
+            let Ok(look) = self.target.look(*id) else { continue };
+            runnable += usize::from(look.activity.wants_cpu());
+            self.tells_running |= matches!(look.activity, Activity::Running | Activity::Ready);
+            if scarce && look.activity == Activity::Runnable {
+                self.doubtful.push(*id);
+                self.note(*id, look);
+                continue;
+            }
+            if self.decide(*id, look) {
+                on_the_way += 1;
+                if on_the_way % self.target.stops_at_once() == 0 {
+                    self.collect()?;
+                }
+            }
+        }
+        self.runnable = runnable;
+        self.order = order;
+        self.ask_doubtful(cpus.saturating_sub(on_the_way))?;
+        self.collect()?;
+        self.walk_captured();
+        Ok(())
+    }
+
+    /// Whether the recording shall end, and nothing more be begun.
+    fn is_over(&self) -> bool {
+        !self.closing && (self.live.shall_stop() || self.clock.now_ns() >= self.end_ns)
+    }
+
+    /// Takes the next event; false if none came before `until_ns`.
+    pub(super) fn one_event(&mut self, until_ns: u64) -> std::result::Result<bool, Fault> {
+        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        match self.target.next(until_ns, &mut capture) {
+            Ok(Event::Stopped { thread, outcome }) => {
+                self.stopped(thread, outcome, capture);
+                return Ok(true);
+            }
+            Ok(Event::Timeout) => {
+                self.spare.push(capture);
+                return Ok(false);
+            }
+            Ok(event) => self.happened(event),
+            Err(fault) => return Err(fault),
+        }
+        self.spare.push(capture);
+        Ok(true)
+    }
+
+    fn happened(&mut self, event: Event) {
+        match event {
+            Event::ThreadStarted { thread, stack_top } => {
+                self.add_thread(
+                    thread,
+                    stack_top,
+                    Look { cpu_ns: 0, switches: 0, activity: Activity::Runnable },
+                    false,
+                );
+            }
+            Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
+            Event::Exec { thread, stack_top } => {
+                self.walk_captured();
+                self.settle_postponed(None);
+                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
+                let gone: Vec<ThreadId> = self.stops.keys().copied().collect();
+                for id in gone {
+                    self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
+                }
+                self.recorder.begin_program();
+                self.add_thread(thread, stack_top, look, false);
+                self.recorder.read_images(self.target);
+            }
+            Event::Exited(status) => {
+                self.recorder.stats.exit_status = Some(status);
+                self.ended = true;
+            }
+            Event::ImagesChanged => {
+                // Those captured before belong to the images of before.
+                self.walk_captured();
+                self.settle_postponed(None);
+                self.recorder.images_changed(self.target);
+            }
+            Event::Terminate => self.live.ask_to_stop(),
+            Event::Timeout | Event::Stopped { .. } => {}
+        }
+    }
+
+    fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Capture) {
+        self.recorder.stats.stops += 1;
+        self.recorder.stats.pause.add(capture.pause_ns);
+        self.recorder.stats.stood_ns += capture.stood_ns;
+        let mut waited = false;
+        if let Some(stop) = self.stops.get_mut(&id) {
+            stop.asked = false;
+            stop.unreadable = if let Outcome::Unreadable(why) = outcome { Some(why) } else { None };
+            waited = stop.asked_waiting;
+        }
+        // A thread that waits loses no time.
+        if !waited || self.target.process().stops_hold_all {
+            let copied = if outcome == Outcome::Captured { capture.stack.len() } else { 0 };
+            self.recorder.stats.held_up_ns += self.budget.spend(capture.stood_ns, copied);
+        }
+        match outcome {
+            Outcome::Captured => {
+                let at_ns = self.clock.now_ns();
+                self.captured.push(Sample { thread: id, capture, at_ns, waiting: waited });
+                return;
+            }
+            // Its time is not lost: the next sample carries it.
+            Outcome::BeganToWait => self.recorder.stats.stops_let_go += 1,
+            Outcome::NotOnCpu => self.recorder.stats.stops_not_on_cpu += 1,
+            Outcome::Unreadable(why) => {
+                let counts = self.weigh(id, capture.look);
+                self.recorder.lose(why, counts.unwrap_or(0));
+            }
+        }
+        self.spare.push(capture);
+    }
+
+    /// Walks, weighs and inserts what was captured; the threads run.
+    pub(super) fn walk_captured(&mut self) {
+        let mut captured = std::mem::take(&mut self.captured);
+        for sample in captured.drain(..) {
+            if let Some(sample) = self.take(sample) {
+                self.spare.push(sample.capture);
+            }
+        }
+        self.captured = captured;
+        let mut rewalk = Rewalk {
+            window_max_bytes: self.budget.window_max_bytes(),
+            frames: &mut self.frames,
+            spare: &mut self.spare,
+        };
+        self.recorder.take_up_postponed(self.target, &mut rewalk);
+    }
+
+    /// Settles the samples that wait for images: all, or those of one thread.
+    pub(super) fn settle_postponed(&mut self, thread: Option<ThreadId>) {
+        let mut rewalk = Rewalk {
+            window_max_bytes: self.budget.window_max_bytes(),
+            frames: &mut self.frames,
+            spare: &mut self.spare,
+        };
+        self.recorder.settle_postponed(self.target, thread, &mut rewalk);
+    }
+
+    /// Counts for a thread that was just stopped; `None` if it is accounted for already.
+    fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
+        // The stop took the thread off its CPU, so the figure is exact up to there.
+        let look = stopped.or_else(|| self.target.look(id).ok());
+        let counts = self.recorder.weigh(id, look)?;
+        self.earn(id);
+        Some(counts)
+    }
+
+    /// Hands a sample to the recorder; gives back what is done with.
+    fn take(&mut self, sample: Sample) -> Option<Sample> {
+        let id = sample.thread;
+        let Some(counts) = self.weigh(id, sample.capture.look) else { return Some(sample) };
+        let window_bytes = self.window_bytes(id);
+        let at = (sample.capture.registers.sp(), sample.capture.registers.pc());
+        let most = self.budget.window_max_bytes();
+        let taken = self.recorder.take(self.target, sample, counts, most, &mut self.frames);
+        if counts == 0 && !self.options.idle {
+            return taken.sample;
+        }
+        // With a larger window the same stack may be complete: not one to keep.
+        let grew = self.window_bytes(id) > window_bytes;
+        let stop = self.stops.get_mut(&id)?;
+        stop.waits = match taken.stack {
+            Some((node, ended)) if stop.asked_waiting && !(grew && ended == Ended::WindowRanOut) => {
+                Waits::Returning { stack: KnownStack { node, ended }, at }
+            }
+            _ => Waits::Unknown,
+        };
+        taken.sample
+    }
+
+    /// Stack bytes that the next capture of a thread shall hold.
+    pub(super) fn window_bytes(&self, id: ThreadId) -> usize {
+        self.recorder.accounts.get(&id).map_or(0, |account| account.window.bytes())
+    }
+
+    fn publish(&self) {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.live.ticks.store(self.recorder.stats.ticks, Relaxed);
+        self.live.samples.store(self.recorder.stats.samples, Relaxed);
+        self.live.threads.store(self.stops.len() as u64, Relaxed);
+        self.live.pause_ns.store(self.recorder.stats.stood_ns, Relaxed);
+        let alive_ns = self.recorder.alive_cpu_ns();
+        self.live.target_cpu_ns.store(self.recorder.stats.target_cpu_ns + alive_ns, Relaxed);
+    }
+}
