@@ -12,6 +12,7 @@ mod decide;
 mod image_upkeep;
 mod lifecycle;
 mod postponed;
+pub mod pushed;
 mod recorder;
 mod snapshot;
 mod stops;

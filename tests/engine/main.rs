@@ -15,6 +15,7 @@ mod recording;
 mod budget;
 mod changes;
 mod faults;
+mod pushed;
 mod random;
 mod shares;
 mod stacks;

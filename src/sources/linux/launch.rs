@@ -22,6 +22,8 @@ use super::sys;
 struct Inheritance {
     mask: libc::sigset_t,
     files: Option<libc::rlimit>,
+    /// Ctrl-C is ignored, as in what a script starts in the background.
+    interrupt_ignored: bool,
 }
 
 impl Inheritance {
@@ -30,15 +32,21 @@ impl Inheritance {
         if let Some(files) = &self.files {
             sys::set_file_limit(files);
         }
+        if self.interrupt_ignored {
+            // Our handler is none after `exec`, but what was ignored would be so still.
+            sys::ignore_interrupt();
+        }
         sys::set_signal_mask(&self.mask);
     }
 }
 
 static INHERITANCE: OnceLock<Inheritance> = OnceLock::new();
 
-/// The signal mask and the limit of open files that launched commands shall have.
+/// The signal mask and the limit of open files that launched commands shall have; Ctrl-C is as it
+/// is now.
 pub(super) fn inherit(mask: libc::sigset_t, files: Option<libc::rlimit>) {
-    let _ = INHERITANCE.set(Inheritance { mask, files });
+    let interrupt_ignored = sys::is_interrupt_ignored();
+    let _ = INHERITANCE.set(Inheritance { mask, files, interrupt_ignored });
 }
 
 /// A process that waits to be let go to its `exec`.
@@ -63,7 +71,7 @@ pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
     let go_fd = go.as_raw_fd();
     let inheritance = INHERITANCE.get().copied();
     // SAFETY: between fork and exec the closure only makes the system calls sigprocmask,
-    // setrlimit, write, close and read, on descriptors that it owns or that the parent keeps
+    // sigaction, setrlimit, write, close and read, on descriptors that it owns or that the parent keeps
     // open until then; it allocates nothing and takes no lock (signal-safety(7)).
     unsafe {
         let (mut tell_ready, mut wait_go) = (tell_ready, wait_go);

@@ -232,6 +232,22 @@ pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
     Some(before)
 }
 
+/// Whether this process ignores SIGINT.
+pub(super) fn is_interrupt_ignored() -> bool {
+    // SAFETY: all bytes zero are a `sigaction`; the call only writes to it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Ignores SIGINT from now on; for between fork and `exec`.
+pub(super) fn ignore_interrupt() {
+    // SAFETY: no handler of ours is set, and signal(2) is safe in a forked child (signal-safety(7)).
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+}
+
 /// Sets the limit of open files. Allocates nothing.
 pub(super) fn set_file_limit(limit: &libc::rlimit) {
     // SAFETY: `limit` is live and of the type the call reads.
