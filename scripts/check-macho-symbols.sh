@@ -5,7 +5,7 @@
 #   scripts/check-macho-symbols.sh [DIR]       default: target/macho-symbols
 #
 # Fetches public Python packages built for macOS (Apple silicon and Intel) into DIR, unless
-# they are there already, and runs tests/macho_symbols.rs and tests/macho_frames.rs over
+# they are there already, and runs tests/files/macho_symbols.rs and tests/files/macho_frames.rs over
 # every Mach-O file in them. They are never committed. Needs cargo; installs LLVM's tools
 # and pip through apt-get.
 # STACKPROF_SEED=N looks at other random addresses.
@@ -63,4 +63,4 @@ for package in "${x86_64[@]}"; do
 done
 
 STACKPROF_NO_SKIP=1 STACKPROF_MACHO_DIR="$(cd "$dir" && pwd)" \
-    cargo test --locked --test macho_symbols --test macho_frames -- --nocapture </dev/null
+    cargo test --locked --test files -- --nocapture macho_symbols:: macho_frames:: </dev/null

@@ -4,6 +4,7 @@
 #
 #   scripts/check-macos.sh            both targets
 #   scripts/check-macos.sh --prove    also shows that a call that does not exist fails to link
+#   scripts/check-macos.sh --release  links the program as it is released, too: minutes more
 #   scripts/check-macos.sh --distro   with Debian's Rust, as where rustup has no targets
 #
 # Quiet unless something fails; files go below target/macos, and a second run uses them.
@@ -14,12 +15,14 @@ targets=(aarch64-apple-darwin x86_64-apple-darwin)
 
 prove=0
 distro=0
+release=0
 for argument in "$@"; do
     case $argument in
     --prove) prove=1 ;;
     --distro) distro=1 ;;
+    --release) release=1 ;;
     *)
-        echo "usage: scripts/check-macos.sh [--prove] [--distro]" >&2
+        echo "usage: scripts/check-macos.sh [--prove] [--release] [--distro]" >&2
         exit 2
         ;;
     esac
@@ -115,10 +118,11 @@ for target in "${targets[@]}"; do
     export "CARGO_TARGET_${name//-/_}_RUSTFLAGS=${flags[*]}"
 done
 
-# The tests are linked, never run: what makes them fast or debuggable is left out. Clippy
-# shares the compiled build scripts and macros. The release profile stays as users have it.
+# Made once, to be linked and for the programs of run-macos-build.sh: what makes them debuggable
+# is left out, and what optimises over all of a program. Clippy shares the compiled build scripts
+# and macros.
 # Without debug information cargo would strip, with a tool that Debian's Rust lacks.
-export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
+export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
 export CARGO_INCREMENTAL=0
 
 # One call for both targets: with few cores, the end of one fills the gaps of the other.
@@ -138,7 +142,9 @@ step 'clippy, all targets' clippy --locked "${both[@]}" --all-targets -- -D warn
 # Benchmarks too, but not optimised: it is their linking that counts.
 tests=(test --locked "${both[@]}" --no-run --all-targets)
 step 'tests and benchmarks' "${tests[@]}"
-step 'release program' build --locked "${both[@]}" --release --bin stackprof
+if ((release)); then
+    step 'release program' build --locked "${both[@]}" --release --bin stackprof
+fi
 if ! messages="$(cargo "${tests[@]}" --message-format=json 2>"$log" </dev/null)"; then
     cat "$log" >&2
     fail "cargo built the tests, and then did not say where they are"
@@ -194,8 +200,11 @@ asks_for_every_call() {
 }
 
 for target in "${targets[@]}"; do
-    program="$CARGO_TARGET_DIR/$target/release/stackprof"
+    program="$CARGO_TARGET_DIR/$target/debug/stackprof"
     loads_only_libsystem "$program"
+    if ((release)); then
+        loads_only_libsystem "$CARGO_TARGET_DIR/$target/release/stackprof"
+    fi
     mapfile -t others < <(executables "$target")
     ((${#others[@]} > 5)) || fail "only ${#others[@]} test programs and benchmarks for $target"
     for other in "${others[@]}"; do

@@ -30,5 +30,6 @@ if [ -n "$missing" ]; then
     $sudo apt-get install -y -qq $missing >/dev/null
 fi
 
-target=$PWD/target/emulator
+# The dependencies of stackprof are those that its own tests were built with.
+target=${CARGO_TARGET_DIR:-$PWD/target}
 cargo run --quiet --locked --manifest-path tests/emulator/Cargo.toml --target-dir "$target" -- "$dir"

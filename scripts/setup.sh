@@ -19,8 +19,8 @@ install_packages() {
     echo "installing: $*"
     apt_log="$(mktemp)"
     if ! {
-        "${as_root[@]}" apt-get update -qq -o Acquire::Retries=3 &&
-            "${as_root[@]}" apt-get install -y -qq -o Acquire::Retries=3 --no-install-recommends "$@"
+        "${as_root[@]}" apt-get update -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=600 &&
+            "${as_root[@]}" apt-get install -y -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=600 --no-install-recommends "$@"
     } >"$apt_log" 2>&1 </dev/null; then
         cat "$apt_log" >&2
         rm -f "$apt_log"

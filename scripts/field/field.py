@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import platform
 import signal
@@ -18,9 +19,9 @@ from place import ROOT, Place, install, missing_packages
 from process import Loops, Trouble, run
 
 MEASURES = ("completeness", "shares", "stacks", "cost")
-# The short form: enough counts for a share, and how far it may be from pp's own truth, in
-# points. Threads that were ready but not running once made it 25 to 70 points with two loops
-# beside it; chance is 2 points with three times these counts, and few stops when CPUs are short.
+# The short form: enough stacks for a share, and how far it may be from pp's own truth, in
+# points and beside what chance adds. Threads that were ready but not running once made it 25 to
+# 70 points with two loops beside it.
 SAMPLES_MIN = 300
 SHARE_OFF_MAX = 10.0
 COMPARED = ("identical", "explained", "flagged", "invented", "suspect", "wrong")
@@ -85,11 +86,11 @@ def measure_completeness(options, place, row):
     begin(place)
     pid = place.busiest()[0]
     parts = [recordings.by_stackprof(options.stackprof, pid, seconds, place.dir)]
-    while options.short and sum(part.whole for part in parts) < SAMPLES_MIN and len(parts) < 8:
+    while options.short and sum(part.taken for part in parts) < SAMPLES_MIN and len(parts) < 8:
         # Beside other work the program gets few of the CPU's seconds, and so few samples.
         parts.append(recordings.by_stackprof(options.stackprof, pid, seconds, place.dir))
     ours = shares.merged(parts)
-    row["completeness"] = {"stackprof": percent(ours), "samples": ours.whole,
+    row["completeness"] = {"stackprof": percent(ours), "samples": ours.whole, "taken": sum(part.taken for part in parts),
                            "incomplete": parts[0].stats.get("stacks_incomplete", {})}
     if not options.short:
         place.restart_if_ended()
@@ -120,7 +121,7 @@ def measure_shares(options, place, row):
         with Loops(loops):
             ours, theirs, truth, truth_of_perf = [], [], [], []
             for _ in range(8 if options.short else 2):
-                if options.short and any(truth) and sum(each.whole for each in ours) >= SAMPLES_MIN * 3:
+                if options.short and any(truth) and sum(each.taken for each in ours) >= SAMPLES_MIN * 3:
                     break
                 place.restart_if_ended()
                 place.keep_load()
@@ -154,7 +155,7 @@ def share_row(ours, theirs, truth, truth_of_perf):
     counts = sum(each.whole for each in ours)
     lost = sum(sum(each.stats.get("samples_lost", {}).values()) for each in ours)
     expected = sum(each.stats["target_cpu_s"] * each.stats["hz_requested"] for each in ours)
-    row = {"counts": counts, "lost": lost, "counts_by_cpu": round(counts / expected, 4) if expected else None}
+    row = {"counts": counts, "taken": sum(each.taken for each in ours), "lost": lost, "counts_by_cpu": round(counts / expected, 4) if expected else None}
     if theirs:
         name_of = shares.names_by_address(ours)
         all_theirs = shares.merged(theirs)
@@ -225,6 +226,11 @@ def load_results(path):
         return {}
 
 
+def chance(percent, stacks):
+    """Points that a share of so few stacks may be off: four standard deviations."""
+    return 4 * math.sqrt(max(0, percent * (100 - percent)) / max(1, stacks))
+
+
 def complaints(program, row):
     """What the short form finds wrong with a row; nothing in it depends on how busy the machine is."""
     found = [f"{name}: {part['trouble']}" for name, part in row.items() if isinstance(part, dict) and "trouble" in part]
@@ -235,12 +241,13 @@ def complaints(program, row):
               if reason.startswith(("wrong", "suspect"))]
     if "reasons" in row.get("stacks", {}) and not any(kind in row["stacks"]["classes"] for kind in COMPARED):
         found.append(f"no stack was compared: {reasons}")
-    complete = row.get("completeness", {}).get("stackprof", program.floor)
-    if complete is None or complete < program.floor:
-        found.append(f"{complete} % of its counts are complete, not {program.floor} %")
+    part = row.get("completeness", {})
+    complete = part.get("stackprof", program.floor)
+    if complete is None or complete < program.floor - chance(program.floor, part.get("taken", 0)):
+        found.append(f"{complete} % of its counts ({part.get('taken')} stacks) are complete, not {program.floor} %")
     for loops, part in row.get("shares", {}).items():
         for name, ours, truth in part.get("truth", [["no truth was told", 0, 100]]) if isinstance(part, dict) else []:
-            if abs(ours - truth) > SHARE_OFF_MAX:
+            if abs(ours - truth) > SHARE_OFF_MAX + chance(truth, part["taken"]):
                 found.append(f"{name} with {loops} loops beside it: {ours} % of the time, {truth} % by its own truth")
     return found
 

@@ -19,6 +19,12 @@ class Recording:
     complete: float = 0.0
     whole: float = 0.0
 
+    @property
+    def taken(self):
+        """How many stacks stand for the counts: fewer where the rate gave way to --max-stop."""
+        stops = [self.stats.get(key, 0) for key in ("stops", "stops_let_go", "stops_not_on_cpu")]
+        return min(self.whole, stops[0] - stops[1] - stops[2])
+
 
 def by_stackprof(stackprof, pid, seconds, folder, hz=997, more=()):
     """Complete is what stackprof calls complete."""

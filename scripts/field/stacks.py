@@ -70,4 +70,8 @@ def measure(stackprof, group, program, pids_of, moments, seconds_max, list_to):
 def judge_thread(program, tid, stack, theirs, runtime, facts):
     debuggers = {name: stacks[tid] for name, stacks in theirs.items() if tid in stacks}
     physical = runtime[tid].addresses if tid in runtime else None
-    return judge.judge(stack, debuggers, program.truth_of(stack.thread_name), physical, facts)
+    verdict, reason = judge.judge(stack, debuggers, program.truth_of(stack.thread_name), physical, facts)
+    if verdict == "suspect" and not all(theirs.values()):
+        # The debugger that had no time, or failed, might have been the one that agrees.
+        return "unseen", "a debugger showed nothing of the process"
+    return verdict, reason

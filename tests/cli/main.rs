@@ -6,8 +6,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+#[cfg(unix)]
+mod codesign;
+mod compare;
 mod help;
 mod outputs;
+#[cfg(unix)]
+mod perf_regression;
 mod recording;
 mod render;
 mod support;

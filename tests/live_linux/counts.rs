@@ -6,6 +6,10 @@ use crate::support::{Fixture, Recorded, Stack, attach, live, measuring, numbers}
 /// The default rate: counts are CPU time in periods of 1/997 s.
 const HZ: f64 = 997.0;
 
+/// What may be lost of the counts: what threads use after the last look at them, which on a machine
+/// with other work comes many periods before their end.
+const LOST_MAX: f64 = 0.15;
+
 /// Attaches to `threads`, lets it work from beginning to end under the profiler, and
 /// returns the profile with each thread's own CPU seconds and those of the process.
 fn profile_threads(arguments: &[&str]) -> (Recorded, Vec<(u32, f64)>, f64) {
@@ -36,15 +40,16 @@ fn sixty_four_deep_threads_are_each_counted() {
     // What no sample took is told.
     let (took, lost) = (recorded.total() as f64, recorded.lost() as f64);
     recorded.check(
-        ((took + lost) / (process * HZ) - 1.0).abs() <= 0.02 && lost <= 0.05 * took,
+        ((took + lost) / (process * HZ) - 1.0).abs() <= 0.02 && lost <= LOST_MAX * took,
         format!("{took} counts and {lost} lost, {process} s of CPU time"),
     );
     for (tid, seconds) in threads {
         let counts = recorded.count(|stack| is_of(stack, tid)) as f64;
         // Up to a tick at each end of a turn may be carried to the next turn, and the last one's is
-        // lost: with few ticks in it, because others use the CPUs, a good part of that turn.
+        // lost: with few ticks in it, because others use the CPUs, all of that turn or of several.
         let off = (counts - seconds * HZ).abs();
-        let last_turn = if measuring() { 2.0 } else { 10.0 };
+        let periods_per_tick = (HZ / recorded.figure("hz_achieved").max(1.0)).max(1.0);
+        let last_turn = if measuring() { 2.0 } else { 10.0 * periods_per_tick };
         recorded.check(
             off <= last_turn + 0.03 * seconds * HZ,
             format!("{counts} counts of {tid}, {seconds} s of CPU time"),
@@ -63,18 +68,22 @@ fn sixty_four_deep_threads_are_each_counted() {
 fn check_counts_add_up(threads: &str) {
     let Some(_one) = live() else { return };
     let (recorded, _, seconds) = profile_threads(&[threads, "10", "3"]);
-    let (counts, expected) = (recorded.total() as f64, seconds * HZ);
+    let (counts, lost, expected) = (recorded.total() as f64, recorded.lost() as f64, seconds * HZ);
     let rate = recorded.figure("hz_achieved") / HZ;
     println!(
         "{threads} threads: {counts} counts of {expected:.0}, {:+.2} %; {:.1} % of the rate",
         100.0 * (counts / expected - 1.0),
         100.0 * rate
     );
-    recorded.check((counts / expected - 1.0).abs() <= 0.03, format!("{counts} counts, expected {expected}"));
+    recorded.check(
+        ((counts + lost) / expected - 1.0).abs() <= 0.03 && lost <= LOST_MAX * counts,
+        format!("{counts} counts and {lost} lost, expected {expected}"),
+    );
     // What the profiler says of the target's CPU time is what the target says.
     let told = recorded.figure("target_cpu_s");
     recorded.check((told / seconds - 1.0).abs() <= 0.03, format!("told {told} s, used {seconds} s"));
     if measuring() {
+        recorded.check((counts / expected - 1.0).abs() <= 0.03, format!("{counts} counts of {expected}"));
         let least = if threads == "8" { 0.90 } else { 0.98 };
         recorded.check(rate >= least, format!("{rate} of the rate asked for"));
     }

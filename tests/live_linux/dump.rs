@@ -34,7 +34,7 @@ fn names(stack: &str) -> Vec<&str> {
 #[test]
 fn dumps_show_a_live_program_that_goes_on() {
     let Some(_one) = live() else { return };
-    let mut target = Fixture::start("threads", ["3", "12", "2"]);
+    let mut target = Fixture::start("threads", ["3", "12", "told"]);
     target.line("ready");
     target.go();
     let pid = target.pid();
@@ -74,6 +74,7 @@ fn dumps_show_a_live_program_that_goes_on() {
         }
     }
 
+    target.tell("enough");
     assert_eq!(target.done().len(), 4);
     assert!(target.finish().0.success());
 }
@@ -81,7 +82,7 @@ fn dumps_show_a_live_program_that_goes_on() {
 #[test]
 fn a_stopped_program_is_shown_and_stays_stopped() {
     let Some(_one) = live() else { return };
-    let mut job = Job::start("threads", &["3", "12", "2"]);
+    let mut job = Job::start("threads", &["3", "12", "told"]);
     job.parent.go();
     wait_for_workers(job.pid(), 3);
     job.stop();
@@ -104,6 +105,7 @@ fn a_stopped_program_is_shown_and_stays_stopped() {
     // Its parent is told of nothing but the end of the stop.
     kill("CONT", job.pid());
     assert_eq!(job.parent.next_line(), "continued");
+    job.parent.tell("enough");
     job.parent.line("done");
     assert_eq!(job.end(), "exited 0");
 }

@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::support::{Fixture, Recorded, attach, compile, fixture, launch, live, numbers, record, stackprof};
+use crate::support::{
+    Fixture, Recorded, attach, compile, fixture, launch, live, numbers, record, stackprof, wait_for_ticks,
+};
 
 const HZ: f64 = 997.0;
 
@@ -57,9 +57,14 @@ fn check_both_programs(recorded: &Recorded) {
     let [one, two] =
         ["burn_in_one", "burn_in_two"].map(|name| recorded.count(|stack| stack.has(name)) as f64 / HZ);
     println!("{one:.3} s in the first program, {two:.3} s in the second");
-    // Each uses 0.7 s, a part of it for reading the clock.
-    recorded.check(two > 0.35 && two < 0.77, format!("{two} s in the second program"));
-    recorded.check(one > 0.35 && one < 0.77, format!("{one} s in the first program"));
+    // Each uses 0.7 s of CPU time, a part of it for reading the clock. A look that comes late, on a
+    // machine with other work, gives what was used since the one before to the program that it finds.
+    for (which, seconds) in [("first", one), ("second", two)] {
+        recorded.check(seconds > 0.35 && seconds < 1.05, format!("{seconds} s in the {which} program"));
+    }
+    // Both together, with what is told to be lost, are all that was used.
+    let accounted = (recorded.total() + recorded.lost()) as f64 / HZ;
+    recorded.check((accounted / 1.4 - 1.0).abs() < 0.1, format!("{accounted} s of 1.4"));
     let mixed = recorded.count(|stack| stack.has("burn_in_one") && stack.has("burn_in_two"));
     recorded.check(mixed == 0, "a stack of both programs");
     let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
@@ -127,8 +132,16 @@ fn threads_that_come_and_go_are_all_seen_and_none_is_kept() {
     recorded.check(between > 10, "the first thread was hardly sampled");
     // It makes the others: a stop that was asked for in the midst of clone() comes all the same.
     let of_first = recorded.count(|stack| stack.frames[1].ends_with(&first)) as f64 / HZ;
-    recorded
-        .check((of_first / main - 1.0).abs() < 0.1, format!("{of_first} s in the first thread of {main} s"));
+    // What a thread used between looks that did not find it running is told, and not given to it.
+    let unseen = recorded.stats["samples_lost"]["used between looks and not caught running"].as_f64();
+    let with_unseen = of_first + unseen.unwrap_or(0.0) / HZ;
+    recorded.check(
+        of_first > 0.5 * main && of_first < 1.1 * main && with_unseen > 0.9 * main,
+        format!("{of_first} s in the first thread of {main} s, {with_unseen} s with what was not seen"),
+    );
+    // Each thread that was missed is accounted for.
+    let accounted = (sampled + lost) as f64 / HZ;
+    recorded.check((accounted / process - 1.0).abs() < 0.1, format!("{accounted} s of {process} s"));
     let told = recorded.figure("target_cpu_s");
     recorded.check((told / process - 1.0).abs() < 0.1, format!("told {told} s, used {process} s"));
 }
@@ -248,7 +261,7 @@ fn standard_input_and_output_are_the_commands() {
         cat.tell(&line);
         assert_eq!(cat.next_line(), line);
     }
-    sleep(Duration::from_millis(200));
+    wait_for_ticks("cat", cat.pid());
     // The end of input reaches it, too.
     let (status, said) = cat.finish();
     assert!(status.success(), "{status}");

@@ -78,8 +78,9 @@ fn built_in_code_of_node_is_known_to_keep_frame_records() {
     let no_log = ["--no-logfile-per-isolate", "--logfile=/dev/null"].map(OsStr::new);
     let arguments = [no_log[0], no_log[1], "--perf-basic-prof".as_ref(), script.as_os_str()];
     let recorded = launch(&["--hz", "997"], &node, &arguments);
-    // What remains: moments in which the compiler's threads, or code just made, are torn.
-    check(&recorded, 0.8, &["sorting"], 0.7);
+    // What remains is a sixth: the trampolines by which built-in code calls, which keep no record,
+    // and the first instructions of what they call.
+    check(&recorded, 0.7, &["sorting"], 0.7);
 }
 
 /// A loop that PHP compiles at run time.

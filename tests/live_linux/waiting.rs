@@ -53,27 +53,37 @@ fn ignored_signals_do_not_interrupt_an_epoll_server() {
 fn check_calls(options: &[&str]) {
     let Some(_one) = live() else { return };
     const CALLS: u64 = 80;
-    let run = |options: Option<&[&str]>| {
+    let start = || {
         let mut target = Fixture::start("calls", [CALLS.to_string()]);
         target.line("ready");
-        let running = options.map(|options| attach(target.pid(), options));
-        target.go();
-        let said = target.done();
-        (said, running.map(|running| running.interrupt()))
+        target
     };
-    let (undisturbed, _) = run(None);
-    let (profiled, recorded) = run(Some(options));
-    let recorded = recorded.unwrap();
-    recorded.check_success();
-    assert_eq!(profiled.len(), 10, "{profiled:?}");
-    for (line, before) in profiled.iter().zip(&undisturbed) {
-        println!("{line}   (unprofiled: {before})");
-        let (now, before) = (numbers(line), numbers(before));
-        recorded.check(now["failed"] == 0 && now["early"] == 0, line);
-        // Calls that are repeated from the beginning would be late by as much as they had waited,
-        // each. A machine that stands still makes a few late, with and without a profiler.
-        recorded.check(now["late"] <= before["late"] + 2 + CALLS / 10, line);
-        recorded.check(now["calls"] == CALLS, line);
+    // Calls that are repeated from the beginning would be late by as much as they had waited, each,
+    // every time that this is tried. A machine that stands still makes some late, in a program that
+    // nobody profiles at the same time as well.
+    const TRIES: usize = 3;
+    for attempt in 1..=TRIES {
+        let (mut target, mut beside) = (start(), start());
+        let running = attach(target.pid(), options);
+        target.go();
+        beside.go();
+        let (profiled, unprofiled) = (target.done(), beside.done());
+        let recorded = running.interrupt();
+        recorded.check_success();
+        assert_eq!(profiled.len(), 10, "{profiled:?}");
+        let mut late = Vec::new();
+        for (line, other) in profiled.iter().zip(&unprofiled) {
+            println!("{line}   (unprofiled: {other})");
+            let (now, other) = (numbers(line), numbers(other));
+            recorded.check(now["failed"] == 0 && now["early"] == 0 && now["calls"] == CALLS, line);
+            if now["late"] > other["late"] + 2 + CALLS / 10 {
+                late.push(line);
+            }
+        }
+        if late.is_empty() {
+            return;
+        }
+        recorded.check(attempt < TRIES, format!("late in each of {TRIES} runs: {late:?}"));
     }
 }
 

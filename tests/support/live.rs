@@ -18,6 +18,11 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
+#[path = "rounds.rs"]
+mod rounds;
+
+pub(crate) use rounds::rounds;
+
 /// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
 /// well waits for its end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -155,6 +160,24 @@ fn sampler_of(profiler: u32) -> Option<u32> {
     sampler.file_name()?.to_str()?.parse().ok()
 }
 
+/// Sleeps of the sampling thread of a profiler so far; `None` if there is no such thread.
+fn sleeps_of_sampler(profiler: u32) -> Option<u64> {
+    let path = format!("/proc/{profiler}/task/{}/status", sampler_of(profiler)?);
+    let status = fs::read_to_string(path).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    line.trim().parse().ok()
+}
+
+/// Waits until a profiler that records has looked at its target some more times, or has ended.
+pub(crate) fn wait_for_ticks(what: impl Display, profiler: u32) {
+    // One that has failed is a zombie here, and tells why later.
+    let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
+    let before = sleeps_of_sampler(profiler).unwrap_or(0);
+    wait_for(format!("{what} to be recorded"), || {
+        ended() || sleeps_of_sampler(profiler).is_some_and(|now| now >= before + SLEEPS_OF_A_RECORDING)
+    });
+}
+
 /// Waits until a process has used this much CPU time since it began.
 pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
     let used = || -> Option<Duration> {
@@ -166,11 +189,12 @@ pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
     wait_for(format!("pid {pid} to use {least:?} of CPU time"), || used().is_none_or(|used| used >= least));
 }
 
-/// Percentage points that a share of `percent` may be off in so many stacks: four standard
-/// deviations, which chance exceeds once in 16,000 times.
+/// Percentage points that a share of `percent` may be off in so many stacks: five standard
+/// deviations of as many that weigh the same. Those that come late weigh more than others, so that
+/// four are exceeded oftener than once in 16,000 times.
 pub(crate) fn points(percent: f64, stacks: u64) -> f64 {
     let share = percent / 100.0;
-    400.0 * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
+    500.0 * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
 }
 
 /// Nobody traces the process, and no thread of it stands still.
@@ -223,11 +247,6 @@ impl Fixture {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
-    }
-
-    /// Whether it has ended, however.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
     }
 
     /// The next line it prints, whatever it is; empty at the end.
@@ -357,16 +376,7 @@ impl Running {
         // One that has failed is a zombie here, and tells why later.
         let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
         wait_for(format!("{} to attach", self.command), || tracer_of(pid) != 0 || ended());
-        let sleeps = || -> Option<u64> {
-            let path = format!("/proc/{profiler}/task/{}/status", sampler_of(profiler)?);
-            let status = fs::read_to_string(path).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-            line.trim().parse().ok()
-        };
-        let before = sleeps().unwrap_or(0);
-        wait_for(format!("{} to record", self.command), || {
-            ended() || sleeps().is_some_and(|now| now >= before + SLEEPS_OF_A_RECORDING)
-        });
+        wait_for_ticks(&self.command, profiler);
     }
 
     /// SIGKILL, and its end.
@@ -537,8 +547,7 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn from_environment() -> Random {
-        let given = env::var("STACKPROF_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
+        let seed = rounds::one_seed().unwrap_or_else(|| u64::from(std::process::id()));
         println!("STACKPROF_SEED={seed}");
         Random(seed)
     }

@@ -31,7 +31,7 @@ pub fn replay(seed: u64) -> Replay {
 
 fn replay_line(seed: u64) -> String {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    format!("seed {seed}; replay: STACKPROF_SEED={seed} cargo test --test engine {test}")
+    format!("seed {seed}; replay: STACKPROF_SEED={seed} cargo test --test fast {test}")
 }
 
 /// For a process of [`SimConfig::from_seed`] as it is.
@@ -45,17 +45,6 @@ impl Drop for Replay {
         if std::thread::panicking() {
             eprintln!("{}", self.0);
         }
-    }
-}
-
-/// The seeds to try: these, or the one in `STACKPROF_SEED`.
-pub fn seeds(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
-    match std::env::var("STACKPROF_SEED").ok().map(|seed| seed.parse::<u64>()) {
-        Some(seed) => {
-            let seed = seed.expect("STACKPROF_SEED must be a number");
-            seed..seed + 1
-        }
-        None => range,
     }
 }
 

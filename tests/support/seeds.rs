@@ -1,11 +1,12 @@
 //! Random input from seeds, for tests with damaged bytes. A failure prints the command that
-//! replays it; `STACKPROF_SEED` runs one seed only, `STACKPROF_ROUNDS` more of them.
+//! replays it; see `rounds.rs` for what the environment may ask for.
 #![allow(dead_code, reason = "each test uses a part")]
 
 #[path = "cpu_time.rs"]
 pub(crate) mod cpu_time;
+#[path = "rounds.rs"]
+pub(crate) mod rounds;
 
-use std::ops::Range;
 use std::time::Duration;
 
 use cpu_time::CpuTime;
@@ -53,15 +54,6 @@ impl Drop for Replay<'_> {
     }
 }
 
-/// The seeds to run: `first` and `rounds` from 1 on, unless the environment says otherwise.
-pub(crate) fn seeds(first: u64, rounds: u64) -> Range<u64> {
-    let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>().unwrap());
-    match number("STACKPROF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => first..1 + number("STACKPROF_ROUNDS").unwrap_or(rounds),
-    }
-}
-
 /// Runs `check` with a seed, and fails if it takes too long.
 pub(crate) fn with_seed(test: &str, seed: u64, check: impl FnOnce(&mut Random)) {
     let replay = Replay { test, seed };
@@ -70,7 +62,7 @@ pub(crate) fn with_seed(test: &str, seed: u64, check: impl FnOnce(&mut Random)) 
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
 }
 
-/// The same for seeds 1 to `rounds`.
+/// The same for seeds from 1 on, `rounds` of them unless the environment says otherwise.
 pub(crate) fn for_each_seed(test: &str, rounds: u64, mut check: impl FnMut(&mut Random)) {
-    seeds(1, rounds).for_each(|seed| with_seed(test, seed, &mut check));
+    rounds::seeds(1..1 + rounds).for_each(|seed| with_seed(test, seed, &mut check));
 }

@@ -1,7 +1,7 @@
 //! ELF files for tests, put together byte by byte.
 //!
 //! Input: what the file is to say. Output: its bytes: headers, a page of "code" in `.text`,
-//! the other sections. Also included by tests/hostile_work.rs, so it names nothing of the
+//! the other sections. Also included by tests/memory/hostile_work.rs, so it names nothing of the
 //! crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 

@@ -2,7 +2,7 @@
 //!
 //! Input: what the file is to say. Output: its bytes, laid out as linkers do: header and
 //! commands, zero bytes of "code" for each section, then `__LINKEDIT`. Also included by
-//! tests/hostile.rs, so it names nothing of the crate.
+//! tests/files/hostile.rs, so it names nothing of the crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
 /// Section flags of compiled code (`S_ATTR_PURE_INSTRUCTIONS | S_ATTR_SOME_INSTRUCTIONS`).

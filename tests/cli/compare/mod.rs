@@ -1,0 +1,6 @@
+//! `diff` and `gate`: how often the gate is right, and what both tell their users.
+
+mod diff;
+mod dominant;
+mod gate;
+mod power;

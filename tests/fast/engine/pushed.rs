@@ -1,0 +1,276 @@
+//! The seam of the recorder: what the stopping driver recorded, handed over a second time as a
+//! kernel would, in batches that come late and out of order between threads, gives the same
+//! profile byte for byte.
+
+use std::collections::BTreeMap;
+
+use stackprof::addr::Avma;
+use stackprof::binary::{ImageBytes, Mapping};
+use stackprof::clock::{Clock, FakeClock};
+use stackprof::live::Live;
+use stackprof::profile::formats::folded;
+use stackprof::profile::{ByName, Circumstances, Saved};
+use stackprof::recording::Profile;
+use stackprof::rng::Rng;
+use stackprof::sampler::pushed::{self, PushedSource, Record, What};
+use stackprof::sources::sim::{SimConfig, SimTarget};
+use stackprof::sources::{Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId};
+use stackprof::symbol;
+use stackprof::trie::FrameId;
+
+use super::recording::{options, replay_sim};
+use super::seeded;
+use crate::seeds::rounds::{as_usual, seeds};
+use stackprof::sampler;
+
+/// A simulated target that writes down what it tells and what it is asked.
+struct Logged {
+    target: SimTarget,
+    clock: FakeClock,
+    records: Vec<Record>,
+    /// Stops that were told and are not walked yet: they are when the driver asks for no more.
+    stopped: Vec<(ThreadId, What)>,
+    told_ns: u64,
+    /// The list of images each time that it was read.
+    lists: BTreeMap<u64, Result<Vec<Mapping>, Fault>>,
+    images: Vec<(Mapping, Result<ImageBytes, String>)>,
+    names: BTreeMap<ThreadId, Vec<(u64, Option<String>)>>,
+    /// Threads of the beginning that were not looked at yet, with where they began.
+    found: BTreeMap<ThreadId, Option<Avma>>,
+}
+
+impl Logged {
+    fn note(&mut self, thread: ThreadId, what: What) {
+        self.records.push(Record { at_ns: self.clock.now_ns(), thread, what });
+    }
+
+    fn walk_stopped(&mut self) {
+        for (thread, what) in self.stopped.drain(..) {
+            self.records.push(Record { at_ns: self.told_ns, thread, what });
+        }
+    }
+}
+
+impl Observed for Logged {
+    fn process(&self) -> &Process {
+        self.target.process()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let name = self.target.thread_name(thread);
+        self.names.entry(thread).or_default().push((self.clock.now_ns(), name.clone()));
+        name
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.walk_stopped();
+        let listed = self.target.mappings(out);
+        let list = listed.clone().map(|()| out.clone());
+        if !self.lists.values().next_back().is_some_and(|last| *last == list) {
+            self.lists.insert(self.clock.now_ns(), list);
+            self.note(ThreadId(0), What::ImagesChanged);
+        }
+        listed
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        let bytes = self.target.image_bytes(mapping);
+        self.images.push((mapping.clone(), bytes.clone()));
+        bytes
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.target.read_memory(from, into)
+    }
+}
+
+impl Target for Logged {
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        self.target.threads(out);
+        self.found.extend(out.iter().copied());
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        self.walk_stopped();
+        let look = self.target.look(thread);
+        if let (Some(stack_top), Ok(look)) = (self.found.remove(&thread), look.clone()) {
+            self.note(thread, What::Started { stack_top, look, found: true });
+        }
+        look
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        self.target.interrupt(thread, window_bytes, keep_waiting)
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        let event = self.target.next(until_ns, capture);
+        self.told_ns = self.clock.now_ns();
+        match &event {
+            Ok(Event::Stopped { thread, outcome }) => {
+                let look = self.target.look(*thread).ok();
+                capture.look = capture.look.or(look);
+                match outcome {
+                    Outcome::Captured => {
+                        self.stopped.push((*thread, What::Sampled(Box::new(capture.clone()))));
+                    }
+                    Outcome::Unreadable(why) => {
+                        let what = capture.look.map(|look| What::Missed(look, *why));
+                        self.records.extend(what.map(|what| Record {
+                            at_ns: self.told_ns,
+                            thread: *thread,
+                            what,
+                        }));
+                    }
+                    _ => {}
+                }
+            }
+            Ok(Event::ThreadStarted { thread, stack_top }) => {
+                self.walk_stopped();
+                let look = stackprof::sources::Look {
+                    cpu_ns: 0,
+                    switches: 0,
+                    activity: stackprof::sources::Activity::Runnable,
+                };
+                self.note(*thread, What::Started { stack_top: *stack_top, look, found: false });
+            }
+            Ok(Event::ThreadExited { thread, cpu_ns }) => {
+                self.walk_stopped();
+                self.note(*thread, What::Ended(*cpu_ns, "thread ended before its next sample"));
+            }
+            _ => {}
+        }
+        event
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        self.target.waits_at(thread)
+    }
+}
+
+/// What was logged, pushed in batches.
+struct Pushed {
+    log: Logged,
+    batches: std::vec::IntoIter<(Option<u64>, Vec<Record>)>,
+    now_ns: u64,
+}
+
+impl Pushed {
+    /// Batches of so many records; each comes in two parts, the one of some threads before the
+    /// other one of which some are older.
+    fn new(mut log: Logged, seed: u64) -> Pushed {
+        let mut rng = Rng::new(seed);
+        let mut records = std::mem::take(&mut log.records);
+        records.sort_by_key(|record| (record.at_ns, record.thread));
+        let (mut batches, mut late): (Vec<(Option<u64>, Vec<Record>)>, Vec<Record>) = Default::default();
+        let mut records = records.into_iter().peekable();
+        while records.peek().is_some() {
+            let many = rng.within(1, 40) as usize;
+            let batch: Vec<Record> = records.by_ref().take(many).collect();
+            let is_late = rng.within(0, 3);
+            let (now, later): (Vec<_>, Vec<_>) =
+                batch.into_iter().partition(|record| record.thread.0 % 4 != is_late);
+            // What one thread tells stays in its order.
+            let mut told = std::mem::take(&mut late);
+            told.extend(now);
+            late = later;
+            // Nothing older than what is held back, or than what comes next, will come.
+            let rest = late.first().into_iter().chain(records.peek()).map(|record| record.at_ns).min();
+            batches.push((rest, told));
+        }
+        if let Some((last, told)) = batches.last_mut() {
+            told.append(&mut late);
+            *last = None;
+        }
+        Pushed { log, batches: batches.into_iter(), now_ns: 0 }
+    }
+}
+
+impl Observed for Pushed {
+    fn process(&self) -> &Process {
+        self.log.target.process()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let told = self.log.names.get(&thread)?;
+        let at = told.partition_point(|(at_ns, _)| *at_ns <= self.now_ns);
+        told.get(at.max(1) - 1)?.1.clone()
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        let Some((_, list)) = self.log.lists.range(..=self.now_ns).next_back() else {
+            return Err(Fault::Gone);
+        };
+        out.clone_from(list.as_ref().map_err(Fault::clone)?);
+        Ok(())
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        let known = self.log.images.iter().rev().find(|(known, _)| known == mapping);
+        known.map_or(Err("never asked for".to_owned()), |(_, bytes)| bytes.clone())
+    }
+
+    fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {
+        Err(Fault::Transient("not recorded"))
+    }
+}
+
+impl PushedSource for Pushed {
+    fn next_batch(&mut self, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+        let (told_until_ns, records) = self.batches.next().ok_or(Fault::Gone)?;
+        into.extend(records);
+        Ok(told_until_ns)
+    }
+
+    fn go_to(&mut self, at_ns: u64) {
+        self.now_ns = at_ns;
+    }
+}
+
+fn folded_text(profile: &Profile) -> String {
+    let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
+    let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
+    let saved = Saved::from_recording(profile, &names, Circumstances::default()).unwrap();
+    let mut text = Vec::new();
+    folded::write(&ByName::of(&saved, false).unwrap(), &mut text).unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+/// Both recordings of one process as folded text.
+fn both(config: &SimConfig, seed: u64) -> (String, String) {
+    let options = options(251, seed);
+    let clock = FakeClock::default();
+    let mut log = Logged {
+        target: SimTarget::new(config.clone(), clock.clone()),
+        clock: clock.clone(),
+        records: Vec::new(),
+        stopped: Vec::new(),
+        told_ns: 0,
+        lists: BTreeMap::new(),
+        images: Vec::new(),
+        names: BTreeMap::new(),
+        found: BTreeMap::new(),
+    };
+    let stopped = sampler::record(&mut log, &clock, &options, &Live::default()).unwrap();
+    log.walk_stopped();
+    let mut pushed = Pushed::new(log, seed);
+    let pushed = pushed::record(&mut pushed, &options, &Live::default()).unwrap();
+    let (told, lost) = (|p: &Profile| p.stats.samples, |p: &Profile| p.stats.samples_lost.clone());
+    assert_eq!((told(&stopped), lost(&stopped)), (told(&pushed), lost(&pushed)), "seed {seed}");
+    (folded_text(&stopped), folded_text(&pushed))
+}
+
+#[test]
+fn the_same_samples_pushed_late_and_out_of_order_give_the_same_profile() {
+    let mut stacks = 0;
+    for seed in seeds(0..300) {
+        let _replay = replay_sim(seed);
+        let mut config = seeded(seed);
+        // A program that is replaced is told by the order of its threads' ends, not by one record.
+        config.exec = None;
+        let (stopped, pushed) = both(&config, seed);
+        assert_eq!(stopped, pushed, "seed {seed}");
+        stacks += stopped.lines().count();
+    }
+    assert!(stacks > 2_000 || !as_usual(), "{stacks} stacks in all");
+}

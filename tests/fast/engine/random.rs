@@ -1,0 +1,33 @@
+//! Random processes: the books balance for every seed.
+
+use super::*;
+
+#[test]
+fn for_every_seed_the_books_balance() {
+    let mut kinds = BTreeSet::new();
+    for seed in seeds(0..300) {
+        let _replay = replay_sim(seed);
+        let recorded = record(&seeded(seed), &options(199, seed));
+        recorded.check_balance();
+        assert!(recorded.profile.stats.exit_status.is_some());
+        kinds.extend(recorded.ledger.faults().into_keys());
+    }
+    if as_usual() {
+        assert!(kinds.len() >= 7, "{kinds:?}");
+    }
+}
+
+#[test]
+fn for_every_seed_wall_clock_time_adds_up() {
+    for seed in seeds(0..100) {
+        let _replay = replay_sim(seed);
+        let recorded = record(&seeded(seed), &idle(199, seed));
+        let waited: u64 = recorded.ledger.truth_waiting().values().sum();
+        let least = recorded.counts(waited) + recorded.true_counts();
+        let told = (recorded.profile.stats.samples + recorded.lost()) as f64;
+        // Time under job control and for want of a CPU comes to that.
+        let most = recorded.counts(recorded.now_ns) * recorded.profile.threads.len() as f64;
+        let threads = recorded.profile.threads.len() as f64;
+        assert!(told <= most + threads && told >= least - 6.0 * threads, "{least} <= {told} <= {most}");
+    }
+}

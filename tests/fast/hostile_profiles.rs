@@ -1,0 +1,382 @@
+//! Damaged and malicious profiles: one line that names the file, no panic, no hang, no memory
+//! out of proportion.
+//!
+//! Every reader gets real files, mutated from seeds (`support/seeds.rs`), and files made to
+//! break it.
+
+use std::io::{Read, Write};
+
+use stackprof::error::ErrorKind;
+use stackprof::profile::Saved;
+use stackprof::profile::formats::detect;
+use stackprof::profile::formats::{firefox, pprof, speedscope};
+
+use crate::seeds::cpu_time::CpuTime;
+use crate::seeds::{TIME_MAX, for_each_seed, rounds};
+
+const FOLDED: &str =
+    "work;io (17);[incomplete];read 3\nwork;main;parse;lex 40\nwork;main;parse 2\nother;main 1\n";
+
+const PERF: &str = "work 5/6 [001] 10.5: 250000 cpu-clock:\n\t 55d0 inner+0x10 (/bin/work)\n\t \
+                    5500 main+0x5 (/bin/work)\n\nwork 5/6 [001] 10.6: cpu-clock:\n\t 7f00 [unknown] (/lib/libc.so.6)\n\n";
+
+fn parse(bytes: &[u8]) -> Result<Saved, String> {
+    let started = CpuTime::start();
+    let result = detect::read(bytes, "a.file", bytes.len() as u64);
+    assert!(started.used() < TIME_MAX, "took {:?}", started.used());
+    result.map_err(|error| {
+        assert_eq!(error.kind(), ErrorKind::Input, "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("a.file:"), "the file is not named: {text}");
+        assert!(!text.contains('\n') && text.len() < 1000, "not one line: {text}");
+        text
+    })
+}
+
+/// Real files of each form.
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    let saved = parse(FOLDED.as_bytes()).unwrap();
+    let mut files = vec![("folded", FOLDED.into()), ("perf script", PERF.into())];
+    let mut written = |name, write: &dyn Fn(&mut Vec<u8>)| {
+        let mut out = Vec::new();
+        write(&mut out);
+        files.push((name, out));
+    };
+    written("pprof", &|out| pprof::write::write(&saved, out).unwrap());
+    written("speedscope", &|out| speedscope::write(&saved, None, out).unwrap());
+    written("firefox", &|out| firefox::write(&saved, out).unwrap());
+    let mut raw = Vec::new();
+    flate2::read::GzDecoder::new(files[2].1.as_slice()).read_to_end(&mut raw).unwrap();
+    files.push(("raw pprof", raw));
+    files
+}
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
+}
+
+#[test]
+fn mutated_files_are_read_or_refused() {
+    let files = files();
+    for (name, bytes) in &files {
+        parse(bytes).unwrap_or_else(|error| panic!("{name} as written: {error}"));
+    }
+    let mut refused = 0u64;
+    let mut all = 0u64;
+    for_each_seed("mutated_files_are_read_or_refused", 2000, |random| {
+        for (_, original) in &files {
+            let mut bytes = original.clone();
+            for _ in 0..1 + random.below(4) {
+                let at = random.below(bytes.len());
+                match random.below(6) {
+                    0 => bytes[at] ^= 1 << random.below(8),
+                    1 => bytes[at] = [0, 0xff, 0x7f, 0x80, b'0', b'9', b'-', b'"'][random.below(8)],
+                    2 => bytes.truncate(at.max(1)),
+                    3 => {
+                        let end = (at + random.below(40)).min(bytes.len());
+                        let part = bytes[at..end].to_vec();
+                        let to = random.below(bytes.len());
+                        bytes.splice(to..to, part);
+                    }
+                    4 => {
+                        let end = (at + random.below(40)).min(bytes.len());
+                        bytes.drain(at..end);
+                        if bytes.is_empty() {
+                            bytes.push(b'\n');
+                        }
+                    }
+                    _ => {
+                        let number = b"18446744073709551615".iter().copied();
+                        bytes.splice(at..at, number.take(1 + random.below(20)));
+                    }
+                }
+            }
+            all += 1;
+            refused += u64::from(parse(&bytes).is_err());
+        }
+    });
+    // Mutations that break nothing would test nothing, and so would those that always do.
+    assert!(!rounds::as_usual() || (refused > all / 10 && refused < all), "{refused} of {all}");
+}
+
+#[test]
+fn every_truncation_is_read_or_refused() {
+    for (name, bytes) in files() {
+        // A line end at the end says nothing.
+        let end = bytes.len() - usize::from(bytes.ends_with(b"\n"));
+        for len in 0..end {
+            let result = parse(&bytes[..len]);
+            // Text ends anywhere; what is packed or bracketed does not.
+            let may_end = matches!(name, "folded" | "perf script" | "raw pprof") || len == 0;
+            assert!(may_end || result.is_err(), "{name} cut to {len} of {} was read", bytes.len());
+        }
+    }
+}
+
+/// A varint.
+fn varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// A message field: `(number, Ok(bytes))` or `(number, Err(value))`.
+fn proto(fields: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (number, value) in fields {
+        match value {
+            Ok(bytes) => {
+                varint(number << 3 | 2, &mut out);
+                varint(bytes.len() as u64, &mut out);
+                out.extend_from_slice(bytes);
+            }
+            Err(value) => {
+                varint(number << 3, &mut out);
+                varint(*value, &mut out);
+            }
+        }
+    }
+    out
+}
+
+/// A profile of one sample type, with further fields.
+fn profile(more: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
+    let kind = proto(&[(1, Err(1)), (2, Err(2))]);
+    let mut fields: Vec<(u64, Result<&[u8], u64>)> =
+        vec![(1, Ok(&kind)), (6, Ok(b"")), (6, Ok(b"samples")), (6, Ok(b"count")), (6, Ok(b"main"))];
+    fields.extend_from_slice(more);
+    proto(&fields)
+}
+
+#[test]
+fn pprof_with_wrong_references_is_refused_by_what_names_what() {
+    let function = proto(&[(1, Err(7)), (2, Err(3))]);
+    let line = proto(&[(1, Err(7)), (2, Err(5))]);
+    let location = proto(&[(1, Err(9)), (4, Ok(&line))]);
+    let sample = proto(&[(1, Ok(&[9])), (2, Ok(&[4]))]);
+    let sound = profile(&[(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&sample))]);
+    let saved = parse(&sound).unwrap();
+    assert_eq!((saved.total(), saved.frames().len()), (4, 1));
+    assert_eq!(parse(&packed(&sound)).unwrap().total(), 4);
+
+    let negative = proto(&[(1, Ok(&[9])), (2, Err((-5i64).cast_unsigned()))]);
+    let two_values = proto(&[(1, Ok(&[9])), (2, Ok(&[4, 4]))]);
+    let nowhere = proto(&[(1, Ok(&[8])), (2, Ok(&[4]))]);
+    let no_function = proto(&[(1, Err(9)), (4, Ok(&proto(&[(1, Err(6))])))]);
+    let no_mapping = proto(&[(1, Err(9)), (2, Err(3))]);
+    let zero = proto(&[(2, Err(3))]);
+    let no_string = proto(&[(1, Err(7)), (2, Err(99))]);
+    let minus_string = proto(&[(1, Err(7)), (2, Err(u64::MAX))]);
+    type Fields<'a> = Vec<(u64, Result<&'a [u8], u64>)>;
+    let cases: Vec<(Fields<'_>, &str)> = vec![
+        (
+            vec![(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&negative))],
+            "sample 1 counts -5; a difference of profiles is no profile",
+        ),
+        (
+            vec![(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&two_values))],
+            "sample 1 has 2 values, expected 1",
+        ),
+        (
+            vec![(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&nowhere))],
+            "sample 1 names location 8, which is not there",
+        ),
+        (vec![(4, Ok(&no_function))], "location 9 names function 6, which is not there"),
+        (vec![(4, Ok(&no_mapping))], "location 9 names mapping 3, which is not there"),
+        (vec![(5, Ok(&zero))], "a function has id 0, which stands for none"),
+        (vec![(5, Ok(&function)), (5, Ok(&function))], "function 7 is there twice"),
+        (vec![(5, Ok(&no_string))], "function 7 names string 99, and there are 4"),
+        (vec![(5, Ok(&minus_string))], "function 7 names string -1, and there are 4"),
+        (vec![(5, Ok(&[0xff]))], "function 0 is broken: "),
+    ];
+    for (fields, expected) in cases {
+        let error = parse(&profile(&fields)).expect_err(expected);
+        assert!(error.starts_with(&format!("a.file: {expected}")), "{error}, expected {expected}");
+    }
+}
+
+#[test]
+fn counts_at_the_edge_are_kept_or_refused() {
+    let of = |count: u64| {
+        let sample = proto(&[(2, Err(count))]);
+        profile(&[(2, Ok(&sample))])
+    };
+    assert_eq!(parse(&of(i64::MAX as u64)).unwrap().total(), i64::MAX as u64);
+    assert!(parse(&of(1 << 63)).unwrap_err().contains("counts -9223372036854775808"));
+    let sample = proto(&[(2, Err(i64::MAX as u64))]);
+    let three = profile(&[(2, Ok(&sample)), (2, Ok(&sample)), (2, Ok(&sample))]);
+    assert!(parse(&three).unwrap_err().contains("counts of all stacks together"));
+    let saved = parse(b"a 9223372036854775808\n").unwrap();
+    assert_eq!(saved.total(), 1 << 63);
+    let error = pprof::write::write(&saved, &mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("more than pprof can hold"), "{error}");
+}
+
+/// A profile of times: one value of a type each, and what a period is of.
+fn of_times(kind: (&str, &str), period: (&str, &str, u64), values: &[u64]) -> Vec<u8> {
+    let texts = ["", kind.0, kind.1, period.0, period.1];
+    let sample_type = proto(&[(1, Err(1)), (2, Err(2))]);
+    let period_type = proto(&[(1, Err(3)), (2, Err(4))]);
+    let samples: Vec<Vec<u8>> = values.iter().map(|value| proto(&[(2, Err(*value))])).collect();
+    let mut fields: Vec<(u64, Result<&[u8], u64>)> =
+        vec![(1, Ok(&sample_type)), (11, Ok(&period_type)), (12, Err(period.2))];
+    fields.extend(samples.iter().map(|sample| (2, Ok(sample.as_slice()))));
+    fields.extend(texts.iter().map(|text| (6, Ok(text.as_bytes()))));
+    proto(&fields)
+}
+
+#[test]
+fn times_become_samples_only_where_they_are_whole_periods() {
+    let (cpu, ms) = (("cpu", "nanoseconds"), 1_000_000);
+    let read = |bytes: &[u8]| {
+        let saved = parse(bytes).unwrap();
+        (saved.total(), saved.about.unit, saved.about.hz)
+    };
+    let samples = |count, hz| (count, "samples".to_owned(), Some(hz));
+    let nanoseconds = |count| (count, "nanoseconds".to_owned(), None);
+    let period = ("cpu", "nanoseconds", 10 * ms);
+    assert_eq!(read(&of_times(cpu, period, &[20 * ms, 10 * ms])), samples(3, 100));
+    assert_eq!(read(&of_times(cpu, period, &[4 * ms, 4 * ms, 4 * ms, 10 * ms])), nanoseconds(22 * ms));
+    // 997 Hz: the period is rounded, sums of it are not.
+    let period = ("cpu", "nanoseconds", 1_003_009);
+    assert_eq!(read(&of_times(cpu, period, &[1_003_009, 1_003_009_027])), samples(1001, 997));
+    assert_eq!(read(&of_times(cpu, ("cpu", "nanoseconds", 1), &[50, 5000])), nanoseconds(5050));
+    let delay = ("delay", "nanoseconds");
+    for rate in [1, 10, 1000] {
+        let period = ("contentions", "count", rate);
+        assert_eq!(read(&of_times(delay, period, &[5000, 700])), nanoseconds(5700));
+    }
+    assert_eq!(read(&of_times(delay, ("cpu", "nanoseconds", 1000), &[5000])), nanoseconds(5000));
+}
+
+#[test]
+fn text_with_a_stray_byte_is_text() {
+    for text in ["p;a\u{7}b 1\n", "p;a\u{7}b 1\nq\n", "j;\u{1} 1\n", "r 1\n\u{0}"] {
+        match parse(text.as_bytes()) {
+            Ok(saved) => assert_eq!(saved.total(), 1),
+            Err(error) => assert_eq!(error, "a.file:2: expected \"stack count\"", "{text:?}"),
+        }
+    }
+    let marked = [b"\xef\xbb\xbf", FOLDED.as_bytes()].concat();
+    assert_eq!(parse(&marked).unwrap().processes(), ["other", "work"]);
+    let odd = PERF.replace("work", "w@").into_bytes();
+    let odd: Vec<u8> = odd.into_iter().map(|byte| if byte == b'@' { 0xff } else { byte }).collect();
+    assert_eq!(parse(&odd).unwrap().processes(), ["w\u{fffd}"]);
+}
+
+#[test]
+fn packed_text_of_a_pipe_is_measured_by_what_came() {
+    let lines = |from: u32| -> String {
+        (from..from + 200_000).map(|n| format!("p;{};f{n} 1\n", "x".repeat(400))).collect()
+    };
+    let text = lines(0);
+    assert!(text.len() > 65 << 20);
+    let bytes = packed(text.as_bytes());
+    assert!(bytes.len() * 500 > text.len());
+    assert_eq!(detect::read(bytes.as_slice(), "pipe", 0).unwrap().total(), 200_000);
+    let cut = detect::read(&bytes[..bytes.len() / 2], "pipe", 0).unwrap_err();
+    assert_eq!(cut.to_string(), "pipe: the packed data ends early; was it cut off?");
+}
+
+#[test]
+fn stacks_of_firefox_are_walked_once() {
+    let count = 60_000;
+    let prefix: Vec<Option<u32>> = (0..count).map(|n: u32| n.checked_sub(1)).collect();
+    let json = serde_json::json!({
+        "meta": {"interval": 1, "product": "x"},
+        "threads": [{
+            "name": "m", "processName": "p", "pid": "1", "tid": "2",
+            "samples": {"stack": vec![count - 1; 100_000]},
+            "stackTable": {"prefix": prefix, "frame": vec![0; count as usize]},
+            "frameTable": {"func": [0]}, "funcTable": {"name": [0]}, "stringArray": ["f"],
+        }],
+    });
+    let bytes = json.to_string().into_bytes();
+    let started = CpuTime::start();
+    let saved = parse(&bytes).unwrap();
+    assert!(started.used().as_secs() < 2, "{:?}", started.used());
+    assert_eq!((saved.total(), saved.trie().node_count()), (100_000, 2 + count as usize));
+}
+
+#[test]
+fn weights_of_firefox_have_a_type() {
+    let of = |kind: &str, weights: &str| {
+        let text = format!(
+            "{{\"meta\":{{\"interval\":1}},\"threads\":[{{\"name\":\"m\",\"samples\":{{\"stack\":[null,null],\
+             \"weight\":{weights},\"weightType\":\"{kind}\"}},\"stackTable\":{{\"prefix\":[],\"frame\":[]}},\
+             \"frameTable\":{{\"func\":[]}},\"funcTable\":{{\"name\":[]}},\"stringArray\":[]}}]}}"
+        );
+        parse(text.as_bytes()).map(|saved| (saved.total(), saved.about.unit, saved.about.hz))
+    };
+    assert_eq!(of("samples", "[1,2]").unwrap(), (3, "samples".to_owned(), Some(1000)));
+    assert_eq!(of("bytes", "[1,2]").unwrap(), (3, "bytes".to_owned(), None));
+    assert_eq!(of("tracing-ms", "[0.5,2]").unwrap(), (2_500_000, "nanoseconds".to_owned(), None));
+    assert!(of("samples", "[0.5,2]").unwrap_err().ends_with("sample 0 weighs 0.5"));
+    assert!(of("samples", "[-1,2]").unwrap_err().ends_with("sample 0 weighs -1"));
+    assert!(of("parsecs", "[1,2]").unwrap_err().ends_with("weights of an unknown type, parsecs"));
+    let newer = b"{\"meta\":{\"interval\":1},\"threads\":[{\"name\":\"m\"}],\"shared\":{\"stringArray\":[]}}";
+    assert!(parse(newer).unwrap_err().ends_with("its threads share their tables (`shared`)"));
+}
+
+#[test]
+fn bombs_are_not_unpacked() {
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let zeros = vec![b'a'; 1 << 20];
+    for _ in 0..(200 << 20 >> 20) {
+        bomb.write_all(&zeros).unwrap();
+    }
+    let bomb = bomb.finish().unwrap();
+    let error = parse(&bomb).unwrap_err();
+    // One line of 200 MiB: the reader of text stops long before.
+    assert!(error.contains("line longer than 16 MiB"), "{error}");
+    let mut lines = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let text = "a 1\n".repeat(1 << 18);
+    for _ in 0..200 {
+        lines.write_all(text.as_bytes()).unwrap();
+    }
+    let error = parse(&lines.finish().unwrap()).unwrap_err();
+    assert!(error.contains("more than 500 times larger (MAX_RATIO)"), "{error}");
+    assert_eq!(
+        parse(&packed(&packed(FOLDED.as_bytes()))).unwrap_err(),
+        "a.file: it is packed twice; unpack it once"
+    );
+    assert_eq!(parse(&packed(FOLDED.as_bytes())).unwrap().total(), 46);
+}
+
+#[test]
+fn other_files_are_refused() {
+    let deep = "[".repeat(100_000);
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (b"\x1f\x8b".to_vec(), "the packed data ends early"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x00garbage".to_vec(), "the packed data"),
+        (b"\x7fELF\x02\x01\x01\x00\x00".to_vec(), "expected \"stack count\""),
+        (b"\xff\xfe\x00".to_vec(), "not UTF-8; this is not a profile"),
+        (b"{}".to_vec(), "neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
+        (b"{\"a\":1".to_vec(), "a.file:1:6: EOF while parsing"),
+        (format!("{{\"x\":{deep}").into_bytes(), "EOF while parsing a list"),
+        (vec![b'x'; 20 << 20], "a.file:1: line longer than 16 MiB; this is not a profile"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[0]],\"weights\":[1]}]}".to_vec(), "profile 1, sample 1: frame 0 is not there"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[]],\"weights\":[-1]}]}".to_vec(), "profile 1, sample 1: a weight of -1 cannot be counted"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[],\"weights\":[1]}]}".to_vec(), "profile 1 has 0 samples and 1 weights"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"evented\",\"name\":\"a\",\"unit\":\"none\"}]}".to_vec(), "profile 1 is evented; only sampled profiles can be read"),
+    ];
+    for (bytes, expected) in cases {
+        let error = parse(&bytes).expect_err(expected);
+        assert!(error.contains(expected), "{error}, expected {expected}");
+    }
+}
+
+#[test]
+fn stacks_in_circles_are_refused() {
+    let files = files();
+    let text =
+        String::from_utf8(files.iter().find(|(name, _)| *name == "firefox").unwrap().1.clone()).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["threads"][0]["stackTable"]["prefix"][0] = serde_json::json!(0);
+    let error = parse(json.to_string().as_bytes()).unwrap_err();
+    assert!(error.contains("stack 0 goes on from one that does not come before it"), "{error}");
+}

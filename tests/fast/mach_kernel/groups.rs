@@ -1,0 +1,95 @@
+//! How many threads should be copied while a task is held once: pauses by the simulated
+//! kernel's cost model, for the table in ARCHITECTURE.md.
+
+use stackprof::addr::Avma;
+use stackprof::binary::{ImageBytes, Mapping};
+use stackprof::live::Live;
+use stackprof::sampler::{self, Options};
+use stackprof::sources::mach::MachTarget;
+use stackprof::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+
+use super::recorded::options;
+use crate::sim_kernel::*;
+
+/// A target whose stops are collected in groups of another size.
+struct InGroups<'k>(MachTarget<'k>, usize);
+
+impl Observed for InGroups<'_> {
+    fn process(&self) -> &Process {
+        self.0.process()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.0.thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.0.mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.0.image_bytes(mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.0.read_memory(from, into)
+    }
+}
+
+impl Target for InGroups<'_> {
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        self.0.threads(out);
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        self.0.look(thread)
+    }
+
+    fn stops_at_once(&self) -> usize {
+        self.1
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep: bool) -> Result<(), Fault> {
+        self.0.interrupt(thread, window_bytes, keep)
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        self.0.next(until_ns, capture)
+    }
+}
+
+/// The longest hold in microseconds, and the share of the time in which the task is held.
+fn held(threads: usize, group: usize) -> (f64, f64) {
+    let mut process = busy(500);
+    for index in 1..threads {
+        process = process.thread(SimThread::pthread(&format!("t{index}")).run(10 * MS, &["work"]));
+    }
+    let kernel = World::arm64(1).process(process).with(|world| world.ncpu = 64).build();
+    let mut target = InGroups(MachTarget::attach(&kernel, 500).expect("attached"), group);
+    let clock = target.0.clock();
+    // What holds would cost, were they not limited.
+    let options = Options { max_stop: 1.0, ..options(500) };
+    let profile = sampler::record(&mut target, &clock, &options, &Live::default()).expect("recorded");
+    drop(target);
+    let report = kernel.report();
+    assert!(report.is_clean(), "{report}");
+    // Each stop of a hold is told its length.
+    let held_ns = profile.stats.pause.total_ns() as f64 * report.holds as f64 / profile.stats.stops as f64;
+    (report.longest_hold_ns as f64 / 1e3, held_ns / profile.stats.duration_ns as f64)
+}
+
+#[test]
+fn few_long_holds_cost_less_than_many_short_ones() {
+    eprintln!("threads  group  longest hold, us  held, % of the time");
+    let mut shares = Vec::new();
+    for threads in [1, 4, 8, 16, 32] {
+        for group in [1, 4, 16] {
+            let (longest_us, share) = held(threads, group);
+            eprintln!("{threads:>7}  {group:>5}  {longest_us:>16.1}  {:>19.1}", share * 100.0);
+            shares.push(share);
+        }
+    }
+    for by_group in shares.chunks(3).skip(2) {
+        assert!(by_group[2] < by_group[1] && by_group[1] < by_group[0], "{by_group:?}");
+    }
+}

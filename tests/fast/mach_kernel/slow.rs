@@ -1,0 +1,206 @@
+//! Calls that take time, and processes with many threads: a recording ends when it is told
+//! to, ticks happen, and nothing is left, whatever a call costs.
+//!
+//! `STACKPROF_ROUNDS=40` runs 40 times as many seeds; `-- --nocapture` prints the table.
+
+use std::sync::Arc;
+
+use stackprof::live::Live;
+use stackprof::recording::Profile;
+use stackprof::sampler::{self, Options};
+use stackprof::sources::mach::{MachClock, MachTarget};
+
+use super::recorded::{Replay, options};
+use crate::seeds::rounds::seeds;
+use crate::sim_kernel::*;
+
+/// What `--duration` and Ctrl-C may take, beside the calls of two stops …
+const OBEYS_NS: u64 = 100 * MS;
+/// … the one in hand and the last one: asked where the stack ends, looked at, held, copied, let
+/// go, and the thread and its queue named.
+const STOP_CALLS: u64 = 40;
+/// In which time a tick looks at threads; then it is the next one's turn.
+const TICK_NS: u64 = 20 * MS;
+/// What each call takes: a Mac; one that is watched or virtual; one that hardly moves.
+const CALLS_NS: [u64; 3] = [300, 20 * US, 2 * MS];
+/// What the target may stand before it had any time, beside its 2 %.
+const FIRST_CREDIT_NS: u64 = 5 * MS;
+
+/// A process of so many threads: up to `busy` compute, four CPUs between them; the others
+/// wait, and some of them wake up now and then.
+fn crowd(pid: i32, threads: u64, busy: u64) -> SimProcess {
+    let mut process = canned(pid).with(|process| process.program.threads.truncate(1));
+    for number in 1..threads {
+        let name = format!("t{number}");
+        let thread = match number {
+            number if number < busy => {
+                let cpu = number % 4;
+                let of = (busy + 3 - cpu) / 4;
+                SimThread::pthread(&name).run(3 * MS, &["z1", "z0", "w5"]).run(MS, &["z4", "z0", "w5"]).turns(
+                    of.max(number / 4 + 1),
+                    number / 4,
+                    700 * US,
+                )
+            }
+            number if number % 10 == 0 => SimThread::pthread(&name)
+                .wait(20 * MS + number * 7 * US, &["__psynch_cvwait", "_pthread_cond_wait", "w7"])
+                .run(100 * US, &["z3", "w7"]),
+            _ => SimThread::pthread(&name).wait(50 * MS, &["mach_msg2_trap", "mach_msg", "w6"]),
+        };
+        process = process.thread(thread);
+    }
+    process
+}
+
+/// What came of a recording.
+struct Ran {
+    profile: Profile,
+    kernel: SimKernel,
+    /// When Ctrl-C was pressed, if it was, and when the recording had ended.
+    interrupted_ns: Option<u64>,
+    ended_ns: u64,
+    /// Calls until then.
+    calls: Vec<Method>,
+}
+
+impl Ran {
+    /// Ticks, also those that stopped nobody so that the target does not stand for too long.
+    fn ticks(&self) -> u64 {
+        self.profile.stats.ticks + self.profile.stats.ticks_spared
+    }
+    fn per_second(&self, count: u64) -> f64 {
+        count as f64 * 1e9 / self.profile.stats.duration_ns as f64
+    }
+    fn held(&self) -> f64 {
+        self.kernel.report().held_ns as f64 / self.profile.stats.duration_ns as f64
+    }
+}
+
+/// Records; `interrupt_ns` after attaching, Ctrl-C is pressed.
+fn run(kernel: SimKernel, options: &Options, interrupt_ns: Option<u64>) -> Ran {
+    // Attaching to many threads takes its time, too.
+    kernel.lose_patience(120 * SECOND);
+    let live = Arc::new(Live::default());
+    let mut target = MachTarget::attach(&kernel, 500).expect("attached");
+    let interrupted_ns = interrupt_ns.map(|after_ns| kernel.interrupt(after_ns, &live));
+    let profile = sampler::record(&mut target, &MachClock::new(&kernel), options, &live).expect("recorded");
+    let (ended_ns, calls) = (kernel.now_ns(), kernel.calls());
+    drop(target);
+    let report = kernel.report();
+    assert!(report.is_clean() && !kernel.stands(500), "{report}");
+    Ran { profile, kernel, interrupted_ns, ended_ns, calls }
+}
+
+#[test]
+fn twenty_one_threads_whose_calls_take_some_microseconds_are_sampled_at_the_rate() {
+    for call_ns in [20 * US, 60 * US, 100 * US] {
+        let world = World::x86_64(3).process(crowd(500, 21, 3)).costs(Costs::of_calls(call_ns));
+        let ran = run(world.build(), &Options { hz: 100, ..options(1_000) }, None);
+        let stats = &ran.profile.stats;
+        assert!(stats.duration_ns < 1_100 * MS, "{call_ns} ns a call: {} ns", stats.duration_ns);
+        let rate = ran.per_second(ran.ticks());
+        assert!(rate > 95.0, "{call_ns} ns a call: {rate} Hz");
+    }
+}
+
+#[test]
+fn whatever_calls_cost_recordings_end_in_time_and_leave_nothing() {
+    for seed in seeds(0..24) {
+        let _replay = Replay(seed);
+        let mut rng = Rng::new(seed ^ 0x736c_6f77);
+        let call_ns = CALLS_NS[rng.within(0, 2) as usize];
+        // Mostly few, up to a thousand.
+        let threads =
+            [rng.within(1, 30), rng.within(1, 200), rng.within(200, 1_000)][rng.within(0, 2) as usize];
+        let busy = 1 + rng.within(0, threads.min(40));
+        let delays = rng.chance(1, 2).then_some(Delays { one_in: 300, at_most_ns: 10 * MS });
+        let costs = Costs { delays, ..Costs::of_calls(call_ns) };
+        let is_interrupted = rng.chance(1, 2);
+        let for_ns = rng.within(100, 400) * MS;
+        let hz = [100, 1_000][rng.within(0, 1) as usize];
+        let mut process = crowd(500, threads, busy);
+        if rng.chance(1, 4) {
+            process = process.ends(rng.within(50, 3_000) * MS, 0);
+        }
+        let what = format!("seed {seed}: {threads} threads, {busy} busy, {call_ns} ns a call, {hz} Hz");
+        let options = Options {
+            hz,
+            idle: rng.chance(1, 5),
+            seed,
+            duration_ns: (!is_interrupted).then_some(for_ns),
+            ..options(0)
+        };
+        let kernel = World::arm64(seed).process(process).costs(costs).build();
+        let ran = run(kernel, &options, is_interrupted.then_some(for_ns));
+        check(&ran, &what, (threads, busy), &costs, &options);
+    }
+}
+
+/// What holds of every recording.
+fn check(ran: &Ran, what: &str, (threads, busy): (u64, u64), costs: &Costs, options: &Options) {
+    let (stats, kernel) = (&ran.profile.stats, &ran.kernel);
+    let allowed_ns = OBEYS_NS + STOP_CALLS * costs.round_trip + costs.longest(threads);
+    if let Some(interrupted_ns) = ran.interrupted_ns {
+        let late_ns = ran.ended_ns.saturating_sub(interrupted_ns);
+        // The images are read in one piece before the first tick.
+        let beginning_ns = if ran.ticks() == 0 { 300 * costs.round_trip } else { 0 };
+        let allowed_ns = allowed_ns + beginning_ns + kernel.delayed_ns(interrupted_ns);
+        let calls = ran.calls.iter().rev().filter(|call| **call != Method::AbsoluteTime);
+        let last: Vec<&str> = calls.take(90).map(|call| call.name()).collect();
+        assert!(
+            late_ns <= allowed_ns,
+            "{what}: {} ms after Ctrl-C; the last calls, backwards: {last:?}",
+            late_ns / MS
+        );
+    }
+    if let Some(duration_ns) = options.duration_ns {
+        let over_ns = stats.duration_ns.saturating_sub(duration_ns);
+        let allowed_ns = allowed_ns + kernel.delayed_ns(ran.ended_ns.saturating_sub(over_ns + OBEYS_NS));
+        assert!(over_ns <= allowed_ns, "{what}: {} ms too long", over_ns / MS);
+    }
+    // Before Ctrl-C the threads themselves may take longer to list, and so may one call.
+    let is_short = options.duration_ns.is_none_or(|ns| ns < OBEYS_NS + 2 * costs.longest(threads));
+    let has_ended = stats.exit_status.is_some() || is_short;
+    assert!(ran.ticks() > 0 || has_ended, "{what}: no ticks");
+    // Per tick and thread a look and a reference; for those that run a stop; and what the
+    // beginning and the end take.
+    let work = ran.calls.iter().filter(|call| **call != Method::AbsoluteTime).count() as u64;
+    let most = (ran.ticks() + 8) * (threads * 12 + 60);
+    assert!(work <= most, "{what}: {work} calls in {} ticks", ran.ticks());
+    // What one tick and the last one hold beyond the share is not foreseen.
+    let report = kernel.report();
+    let share_ns = stats.duration_ns / 50 + FIRST_CREDIT_NS;
+    let allowed_ns = share_ns + 2 * (TICK_NS + 3 * report.longest_hold_ns);
+    let (held_ms, longest_us) = (report.held_ns / MS, report.longest_hold_ns / US);
+    assert!(report.held_ns <= allowed_ns, "{what}: held for {held_ms} ms, once for {longest_us} us");
+    // A stop of one thread takes five calls at least.
+    let calls_ns = 12 * costs.round_trip + costs.suspend_per_running * busy;
+    let allowed_ns = (2 * MS).max(calls_ns) + kernel.delayed_ns(0);
+    assert!(report.longest_hold_ns <= allowed_ns, "{what}: held for {longest_us} us at once");
+}
+
+#[test]
+fn rates_and_holds_by_threads_and_cost_of_a_call() {
+    eprintln!("threads  a call, us  ticks of 100/s  that stopped  held, %  longest hold, us");
+    for call_ns in CALLS_NS {
+        for threads in [1, 21, 101, 301, 1_000] {
+            let world = World::arm64(1).process(crowd(500, threads, 4)).costs(Costs::of_calls(call_ns));
+            let ran = run(world.build(), &Options { hz: 100, ..options(2_000) }, None);
+            let longest_us = ran.kernel.report().longest_hold_ns as f64 / 1e3;
+            let (rate, held) = (ran.per_second(ran.ticks()), ran.held() * 100.0);
+            let stopped = ran.per_second(ran.profile.stats.ticks);
+            let us = call_ns as f64 / 1e3;
+            eprintln!(
+                "{threads:>7}  {us:>10.1}  {rate:>14.1}  {stopped:>12.1}  {held:>7.2}  {longest_us:>16.1}"
+            );
+            // A look and a reference for each, and for four that run some ten calls.
+            if call_ns * (2 * threads + 40) <= 8 * MS {
+                assert!(rate > 90.0, "{threads} threads, {call_ns} ns a call: {rate} Hz");
+            }
+            assert!(
+                call_ns > 100 * US || held < 3.0,
+                "{threads} threads, {call_ns} ns a call: {held} % held"
+            );
+        }
+    }
+}

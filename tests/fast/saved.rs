@@ -1,0 +1,285 @@
+//! Saved profiles: what is written in one form and read back, and nothing lost that the form
+//! can hold.
+//!
+//! Random profiles are made from a seed that failures print; `STACKPROF_SEED` runs one.
+
+use std::collections::BTreeMap;
+
+use crate::seeds::rounds::seeds;
+use stackprof::profile::formats::detect;
+use stackprof::profile::formats::{firefox, folded, pprof, speedscope};
+use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
+
+/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound.max(1)
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// Names with everything that the forms use for themselves.
+const NAMES: [&str; 14] = [
+    "main",
+    "operator new(unsigned long)",
+    "<a::B as c::D<'_>>::e::{closure#0}",
+    "[incomplete]",
+    "[waiting]",
+    "[lib+0x1f40]",
+    "io (17)",
+    "x 12",
+    "\"quoted\\\"",
+    "日本語",
+    "a<b>&c",
+    "f(int) (a.c:7)",
+    "# remark",
+    "{",
+];
+
+fn for_each_seed(rounds: u64, mut check: impl FnMut(&mut Random)) {
+    for seed in seeds(1..rounds + 1) {
+        struct Replay(u64);
+        impl Drop for Replay {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    eprintln!("replay: STACKPROF_SEED={} cargo test --test fast", self.0);
+                }
+            }
+        }
+        let replay = Replay(seed);
+        check(&mut Random(replay.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
+    }
+}
+
+/// Folded lines; a name that stands for a thread or a mark is one only where it can be.
+fn random_folded(random: &mut Random) -> String {
+    let mut lines = BTreeMap::new();
+    for _ in 0..1 + random.below(60) {
+        let mut stack = vec![random.pick(&["work", "a b", "p (1)"]).to_string()];
+        if random.below(3) == 0 {
+            stack.push(format!("{} ({})", random.pick(&["io", "x y"]), random.below(4)));
+        }
+        if random.below(4) == 0 {
+            stack.push("[incomplete]".to_owned());
+        }
+        // What begins with its own mark would be read as one.
+        let usual = |name: &str| !name.starts_with("[w") && name != "[incomplete]";
+        stack.extend(
+            (0..random.below(12)).map(|_| *random.pick(&NAMES)).filter(|n| usual(n)).map(str::to_owned),
+        );
+        let bits = random.below(52);
+        let count = 1 + random.below(1 << bits);
+        *lines.entry(stack.join(";")).or_insert(0u64) += count;
+    }
+    let mut lines: Vec<String> = lines.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
+    lines.sort_unstable();
+    lines.join("\n") + "\n"
+}
+
+fn parsed(bytes: &[u8]) -> Saved {
+    detect::read(bytes, "memory", bytes.len() as u64).unwrap()
+}
+
+fn as_folded(saved: &Saved) -> String {
+    let mut out = Vec::new();
+    folded::write(&ByName::of(saved, false).unwrap(), &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+type Writer = fn(&Saved) -> Vec<u8>;
+
+fn as_pprof(saved: &Saved) -> Vec<u8> {
+    let mut out = Vec::new();
+    pprof::write::write(saved, &mut out).unwrap();
+    out
+}
+
+fn as_speedscope(saved: &Saved) -> Vec<u8> {
+    let mut out = Vec::new();
+    speedscope::write(saved, None, &mut out).unwrap();
+    out
+}
+
+fn as_firefox(saved: &Saved) -> Vec<u8> {
+    let mut out = Vec::new();
+    firefox::write(saved, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn folded_text_survives_pprof_byte_for_byte() {
+    for_each_seed(300, |random| {
+        let text = random_folded(random);
+        let saved = parsed(text.as_bytes());
+        assert_eq!(as_folded(&saved), text);
+        let packed = as_pprof(&saved);
+        assert_eq!(packed, as_pprof(&saved), "same profile, same bytes");
+        let back = parsed(&packed);
+        assert_eq!(as_folded(&back), text);
+        assert_eq!(as_pprof(&back), packed, "what is read is written as it was");
+    });
+}
+
+#[test]
+fn folded_text_survives_the_viewers_formats() {
+    for_each_seed(100, |random| {
+        let text = random_folded(random);
+        let saved = parsed(text.as_bytes());
+        assert_eq!(as_folded(&parsed(&as_speedscope(&saved))), text);
+        // The Firefox format counts in 31 bits, of which a stack may have 1024 samples.
+        if saved.total() < 1 << 40 {
+            assert_eq!(as_folded(&parsed(&as_firefox(&saved))), text);
+        }
+    });
+}
+
+/// A profile with all that there can be.
+fn full() -> Saved {
+    let mut builder = SavedBuilder::new(About {
+        hz: Some(997),
+        time_unix_ns: Some(1_700_000_000_123_456_789),
+        duration_ns: Some(5_000_000_000),
+        pid: Some(4242),
+        arch: Some("x86_64".into()),
+        command: Some("./work --all".into()),
+        launched: Some(true),
+        idle: Some(true),
+        lost: BTreeMap::from([("thread ended".into(), 3)]),
+        incomplete: BTreeMap::from([("bad frame".into(), 7)]),
+        ticks: Some(4985),
+        comments: vec!["by hand".into()],
+        version: Some("0.1.0".into()),
+        ..About::default()
+    });
+    let mut text = |text: &str| builder.text(text).unwrap();
+    let (work, io, lib, id) = (text("work"), text("io"), text("/lib/libx.so"), text("0123abcd"));
+    let (outer, mangled, inner, file) =
+        (text("space::outer"), text("_ZN5space5outerEv"), text("inner"), text("/src/a.c"));
+    let mapping = Mapping { start: 0x7000, limit: 0x9000, file_offset: 0x1000, path: lib, build_id: id };
+    let mapping = builder.mapping(mapping).unwrap();
+    let outer =
+        builder.function(Function { name: outer, system_name: mangled, file, start_line: 10 }).unwrap();
+    let inner = builder.function(Function { name: inner, file, ..Function::default() }).unwrap();
+    let lines = [Line { function: outer, line: 12 }, Line { function: inner, line: 3 }];
+    let inlined = builder.frame(0x7123, Some(mapping), &lines).unwrap();
+    let bare = builder.frame(0x7f00, Some(mapping), &[]).unwrap();
+    let nowhere = builder.frame(u64::MAX, None, &[]).unwrap();
+    for (count, (thread, complete, waiting)) in (1..).zip([
+        (Some((io, u64::MAX)), true, false),
+        (Some((io, 17)), false, false),
+        (None, true, true),
+        (None, false, true),
+    ]) {
+        let root = builder.root(StackRoot { process: work, thread, complete, waiting }).unwrap();
+        builder.add(root, &[inlined, bare, nowhere], count).unwrap();
+        builder.add(root, &[inlined], 10 * count).unwrap();
+        builder.add(root, &[], 100 * count).unwrap();
+    }
+    builder.finish()
+}
+
+/// Everything that a profile tells, as text.
+fn told(saved: &Saved) -> String {
+    let mut lines = vec![format!("{:?}", saved.about)];
+    saved.for_each_stack(|root, frames, count| {
+        let text = |id| saved.text(id);
+        let thread = root.thread.map(|(name, id)| (text(name), id));
+        let mut line =
+            format!("{} {thread:?} {} {} {count}", text(root.process), root.complete, root.waiting);
+        for frame in frames {
+            let frame = &saved.frames()[*frame as usize];
+            let mapping = frame.mapping.map(|mapping| saved.mappings()[mapping as usize]);
+            let mapping = mapping.map(|m| (m.start, m.limit, m.file_offset, text(m.path), text(m.build_id)));
+            line += &format!(" {:#x} {mapping:?}", frame.address);
+            for at in saved.lines_of(frame) {
+                let f = saved.function(at.function);
+                let names = (text(f.name), text(f.system_name), text(f.file), f.start_line);
+                line += &format!(" {names:?}:{}", at.line);
+            }
+        }
+        lines.push(line);
+    });
+    lines[1..].sort();
+    lines.join("\n")
+}
+
+#[test]
+fn pprof_loses_nothing() {
+    let saved = full();
+    assert_eq!(told(&parsed(&as_pprof(&saved))), told(&saved));
+}
+
+#[test]
+fn viewers_formats_keep_stacks_threads_and_time() {
+    let saved = full();
+    for (writer, keeps_lines) in [(as_speedscope as Writer, true), (as_firefox, false)] {
+        let back = parsed(&writer(&saved));
+        if keeps_lines {
+            assert_eq!(as_folded(&back), as_folded(&saved));
+            let with_lines = |saved: &Saved| {
+                let mut out = Vec::new();
+                folded::write(&ByName::of(saved, true).unwrap(), &mut out).unwrap();
+                String::from_utf8(out).unwrap()
+            };
+            assert_eq!(with_lines(&back), with_lines(&saved));
+        }
+        assert_eq!((back.about.hz, back.about.pid), (Some(997), Some(4242)));
+        assert_eq!(back.total(), saved.total());
+        let waiting = |saved: &Saved| {
+            let mut sum = 0;
+            saved.for_each_stack(|root, _, count| sum += if root.waiting { count } else { 0 });
+            sum
+        };
+        assert_eq!(waiting(&back), waiting(&saved));
+    }
+}
+
+#[test]
+fn short_times_and_other_units_come_back_from_every_form() {
+    for (hz, unit) in [(Some(10_000_000), "samples"), (None, "bytes"), (None, "contentions")] {
+        let mut builder =
+            SavedBuilder::new(About { hz, unit: unit.to_owned(), idle: Some(true), ..About::default() });
+        let process = builder.text("p").unwrap();
+        for (count, waiting) in [(1, false), (2, true)] {
+            let root = StackRoot { process, thread: None, complete: true, waiting };
+            let root = builder.root(root).unwrap();
+            let frame = builder.named_frame("f").unwrap();
+            builder.add(root, &[frame], count).unwrap();
+        }
+        let saved = builder.finish();
+        for writer in [as_pprof as Writer, as_speedscope, as_firefox] {
+            let back = parsed(&writer(&saved));
+            assert_eq!((back.about.hz, back.about.unit.as_str()), (hz, unit));
+            assert_eq!(told(&back).lines().count(), 3, "{}", told(&back));
+        }
+    }
+}
+
+#[test]
+fn a_stack_as_deep_as_any_can_be_comes_back_from_every_form() {
+    let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::MAX_DEPTH));
+    let saved = parsed(deepest.as_bytes());
+    for writer in [as_pprof as Writer, as_speedscope, as_firefox] {
+        assert_eq!(as_folded(&parsed(&writer(&saved))), deepest);
+    }
+}
+
+#[test]
+fn merged_profiles_keep_their_processes_apart() {
+    let (a, b) = (parsed(b"one;main 3\none;main;x 1\n"), parsed(b"two;main 4\none;main 5\n"));
+    let mut builder = SavedBuilder::new(a.about.clone());
+    builder.add_stacks(&a).unwrap();
+    builder.merge(&b).unwrap();
+    assert_eq!(as_folded(&builder.finish()), "one;main 8\none;main;x 1\ntwo;main 4\n");
+    let mut builder = SavedBuilder::new(About { hz: Some(99), ..About::default() });
+    let refused = builder.merge(&full()).unwrap_err();
+    assert_eq!(refused.to_string(), "one was recorded at 99 Hz, the other at 997 Hz");
+}

@@ -1,0 +1,203 @@
+//! Where the link register is the caller in real macOS programs, compared with their
+//! compact unwind information.
+//!
+//! `scripts/check-macho-symbols.sh` fetches the programs and runs this with
+//! `STACKPROF_MACHO_DIR`; without that it prints SKIP. Each arm64 image below the directory
+//! is walked at every instruction of two kinds, of which the truth is known without the
+//! walker: in functions that `__unwind_info` calls frameless the caller is in lr; after an
+//! instruction that addresses memory below fp, in a function with a frame, the record is there.
+//!
+//! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
+
+use std::path::{Path, PathBuf};
+
+use stackprof::addr::Avma;
+use stackprof::arch::{Aarch64, Registers};
+use stackprof::binary::macho::{CPU_ARM64, MachO, fat};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::images::ImageCode;
+use stackprof::images::Images;
+use stackprof::walk::{self, Frames, How, StackBytes, Unwinder};
+
+const LOADED: u64 = 0x1_4000_0000;
+const STACK: u64 = 0x1_6fdf_0000;
+
+/// `UNWIND_ARM64_MODE_FRAMELESS`, `UNWIND_ARM64_MODE_FRAME`, as they stand above bit 24.
+const FRAMELESS: u32 = 2;
+const FRAME: u32 = 4;
+
+/// Instructions of each kind that the packages of the script have at least.
+const INSTRUCTIONS_MIN: u64 = 50_000;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    frameless: u64,
+    framed: u64,
+    wrong: u64,
+}
+
+#[test]
+fn the_link_register_counts_where_unwind_information_says_so() {
+    let Some(dir) = std::env::var_os("STACKPROF_MACHO_DIR") else {
+        // Not a failure under STACKPROF_NO_SKIP: the script is the gate, and needs a network.
+        eprintln!("SKIP: STACKPROF_MACHO_DIR is not set; scripts/check-macho-symbols.sh sets it");
+        return;
+    };
+    let mut files = Vec::new();
+    find(Path::new(&dir), &mut files);
+    files.sort();
+    let mut total = Tally::default();
+    eprintln!("{:>9} {:>9} {:>6}  file", "frameless", "framed", "wrong");
+    for path in files {
+        let data = std::fs::read(&path).unwrap();
+        for slice in fat::slices(&data).unwrap_or_default() {
+            let range = slice.range.start as usize..slice.range.end as usize;
+            let Some(bytes) = data.get(range).filter(|_| slice.cpu_type == CPU_ARM64) else { continue };
+            let tally = compare(bytes);
+            let shown = path.strip_prefix(&dir).unwrap().display();
+            eprintln!("{:>9} {:>9} {:>6}  {shown}", tally.frameless, tally.framed, tally.wrong);
+            total.frameless += tally.frameless;
+            total.framed += tally.framed;
+            total.wrong += tally.wrong;
+        }
+    }
+    eprintln!("{total:?}");
+    assert!(total.frameless >= INSTRUCTIONS_MIN && total.framed >= INSTRUCTIONS_MIN, "too little code");
+    assert_eq!(total.wrong, 0);
+}
+
+fn compare(bytes: &[u8]) -> Tally {
+    let mut tally = Tally::default();
+    let macho = MachO::parse(bytes).unwrap();
+    let entries = unwind_info(bytes).map(entries).unwrap_or_default();
+    let mapping = Mapping {
+        avma: Avma(LOADED)..Avma(LOADED + (macho.text.end - macho.text.start)),
+        file_offset: 0,
+        path: "/image".to_string(),
+        kind: MappingKind::File,
+        identity: (1, 1),
+    };
+    let mut images = Images::default();
+    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
+    for pair in entries.windows(2) {
+        let ((start, encoding), (end, _)) = (pair[0], pair[1]);
+        let mode = encoding >> 24 & 0xf;
+        for pc in (start..end.min(bytes.len() as u32)).step_by(4) {
+            let (before, word) = (u32_at(bytes, pc as usize - 4), u32_at(bytes, pc as usize));
+            let uses_link = match mode {
+                // `udf` and `nop` between functions belong to none.
+                FRAMELESS if word >> 16 != 0 && word != 0xd503_201f => {
+                    tally.frameless += 1;
+                    true
+                }
+                // Right behind: the walker itself knows what such an instruction means.
+                FRAME if pc > start && addresses_frame(before) && !addresses_frame(word) => {
+                    tally.framed += 1;
+                    false
+                }
+                _ => continue,
+            };
+            if shows_link_register(&images, u64::from(pc), u64::from(entries[0].0)) != uses_link {
+                tally.wrong += 1;
+                if tally.wrong <= 5 {
+                    eprintln!("  {word:#010x} at {pc:#x}, in {start:#x}..{end:#x} of mode {mode}");
+                }
+            }
+        }
+    }
+    tally
+}
+
+/// ldur, stur and their kin with [x29, #-N].
+fn addresses_frame(word: u32) -> bool {
+    word & 0x3b30_0fe0 == 0x3810_03a0
+}
+
+/// Whether the walk takes the link register for the caller; it leads elsewhere than the record.
+fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
+    let record: Vec<u8> =
+        [0, LOADED + code + 0x100].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+    let mut registers = Aarch64 { pc: LOADED + pc, sp: STACK, ..Aarch64::default() };
+    registers.x[Aarch64::FP] = STACK;
+    registers.x[Aarch64::LR] = LOADED + code + 0x200;
+    if registers.pc == registers.x[Aarch64::LR] {
+        registers.x[Aarch64::LR] += 4;
+    }
+    let input = walk::Input {
+        stack: StackBytes { base: Avma(STACK), bytes: &record },
+        stack_top: None,
+        stack_limit: None,
+        fp_always: true,
+        max_depth: 9,
+        code_mask: (1 << 47) - 1,
+        code: &ImageCode(images),
+    };
+    let mut found = Frames::default();
+    let registers = Registers::Aarch64(registers);
+    walk::unwind(How::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found);
+    assert!(matches!(found.addresses.len(), 2 | 3), "{:x?}", found.addresses);
+    found.addresses.len() == 3
+}
+
+fn find(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            find(&entry.path(), into);
+        } else if entry.file_type().unwrap().is_file() {
+            into.push(entry.path());
+        }
+    }
+}
+
+/// The content of the section `__unwind_info`.
+fn unwind_info(bytes: &[u8]) -> Option<&[u8]> {
+    let mut at = 32;
+    for _ in 0..u32_at(bytes, 16) {
+        if u32_at(bytes, at) == 0x19 {
+            for section in 0..u32_at(bytes, at + 64) as usize {
+                let section = at + 72 + 80 * section;
+                if bytes[section..].starts_with(b"__unwind_info\0") {
+                    let (size, offset) = (u32_at(bytes, section + 40), u32_at(bytes, section + 48));
+                    return bytes.get(offset as usize..(offset + size) as usize).filter(|it| !it.is_empty());
+                }
+            }
+        }
+        at += u32_at(bytes, at + 4) as usize;
+    }
+    None
+}
+
+/// Offset from the start of `__TEXT` and encoding of each entry, rising.
+fn entries(info: &[u8]) -> Vec<(u32, u32)> {
+    let word = |at: usize| u32_at(info, at);
+    let half = |at: usize| usize::from(u16::from_le_bytes([info[at], info[at + 1]]));
+    let (common, common_count) = (word(4) as usize, word(8) as usize);
+    let mut entries = Vec::new();
+    for index in 0..word(24) as usize {
+        let index = word(20) as usize + 12 * index;
+        let (first, page) = (word(index), word(index + 4) as usize);
+        if page == 0 {
+            entries.push((first, 0));
+            continue;
+        }
+        let (from, count) = (page + half(page + 4), half(page + 6));
+        for entry in 0..count {
+            if word(page) == 2 {
+                entries.push((word(from + 8 * entry), word(from + 8 * entry + 4)));
+                continue;
+            }
+            let packed = word(from + 4 * entry);
+            let encoding = match (packed >> 24) as usize {
+                number if number < common_count => word(common + 4 * number),
+                number => word(page + half(page + 8) + 4 * (number - common_count)),
+            };
+            entries.push((first + (packed & 0xff_ffff), encoding));
+        }
+    }
+    entries
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}

@@ -1,0 +1,12 @@
+//! How much memory and CPU time damaged and malicious files can cost. The allocator counts for the
+//! whole process, so one test runs at a time.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
+
+#[path = "../support/memory.rs"]
+mod memory;
+#[path = "../support/seeds.rs"]
+mod seeds;
+
+mod hostile_debug;
+mod hostile_macho_unwind;
+mod hostile_work;

@@ -1,0 +1,36 @@
+//! How often tests repeat what they try with random choices, and with which.
+//!
+//! `STACKPROF_ROUNDS=F` makes all of them repeat it F times as often: 10 to search for long, 0.1 to
+//! be done soon, 1 unless given. Once it is always done. `STACKPROF_SEED=N` runs seed N alone.
+//! Tests that measure how often something is so keep their numbers, by which they judge.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::ops::Range;
+
+/// `usual` by what `STACKPROF_ROUNDS` says, 1 at least.
+pub(crate) fn rounds(usual: u64) -> u64 {
+    let Ok(text) = std::env::var("STACKPROF_ROUNDS") else { return usual };
+    let factor: f64 = text.parse().expect("STACKPROF_ROUNDS must be a number");
+    assert!(factor.is_finite() && factor > 0.0, "STACKPROF_ROUNDS must be above 0");
+    ((usual as f64 * factor).round() as u64).max(1)
+}
+
+/// Whether as much as usual is tried at least: what must have come up in all of it can be asked for.
+pub(crate) fn as_usual() -> bool {
+    one_seed().is_none() && rounds(1_000) >= 1_000
+}
+
+/// The seed that `STACKPROF_SEED` asks for.
+pub(crate) fn one_seed() -> Option<u64> {
+    let text = std::env::var("STACKPROF_SEED").ok()?;
+    Some(text.parse().expect("STACKPROF_SEED must be a number"))
+}
+
+/// The seeds to try: as many as are `usual`, by what [`rounds`] makes of that, or the one that was
+/// asked for.
+pub(crate) fn seeds(usual: Range<u64>) -> Range<u64> {
+    match one_seed() {
+        Some(seed) => seed..seed + 1,
+        None => usual.start..usual.start + rounds(usual.end - usual.start),
+    }
+}
