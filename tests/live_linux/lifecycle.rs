@@ -275,10 +275,12 @@ fn a_launched_command_inherits_what_it_would_without_a_profiler() {
     let Some(_one) = live() else { return };
     let script = "ulimit -Sn; nice; cat /proc/self/timerslack_ns; ls /proc/self/fd; \
                   grep SigBlk /proc/self/status; grep -o 'SigIgn:.*' /proc/self/status | tail -c 9";
-    // With a soft limit below the hard one: both are to be handed on.
+    // With a soft limit below the hard one: both are to be handed on. A shell that runs these tests
+    // in the background has them ignore SIGINT, for which the profiler has a handler.
     let inherited = |command: &Command| {
         let mut shell = Command::new("sh");
-        shell.args(["-c", "ulimit -Sn 300; exec \"$0\" \"$@\""]).arg(command.get_program());
+        let begin = "ulimit -Sn 300; exec env --default-signal=INT \"$0\" \"$@\"";
+        shell.args(["-c", begin]).arg(command.get_program());
         let output = shell.args(command.get_args()).stdin(Stdio::null()).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
