@@ -37,19 +37,28 @@ fn built(directory: &Path, longer: u32) -> (PathBuf, [u64; 3]) {
 /// Records a program; the path of the profile.
 fn recorded(program: &Path, directory: &Path, name: &str) -> PathBuf {
     let into = directory.join(name);
+    let stats = directory.join("stats.json");
     let mut command = stackprof();
-    command.args(["--hz", "997", "-q", "-o"]).arg(&into).arg("--").arg(program);
-    // On a machine without a CPU to spare nothing may have been seen of it.
+    command.args(["--hz", "997", "-q", "--stats"]).arg(&stats).arg("-o").arg(&into).arg("--").arg(program);
+    // On a machine without a CPU to spare nothing may have been seen of it, or not its end: then its
+    // CPU time is not known, and the gate asks for another recording.
     const NOTHING_SAMPLED: i32 = 4;
-    let mut output = command.output().unwrap();
-    for _ in 0..10 {
-        if output.status.code() != Some(NOTHING_SAMPLED) {
-            break;
+    let few_lost = || {
+        let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+        let lost = stats["samples_lost"].as_object().unwrap().values().filter_map(|lost| lost.as_u64());
+        lost.sum::<u64>() * 50 < stats["samples"].as_u64().unwrap()
+    };
+    for _ in 0..20 {
+        let output = command.output().unwrap();
+        if output.status.code() == Some(NOTHING_SAMPLED) {
+            continue;
         }
-        output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        if few_lost() {
+            return into;
+        }
     }
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    into
+    panic!("each of 20 recordings lost a part of {}", program.display());
 }
 
 fn told(arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> (Option<i32>, String) {

@@ -184,15 +184,16 @@ fn complete_stacks_of_java_lack_no_caller() {
         println!("{flags:?}: {} counts in inner, {} with outer", in_inner("inner"), in_inner("outer"));
         recorded.check(in_inner("inner") > 0, "nothing was seen in inner");
         let complete_in_inner = |stack: &Stack| !stack.has("[incomplete]") && has_method(stack, "inner");
+        // The map has no names for what is interpreted: more of it where the compiler gets less of a CPU.
+        let interpreted = |stack: &Stack| stack.frames.iter().any(|name| name.contains("Interpreter"));
         let wrong = recorded.count(|stack| {
-            // The map has no names for what is interpreted.
-            let interpreted = stack.frames.iter().any(|name| name.contains("Interpreter"));
             complete_in_inner(stack)
-                && !interpreted
+                && !interpreted(stack)
                 && !(has_method(stack, "middle") && has_method(stack, "outer"))
         });
         recorded.check(wrong == 0, format!("{wrong} counts are complete and lack a caller"));
-        let whole = recorded.count(|stack| complete_in_inner(stack) && has_method(stack, "main"));
+        let whole = recorded
+            .count(|stack| complete_in_inner(stack) && (has_method(stack, "main") || interpreted(stack)));
         let part = whole as f64 / in_inner("inner") as f64;
         recorded
             .check(part >= complete_min, format!("{part} of the stacks in inner are complete, {flags:?}"));

@@ -28,7 +28,8 @@ fn run(arguments: &[&str], options: Option<&[&str]>, meanwhile: impl FnOnce(u32)
     println!("{arguments:?} {options:?}: {said}");
     if let Some(recorded) = &recorded {
         recorded.check_success();
-        recorded.check(recorded.total() > 20, "hardly anything was sampled");
+        // Some of these programs mostly wait: that it was looked at is what matters.
+        recorded.check(recorded.figure("ticks") > 20.0, "it was hardly looked at");
     }
     (target.finish().0, said)
 }

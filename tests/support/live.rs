@@ -189,12 +189,13 @@ pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
     wait_for(format!("pid {pid} to use {least:?} of CPU time"), || used().is_none_or(|used| used >= least));
 }
 
-/// Percentage points that a share of `percent` may be off in so many stacks: five standard
-/// deviations of as many that weigh the same. Those that come late weigh more than others, so that
-/// four are exceeded oftener than once in 16,000 times.
+/// Percentage points that a share of `percent` may be off in so many stacks: four standard
+/// deviations of as many that weigh the same, which chance exceeds once in 16,000 times. Beside
+/// other programs stacks come late and weigh up to tens of times what others do, so that a third of
+/// them say as much: seven.
 pub(crate) fn points(percent: f64, stacks: u64) -> f64 {
-    let share = percent / 100.0;
-    500.0 * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
+    let (share, deviations) = (percent / 100.0, if measuring() { 4.0 } else { 7.0 });
+    100.0 * deviations * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
 }
 
 /// Nobody traces the process, and no thread of it stands still.
