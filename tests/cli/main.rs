@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod completions;
 mod help;
 mod outputs;
 mod recording;
