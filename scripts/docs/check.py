@@ -224,7 +224,9 @@ def options(environment: dict[str, str]) -> list[str]:
     pages = "\n".join(page.read_text() for page in PAGES)
     wrong = []
     for command in ("record", "demo", "dump", "render", "diff", "gate", "completions"):
-        shown = subprocess.run(["stackprof", "help", command], env=environment, capture_output=True, text=True, check=True)
+        shown = subprocess.run(["stackprof", "help", command], env=environment, capture_output=True, text=True)
+        if shown.returncode != 0:
+            wrong.append(f"`stackprof help {command}`: {shown.stderr}")
         for option in re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", shown.stdout, flags=re.M):
             if not re.search(re.escape(option) + r"(?![a-z-])", pages) and option not in ("--help", "--version"):
                 wrong.append(f"{option} of `stackprof help {command}` is in no page")

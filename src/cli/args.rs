@@ -191,10 +191,8 @@ fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
 /// `stackprof ./prog` and `stackprof 4242`: clear what is meant, but not by us to guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
-    if matches!(
-        first.as_ref(),
-        "record" | "demo" | "dump" | "render" | "diff" | "gate" | "completions"
-    ) || LATER.contains(&first.as_ref())
+    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render" | "diff" | "gate" | "completions")
+        || LATER.contains(&first.as_ref())
     {
         return usage(format!("the command comes first: stackprof {first} [options]"));
     }

@@ -1,8 +1,8 @@
 //! `stackprof completions`: the script for a shell. Input: the tree of the command line.
 //! Output: text for standard output. Reads and writes nothing.
 
-use clap::ValueHint;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::{ValueEnum, ValueHint};
 use clap_complete::Shell;
 
 use super::args::completions::{command_line, shells};
@@ -23,13 +23,12 @@ pub fn script(shell: Shell) -> String {
 /// The tree with the words that options and commands take. When a command line is parsed they
 /// are checked by `args.rs`, whose messages say more than clap's.
 fn with_words(command: clap::Command) -> clap::Command {
-    let shells = shells().map(|shell| shell.to_string());
     let mut command = one_with_words(command);
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
         command = command.mut_subcommand(&name, |sub| match name.as_str() {
             "dump" => takes(sub, "what", ["threads", "images", "symbols", "stacks"]),
-            "completions" => takes(sub, "shell", shells.clone()),
+            "completions" => takes(sub, "shell", shells().iter().filter_map(ValueEnum::to_possible_value)),
             "render" | "diff" => one_with_words(sub).mut_arg("profiles", |arg| arg.hide(false)),
             _ => one_with_words(sub),
         });
@@ -58,7 +57,7 @@ fn one_with_words(mut command: clap::Command) -> clap::Command {
 fn takes<W>(command: clap::Command, id: &str, words: W) -> clap::Command
 where
     W: IntoIterator,
-    W::Item: Into<clap::builder::PossibleValue>,
+    W::Item: Into<PossibleValue>,
 {
     let command = one_with_words(command);
     command.mut_arg(id, |arg| arg.hide(false).value_parser(PossibleValuesParser::new(words)))

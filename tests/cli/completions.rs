@@ -110,7 +110,8 @@ fn man_page(command: clap::Command) -> String {
         .split("\n\n")
         .filter(|paragraph| !paragraph.trim().is_empty())
         .map(|paragraph| {
-            let head = paragraph.split_once(':').filter(|(title, _)| title.len() <= 12 && !title.contains('\n'));
+            let head =
+                paragraph.split_once(':').filter(|(title, _)| title.len() <= 12 && !title.contains('\n'));
             head.map_or(("", paragraph), |(title, text)| (title, text))
         })
         .partition(|(title, _)| title.is_empty());

@@ -58,11 +58,13 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         [] => Err(usage(format!("say for which shell: {FORM}"))),
         [name] => {
             let shell = name.to_str().and_then(|name| name.parse().ok());
-            shell.map(Command::Completions).ok_or_else(|| {
-                usage(format!("there are no completions for `{}`: {FORM}", name.display()))
-            })
+            shell
+                .map(Command::Completions)
+                .ok_or_else(|| usage(format!("there are no completions for `{}`: {FORM}", name.display())))
         }
-        [_, second, ..] => Err(usage(format!("one shell at a time; `{}` is too much: {FORM}", second.display()))),
+        [_, second, ..] => {
+            Err(usage(format!("one shell at a time; `{}` is too much: {FORM}", second.display())))
+        }
     }
 }
 
