@@ -35,9 +35,9 @@ def main(program: pathlib.Path, directory: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         tree = pathlib.Path(made) / "tree"
         for source, target, mode in deb["assets"]:
-            for path in sources(source, program):
+            for path, name in sources(source, program):
                 # As cargo-deb has it: a directory ends with a slash.
-                to = tree / target / path.name if target.endswith("/") else tree / target
+                to = tree / target / name if target.endswith("/") else tree / target
                 install(path, to, int(mode, 8))
         install(ROOT / deb["license-file"][0], tree / f"usr/share/doc/{package['name']}/copyright", 0o644)
         subprocess.run(["strip", "--strip-unneeded", tree / "usr/bin/stackprof"], check=True)
@@ -65,10 +65,11 @@ def main(program: pathlib.Path, directory: pathlib.Path) -> None:
     print(path)
 
 
-def sources(source: str, program: pathlib.Path) -> list[pathlib.Path]:
+def sources(source: str, program: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+    """The files that a line of `assets` stands for, and what they are called in the package."""
     if source.startswith(BUILT):
-        return [program]
-    found = [pathlib.Path(path) for path in sorted(glob.glob(str(ROOT / source)))]
+        return [(program, source.removeprefix(BUILT))]
+    found = [(pathlib.Path(path), pathlib.Path(path).name) for path in sorted(glob.glob(str(ROOT / source)))]
     if not found:
         sys.exit(f"deb.py: there is no {source}")
     return found

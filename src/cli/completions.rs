@@ -1,11 +1,11 @@
-//! `stackprof completions`: the script for a shell. Input: the tree of the command line.
+//! `stackprof completions`: the script for a shell. Input: the commands as clap knows them.
 //! Output: text for standard output. Reads and writes nothing.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{ValueEnum, ValueHint};
+use clap::{Arg, Command, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
-use super::args::completions::{command_line, shells};
+use super::args::completions::{commands, shells, without_command};
 use super::format::Format;
 use crate::flamegraph::Colors;
 
@@ -15,50 +15,44 @@ const PROGRAM: &str = "stackprof";
 /// The script that completes commands, options and the words that options take.
 #[must_use]
 pub fn script(shell: Shell) -> String {
+    let mut whole =
+        commands().into_iter().fold(offered(PROGRAM, &without_command()), |whole, (name, command)| {
+            whole.subcommand(offered(name, &command))
+        });
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut with_words(command_line()), PROGRAM, &mut script);
+    clap_complete::generate(shell, &mut whole, PROGRAM, &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// The tree with the words that options and commands take. When a command line is parsed they
-/// are checked by `args.rs`, whose messages say more than clap's.
-fn with_words(command: clap::Command) -> clap::Command {
-    let mut command = one_with_words(command);
-    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-    for name in names {
-        command = command.mut_subcommand(&name, |sub| match name.as_str() {
-            "dump" => takes(sub, "what", ["threads", "images", "symbols", "stacks"]),
-            "completions" => takes(sub, "shell", shells().iter().filter_map(ValueEnum::to_possible_value)),
-            "render" | "diff" => one_with_words(sub).mut_arg("profiles", |arg| arg.hide(false)),
-            _ => one_with_words(sub),
-        });
-    }
-    command
+/// A command with what is to be offered of it. It is put together anew, because scripts of bash
+/// offer what is hidden, too, and clap can take nothing away.
+fn offered(name: &'static str, command: &Command) -> Command {
+    let about = command.get_about().cloned().unwrap_or_default();
+    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set() || arg.is_positional());
+    Command::new(name)
+        .about(about)
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .args(shown.map(|arg| with_words(name, arg.clone())))
 }
 
-fn one_with_words(mut command: clap::Command) -> clap::Command {
-    let has = |command: &clap::Command, id: &str| command.get_arguments().any(|arg| arg.get_id() == id);
-    for (id, words) in [
-        ("format", Format::ALL.map(Format::name).to_vec()),
-        ("unwind", vec!["auto", "cfi", "fp"]),
-        ("colors", Colors::NAMES.to_vec()),
-    ] {
-        if has(&command, id) {
-            command = command.mut_arg(id, |arg| arg.value_parser(PossibleValuesParser::new(words)));
-        }
-    }
-    if has(&command, "stray") {
+/// An option or argument with the words that it takes. When a command line is parsed they are
+/// checked by `args.rs`, whose messages say more than clap's.
+fn with_words(command: &str, arg: Arg) -> Arg {
+    match (command, arg.get_id().as_str()) {
+        (_, "format") => words(arg, Format::ALL.map(Format::name)),
+        (_, "unwind") => words(arg, ["auto", "cfi", "fp"]),
+        (_, "colors") => words(arg, Colors::NAMES),
+        (_, "what") => words(arg, ["threads", "images", "symbols", "stacks"]).hide(false),
+        (_, "shell") => words(arg, shells().iter().filter_map(ValueEnum::to_possible_value)).hide(false),
+        ("render" | "diff", "profiles") => arg.hide(false),
         // What stands after `--`: a program, then what it takes.
-        command = command.mut_arg("stray", |arg| arg.value_hint(ValueHint::CommandWithArguments));
+        (_, "stray") if arg.is_trailing_var_arg_set() => arg.value_hint(ValueHint::CommandWithArguments),
+        _ => arg,
     }
-    command
 }
 
-fn takes<W>(command: clap::Command, id: &str, words: W) -> clap::Command
-where
-    W: IntoIterator,
-    W::Item: Into<PossibleValue>,
-{
-    let command = one_with_words(command);
-    command.mut_arg(id, |arg| arg.hide(false).value_parser(PossibleValuesParser::new(words)))
+fn words<W: Into<PossibleValue>>(arg: Arg, words: impl IntoIterator<Item = W>) -> Arg {
+    arg.value_parser(PossibleValuesParser::new(words))
 }

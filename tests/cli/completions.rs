@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use stackprof::cli::args::completions::{command_line, shells};
+use stackprof::cli::args::completions::{commands, shells, without_command};
 
 use crate::support::{Place, run, skip};
 
@@ -82,22 +82,20 @@ fn packaged_completions_are_those_of_this_version() {
 
 #[test]
 fn packaged_man_pages_are_those_of_this_version() {
-    let whole = command_line();
-    is_packaged("man/stackprof.1", &man_page(whole.clone()));
+    is_packaged("man/stackprof.1", &man_page("stackprof", without_command()));
     // `record` is what the first page describes.
-    for command in whole.get_subcommands().filter(|command| command.get_name() != "record") {
-        let name = format!("stackprof-{}", command.get_name());
-        is_packaged(&format!("man/{name}.1"), &man_page(command.clone().name(name)));
+    for (name, command) in commands().into_iter().filter(|(name, _)| *name != "record") {
+        let name = format!("stackprof-{name}");
+        is_packaged(&format!("man/{name}.1"), &man_page(&name, command));
     }
 }
 
 /// The help of one command as a page: its options by clap_mangen, and the paragraphs that stand
 /// before them in the help, each as a section of its own, laid out as they are.
-fn man_page(command: clap::Command) -> String {
-    let name = command.get_name().to_owned();
+fn man_page(name: &str, command: clap::Command) -> String {
     let before_help = command.get_before_help().map(ToString::to_string).unwrap_or_default();
     let usage = command.get_overridden_usage().map(ToString::to_string).unwrap_or_default();
-    let man = clap_mangen::Man::new(command).title(&name).date("").manual("User Commands");
+    let man = clap_mangen::Man::new(command.display_name(name)).title(name).date("").manual("User Commands");
     let mut page = Vec::new();
     man.render_title(&mut page).unwrap();
     man.render_name_section(&mut page).unwrap();
@@ -131,13 +129,16 @@ fn section(title: &str, text: &str) -> String {
     format!(".SH {}\n{}", title.to_uppercase(), laid_out(text))
 }
 
-/// Lines that `man` shows as they are, without the indentation that all have.
+/// Lines that `man` shows as they are, without the indentation that all have; lines below one that
+/// stands behind its title have none at all.
 fn laid_out(text: &str) -> String {
+    let is_behind_title = !text.starts_with('\n');
     let text = text.trim_end().trim_start_matches('\n');
     let indent = |line: &str| line.len() - line.trim_start().len();
-    let least = text.lines().skip(1).chain(text.lines().next()).map(indent).min().unwrap_or_default();
+    let least = text.lines().map(indent).min().unwrap_or_default();
     let lines = text.lines().map(|line| {
-        let line = line[least..].replace('\\', "\\e").replace('-', "\\-");
+        let line = if is_behind_title { line.trim_start() } else { &line[least..] };
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
         // A point or an apostrophe at the beginning of a line is a command.
         format!("\\&{line}\n")
     });

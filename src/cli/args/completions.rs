@@ -1,8 +1,7 @@
-//! `stackprof completions`: the flags as clap sees them, what they ask for, and the whole
-//! command line as one tree, from which completions and man pages are made. No I/O.
+//! `stackprof completions`: the flags as clap sees them, what they ask for, and all commands in
+//! one list, of which completions and man pages are made. No I/O.
 //!
-//! The commands are parsed one by one (`args.rs`), since a recording needs no command's name;
-//! the tree is only for tools that want to know all of them.
+//! `args.rs` parses the commands one by one, since a recording needs no command's name.
 
 use std::ffi::OsString;
 
@@ -74,18 +73,24 @@ pub fn shells() -> [Shell; 5] {
     [Shell::Bash, Shell::Elvish, Shell::Fish, Shell::PowerShell, Shell::Zsh]
 }
 
-/// All commands with their options, as one tree: `stackprof` with the options of a recording,
-/// and below it every command by its name, in the order of `stackprof --help`.
+/// Every command by its name, in the order of `stackprof --help`.
 #[must_use]
-pub fn command_line() -> clap::Command {
+pub fn commands() -> [(&'static str, clap::Command); 7] {
+    [
+        ("record", RecordFlags::command().about("Record a profile (the default).")),
+        ("demo", DemoFlags::command()),
+        ("dump", DumpFlags::command()),
+        ("render", RenderFlags::command()),
+        ("diff", DiffFlags::command()),
+        ("gate", GateFlags::command()),
+        ("completions", CompletionsFlags::command()),
+    ]
+}
+
+/// `stackprof` itself, with the options of a recording and no command's name.
+#[must_use]
+pub fn without_command() -> clap::Command {
     RecordFlags::command()
-        .subcommand(RecordFlags::command().name("record").about("Record a profile (the default)."))
-        .subcommand(DemoFlags::command().name("demo"))
-        .subcommand(DumpFlags::command().name("dump"))
-        .subcommand(RenderFlags::command().name("render"))
-        .subcommand(DiffFlags::command().name("diff"))
-        .subcommand(GateFlags::command().name("gate"))
-        .subcommand(CompletionsFlags::command().name("completions"))
 }
 
 #[cfg(test)]
