@@ -71,7 +71,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -F -d -o -q -v -h -V --pid --target --hz --duration --idle --threads --max-depth --max-stop --seed --output --stats --title --reverse --no-inline --lines --short-names --mangled --min-width --dark --inverted --no-inverted --quiet --verbose --help --version --format --unwind --colors record demo dump render diff gate completions help"
+            opts="-p -F -d -o -q -v -h -V --pid --hz --duration --idle --threads --unwind --max-depth --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version record demo dump render diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -82,10 +82,6 @@ _stackprof() {
                     return 0
                     ;;
                 -p)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --target)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -105,15 +101,15 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --unwind)
+                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    return 0
+                    ;;
                 --max-depth)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --max-stop)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --seed)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -123,6 +119,10 @@ _stackprof() {
                     ;;
                 -o)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --format)
+                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -135,14 +135,6 @@ _stackprof() {
                     ;;
                 --min-width)
                     COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
-                    return 0
-                    ;;
-                --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
                     return 0
                     ;;
                 --colors)
@@ -171,7 +163,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -d -o -q -v -h -V --hz --duration --idle --threads --max-depth --max-stop --seed --output --stats --title --reverse --no-inline --lines --short-names --mangled --min-width --dark --inverted --no-inverted --quiet --verbose --help --version --format --unwind --colors"
+            opts="-F -d -o -q -v -h -V --hz --duration --idle --threads --unwind --max-depth --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -193,15 +185,15 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --unwind)
+                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    return 0
+                    ;;
                 --max-depth)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --max-stop)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --seed)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -211,6 +203,10 @@ _stackprof() {
                     ;;
                 -o)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --format)
+                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -225,14 +221,6 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
-                    return 0
-                    ;;
-                --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
-                    return 0
-                    ;;
                 --colors)
                     COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
                     return 0
@@ -245,7 +233,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__diff)
-            opts="-o -q -v -h -V --absolute --share --idle --no-normalize --no-inline --output --top --title --min-width --dark --inverted --no-inverted --quiet --verbose --help --version --colors"
+            opts="-o -q -v -h -V --absolute --share --idle --no-normalize --no-inline --output --top --title --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -283,7 +271,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__dump)
-            opts="-p -q -v -h -V --pid --target --max-depth --addresses --no-inline --lines --short-names --mangled --quiet --verbose --help --version --unwind threads images symbols stacks"
+            opts="-p -q -v -h -V --pid --unwind --max-depth --no-inline --lines --short-names --quiet --verbose --help --version threads images symbols stacks"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -297,20 +285,12 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --target)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                --unwind)
+                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
                     return 0
                     ;;
                 --max-depth)
                     COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --addresses)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
                     return 0
                     ;;
                 *)
@@ -505,7 +485,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__record)
-            opts="-p -F -d -o -q -v -h -V --pid --target --hz --duration --idle --threads --max-depth --max-stop --seed --output --stats --title --reverse --no-inline --lines --short-names --mangled --min-width --dark --inverted --no-inverted --quiet --verbose --help --version --format --unwind --colors"
+            opts="-p -F -d -o -q -v -h -V --pid --hz --duration --idle --threads --unwind --max-depth --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -516,10 +496,6 @@ _stackprof() {
                     return 0
                     ;;
                 -p)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --target)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -539,15 +515,15 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --unwind)
+                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    return 0
+                    ;;
                 --max-depth)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --max-stop)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --seed)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -557,6 +533,10 @@ _stackprof() {
                     ;;
                 -o)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --format)
+                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -571,14 +551,6 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
-                    return 0
-                    ;;
-                --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
-                    return 0
-                    ;;
                 --colors)
                     COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
                     return 0
@@ -591,7 +563,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -v -h -V --output --title --reverse --lines --min-width --dark --inverted --no-inverted --thread --include --exclude --root --quiet --verbose --help --version --format --colors"
+            opts="-o -q -v -h -V --output --format --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --thread --include --exclude --root --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -605,12 +577,20 @@ _stackprof() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --format)
+                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    return 0
+                    ;;
                 --title)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --min-width)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --colors)
+                    COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
                     return 0
                     ;;
                 --thread)
@@ -627,14 +607,6 @@ _stackprof() {
                     ;;
                 --root)
                     COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
-                    return 0
-                    ;;
-                --colors)
-                    COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
                     return 0
                     ;;
                 *)

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= target= F/hz= d/duration= idle threads max-depth= max-stop= seed= o/output= stats= title= reverse no-inline lines short-names mangled min-width= dark inverted no-inverted q/quiet v/verbose h/help V/version format= unwind= colors=
+    string join \n p/pid= F/hz= d/duration= idle threads unwind= max-depth= max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
 end
 
 function __fish_stackprof_needs_command
@@ -25,24 +25,22 @@ function __fish_stackprof_using_subcommand
 end
 
 complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to' -r
-complete -c stackprof -n "__fish_stackprof_needs_command" -l target -d '`sim:SEED`, a simulated process: for tests of the profiler itself' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
-complete -c stackprof -n "__fish_stackprof_needs_command" -l seed -d 'Seed of the tick jitter, for runs that replay' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
-complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
-complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
-complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
-cfi\t''
-fp\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
@@ -51,7 +49,6 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Flame g
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l mangled -d 'Names as files have them: for comparisons with other tools'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l dark -d 'Flame graph on a dark page'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inverted -d 'Flame graph with its root at the bottom'
@@ -59,33 +56,31 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -s q -l quiet -d 'Say 
 complete -c stackprof -n "__fish_stackprof_needs_command" -s v -l verbose -d 'When recording, say why each thing was lost'
 complete -c stackprof -n "__fish_stackprof_needs_command" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_needs_command" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "record" -d 'Record a profile (the default).'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "demo" -d 'Profile a small built-in workload, to see what stackprof makes of a program. Without -o it writes stackprof-demo.svg.'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "dump" -d 'Show what the profiler sees of a process, without recording.'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
-complete -c stackprof -n "__fish_stackprof_needs_command" -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "record" -d 'Record a profile (the default).'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "demo" -d 'Profile a small built-in workload, to see what stackprof makes of a program. Without -o it writes stackprof-demo.svg.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "dump" -d 'Show what the profiler sees of a process, without recording.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l target -d '`sim:SEED`, a simulated process: for tests of the profiler itself' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l seed -d 'Seed of the tick jitter, for runs that replay' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
-cfi\t''
-fp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
@@ -94,7 +89,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l mangled -d 'Names as files have them: for comparisons with other tools'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l dark -d 'Flame graph on a dark page'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inverted -d 'Flame graph with its root at the bottom'
@@ -104,21 +98,20 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s h -l help
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l seed -d 'Seed of the tick jitter, for runs that replay' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
-cfi\t''
-fp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
@@ -127,7 +120,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l mangled -d 'Names as files have them: for comparisons with other tools'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l dark -d 'Flame graph on a dark page'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inverted -d 'Flame graph with its root at the bottom'
@@ -136,34 +128,31 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s v -l verbos
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l target -d '`sim:SEED`, a simulated process: for tests of the profiler itself' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l max-depth -d 'Frames shown of a stack, 1 to 1048576 [default: 1024]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l addresses -d 'With `dump symbols FILE`: names the addresses that a file lists, one in hex on each line (`-` is standard input). For comparisons with other tools' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l max-depth -d 'Frames shown of a stack, 1 to 1048576 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'Frames with their source line: function (file:line)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l mangled -d 'Names as files have them: for comparisons with other tools'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s v -l verbose -d 'When recording, say why each thing was lost'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l title -d 'Heading of the flame graph [default: the name of the process]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l title -d 'Heading of the flame graph [default: the name of the process]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l reverse -d 'Flame graph from the leaf functions to their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l lines -d 'Frames with their source line: function (file:line), where the profile has them'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l dark -d 'Flame graph on a dark page'

@@ -2,7 +2,7 @@
 //! Output: text for standard output. Reads and writes nothing.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Arg, Command, ValueEnum, ValueHint};
+use clap::{Arg, Command, ValueEnum};
 use clap_complete::Shell;
 
 use super::args::completions::{commands, shells, without_command};
@@ -25,16 +25,17 @@ pub fn script(shell: Shell) -> String {
 }
 
 /// A command with what is to be offered of it. It is put together anew, because scripts of bash
-/// offer what is hidden, too, and clap can take nothing away.
+/// offer what is hidden, too, those of zsh take hidden words for the first ones, and clap can take
+/// nothing away.
 fn offered(name: &'static str, command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
-    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set() || arg.is_positional());
+    let args = command.get_arguments().map(|arg| with_words(name, arg.clone()));
     Command::new(name)
         .about(about)
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_flag(true)
         .disable_version_flag(true)
-        .args(shown.map(|arg| with_words(name, arg.clone())))
+        .args(args.filter(|arg| !arg.is_hide_set()))
 }
 
 /// An option or argument with the words that it takes. When a command line is parsed they are
@@ -47,8 +48,6 @@ fn with_words(command: &str, arg: Arg) -> Arg {
         (_, "what") => words(arg, ["threads", "images", "symbols", "stacks"]).hide(false),
         (_, "shell") => words(arg, shells().iter().filter_map(ValueEnum::to_possible_value)).hide(false),
         ("render" | "diff", "profiles") => arg.hide(false),
-        // What stands after `--`: a program, then what it takes.
-        (_, "stray") if arg.is_trailing_var_arg_set() => arg.value_hint(ValueHint::CommandWithArguments),
         _ => arg,
     }
 }

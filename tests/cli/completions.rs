@@ -17,7 +17,7 @@ fn every_shell_gets_a_script_with_commands_options_and_words() {
     for shell in shells() {
         let script = place.run(&format!("completions {shell}")).succeeds();
         assert_eq!(script.stderr, "", "{script}");
-        for word in ["render", "duration", "min-share", "blue-orange", "speedscope", "images"] {
+        for word in ["render", "duration", "min-share", "blue-orange", "speedscope"] {
             assert!(script.stdout.contains(word), "{shell}: {word} is missing");
         }
         // What tests use.

@@ -101,9 +101,10 @@ mod tests {
     #[test]
     fn every_shell_is_known_by_its_name() {
         for shell in shells() {
-            assert_eq!(parsed(&format!("completions {shell}")), Ok(Command::Completions(shell)));
+            let line = format!("completions {shell}");
+            assert_eq!(parsed(&line).expect("a shell"), Command::Completions(shell));
         }
-        assert_eq!(parsed("completions -- zsh"), Ok(Command::Completions(Shell::Zsh)));
+        assert_eq!(parsed("completions -- zsh").expect("a shell"), Command::Completions(Shell::Zsh));
     }
 
     #[test]
