@@ -3,6 +3,7 @@
 //! nothing is opened and no process is looked at.
 
 pub mod compare;
+pub mod completions;
 pub mod diff;
 mod dump;
 pub mod gate;
@@ -13,6 +14,7 @@ pub mod render;
 use std::ffi::{OsStr, OsString};
 
 use clap::Parser;
+use clap_complete::Shell;
 
 use super::clap_text::usage_error;
 use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SourceFlags};
@@ -45,6 +47,8 @@ pub enum Command {
     Diff(diff::Diff),
     /// Judge recordings of two sides.
     Gate(gate::Gate),
+    /// Print the completions of a shell.
+    Completions(Shell),
     /// Print this text (help, version) on standard output.
     Print(String),
 }
@@ -125,6 +129,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
         "render" => return render::parse(&words[1..], launch.as_deref()),
         "diff" => return diff::parse(&words[1..], launch.as_deref()),
         "gate" => return gate::parse(&words[1..], launch.as_deref()),
+        "completions" => return completions::parse(&words[1..], launch.as_deref()),
         later if LATER.contains(&later) => {
             return Err(usage(format!("command `{later}` is not in this version (try 'stackprof --help')")));
         }
@@ -145,10 +150,12 @@ fn help(topic: &[OsString]) -> Result<Command> {
     let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     match topic.as_str() {
         "" | "record" | "help" => parse(["--help".into()]),
-        "demo" | "dump" | "render" | "diff" | "gate" => parse([topic.into(), "--help".into()]),
+        "demo" | "dump" | "render" | "diff" | "gate" | "completions" => {
+            parse([topic.into(), "--help".into()])
+        }
         later if LATER.contains(&later) => Err(usage(format!("command `{later}` is not in this version"))),
         other => Err(usage(format!(
-            "there is no command `{other}`; one of record, demo, dump, render, diff, gate, help"
+            "there is no command `{other}`; one of record, demo, dump, render, diff, gate, completions, help"
         ))),
     }
 }
@@ -184,7 +191,7 @@ fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
 /// `stackprof ./prog` and `stackprof 4242`: clear what is meant, but not by us to guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
-    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render" | "diff" | "gate")
+    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render" | "diff" | "gate" | "completions")
         || LATER.contains(&first.as_ref())
     {
         return usage(format!("the command comes first: stackprof {first} [options]"));

@@ -18,7 +18,8 @@ const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof dump WHAT --pid N
        stackprof render PROFILE... -o FILE
        stackprof diff BASE NEW [-o FILE]
-       stackprof gate --base FILE... --new FILE...";
+       stackprof gate --base FILE... --new FILE...
+       stackprof completions SHELL";
 
 /// Short enough to be read whole, and each line works when typed.
 const EXAMPLES: &str = "Examples:
@@ -31,13 +32,14 @@ const EXAMPLES: &str = "Examples:
   stackprof demo                        see a profile without a program at hand
 
 Commands:
-  record   record a profile (the default, its name can be left out)
-  demo     profile a small built-in workload
-  dump     show what the profiler sees: threads, images, symbols or stacks
-  render   turn saved profiles into another format, merge and filter them
-  diff     show what changed between two profiles
-  gate     fail when something got slower, for CI
-  help     this text, or `stackprof help dump`
+  record       record a profile (the default, its name can be left out)
+  demo         profile a small built-in workload
+  dump         show what the profiler sees: threads, images, symbols or stacks
+  render       turn saved profiles into another format, merge and filter them
+  diff         show what changed between two profiles
+  gate         fail when something got slower, for CI
+  completions  print a script that completes commands and options in a shell
+  help         this text, or `stackprof help dump`
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 gate: something got slower,
             4 nothing was sampled or no data to compare";

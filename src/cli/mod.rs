@@ -3,12 +3,13 @@
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs`, `hints.rs` and `stats.rs` tell how a recording went,
 //! `progress.rs` tells it while it goes, `outputs.rs` writes profiles. `record.rs`, `dump.rs`,
-//! `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs` and `demo.rs` are the commands;
+//! `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands;
 //! `saved_files.rs` reads profiles.
 
 pub mod addresses;
 pub mod args;
 pub mod clap_text;
+pub mod completions;
 pub mod demo;
 pub mod diff;
 pub mod dump;
@@ -66,6 +67,7 @@ fn execute(command: args::Command) -> Result<u8> {
                 return Ok(REGRESSION);
             }
         }
+        args::Command::Completions(shell) => messages::result(&completions::script(shell)),
         args::Command::Print(text) => messages::result(&text),
     }
     Ok(0)

@@ -52,6 +52,7 @@ fn help_fits_a_terminal_and_names_what_there_is() {
         ("demo --help", &["Usage: stackprof demo", "--hz", "--output"]),
         ("help demo", &["Usage: stackprof demo"]),
         ("dump --help", &["Usage: stackprof dump {threads|images|symbols|stacks} --pid N"]),
+        ("completions --help", &["Usage: stackprof completions SHELL", "Shells: bash, elvish, fish,"]),
         ("help dump", &["threads ", "images ", "symbols ", "stacks "]),
         ("diff --help", &["Usage: stackprof diff BASE NEW", "--absolute", "--no-normalize", "--no-inline"]),
         (

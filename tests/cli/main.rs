@@ -9,6 +9,7 @@ mod bad_input;
 #[cfg(unix)]
 mod codesign;
 mod compare;
+mod completions;
 mod help;
 mod outputs;
 #[cfg(unix)]

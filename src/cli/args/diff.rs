@@ -35,7 +35,7 @@ Examples:
     disable_version_flag = true,
     args_override_self = true
 )]
-struct DiffFlags {
+pub(super) struct DiffFlags {
     /// Compare CPU seconds; samples where no file tells its rate
     #[arg(long, help_heading = COMPARING)]
     absolute: bool,

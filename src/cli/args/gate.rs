@@ -44,7 +44,7 @@ Exit codes: 0 passed, 1 error, 2 wrong usage, 3 something got slower,
     disable_version_flag = true,
     args_override_self = true
 )]
-struct GateFlags {
+pub(super) struct GateFlags {
     /// Recordings before the change, or a directory of them
     #[arg(long, value_name = "FILE", num_args = 1.., action = ArgAction::Append, help_heading = RUNS)]
     base: Vec<PathBuf>,

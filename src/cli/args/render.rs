@@ -35,7 +35,7 @@ Examples:
     disable_version_flag = true,
     args_override_self = true
 )]
-struct RenderFlags {
+pub(super) struct RenderFlags {
     /// Write the profile here; may be given more than once. The extension tells
     /// the format (.svg .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json), - is folded stacks on standard output

@@ -235,7 +235,7 @@ fn mistakes_are_told_with_the_next_step() {
         ("demo -- prog", "demo profiles its own workload; `prog` is too much"),
         (
             "help nonsense",
-            "there is no command `nonsense`; one of record, demo, dump, render, diff, gate, help",
+            "there is no command `nonsense`; one of record, demo, dump, render, diff, gate, completions, help",
         ),
         ("help top", "command `top` is not in this version"),
     ] {

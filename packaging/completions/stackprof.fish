@@ -1,0 +1,212 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_stackprof_global_optspecs
+    string join \n p/pid= F/hz= d/duration= idle threads unwind= max-depth= max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
+end
+
+function __fish_stackprof_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_stackprof_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_stackprof_using_subcommand
+    set -l cmd (__fish_stackprof_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
+folded\t''
+pprof\t''
+speedscope\t''
+firefox\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
+blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Flame graph from the leaf functions to their callers'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l dark -d 'Flame graph on a dark page'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inverted -d 'Flame graph with its root at the bottom'
+complete -c stackprof -n "__fish_stackprof_needs_command" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_needs_command" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_needs_command" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_needs_command" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "record" -d 'Record a profile (the default).'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "demo" -d 'Profile a small built-in workload, to see what stackprof makes of a program. Without -o it writes stackprof-demo.svg.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "dump" -d 'Show what the profiler sees of a process, without recording.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
+folded\t''
+pprof\t''
+speedscope\t''
+firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
+blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Flame graph from the leaf functions to their callers'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l dark -d 'Flame graph on a dark page'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inverted -d 'Flame graph with its root at the bottom'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
+folded\t''
+pprof\t''
+speedscope\t''
+firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
+blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Flame graph from the leaf functions to their callers'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l dark -d 'Flame graph on a dark page'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inverted -d 'Flame graph with its root at the bottom'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l max-depth -d 'Frames shown of a stack, 1 to 1048576 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l no-inline -d 'No frames for inlined functions'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'Frames with their source line: function (file:line)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
+folded\t''
+pprof\t''
+speedscope\t''
+firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l title -d 'Heading of the flame graph [default: the name of the process]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
+blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l reverse -d 'Flame graph from the leaf functions to their callers'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l lines -d 'Frames with their source line: function (file:line), where the profile has them'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l dark -d 'Flame graph on a dark page'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l no-inverted -d 'Flame graph with its root at the bottom'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
+blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l absolute -d 'Compare CPU seconds; samples where no file tells its rate'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l share -d 'Compare shares of the profile'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l idle -d 'Also compare waiting threads, for profiles recorded with --idle'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l no-normalize -d 'Match names as they are. Without this, what compilers number anew is left out: hashes, {closure#3}, .llvm.123, .cold, .part.0, .constprop.0, .isra.0, lambda numbers, offsets in [module+0x1f40], lines'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l no-inline -d 'Count inlined functions as the function they became part of, where the profile tells them apart. For builds that inline differently'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l dark -d 'Flame graph on a dark page'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l no-inverted -d 'Flame graph with its root at the bottom'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l base -d 'Recordings before the change, or a directory of them' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l new -d 'Recordings after the change, or a directory of them' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l update-baseline -d 'If the gate passes, or without --base, keep the new recordings here as the base of later gates, in place of those kept before; the directory is for these only' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l max-increase -d 'Growth that passes, of the program\'s CPU time and of a function\'s own [default: 5%]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l min-share -d 'A function\'s growth by less than this part of the program\'s CPU time is no regression; functions too small for it are not tested [default: 0.5%]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l false-alarms -d 'How often a gate of unchanged code may fail [default: 5%]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l seed -d 'Seed for drawing runs; the same files and seed give the same report [default: 0]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s o -l output -d 'Write the report here; may be given more than once (.md, .json; - is JSON on standard output)' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l markdown -d 'Write the report as Markdown, whatever the file is called' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l top -d 'Functions shown [default: 20]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l allow-different-names -d 'Compare programs of different names'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l strict -d 'Also fail when cost moved from one function to another'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l no-normalize -d 'Match names as they are. Without this, what compilers number anew is left out: hashes, {closure#3}, .llvm.123, .cold, .part.0, .constprop.0, .isra.0, lambda numbers, offsets in [module+0x1f40], lines'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l inline -d 'Test inlined functions by themselves. Without this, their time is that of the function they became part of, where the profile tells them apart'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s v -l verbose -d 'When recording, say why each thing was lost'
+complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "record" -d 'Record a profile (the default).'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "demo" -d 'Profile a small built-in workload, to see what stackprof makes of a program. Without -o it writes stackprof-demo.svg.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "dump" -d 'Show what the profiler sees of a process, without recording.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'

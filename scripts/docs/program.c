@@ -1,0 +1,36 @@
+/* What the examples of the documents record: uses CPU time in functions with names.
+ *
+ *   program            a fixed amount of work, some tenths of a second
+ *   program SECONDS    works until it has used that much CPU time
+ *
+ * With -DSLOWER one of the functions does twice its work. */
+#include <stdlib.h>
+#include <time.h>
+
+#ifdef SLOWER
+#define SECOND 80000
+#else
+#define SECOND 40000
+#endif
+
+static volatile unsigned sink;
+
+__attribute__((noinline)) static void first(void) {
+    for (unsigned i = 0; i < 40000; i++) sink += i;
+}
+
+__attribute__((noinline)) static void second(void) {
+    for (unsigned i = 0; i < SECOND; i++) sink ^= i;
+}
+
+__attribute__((noinline)) static void work(void) {
+    first();
+    second();
+    sink++;
+}
+
+int main(int argc, char **argv) {
+    double seconds = argc > 1 ? atof(argv[1]) : 0;
+    for (int round = 0; seconds > 0 ? (double)clock() / CLOCKS_PER_SEC < seconds : round < 9000; round++) work();
+    return 0;
+}

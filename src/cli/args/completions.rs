@@ -1,0 +1,121 @@
+//! `stackprof completions`: the flags as clap sees them, what they ask for, and all commands in
+//! one list, of which completions and man pages are made. No I/O.
+//!
+//! `args.rs` parses the commands one by one, since a recording needs no command's name.
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
+
+use super::diff::DiffFlags;
+use super::gate::GateFlags;
+use super::render::RenderFlags;
+use super::{Command, Split, split, usage};
+use crate::cli::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, TEMPLATE};
+use crate::error::Result;
+
+/// `stackprof completions ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof completions",
+    version,
+    about = "Print a script that completes stackprof's commands and options in a shell.",
+    override_usage = "stackprof completions SHELL",
+    before_help = "Shells: bash, elvish, fish, powershell, zsh.
+
+Examples:
+  stackprof completions bash > ~/.local/share/bash-completion/completions/stackprof
+  stackprof completions fish > ~/.config/fish/completions/stackprof.fish
+  stackprof completions zsh > _stackprof      to a directory of $fpath
+",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true
+)]
+pub(super) struct CompletionsFlags {
+    #[command(flatten)]
+    common: CommonFlags,
+    #[arg(hide = true)]
+    shell: Vec<OsString>,
+}
+
+/// Understands the words after `completions`.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) that names the shells.
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+    const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
+    let flags: CompletionsFlags = match split("stackprof completions", words)? {
+        Split::Flags(flags) => flags,
+        Split::Print(text) => return Ok(Command::Print(text)),
+    };
+    let words: Vec<&OsString> = flags.shell.iter().chain(launch.unwrap_or_default()).collect();
+    match words.as_slice() {
+        [] => Err(usage(format!("say for which shell: {FORM}"))),
+        [name] => {
+            let shell = name.to_str().and_then(|name| name.parse().ok());
+            shell
+                .map(Command::Completions)
+                .ok_or_else(|| usage(format!("there are no completions for `{}`: {FORM}", name.display())))
+        }
+        [_, second, ..] => {
+            Err(usage(format!("one shell at a time; `{}` is too much: {FORM}", second.display())))
+        }
+    }
+}
+
+/// Names that `completions` takes, in the order of their letters.
+#[must_use]
+pub fn shells() -> [Shell; 5] {
+    [Shell::Bash, Shell::Elvish, Shell::Fish, Shell::PowerShell, Shell::Zsh]
+}
+
+/// Every command by its name, in the order of `stackprof --help`.
+#[must_use]
+pub fn commands() -> [(&'static str, clap::Command); 7] {
+    [
+        ("record", RecordFlags::command().about("Record a profile (the default).")),
+        ("demo", DemoFlags::command()),
+        ("dump", DumpFlags::command()),
+        ("render", RenderFlags::command()),
+        ("diff", DiffFlags::command()),
+        ("gate", GateFlags::command()),
+        ("completions", CompletionsFlags::command()),
+    ]
+}
+
+/// `stackprof` itself, with the options of a recording and no command's name.
+#[must_use]
+pub fn without_command() -> clap::Command {
+    RecordFlags::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::tests::parsed;
+
+    #[test]
+    fn every_shell_is_known_by_its_name() {
+        for shell in shells() {
+            let line = format!("completions {shell}");
+            assert_eq!(parsed(&line).expect("a shell"), Command::Completions(shell));
+        }
+        assert_eq!(parsed("completions -- zsh").expect("a shell"), Command::Completions(Shell::Zsh));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
+        for (line, expected) in [
+            ("completions", format!("say for which shell: {FORM}")),
+            ("completions tcsh", format!("there are no completions for `tcsh`: {FORM}")),
+            ("completions zsh -- fish", format!("one shell at a time; `fish` is too much: {FORM}")),
+        ] {
+            assert_eq!(parsed(line).expect_err("refused").to_string(), expected);
+        }
+    }
+}
