@@ -1,7 +1,7 @@
 //! From measured runs to a verdict.
 //!
 //! Input: [`Measured`] and [`Options`]. Output: a [`Report`] without places. The definitions,
-//! which README.md tells users:
+//! which docs/gate.md tells users:
 //!
 //! - The *total* got slower if its mean CPU time grew by more than `max_increase` and the
 //!   permutation test over runs gives p ≤ `alpha` / 2.

@@ -1,4 +1,4 @@
-//! The comparison as JSON with stable keys; README.md lists them.
+//! The comparison as JSON with stable keys; docs/json.md lists them.
 //!
 //! Figures are as counted: `samples` always, `cpu_s` or null where the rate is not told,
 //! `share` of the profile.

@@ -1,4 +1,4 @@
-//! The verdict as JSON with stable keys; README.md lists them.
+//! The verdict as JSON with stable keys; docs/json.md lists them.
 //!
 //! Relative changes are fractions (0.05 is 5 %), null for what is new.
 

@@ -115,7 +115,7 @@ impl Target for Logged {
                         self.stopped.push((*thread, What::Sampled(Box::new(capture.clone()))));
                     }
                     Outcome::Unreadable(why) => {
-                        let what = capture.look.map(|look| What::Missed(look, *why));
+                        let what = capture.look.map(|look| What::Missed(look, why));
                         self.records.extend(what.map(|what| Record {
                             at_ns: self.told_ns,
                             thread: *thread,
@@ -148,10 +148,13 @@ impl Target for Logged {
     }
 }
 
+/// Records, and up to when none will come after them.
+type Batch = (Option<u64>, Vec<Record>);
+
 /// What was logged, pushed in batches.
 struct Pushed {
     log: Logged,
-    batches: std::vec::IntoIter<(Option<u64>, Vec<Record>)>,
+    batches: std::vec::IntoIter<Batch>,
     now_ns: u64,
 }
 
@@ -162,7 +165,8 @@ impl Pushed {
         let mut rng = Rng::new(seed);
         let mut records = std::mem::take(&mut log.records);
         records.sort_by_key(|record| (record.at_ns, record.thread));
-        let (mut batches, mut late): (Vec<(Option<u64>, Vec<Record>)>, Vec<Record>) = Default::default();
+        let mut batches: Vec<Batch> = Vec::new();
+        let mut late: Vec<Record> = Vec::new();
         let mut records = records.into_iter().peekable();
         while records.peek().is_some() {
             let many = rng.within(1, 40) as usize;
