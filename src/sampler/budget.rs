@@ -12,7 +12,10 @@
 /// A stop may take this much longer for the bytes that it copies, nanoseconds.
 const COPY_NS: u64 = 100_000;
 /// Windows are not made smaller than this, whatever copying costs.
-const WINDOW_LEAST_BYTES: usize = 16 << 10;
+const WINDOW_LEAST_BYTES: usize = 64 << 10;
+/// Nor than this if it fits into the time of a stop, however little of the share is left: a stop
+/// itself costs as much, and stacks that leave their windows are worth less than fewer whole ones.
+const WINDOW_SHORT_BYTES: usize = 256 << 10;
 /// Nor larger: the default limit of a stack.
 const WINDOW_MOST_BYTES: usize = 8 << 20;
 /// Stops with windows up to this measure what a stop costs without its bytes.
@@ -133,7 +136,7 @@ impl Budget {
     pub(super) fn window_max_bytes(&self) -> usize {
         let fits = self.copy_ns * 1_000 / self.ps_per_byte.max(1);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
-        let fits = if self.is_short() { fits / 4 } else { fits };
+        let fits = if self.is_short() { (fits / 4).max(fits.min(WINDOW_SHORT_BYTES)) } else { fits };
         (fits & !0xfff).clamp(WINDOW_LEAST_BYTES, WINDOW_MOST_BYTES)
     }
 
