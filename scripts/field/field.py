@@ -214,7 +214,7 @@ def measure(options, program):
 def where(options):
     """What was measured, on what."""
     _, version, _ = run([options.stackprof, "--version"], 10)
-    system = f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPUs"
+    system = f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {platform.machine()}, {os.cpu_count()} CPUs"
     return f"{version.strip()}, {time.strftime('%Y-%m-%d')}, {system}."
 
 
