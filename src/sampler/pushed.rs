@@ -112,6 +112,10 @@ pub fn record(source: &mut dyn PushedSource, options: &Options, live: &Live) -> 
             break;
         }
     }
+    // After the wish to stop, what was told already is taken in still.
+    for record in waiting {
+        driver.take(source, record);
+    }
     driver.settle(source, None);
     Ok(driver.recorder.finish(source))
 }

@@ -100,8 +100,8 @@ impl<'a> Recorder<'a> {
     }
 
     /// Closes a thread's account: what it used since its last sample is lost for this reason.
-    /// `cpu_ns` is all that it used, where that is known. Samples of it that wait for images
-    /// are settled first.
+    /// `cpu_ns` is all that it used, where that is known. Its driver settles samples of it that
+    /// wait for images before.
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
         if let Some(mut account) = self.accounts.remove(&id) {
             let now_ns = self.clock.now_ns();
@@ -371,8 +371,13 @@ impl<'a> Recorder<'a> {
         self.images
     }
 
-    /// The profile. Threads that were not removed are left out of what is accounted for.
-    pub fn finish(self, process: &dyn Observed) -> Profile {
+    /// The profile. What threads that were not removed are known to have used since their last
+    /// samples is lost, and counted so.
+    pub fn finish(mut self, process: &dyn Observed) -> Profile {
+        let left: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        for id in left {
+            self.remove_thread(id, None, "not sampled again before the end");
+        }
         Profile {
             process: process.process().clone(),
             hz: self.options.hz,

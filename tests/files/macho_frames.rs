@@ -9,8 +9,6 @@
 //!
 //! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
 
-use std::path::{Path, PathBuf};
-
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers};
 use stackprof::binary::macho::{CPU_ARM64, MachO, fat};
@@ -38,14 +36,7 @@ struct Tally {
 
 #[test]
 fn the_link_register_counts_where_unwind_information_says_so() {
-    let Some(dir) = std::env::var_os("STACKPROF_MACHO_DIR") else {
-        // Not a failure under STACKPROF_NO_SKIP: the script is the gate, and needs a network.
-        eprintln!("SKIP: STACKPROF_MACHO_DIR is not set; scripts/check-macho-symbols.sh sets it");
-        return;
-    };
-    let mut files = Vec::new();
-    find(Path::new(&dir), &mut files);
-    files.sort();
+    let Some((dir, files)) = crate::real_macho::files() else { return };
     let mut total = Tally::default();
     eprintln!("{:>9} {:>9} {:>6}  file", "frameless", "framed", "wrong");
     for path in files {
@@ -137,17 +128,6 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     walk::unwind(How::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found);
     assert!(matches!(found.addresses.len(), 2 | 3), "{:x?}", found.addresses);
     found.addresses.len() == 3
-}
-
-fn find(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_type().unwrap().is_dir() {
-            find(&entry.path(), into);
-        } else if entry.file_type().unwrap().is_file() {
-            into.push(entry.path());
-        }
-    }
 }
 
 /// The content of the section `__unwind_info`.

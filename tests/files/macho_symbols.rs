@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -95,14 +95,7 @@ impl Truth {
 
 #[test]
 fn names_are_those_that_llvm_gives() {
-    let Some(dir) = std::env::var_os("STACKPROF_MACHO_DIR") else {
-        // Not a failure under STACKPROF_NO_SKIP: the script is the gate, and needs a network.
-        eprintln!("SKIP: STACKPROF_MACHO_DIR is not set; scripts/check-macho-symbols.sh sets it");
-        return;
-    };
-    let mut files = Vec::new();
-    find(Path::new(&dir), &mut files);
-    files.sort();
+    let Some((dir, files)) = crate::real_macho::files() else { return };
     let (mut total, mut images) = (Tally::default(), 0);
     eprintln!(
         "{:>9} {:>8} {:>8} {:>8} {:>7} {:>6} {:>9} {:>8} {:>9}  {:<7} file",
@@ -265,17 +258,6 @@ fn random_addresses(code: &[Range<Svma>], shown: &str) -> Vec<u64> {
         unreachable!("below the sum of sizes")
     };
     if all == 0 { Vec::new() } else { (0..ADDRESSES).map(|_| address(random() % all)).collect() }
-}
-
-fn find(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_type().unwrap().is_dir() {
-            find(&entry.path(), into);
-        } else if entry.file_type().unwrap().is_file() {
-            into.push(entry.path());
-        }
-    }
 }
 
 fn output(command: &mut Command) -> String {

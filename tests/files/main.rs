@@ -14,3 +14,4 @@ mod hostile;
 mod hostile_unwind;
 mod macho_frames;
 mod macho_symbols;
+mod real_macho;
