@@ -37,7 +37,7 @@ pub struct Recording {
     pub hz: u32,
     /// When to stop; `None` is at the end of the target or Ctrl-C.
     pub duration: Option<Duration>,
-    /// Outputs asked for; empty means the default one, see [`Recording::outputs_for`].
+    /// Outputs asked for; empty means one that is named after the process.
     pub outputs: Vec<Output>,
     /// Format of the default output.
     pub default_format: Format,
@@ -71,29 +71,6 @@ pub struct Recording {
     pub verbosity: Verbosity,
     /// Seed of the tick jitter; `None` lets the recording choose.
     pub seed: Option<u64>,
-}
-
-impl Recording {
-    /// The outputs, with the default one (`stackprof-NAME-PID.svg`) filled in.
-    #[must_use]
-    pub fn outputs_for(&self, process: &str, pid: impl std::fmt::Display) -> Vec<Output> {
-        if !self.outputs.is_empty() {
-            return self.outputs.clone();
-        }
-        if self.source == Source::Demo {
-            let path = format!("stackprof-demo.{}", self.default_format.extension());
-            return vec![Output { to: Destination::File(path.into()), format: self.default_format }];
-        }
-        // A process can call itself anything; the file stays in this directory.
-        let name: String = process
-            .chars()
-            .map(|c| if c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+') { c } else { '_' })
-            .take(64)
-            .collect();
-        let name = if name.is_empty() { "process" } else { &name };
-        let path = format!("stackprof-{name}-{pid}.{}", self.default_format.extension());
-        vec![Output { to: Destination::File(path.into()), format: self.default_format }]
-    }
 }
 
 /// Checks the options of a recording.

@@ -125,17 +125,6 @@ fn formats_come_from_extensions() {
 }
 
 #[test]
-fn the_default_output_names_the_process() {
-    let default = |line: &str, name: &str| record(line).outputs_for(name, 42);
-    assert_eq!(default("--pid 1", "work"), [file("stackprof-work-42.svg", Format::Svg)]);
-    assert_eq!(default("--pid 1", "../../a b\n"), [file("stackprof-.._.._a_b_-42.svg", Format::Svg)]);
-    assert_eq!(default("--pid 1", ""), [file("stackprof-process-42.svg", Format::Svg)]);
-    assert_eq!(default("--pid 1 --format folded", "w"), [file("stackprof-w-42.folded", Format::Folded)]);
-    assert_eq!(default("--pid 1 --format pprof", "w"), [file("stackprof-w-42.pb.gz", Format::Pprof)]);
-    assert_eq!(default("--pid 1 -o a.svg", "w"), [file("a.svg", Format::Svg)]);
-}
-
-#[test]
 fn values_out_of_range_name_the_option_and_the_range() {
     for value in ["0", "1e9", "abc", "-1", "10001", "99.5"] {
         assert_eq!(
