@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use super::postponed::Rewalk;
+use super::postponed::{Due, Rewalk};
 use super::recorder::{Recorder, Sample};
 use super::{Options, Result};
 use crate::addr::Avma;
@@ -116,7 +116,7 @@ pub fn record(source: &mut dyn PushedSource, options: &Options, live: &Live) -> 
     for record in waiting {
         driver.take(source, record);
     }
-    driver.settle(source, None);
+    driver.walk_postponed(source, Due::All);
     Ok(driver.recorder.finish(source))
 }
 
@@ -141,20 +141,18 @@ impl PushedDriver<'_> {
                 let Some(counts) = self.recorder.weigh(thread, look) else { return };
                 let sample = Sample { thread, capture: *capture, at_ns, waiting: false };
                 self.recorder.take(process, sample, counts, WINDOW_MAX_BYTES, &mut self.frames);
-                let (frames, spare) = (&mut self.frames, &mut self.spare);
-                let mut rewalk = Rewalk { window_max_bytes: WINDOW_MAX_BYTES, frames, spare };
-                self.recorder.take_up_postponed(process, &mut rewalk);
+                self.walk_postponed(process, Due::ImagesRead);
             }
             What::Missed(look, reason) => {
                 let counts = self.recorder.weigh(thread, Some(look));
                 self.recorder.lose(reason, counts.unwrap_or(0));
             }
             What::Ended(cpu_ns, reason) => {
-                self.settle(process, Some(thread));
+                self.walk_postponed(process, Due::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
             }
             What::Exec => {
-                self.settle(process, None);
+                self.walk_postponed(process, Due::All);
                 self.recorder.begin_program();
             }
             What::ImagesChanged => {
@@ -164,9 +162,10 @@ impl PushedDriver<'_> {
         self.spare.clear();
     }
 
-    fn settle(&mut self, process: &mut dyn PushedSource, thread: Option<ThreadId>) {
+    /// Walks samples that waited for images.
+    fn walk_postponed(&mut self, process: &mut dyn PushedSource, due: Due) {
         let (frames, spare) = (&mut self.frames, &mut self.spare);
         let mut rewalk = Rewalk { window_max_bytes: WINDOW_MAX_BYTES, frames, spare };
-        self.recorder.settle_postponed(process, thread, &mut rewalk);
+        self.recorder.walk_postponed(process, due, &mut rewalk);
     }
 }
