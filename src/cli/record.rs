@@ -49,7 +49,8 @@ pub fn run(asked: &Recording) -> Result<()> {
     let circumstances = circumstances(&asked.source, launched, asked.idle);
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
     let options = sampling_options(asked, launched);
-    let (profile, files) = sampling::run(&asked.source, &options, asked.verbosity, &check_name)?;
+    let (profile, files) =
+        sampling::run(&asked.source, (asked.way, asked.kernel), &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
         return Err(tell::nothing_sampled(&profile, asked.idle));
     }

@@ -81,7 +81,7 @@ impl Recorder<'_> {
         self.postponed = later;
         for Postponed { sample, counts, space } in due {
             let Sample { thread, capture, .. } = sample;
-            let ended = self.walk_with_known_images(
+            let (ended, _) = self.walk_with_known_images(
                 process,
                 thread,
                 &capture,
@@ -90,7 +90,7 @@ impl Recorder<'_> {
             );
             // What it led to may have been replaced since.
             let ended = if self.space() == space { ended } else { Ended::BadFrame };
-            self.insert(thread, ended, rewalk.frames, counts, false);
+            self.insert(thread, ended, &capture.kernel, rewalk.frames, counts, false);
             rewalk.spare.push(capture);
         }
     }

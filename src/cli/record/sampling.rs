@@ -13,8 +13,8 @@ use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
-use crate::sources::Target;
 use crate::sources::sim::{SimConfig, SimTarget};
+use crate::sources::{Recordable, Way};
 
 /// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
 const GIVEN_UP: i32 = 130;
@@ -22,27 +22,32 @@ const GIVEN_UP: i32 = 130;
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
 
-/// Samples whatever `source` is. `check_name` is asked as soon as the name of the process and its
+/// Samples whatever `source` is, the way that is wanted, with frames in the kernel or without. `check_name` is asked as soon as the name of the process and its
 /// id are known, before the first sample.
 ///
 /// # Errors
 /// One line: attaching refused, or what `check_name` says.
 pub(super) fn run(
     source: &Source,
+    (way, kernel): (Way, bool),
     options: &Options,
     verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
 ) -> Result<Sampled> {
     let live = Arc::new(Live::default());
-    let record = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Sampled> {
+    let record = |mut sampled: Recordable<'_>, clock: &dyn Clock| -> Result<Sampled> {
+        let observed = sampled.observed();
         // Now: when the profile is there, the target may be gone.
-        let files = target.files();
-        let process = target.process();
+        let files = observed.files();
+        let process = observed.process();
         check_name(&process.name, process.pid)?;
         let title = format!("{} (pid {})", process.name, process.pid);
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
-        let profile = sampler::record(target, clock, options, &live);
+        let profile = match sampled {
+            Recordable::Stopped(target) => sampler::record(target, clock, options, &live),
+            Recordable::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
+        };
         progress.finish();
         Ok((profile?, files))
     };
@@ -50,7 +55,7 @@ pub(super) fn run(
         Source::Sim { seed } => {
             let clock = FakeClock::default();
             let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
-            return record(&mut target, &clock);
+            return record(Recordable::Stopped(&mut target), &clock);
         }
         Source::Pid(pid) => system::Process::Running(*pid),
         Source::Launch(command) => system::Process::New(command.clone()),
@@ -63,7 +68,8 @@ pub(super) fn run(
     };
     system::prepare();
     end_on_interrupt(&live)?;
-    system::with_target(&process, record)?
+    let sampling = system::Sampling { way, hz: options.hz, idle: options.idle, kernel };
+    system::with_source(&process, sampling, record)?
 }
 
 /// The first Ctrl-C ends the recording and lets the outputs be written, a second one
