@@ -150,6 +150,12 @@ impl PerfSource {
             self.weighed_cpu_ns = self.cpu_ns.unwrap_or(0);
         }
         self.told.finish_batch(used_ns, into);
+        if self.over
+            && !self.events.how.kernel
+            && let Some(used_ns) = self.target_cpu_ns()
+        {
+            self.told.tell_unseen(used_ns, into);
+        }
         told_ns.saturating_sub(SETTLED_NS)
     }
 
@@ -250,10 +256,9 @@ impl PushedSource for PerfSource {
                 into.push(Record { at_ns: self.clock.now_ns(), thread: ThreadId(0), what });
             }
         }
-        let has_ended = self.has_ended();
+        self.over = self.has_ended();
         let told_ns = self.read(into);
-        if has_ended {
-            self.over = true;
+        if self.over {
             let what = What::Exited(self.exit_status());
             into.push(Record { at_ns: self.clock.now_ns(), thread: ThreadId(0), what });
             return Ok(None);

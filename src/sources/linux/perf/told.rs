@@ -63,6 +63,8 @@ pub(super) struct Told {
     /// Records that did not fit, of anybody, in the batch.
     dropped: u64,
     throttled_since_ns: Option<u64>,
+    /// What all samples so far weigh.
+    weighed_ns: u64,
     spare: Vec<Box<Capture>>,
 }
 
@@ -88,6 +90,7 @@ impl Told {
             samples: 0,
             dropped: 0,
             throttled_since_ns: None,
+            weighed_ns: 0,
             spare: Vec::new(),
         }
     }
@@ -222,6 +225,16 @@ impl Told {
         (self.samples, self.dropped) = (0, 0);
     }
 
+    /// At the end of a recording that saw user mode only: what of `used_ns` no sample stands for
+    /// was used in the kernel.
+    pub(super) fn tell_unseen(&self, used_ns: u64, into: &mut Vec<Record>) {
+        let samples = used_ns.saturating_sub(self.weighed_ns) / self.period_ns;
+        if let Some(last) = into.last() {
+            let what = What::Dropped(samples, "in the kernel, which may not be sampled");
+            into.push(Record { at_ns: last.at_ns, thread: ThreadId(0), what });
+        }
+    }
+
     /// What a thread has used with a sample of this weight. One that is new is told first.
     fn used(&mut self, id: Id, weight_ns: u64, into: &mut Vec<Record>) -> Look {
         if !self.threads.contains_key(&id.tid) {
@@ -230,6 +243,7 @@ impl Told {
         }
         let seen = self.threads.entry(id.tid).or_default();
         seen.cpu_ns += weight_ns;
+        self.weighed_ns += weight_ns;
         look(seen.cpu_ns)
     }
 
