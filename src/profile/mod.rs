@@ -8,10 +8,10 @@ pub mod builder;
 pub mod filter;
 pub mod formats;
 pub mod from_recording;
+mod remap;
 mod root_names;
 pub mod saved;
 mod stack_frame;
-mod taker;
 pub mod texts;
 pub mod views;
 

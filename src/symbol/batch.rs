@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::dwarf::{Ask, Chain, Debug, Function, Job, Sections, Splits, Texts, TextsShared};
+use super::dwarf::{Ask, Chain, Debug, Job, LineInfo, Sections, Splits, Texts, TextsShared};
 use super::locate::{Located, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, plt, stubs};
@@ -24,7 +24,7 @@ use crate::images::Image;
 #[derive(Debug, Default)]
 pub struct Answer {
     /// For each address its functions, outermost first and never none.
-    pub names: Vec<Result<Vec<Function>, Why>>,
+    pub names: Vec<Result<Vec<LineInfo>, Why>>,
     /// Lines for people.
     pub problems: Vec<String>,
 }
@@ -117,7 +117,7 @@ pub(super) fn name(
             }
             Begun::Symbols(found) => {
                 if let Some(answer) = answers.last_mut() {
-                    let only = |name| vec![Function { name: Some(name), ..Function::default() }];
+                    let only = |name| vec![LineInfo { name: Some(name), ..LineInfo::default() }];
                     answer.names = found.into_iter().map(|name| name.map(only)).collect();
                 }
             }
@@ -157,7 +157,7 @@ pub(super) fn name(
 /// The outermost function keeps the name of its symbol: it is the same with and without
 /// DWARF, it is the mangled one where DWARF has no other than `f`, and it tells apart what
 /// compilers split off (`f [clone .cold]`).
-fn merge(names: &mut [Result<Vec<Function>, Why>], chain: Chain, inlines: bool) {
+fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) {
     let Some(known) = names.get_mut(chain.wanted as usize) else { return };
     let mut functions = chain.functions;
     if !inlines {
@@ -296,7 +296,7 @@ pub(super) fn name_anonymous(
             for (into, name) in answer.names.iter_mut().zip(found.names) {
                 let Some(name) = name else { continue };
                 let name = texts.plain(&String::from_utf8_lossy(name)).ok_or(Why::TooMuchText);
-                *into = name.map(|name| vec![Function { name: Some(name), ..Function::default() }]);
+                *into = name.map(|name| vec![LineInfo { name: Some(name), ..LineInfo::default() }]);
             }
             if found.bad_lines > 0 {
                 let lines = found.bad_lines;

@@ -8,8 +8,8 @@ use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 
-/// Where things of a profile are in the one that takes them over.
-pub(super) struct Taker<'o> {
+/// The numbers that parts of a profile have in the one that takes them over.
+pub(super) struct Remap<'o> {
     other: &'o Saved,
     texts: Vec<Option<TextId>>,
     mappings: Vec<Option<u32>>,
@@ -18,10 +18,10 @@ pub(super) struct Taker<'o> {
     roots: Vec<Option<u32>>,
 }
 
-impl<'o> Taker<'o> {
+impl<'o> Remap<'o> {
     /// Nothing is taken yet.
-    pub(super) fn new(other: &'o Saved) -> Taker<'o> {
-        Taker {
+    pub(super) fn new(other: &'o Saved) -> Remap<'o> {
+        Remap {
             other,
             texts: vec![None; other.texts().count()],
             mappings: vec![None; other.mappings().len()],
