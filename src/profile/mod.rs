@@ -16,7 +16,7 @@ pub mod texts;
 pub mod views;
 
 pub use about::{About, SAMPLES};
-pub use builder::{Refused, SavedBuilder, Taken};
+pub use builder::{Refused, SavedBuilder};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use stack_frame::StackFrame;

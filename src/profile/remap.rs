@@ -1,4 +1,4 @@
-//! Parts of a profile taken over into another: each once, and only what is asked for.
+//! Parts of a profile taken over into another: each once, and only what is asked for, or all.
 //!
 //! Input: a [`Saved`], and numbers of its frames and roots. Output: numbers in a
 //! [`SavedBuilder`], which gets the texts, functions and mappings that these need and no others:
@@ -18,6 +18,15 @@ pub(super) struct Remap<'o> {
     roots: Vec<Option<u32>>,
 }
 
+/// The numbers of all frames and roots of a profile in the one that took them over.
+#[derive(Debug)]
+pub(super) struct Tables {
+    /// By frame there.
+    pub(super) frames: Vec<u32>,
+    /// By root there.
+    pub(super) roots: Vec<u32>,
+}
+
 impl<'o> Remap<'o> {
     /// Nothing is taken yet.
     pub(super) fn new(other: &'o Saved) -> Remap<'o> {
@@ -29,6 +38,24 @@ impl<'o> Remap<'o> {
             frames: vec![None; other.frames().len()],
             roots: vec![None; other.roots().len()],
         }
+    }
+
+    /// All tables in their order, also what no stack needs.
+    pub(super) fn all(mut self, into: &mut SavedBuilder) -> Result<Tables, Full> {
+        let other = self.other;
+        for text in 0..other.texts().count() as u32 {
+            self.text(into, TextId(text))?;
+        }
+        for mapping in 0..other.mappings().len() as u32 {
+            self.mapping(into, mapping)?;
+        }
+        for function in 0..other.functions().len() as u32 {
+            self.function(into, function)?;
+        }
+        let frames = (0..other.frames().len() as u32).map(|frame| self.frame(into, frame));
+        let frames = frames.collect::<Result<_, Full>>()?;
+        let roots = (0..other.roots().len() as u32).map(|root| self.root(into, root));
+        Ok(Tables { frames, roots: roots.collect::<Result<_, Full>>()? })
     }
 
     /// A frame.
