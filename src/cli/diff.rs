@@ -72,7 +72,7 @@ fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str
     let process = process.filter(|_| only.is_some());
     stacks
         .add(&name, &saved, process)
-        .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")))?;
+        .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))?;
     Ok(only)
 }
 

@@ -31,16 +31,17 @@ pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>
         WriteMode::Direct => {
             // Appending, because `/dev/stdout` may be a file that holds somebody's output.
             let file =
-                OpenOptions::new().append(true).open(path).map_err(|error| cannot_write(path, &error))?;
+                OpenOptions::new().append(true).open(path).map_err(|error| cannot_write(path, error))?;
             closed_pipe_is_fine(write_through(file, content).map(drop))
-                .map_err(|error| cannot_write(path, &error))
+                .map_err(|error| cannot_write(path, error))
         }
         WriteMode::Renamed { path: real, directory } => {
-            let (file, temporary) = Temporary::create(&directory).map_err(|e| cannot_create(path, &e))?;
-            let file = write_through(file, content).map_err(|error| cannot_write(path, &error))?;
+            let (file, temporary) =
+                Temporary::create(&directory).map_err(|error| cannot_create(path, error))?;
+            let file = write_through(file, content).map_err(|error| cannot_write(path, error))?;
             keep_owner_and_mode(&file, &real);
             drop(file);
-            temporary.rename_to(&real).map_err(|error| cannot_write(path, &error))
+            temporary.rename_to(&real).map_err(|error| cannot_write(path, error))
         }
     }
 }
@@ -61,8 +62,9 @@ pub fn write_stream(
         // Dropping a BufWriter would write the rest once more.
         let _ = buffered.into_parts();
     }
-    closed_pipe_is_fine(written)
-        .map_err(|error| Error::new(ErrorKind::Output, format!("cannot write {name}: {}", io_text(&error))))
+    closed_pipe_is_fine(written).map_err(|error| {
+        Error::new(ErrorKind::Output, format!("cannot write {name}: {}", io_text(&error))).caused_by(error)
+    })
 }
 
 /// Finds out before a recording whether `path` can be written after it. Leaves nothing behind.
@@ -74,7 +76,7 @@ pub fn check_writable(path: &Path) -> Result<()> {
         // Opening a FIFO would wait for its reader.
         WriteMode::Direct => Ok(()),
         WriteMode::Renamed { directory, .. } => {
-            Temporary::create(&directory).map(drop).map_err(|error| cannot_create(path, &error))
+            Temporary::create(&directory).map(drop).map_err(|error| cannot_create(path, error))
         }
     }
 }
@@ -102,13 +104,13 @@ fn refuse(path: &Path, why: &str) -> Error {
     Error::new(ErrorKind::Output, format!("cannot write `{}`: {why}", path.display()))
 }
 
-fn cannot_write(path: &Path, error: &io::Error) -> Error {
-    refuse(path, &io_text(error))
+fn cannot_write(path: &Path, error: io::Error) -> Error {
+    refuse(path, &io_text(&error)).caused_by(error)
 }
 
 /// The temporary file could not be made: say so of its directory, which the user knows.
-fn cannot_create(path: &Path, error: &io::Error) -> Error {
-    refuse(path, &format!("no file can be made in its directory: {}", io_text(error)))
+fn cannot_create(path: &Path, error: io::Error) -> Error {
+    refuse(path, &format!("no file can be made in its directory: {}", io_text(&error))).caused_by(error)
 }
 
 fn write_mode(path: &Path) -> Result<WriteMode> {
@@ -124,15 +126,15 @@ fn write_mode(path: &Path) -> Result<WriteMode> {
         Ok(_) => {
             // Renaming over a file asks nobody whether that file may be written; opening
             // does, and lets the kernel apply its rules for links in shared directories.
-            OpenOptions::new().write(true).open(path).map_err(|error| cannot_write(path, &error))?;
+            OpenOptions::new().write(true).open(path).map_err(|error| cannot_write(path, error))?;
             let real = if is_link { fs::canonicalize(path) } else { Ok(path.to_path_buf()) };
-            renamed(path, real.map_err(|error| cannot_write(path, &error))?)
+            renamed(path, real.map_err(|error| cannot_write(path, error))?)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound && is_link => {
             Err(refuse(path, "it is a symbolic link to a file that does not exist"))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => renamed(path, path.to_path_buf()),
-        Err(error) => Err(cannot_write(path, &error)),
+        Err(error) => Err(cannot_write(path, error)),
     }
 }
 
@@ -155,7 +157,7 @@ fn renamed(asked: &Path, path: PathBuf) -> Result<WriteMode> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(refuse(asked, &format!("the directory `{}` does not exist", directory.display())))
         }
-        Err(error) => Err(cannot_write(asked, &error)),
+        Err(error) => Err(cannot_write(asked, error)),
     }
 }
 

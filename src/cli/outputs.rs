@@ -44,7 +44,7 @@ pub(super) fn check_reverse(reverse: bool, outputs: &[Output]) -> Result<()> {
 /// # Errors
 /// One line that names the output and what stands in the way.
 pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<()> {
-    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string());
+    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
     // Several outputs may want it.
     let mut by_name = None;
     for output in outputs {
