@@ -170,7 +170,7 @@ struct Temporary {
 impl Temporary {
     fn create(directory: &Path) -> io::Result<(File, Temporary)> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // A leftover of a killed process with our pid may exist; a few numbers on it does not.
+        // A process with our pid may have been killed and have left its file; then the next number is free.
         let mut tries = 0;
         loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);

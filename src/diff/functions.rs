@@ -22,10 +22,10 @@ pub struct FunctionCounts {
 #[must_use]
 pub fn functions(stacks: &Stacks) -> Vec<FunctionCounts> {
     let runs = stacks.runs().len();
-    // By text: the function's row, plus one.
+    // By text: the index of the function in `functions`, plus one; 0 if it is not there yet.
     let mut rows = vec![0u32; stacks.text_count()];
     let mut functions: Vec<FunctionCounts> = Vec::new();
-    // By function: the stack that it was last seen in, so that each counts once.
+    // By function: the last stack that it was found in, so that recursion counts once.
     let mut seen: Vec<u64> = Vec::new();
     let mut stack = 0u64;
     for (run_index, run) in stacks.runs().iter().enumerate() {

@@ -124,7 +124,7 @@ impl Stacks {
     pub fn add(&mut self, source: &str, saved: &Saved, process: Option<&str>) -> Result<(), Full> {
         let parted = self.note_builds(saved);
         let names = self.names_of_frames(saved)?;
-        // Each node there has its position here, if it counts.
+        // Each node of `saved` is mapped to its position in the common tree.
         let trie = saved.trie();
         let mut own: BTreeMap<NodeId, u64> = BTreeMap::new();
         let mut nameless: BTreeMap<(NodeId, TextId), u64> = BTreeMap::new();

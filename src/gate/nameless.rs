@@ -54,7 +54,7 @@ pub fn grown<'a>(own: impl Iterator<Item = (&'a str, (f64, f64))>) -> Vec<Namele
 /// with, or 0.
 fn aligned(base: &[FunctionCost<'_>], new: &[FunctionCost<'_>]) -> Vec<f64> {
     let width = base.len() + 1;
-    // By functions of new and of base: the least difference of those before.
+    // At (n, b): the least sum of differences of the first n functions of new and b of base.
     let mut least = vec![0.0f64; (new.len() + 1) * width];
     let at = |new: usize, base: usize| new * width + base;
     for n in 0..=new.len() {

@@ -96,7 +96,7 @@ pub(super) fn name(
         asked.into_iter().map(|(image, wanted)| Asked { image, wanted, located: OnceLock::new() }).collect();
     let ask = Ask { inlines: options.inlines, lines: options.lines };
 
-    // The symbols and the DWARF of each image, the DWARF first: its units are next.
+    // One task for the symbols of each image and one for its DWARF.
     let begun = in_parallel(options.threads, asked.len() * 2, shared, |texts, task| {
         let asked = &asked[task / 2];
         match task % 2 {
@@ -124,7 +124,7 @@ pub(super) fn name(
         }
     }
 
-    // The units of all images, the longest first: the last one to end should be short.
+    // The units of all images, the longest first: so threads end at about the same time.
     let mut jobs: Vec<_> = opened
         .iter()
         .enumerate()
@@ -224,7 +224,7 @@ fn look_up(bytes: &ImageBytes, asked: &Asked<'_>, found: &mut Symbols, texts: &m
                 last = Some((symbol.start, symbol.end, name.clone()));
                 *found = name.ok_or(Why::TooMuchText);
             }
-            // That a file lacks symbols is told only if none has any.
+            // Another file may have symbols; the reason stays if none has.
             Err(Why::NoSymbols) => {}
             Err(why) => *found = Err(why),
         }

@@ -53,7 +53,7 @@ pub(super) fn objects(
     files: &dyn Files,
 ) -> (Vec<ObjectFile>, Vec<String>) {
     let Some(macho) = image.object().and_then(|object| object.macho()) else { return Default::default() };
-    // What was read from memory has no file to be relative to.
+    // Paths of object files are relative to the image's file; what was read from memory has none.
     let nlists = if bytes.linkedit().is_some() { None } else { Nlists::read(bytes.bytes()) };
     let Some(nlists) = nlists else { return Default::default() };
     let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);

@@ -251,7 +251,7 @@ impl Below {
             if let Some(sum) = totals.get_mut(parent as usize) {
                 *sum = sum.saturating_add(total);
             }
-            // A light one matters only if others read the same.
+            // A node below the threshold is needed only if others with its name make a group above it.
             if total >= least || (total > 0 && (parent == 0 || !names.distinct)) {
                 calls.push((parent, node));
             }
