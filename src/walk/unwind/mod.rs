@@ -56,6 +56,8 @@ pub struct Unwinder {
     cache: Cache,
     aarch64: aarch64::Unwinder,
     facts: Facts,
+    /// What is below the stack pointer was not copied with the rest of the stack.
+    below_is_later: bool,
 }
 
 /// A row of ordinary steps.
@@ -84,6 +86,12 @@ impl Unwinder {
         self.cache.forget(is_gone);
         self.aarch64.forget(is_gone);
         self.facts.forget(is_gone);
+    }
+
+    /// Says whether the bytes below the stack pointer were read later than the others. What a row
+    /// finds by them is a caller only if something else leads to the same one.
+    pub fn doubt_below(&mut self, later: bool) {
+        self.below_is_later = later;
     }
 
     /// What walks by frame pointers keep.
@@ -255,8 +263,8 @@ impl Unwinder {
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
                 (Method::FramePointer, _) => confirm::is_record_of_v8(frame, input),
-                (_, Proof::Certain) => true,
-                (_, Proof::Wanted) => confirm::is_caller(frame, &next, &mut self.cache, input),
+                (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
+                _ => confirm::is_caller(frame, &next, &mut self.cache, input),
             };
             if !is_proved {
                 doubts.note_unproved();
@@ -265,6 +273,11 @@ impl Unwinder {
             out.push(frame.address, method);
             run = self.run_from(frame, input, out);
         }
+    }
+
+    /// Whether a row of a leaf may have read what was below the stack pointer at another moment.
+    fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
+        self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == Kind::Unusual
     }
 
     /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
