@@ -67,6 +67,8 @@ pub(super) struct Told {
     throttled_since_ns: Option<u64>,
     /// What all samples so far weigh.
     weighed_ns: u64,
+    /// Boxes, since the records that they go out in are small with them.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Capture>>,
 }
 
