@@ -4,7 +4,9 @@ use std::ffi::OsString;
 
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::sources::{Recordable, Target, Way};
+#[cfg(not(target_os = "linux"))]
+use crate::sources::Way;
+use crate::sources::{Recordable, Sampling, Target};
 
 /// Which process.
 pub(super) enum Process {
@@ -18,19 +20,6 @@ pub(super) enum Process {
 pub(super) fn prepare() {
     #[cfg(target_os = "linux")]
     crate::sources::linux::prepare();
-}
-
-/// How a process is to be sampled.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sampling {
-    /// Which source.
-    pub(super) way: Way,
-    /// Samples per second.
-    pub(super) hz: u32,
-    /// Threads that wait, too.
-    pub(super) idle: bool,
-    /// Frames in the kernel, too.
-    pub(super) kernel: bool,
 }
 
 #[cfg(target_os = "linux")]
@@ -53,9 +42,7 @@ pub(super) fn with_source<R: Send>(
     body: impl FnOnce(Recordable<'_>, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::sources::linux;
-    let Sampling { way, hz, idle, kernel } = sampling;
     let clock = crate::clock::RealClock::new();
-    let sampling = linux::Sampling { way, hz, idle, kernel };
     linux::with_source(&linux_source(process), sampling, clock.clone(), |source| body(source, &clock))
 }
 
@@ -71,8 +58,7 @@ pub(super) fn with_source<R: Send>(
     body: impl FnOnce(Recordable<'_>, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::error::{Error, ErrorKind};
-    let Sampling { way, hz: _, idle: _, kernel: _ } = sampling;
-    if way != Way::Auto {
+    if sampling.way != Way::Auto {
         let why = "--source: this system has one source; leave the option out";
         return Err(Error::new(ErrorKind::Usage, why));
     }

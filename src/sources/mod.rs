@@ -45,6 +45,19 @@ pub enum Way {
     Ptrace,
 }
 
+/// What decides how a process is sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// What was asked for.
+    pub way: Way,
+    /// Samples per second.
+    pub hz: u32,
+    /// Threads that wait are wanted, too.
+    pub idle: bool,
+    /// Frames in the kernel are wanted, where they are to be had.
+    pub kernel: bool,
+}
+
 /// A process to record, by who takes its samples.
 pub enum Recordable<'a> {
     /// The engine does: it stops threads.

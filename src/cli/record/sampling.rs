@@ -14,7 +14,7 @@ use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Recordable, Way};
+use crate::sources::{Recordable, Sampling, Way};
 
 /// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
 const GIVEN_UP: i32 = 130;
@@ -69,7 +69,7 @@ pub(super) fn run(
     };
     system::prepare();
     end_on_interrupt(&live)?;
-    let sampling = system::Sampling { way, hz: options.hz, idle: options.idle, kernel };
+    let sampling = Sampling { way, hz: options.hz, idle: options.idle, kernel };
     system::with_source(&process, sampling, record)?
 }
 

@@ -27,7 +27,7 @@ use std::ffi::OsString;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{Recordable, Way};
+use crate::sources::{Recordable, Sampling, Way};
 
 pub use trace::LinuxTarget;
 
@@ -98,19 +98,6 @@ pub fn with_source<R: Send>(
             }
         }
     })
-}
-
-/// What decides how a process is sampled.
-#[derive(Clone, Copy, Debug)]
-pub struct Sampling {
-    /// What was asked for.
-    pub way: Way,
-    /// Samples per second.
-    pub hz: u32,
-    /// Threads that wait are wanted, too.
-    pub idle: bool,
-    /// Frames in the kernel are wanted, where they are to be had.
-    pub kernel: bool,
 }
 
 fn trace(source: &Source, clock: RealClock) -> Result<LinuxTarget> {
