@@ -17,7 +17,7 @@ use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::{Frame, FrameId};
 use crate::walk::Ended;
-use crate::walk::fp::MAX_STACK_BYTES;
+use crate::walk::MAX_STACK_BYTES;
 
 /// Prints what `dump` asks for.
 ///

@@ -77,7 +77,7 @@ fn indirect_call_length(call: &[u8]) -> Option<usize> {
 
 /// Whether aarch64 code before `address` is `bl`, `blr` or an authenticated `blr`.
 #[must_use]
-pub fn returns_aarch64(address: Avma, code: &dyn Code) -> bool {
+pub(super) fn returns_aarch64(address: Avma, code: &dyn Code) -> bool {
     let Some(call) = address.0.checked_sub(4).filter(|call| call.is_multiple_of(4)).map(Avma) else {
         return false;
     };

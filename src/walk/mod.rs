@@ -1,29 +1,32 @@
 //! The walker: registers + copied stack bytes in, code addresses and why it ended out.
 //!
 //! Pure: no OS calls, no clock, no allocation except growth of the caller's buffer.
-//! `fp.rs` follows the frame records; `x86_64.rs` and `aarch64.rs` mirror each other
-//! and know where the leaf frame's caller is before, during and after its prologue;
-//! `root.rs` recognises the outermost frame of a thread. `unwind/` walks by unwind
-//! information: the same [`Input`], the same [`Walked`]. `call.rs` checks return addresses,
+//! `x86_64/` and `aarch64/` mirror each other: they walk by unwind information, and know where
+//! the leaf frame's caller is before, during and after its prologue. `fp/` follows the frame
+//! records of either, `flow/` the instructions; `root.rs` recognises the outermost frame of a
+//! thread, `bounds.rs` what lies outside the copied stack, `call.rs` return addresses.
 //! `frames.rs` is the result.
 
-pub mod aarch64;
-pub mod call;
-mod facts;
-pub mod fp;
+mod aarch64;
+mod call;
+mod body;
+mod bounds;
+mod expression;
+mod flow;
+mod fp;
 mod frames;
 pub mod root;
 mod table;
-pub mod unwind;
 mod words;
-pub mod x86_64;
+mod x86_64;
 
+pub use bounds::MAX_STACK_BYTES;
 pub use frames::{Frames, How, Method};
-pub use unwind::Unwinder;
+pub use x86_64::Unwinder;
 
 use std::ops::Range;
 
-use facts::Facts;
+use fp::Facts;
 
 use crate::addr::Avma;
 use crate::arch::Registers;
@@ -226,8 +229,8 @@ fn by_frame_pointers(
     out: &mut Vec<u64>,
 ) -> Walked {
     match registers {
-        Registers::X86_64(registers) => x86_64::walk(registers, input, facts, out),
-        Registers::Aarch64(registers) => aarch64::walk(registers, input, facts, out),
+        Registers::X86_64(registers) => x86_64::leaf::walk(registers, input, facts, out),
+        Registers::Aarch64(registers) => aarch64::leaf::walk(registers, input, facts, out),
     }
 }
 
@@ -252,7 +255,7 @@ pub fn unwind(
                     let walked = by_records(registers, input, unwinder, out);
                     // By unwind information it would have been proved.
                     let claims = walked.ended == Ended::Root;
-                    let unproved = claims && unwind::can_be_checked(&out.addresses, input.code);
+                    let unproved = claims && x86_64::can_be_checked(&out.addresses, input.code);
                     Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
                 }
             }

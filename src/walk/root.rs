@@ -7,7 +7,8 @@
 //! within [`START_CODE_BYTES`] of the stack pointer that the thread was born with, and by
 //! what its last return address returns to: the code that ends a program or a thread.
 
-use super::{Code, Ended, Input, StackBytes, fp};
+use super::bounds::MAX_STACK_BYTES;
+use super::{Code, Ended, Input, StackBytes};
 use crate::addr::{Avma, CodeAddress};
 
 /// Room for the frames of the start code between the outermost frame record and the
@@ -58,7 +59,7 @@ impl Chain {
             (top, None) => top == Some(self.above),
             // On the thread's own stack position decides, and the code returned to.
             (Some(top), Some(outermost))
-                if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
+                if self.reached <= top && top - self.above <= MAX_STACK_BYTES =>
             {
                 top - self.reached <= START_CODE_BYTES
                     && input.code.code(outermost).is_none_or(|code| self.is_start_code(code))
@@ -81,7 +82,7 @@ impl Chain {
     #[must_use]
     pub fn place_decides(&self, input: &Input<'_>) -> bool {
         let on_own_stack =
-            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES);
+            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= MAX_STACK_BYTES);
         let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup()).is_some();
         let is_known = |at| input.code.code(at).is_some();
         input.fp_always

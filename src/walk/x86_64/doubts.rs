@@ -3,11 +3,12 @@
 //! ended. Costs nothing where nothing is doubtful, which is nearly everywhere.
 
 use super::RBP;
-use super::frame::{Frame, is_on_other_stack};
+use super::frame::Frame;
 use super::installing::Installing;
 use super::rule::{Kind, Rule};
 use super::switching::Switch;
 use crate::addr::{Avma, CodeAddress};
+use crate::walk::bounds::is_on_other_stack;
 use crate::walk::{Ended, Input};
 
 /// See the top of this file.

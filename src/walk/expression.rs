@@ -3,7 +3,7 @@
 //!
 //! Source: DWARF 5, 2.5 and 7.7.1. Only what can stand in call frame information (6.4.2).
 
-use super::frame::{Failure, why_not};
+use super::bounds::{Failure, why_not};
 use crate::addr::Avma;
 use crate::walk::Input;
 

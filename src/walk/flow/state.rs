@@ -4,24 +4,24 @@
 /// Most saved registers that are remembered.
 const STORES_MAX: usize = 24;
 /// Registers of either processor.
-pub(super) const REGISTERS: usize = 32;
+pub(in crate::walk) const REGISTERS: usize = 32;
 
 /// An address as a register's first value plus bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk::unwind) struct Place {
-    pub(super) register: u8,
-    pub(super) offset: i64,
+pub(in crate::walk) struct Place {
+    pub(in crate::walk) register: u8,
+    pub(in crate::walk) offset: i64,
 }
 
 impl Place {
-    pub(super) fn plus(self, bytes: i64) -> Place {
+    pub(in crate::walk) fn plus(self, bytes: i64) -> Place {
         Place { offset: self.offset.wrapping_add(bytes), ..self }
     }
 }
 
 /// What a register holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk::unwind) enum Value {
+pub(in crate::walk) enum Value {
     /// What that register held at the start.
     First(u8),
     /// An address.
@@ -34,15 +34,15 @@ pub(in crate::walk::unwind) enum Value {
 
 /// Registers, where first values were stored, and where a zero was pushed last.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::walk::unwind) struct State {
-    pub(super) registers: [Value; REGISTERS],
-    pub(super) stores: [(Place, Value); STORES_MAX],
-    pub(super) stored: usize,
-    pub(super) zero: Option<Place>,
+pub(in crate::walk) struct State {
+    pub(in crate::walk) registers: [Value; REGISTERS],
+    pub(in crate::walk) stores: [(Place, Value); STORES_MAX],
+    pub(in crate::walk) stored: usize,
+    pub(in crate::walk) zero: Option<Place>,
 }
 
 impl State {
-    pub(super) fn new() -> State {
+    pub(in crate::walk) fn new() -> State {
         let nothing = (Place { register: 0, offset: 0 }, Value::Unknown);
         State {
             registers: std::array::from_fn(|number| Value::First(number as u8)),
@@ -52,18 +52,18 @@ impl State {
         }
     }
 
-    pub(super) fn get(&self, register: u8) -> Value {
+    pub(in crate::walk) fn get(&self, register: u8) -> Value {
         self.registers.get(usize::from(register)).copied().unwrap_or(Value::Unknown)
     }
 
-    pub(super) fn set(&mut self, register: u8, value: Value) {
+    pub(in crate::walk) fn set(&mut self, register: u8, value: Value) {
         if let Some(held) = self.registers.get_mut(usize::from(register)) {
             *held = value;
         }
     }
 
     /// The address that a register holds.
-    pub(super) fn place(&self, register: u8) -> Option<Place> {
+    pub(in crate::walk) fn place(&self, register: u8) -> Option<Place> {
         match self.get(register) {
             Value::First(register) => Some(Place { register, offset: 0 }),
             Value::At(place) => Some(place),
@@ -72,7 +72,7 @@ impl State {
     }
 
     /// Adds to a register's address.
-    pub(super) fn sum(&self, register: u8, bytes: i64) -> Value {
+    pub(in crate::walk) fn sum(&self, register: u8, bytes: i64) -> Value {
         match (self.place(register), self.get(register)) {
             (Some(place), _) => Value::At(place.plus(bytes)),
             (None, Value::Number(number)) => Value::Number(number.wrapping_add_signed(bytes)),
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    pub(super) fn store(&mut self, at: Option<Place>, value: Value) {
+    pub(in crate::walk) fn store(&mut self, at: Option<Place>, value: Value) {
         let Some(at) = at else { return };
         self.zero = self.zero.filter(|zero| *zero != at);
         if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
@@ -95,7 +95,7 @@ impl State {
 
     /// What is loaded from a place on a stack whose pointer is the register `sp`: below where
     /// that was at the start there was nothing.
-    pub(super) fn load(&self, at: Option<Place>, sp: u8) -> Value {
+    pub(in crate::walk) fn load(&self, at: Option<Place>, sp: u8) -> Value {
         let Some(at) = at else { return Value::Unknown };
         let known = self.stores[..self.stored].iter().find(|(place, _)| *place == at);
         match known {

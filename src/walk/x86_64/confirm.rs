@@ -1,5 +1,5 @@
 //! Whether a caller is the one that called: what instructions tell of code whose entry is not
-//! known is not certain (see [`super::code::Proof`]), and a word that a search of the stack found may be
+//! known is not certain (see [`super::forward::Proof`]), and a word that a search of the stack found may be
 //! stale. Input: a frame, the caller that was found, code; output: whether something else leads to the
 //! same caller.
 //!

@@ -7,16 +7,15 @@
 //! counter tells which (see `record.rs`); without code the link register counts unless it
 //! repeats the record's return address or leads into the same function.
 
-mod record;
-
-use super::facts::Facts;
-use super::root::Processor;
-use super::{Code, Input, Walked, fp};
+use super::record;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Aarch64;
+use crate::walk::fp::{self, Facts};
+use crate::walk::root::Processor;
+use crate::walk::{Code, Input, Walked};
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
-pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
+pub(in crate::walk) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.pc & input.code_mask);
     let sp = Avma(registers.sp);
     let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
@@ -61,8 +60,8 @@ fn same_function(pc: Avma, link: u64, code: &dyn Code) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Ended, StackBytes};
     use super::*;
+    use crate::walk::{Ended, StackBytes};
 
     const TEXT: u64 = 0x1_0000_4000;
     const STACK: u64 = 0x1_6fdf_f000;

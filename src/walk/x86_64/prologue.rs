@@ -9,10 +9,10 @@
 use memchr::memmem;
 
 use super::RBP;
-use super::flow::{self, x86_64::X86_64};
+use super::instructions::X86_64;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{Cfa, Row};
-use crate::walk::Code;
+use crate::walk::{Code, flow};
 
 /// `push %rbp; mov %rsp,%rbp` in both encodings.
 const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];

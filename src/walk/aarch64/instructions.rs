@@ -6,12 +6,12 @@
 //!
 //! Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 
-use super::{Effect, Place, Processor, State, Value};
 use crate::addr::Avma;
 use crate::binary::frame_rule::AARCH64_COLUMNS;
+use crate::walk::flow::{Effect, Place, Processor, State, Value};
 
 /// Arm's processors of 64 bits.
-pub(in crate::walk::unwind) struct Aarch64;
+pub(in crate::walk) struct Aarch64;
 
 const SP: u8 = 31;
 

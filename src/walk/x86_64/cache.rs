@@ -7,16 +7,17 @@ use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use super::code::{self, Leads, Proof};
 use super::first::First;
+use super::forward::{self, Leads, Proof};
+use super::instructions::X86_64;
 use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
-use super::{body, first, flow, prologue};
+use super::{first, prologue};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 use crate::walk::table::Table;
-use crate::walk::{Code, call};
+use crate::walk::{Code, body, call, flow};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
@@ -205,7 +206,7 @@ impl Cache {
         }
         let key = (entry.0, at.0, returned);
         if !self.confirmed.contains_key(&key) {
-            let row = flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(entry, at, returned, code);
+            let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
             if code.lacked() {
                 return None;
             }
@@ -249,7 +250,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
         // it is where that began, whatever the row says (`runtime.clone` of Go).
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
-        if follows_call && is_bare && matches!(code::follow(at, true, code), Some(Leads::ToExit)) {
+        if follows_call && is_bare && matches!(forward::follow(at, true, code), Some(Leads::ToExit)) {
             return (Found::Root, true);
         }
         let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == super::RSP as u8);
@@ -262,7 +263,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
     if let Some(begins_threads) = code.begins_threads(address.lookup()) {
-        let found = match begins_threads && body::marks_first::<flow::x86_64::X86_64, _>(address, code) {
+        let found = match begins_threads && body::marks_first::<X86_64, _>(address, code) {
             true => Found::Root,
             false => in_macho(address, code),
         };
@@ -271,7 +272,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if is_return && !follows_call {
         return (Found::Nothing, false);
     }
-    if code.entry(at).is_some_and(|entry| code::is_start(entry, address, code)) {
+    if code.entry(at).is_some_and(|entry| forward::is_start(entry, address, code)) {
         return (Found::Root, follows_call);
     }
     (in_bare_code(address, code), follows_call)
@@ -284,7 +285,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
         CodeAddress::Return(at) => (at, true),
     };
     let next_function = is_return && code.code(at).is_some_and(begins_function);
-    let leads = if next_function { None } else { code::follow(at, is_return, code) };
+    let leads = if next_function { None } else { forward::follow(at, is_return, code) };
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
         Some(Leads::ToExit) => return Found::Root,
@@ -292,7 +293,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
         None => None,
     };
     let since_entry = |function: Range<Avma>| {
-        flow::since_entry_on_all_ways::<flow::x86_64::X86_64, _>(function.start, at, is_return, code)
+        flow::since_entry_on_all_ways::<X86_64, _>(function.start, at, is_return, code)
     };
     let told = match code.function(address.lookup()) {
         Some(function) => since_entry(function),
@@ -320,7 +321,7 @@ fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
     };
     let found = match said {
         Some((row, method)) if row.signal => Some((row, method)),
-        said => body::row::<flow::x86_64::X86_64, _>(address, said, code),
+        said => body::row::<X86_64, _>(address, said, code),
     };
     found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
 }

@@ -1,10 +1,10 @@
 //! Tests quote the disassembly; each instruction has the distance from the stack pointer to
 //! the CFA, and where the return address is.
 
-use super::aarch64::Aarch64;
-use super::x86_64::X86_64;
 use super::*;
 use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, RETURN_ADDRESS};
+use crate::walk::aarch64::instructions::Aarch64;
+use crate::walk::x86_64::instructions::X86_64;
 
 const TEXT: u64 = 0x1_0000_4000;
 

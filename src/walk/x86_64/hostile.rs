@@ -1,10 +1,10 @@
 //! Tests: unwinding hostile stacks and registers over this test's own image ends, whatever
 //! the bytes are. Seeded; a failure prints its seed.
 
-use super::super::StackBytes;
 use super::tests::{Rows, STACK, TEXT, row};
 use super::*;
 use crate::binary::frame_rule::{Cfa, Column};
+use crate::walk::StackBytes;
 
 struct Random(u64);
 

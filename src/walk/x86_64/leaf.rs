@@ -6,17 +6,16 @@
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function tells; without it the code (see `record.rs`).
 
-pub(super) mod record;
-
-use super::facts::Facts;
-use super::root::Processor;
-use super::{Ended, Input, Walked, fp};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
+use crate::walk::bounds::MAX_STACK_BYTES;
+use crate::walk::fp::{self, Facts};
+use crate::walk::root::Processor;
+use crate::walk::{Ended, Input, Walked};
 
 /// Walks from the registers of a stopped thread; see [`super::walk`].
-pub(super) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
+pub(in crate::walk) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
@@ -78,7 +77,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
     let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
     let Some(word) = input.stack.word(return_slot) else {
         let near = return_slot > sp
-            && return_slot - sp < fp::MAX_STACK_BYTES
+            && return_slot - sp < MAX_STACK_BYTES
             && input.stack_limit.is_none_or(|limit| return_slot < limit);
         return if near { Step::OutsideWindow } else { Step::NotFollowed };
     };
@@ -96,8 +95,8 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Code, Ended, StackBytes};
     use super::*;
+    use crate::walk::{Code, Ended, StackBytes};
 
     const TEXT: u64 = 0x40_1000;
     const STACK: u64 = 0x7fff_0000_1000;

@@ -7,17 +7,19 @@
 //! carry Swift's mark, which is stripped, too. There is no search of the stack.
 
 mod cache;
+pub(super) mod instructions;
+pub(super) mod leaf;
+mod record;
 #[cfg(test)]
 mod tests;
 
-use super::body;
-use super::expression::Machine;
-use super::frame::{Failure, further, is_on_other_stack, why_not};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, RED_ZONE_BYTES};
 use crate::binary::frame_rule::{AARCH64_COLUMNS, AARCH64_PC, Cfa, Column, RowAarch64};
+use crate::walk::bounds::{Failure, further, is_on_other_stack, why_not};
+use crate::walk::expression::Machine;
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, Walked, aarch64, root};
+use crate::walk::{Ended, Input, Walked, body, root};
 use cache::{Cache, Kind, Ordinary};
 
 const FP: usize = Aarch64::FP;
@@ -108,7 +110,7 @@ impl Unwinder {
     /// promises the records, it may lead less far, but to no other frame: code may break the
     /// promise (`-fomit-frame-pointer`), and unwind information of an image may be missing.
     pub(super) fn confirms(&mut self, addresses: &[u64], registers: &Aarch64, input: &Input<'_>) -> bool {
-        if !super::can_be_checked(addresses, input.code) {
+        if !super::x86_64::can_be_checked(addresses, input.code) {
             return true;
         }
         let mut confirmed = std::mem::take(&mut self.confirmed);
@@ -276,7 +278,7 @@ impl Frame {
     fn by_record(&self, input: &Input<'_>) -> Result<Frame, Failure> {
         let record = self.registers[FP];
         if let CodeAddress::Pc(pc) = self.address
-            && aarch64::link_is_caller(pc, self.registers[LR], record, input)
+            && leaf::link_is_caller(pc, self.registers[LR], record, input)
         {
             let link = self.registers[LR];
             return Ok(self.called_from(self.registers[SP], link, input));

@@ -10,20 +10,19 @@
 //! instruction of the function to it. In prologues, in epilogues and between them.
 //!
 //! Every way is bounded by [`STEPS_MAX`] instructions in all; what a processor's instructions
-//! do is in `flow/x86_64.rs` and `flow/aarch64.rs`.
+//! do is in `x86_64/instructions.rs` and `aarch64/instructions.rs`.
 
-pub(super) mod aarch64;
 mod state;
 #[cfg(test)]
 mod tests;
-pub(super) mod x86_64;
 
 use std::ops::Range;
 
 use crate::addr::Avma;
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
-use state::{Place, REGISTERS, State, Value};
+use state::REGISTERS;
+pub(super) use state::{Place, State, Value};
 
 /// Most instructions that are followed for one row, over all ways.
 pub(super) const STEPS_MAX: u32 = 2048;

@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::super::{Code, StackBytes};
 use super::*;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::{Code, StackBytes};
 
 pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;

@@ -1,14 +1,13 @@
 //! What was learned of each code address of aarch64: its row, packed, and whether a call
 //! returns there. The mirror of the x86_64 cache; void when the images change.
 
+use super::instructions::Aarch64;
 use super::{FP, LR, SP};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
 use crate::walk::frames::Method;
 use crate::walk::table::Table;
-use crate::walk::unwind::body;
-use crate::walk::unwind::flow::aarch64::Aarch64;
-use crate::walk::{Code, call, root};
+use crate::walk::{Code, body, call, root};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 1024;

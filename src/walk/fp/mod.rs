@@ -2,14 +2,15 @@
 //! address, on x86_64 and aarch64 alike. Input: the first frame pointer; output: one
 //! look-up address per record. Finding the leaf's own caller is the architecture's part.
 
-use super::facts::Facts;
+mod facts;
+
+pub(super) use facts::Facts;
+
+use super::bounds::MAX_STACK_BYTES;
 use super::root::Processor;
 use super::words::Words;
 use super::{Ended, Input, Walked, root};
 use crate::addr::{Avma, CodeAddress};
-
-/// The copy never exceeds this: the default stack limit of Linux and macOS main threads.
-pub const MAX_STACK_BYTES: u64 = 8 << 20;
 
 /// Follows the records from `frame_pointer` on, pushing to `out`.
 ///

@@ -6,11 +6,12 @@
 //!
 //! Not for: a way around functions without frame records, which is `How::Auto`.
 
-use super::frame::{Failure, Frame};
+use super::frame::Frame;
 use super::rule::{Kind, Rule};
 use super::{RBP, RSP, Unwinder};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
+use crate::walk::bounds::Failure;
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::words::Words;
 use crate::walk::{Code, Ended, Input, Walked};

@@ -13,35 +13,35 @@
 //! one, its steps are made again from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
-mod aarch64;
-mod body;
 mod cache;
-mod code;
 mod confirm;
 mod doubts;
-mod expression;
 mod first;
-mod flow;
+mod forward;
 mod frame;
 mod installing;
+pub(super) mod instructions;
 mod last;
+pub(super) mod leaf;
 mod length;
 mod prologue;
+pub(super) mod record;
 mod records;
 mod rule;
 mod scan;
 mod switching;
 
-use super::facts::Facts;
+use super::bounds::{Failure, further, is_on_own_stack};
+use super::fp::Facts;
 use super::frames::{Frames, How, Method};
 use super::words::Words;
-use super::{Ended, Input, Walked};
+use super::{Ended, Input, Walked, aarch64, body};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, X86_64};
 use cache::Cache;
-use code::Proof;
 use doubts::Doubts;
-use frame::{Failure, Frame, further, is_on_own_stack};
+use forward::Proof;
+use frame::Frame;
 pub(super) use records::can_be_checked;
 use rule::{Kind, Rule};
 use switching::Switch;

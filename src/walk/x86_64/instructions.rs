@@ -5,13 +5,13 @@
 //!
 //! Encodings: Intel SDM volume 2, appendix A.
 
-use super::super::length::{Instruction, decode};
-use super::{Effect, Place, Processor, State, Value};
+use super::length::{Instruction, decode};
 use crate::addr::Avma;
 use crate::binary::frame_rule::COLUMNS;
+use crate::walk::flow::{Effect, Place, Processor, State, Value};
 
 /// AMD's and Intel's processors of 64 bits.
-pub(in crate::walk::unwind) struct X86_64;
+pub(in crate::walk) struct X86_64;
 
 const RBP: u8 = 6;
 const RSP: u8 = 7;

@@ -3,38 +3,15 @@
 //! Not for: the common steps, which need three registers only (see `super`).
 
 use super::cache::Cache;
-use super::expression::Machine;
+use super::record::unframed_return_slot;
 use super::rule::{Kind, Rule, Saved};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{RED_ZONE_BYTES, X86_64};
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::walk::fp::MAX_STACK_BYTES;
-use crate::walk::x86_64::record::unframed_return_slot;
+use crate::walk::bounds::{Failure, why_not};
+use crate::walk::expression::Machine;
 use crate::walk::{Ended, Input, root};
-
-/// Why a step led nowhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// To memory above the copied window.
-    OutsideWindow,
-    /// To what cannot be a caller.
-    Refused,
-    /// To nothing, from the first function of a thread.
-    First,
-    /// To a null return address, where unwind information says that the return address is.
-    Null,
-}
-
-impl Failure {
-    pub(super) fn ended(self) -> Ended {
-        match self {
-            Failure::OutsideWindow => Ended::WindowRanOut,
-            Failure::Refused | Failure::Null => Ended::BadFrame,
-            Failure::First => Ended::Root,
-        }
-    }
-}
 
 /// A frame: its registers as they are while it is the leaf, or while its callee runs.
 #[derive(Clone, Copy, Debug)]
@@ -185,40 +162,4 @@ impl Frame {
     fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
         input.stack.word(at).ok_or_else(|| why_not(at, input))
     }
-}
-
-/// Why there is no word at an address of the stack.
-#[cold]
-pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
-    if is_in_stack(at, input) { Failure::OutsideWindow } else { Failure::Refused }
-}
-
-/// Whether an address is in the stack that the window is of, or may be, in the window or above.
-fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
-    let base = input.stack.base;
-    at >= base
-        && at - base < MAX_STACK_BYTES
-        && input.stack_limit.is_none_or(|limit| at < limit)
-        && input.stack_top.is_none_or(|top| base > top || at < top)
-}
-
-/// Whether a frame with this stack pointer is known to be on the stack that its thread was born
-/// with.
-pub(super) fn is_on_own_stack(sp: Avma, input: &Input<'_>) -> bool {
-    input.stack_top.is_some_and(|top| sp <= top && top - sp <= MAX_STACK_BYTES)
-}
-
-/// Whether a frame with this stack pointer is on another stack than the one that was copied:
-/// below it, or so far above that no copy reaches it. Stacks for signals are memory of the
-/// program, which lies below the stack of its first thread, and anywhere to those of others.
-///
-/// A stack pointer may be at the very top, with nothing above it: the word below it counts.
-pub(super) fn is_on_other_stack(sp: Avma, input: &Input<'_>) -> bool {
-    sp != input.stack.base && !is_in_stack(Avma(sp.0.saturating_sub(1)), input)
-}
-
-/// How far a walk came that had come to `reached` and now is at a frame with this stack
-/// pointer: one on another stack says nothing about how much of this one was needed.
-pub(super) fn further(reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
-    if sp <= reached || is_on_other_stack(sp, input) { reached } else { sp }
 }

@@ -2,15 +2,15 @@
 //! code that a frame returns to, and how a leaf's caller is found. Input: addresses, `Code`; output: answers. Void
 //! when the images change.
 
-use super::table::Table;
-use super::x86_64::record;
-use super::{Code, call};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::FrameRule;
+use crate::walk::table::Table;
+use crate::walk::x86_64::record;
+use crate::walk::{Code, call};
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Facts {
+pub(in crate::walk) struct Facts {
     returns: Table<ReturnsTo>,
     leaves: Table<Leaf>,
 }
@@ -28,7 +28,7 @@ enum ReturnsTo {
 
 /// What is known of an x86_64 instruction that a thread was stopped at.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Leaf {
+pub(in crate::walk) struct Leaf {
     /// The ordinary form of its unwind information.
     pub rule: Option<FrameRule>,
     /// Bytes from the stack pointer to the return address, if the code shows that there is no
@@ -37,20 +37,20 @@ pub(super) struct Leaf {
 }
 
 impl Facts {
-    pub(super) fn clear(&mut self) {
+    pub(in crate::walk) fn clear(&mut self) {
         self.returns.clear();
         self.leaves.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
-    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+    pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.returns.retain(|lookup| !is_gone(Avma(lookup)));
         self.leaves.retain(|pc| !is_gone(Avma(pc)));
     }
 
     /// The look-up address of the frame that a return address is of; `None` where no code is.
     #[inline(always)]
-    pub(super) fn lookup(&mut self, address: Avma, code: &dyn Code) -> Option<Avma> {
+    pub(in crate::walk) fn lookup(&mut self, address: Avma, code: &dyn Code) -> Option<Avma> {
         let lookup = CodeAddress::Return(address).lookup();
         let known = match self.returns.get(lookup.0) {
             Some(known) => known,
@@ -78,7 +78,7 @@ impl Facts {
         known
     }
 
-    pub(super) fn leaf(&mut self, pc: Avma, code: &dyn Code) -> Leaf {
+    pub(in crate::walk) fn leaf(&mut self, pc: Avma, code: &dyn Code) -> Leaf {
         if let Some(leaf) = self.leaves.get(pc.0) {
             return leaf;
         }
