@@ -7,7 +7,7 @@
 //! table of fixed size a few hundred addresses already evict each other, and each loss costs
 //! as much as a hundred look-ups.
 
-/// A key that no address has (see `Key` in `unwind/cache.rs`, and [`Table::get`]).
+/// A key that no address has (see `Key` in `x86_64/cache.rs`, and [`Table::get`]).
 const NO_KEY: u64 = u64::MAX;
 /// Slots of a table with one entry, and at most; powers of two.
 const SLOTS_MIN: usize = 64;

@@ -213,7 +213,8 @@ fn access(state: &mut State, base: u8, distance: i64, writes_back: bool, is_befo
     place
 }
 
-fn branch(word: u32, at: Avma) -> Effect {
+/// What an instruction of the group of branches does, and where it leads to.
+pub(super) fn branch(word: u32, at: Avma) -> Effect {
     let to = |from: u32, bits: u32| {
         Avma(at.0.wrapping_add_signed(signed(word >> from & ((1 << bits) - 1), bits) * 4))
     };

@@ -176,7 +176,8 @@ pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
     arrives && ends && !ways.differ
 }
 
-fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
+/// The bounds of the function that an address is in, where they are known.
+pub(super) fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
     code.function(at).filter(|function| function.contains(&at))
 }
 
@@ -335,7 +336,7 @@ impl<'c> Ways<'c> {
 }
 
 /// The state after a call of an ordinary function.
-fn after_call<P: Processor<N>, const N: usize>(mut state: State) -> State {
+pub(super) fn after_call<P: Processor<N>, const N: usize>(mut state: State) -> State {
     for register in (0..REGISTERS as u8).filter(|number| *number != P::STACK_POINTER) {
         if !P::SAVED.contains(&register) || Some(register) == P::LINK {
             state.set(register, Value::Unknown);
@@ -346,7 +347,7 @@ fn after_call<P: Processor<N>, const N: usize>(mut state: State) -> State {
 
 /// The row at the start, from the state when a function returns: its stack pointer is the
 /// canonical frame address, below which calls of x86_64 have put the return address.
-fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+pub(super) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
     let sp = state.place(P::STACK_POINTER)?;
     let cfa = if P::LINK.is_some() { sp } else { sp.plus(8) };
     let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));

@@ -6,20 +6,17 @@
 //! Such functions are `_init`, `_fini` and `__do_global_dtors_aux` of every program, the
 //! child's side of `clone`, all of musl, and hand-written code.
 
-use std::ops::Range;
-
 use hashbrown::HashMap;
 
+use super::instructions::{self, RBP, RSP, X86_64};
 use super::length::{Instruction, decode};
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::flow::{self, Effect, Place, State, Value};
 use crate::walk::{Code, root};
 
-const RBP: usize = 6;
-const RSP: u8 = 7;
-/// Registers by their number in instructions → by DWARF number.
-const DWARF: [usize; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
-
+/// Column of rbp.
+const FRAME_POINTER: usize = RBP as usize;
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
 /// Most branches that are remembered to be followed later.
@@ -53,31 +50,11 @@ pub(super) enum Proof {
     Wanted,
 }
 
-/// An address as a register at the start plus bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    on_rbp: bool,
-    offset: i64,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Rbp {
-    /// As at the start.
-    Initial,
-    /// It points there.
-    Is(Place),
-    /// It was loaded from there.
-    From(Place),
-    Unknown,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct State {
-    sp: Place,
-    rbp: Rbp,
-    /// Where rbx, r12 to r15 were loaded from.
-    loaded: [Option<Place>; 16],
-    /// A call was passed.
+/// A way that is still to be followed.
+struct Way {
+    at: Avma,
+    state: State,
+    /// A call was passed, or one has come back to where it began.
     called: bool,
 }
 
@@ -120,20 +97,19 @@ struct Found {
 
 /// Follows all ways; whether they end the thread.
 fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> bool {
-    let sp = Place { on_rbp: false, offset: 0 };
-    let start = State { sp, rbp: Rbp::Initial, loaded: [None; 16], called: returned };
-    let function = function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
+    let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
-    let mut branches = vec![(pc, start)];
-    let mut visited: HashMap<u64, Place> = HashMap::new();
+    let mut branches = vec![Way { at: pc, state: State::new(), called: returned }];
+    let mut visited: HashMap<u64, Option<Place>> = HashMap::new();
     let mut left = INSTRUCTIONS_MAX;
     // Only straight code is sure to end the thread: of others a way may come back.
     let mut is_straight = true;
-    while let Some((mut at, mut state)) = branches.pop() {
+    while let Some(Way { mut at, mut state, mut called }) = branches.pop() {
         loop {
             // What is known of one instruction holds on every way to it.
-            if let Some(sp) = visited.insert(at.0, state.sp) {
-                found.differ |= sp != state.sp;
+            let sp = stack_pointer(&state);
+            if let Some(before) = visited.insert(at.0, sp) {
+                found.differ |= before != sp;
                 break;
             }
             let Some(fewer) = left.checked_sub(1) else { return false };
@@ -151,17 +127,26 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
             }
             let Some(instruction) = decode(bytes) else { break };
             let next = at + instruction.length as u64;
-            let target = Avma(next.0.wrapping_add_signed(instruction.immediate));
             found.leaves_record |=
-                matches!(state.rbp, Rbp::Initial) && takes_frame_off(&instruction, next, code);
-            let effect = effect(&instruction, &mut state);
-            is_straight &= matches!(effect, Effect::Plain | Effect::Jumps);
+                state.get(RBP) == Value::First(RBP) && takes_frame_off(&instruction, next, code);
+            let mut effect = instructions::execute(&instruction, at, &mut state);
+            // A stack pointer that is computed, or loaded: nothing is known from here on.
+            if stack_pointer(&state).is_none() {
+                effect = Effect::Ends;
+            }
+            is_straight &= matches!(effect, Effect::Plain | Effect::Calls(_) | Effect::Jumps(_));
             match effect {
                 Effect::Plain => at = next,
+                Effect::Calls(_) => {
+                    called = true;
+                    state = flow::after_call::<X86_64, COLUMNS>(state);
+                    at = next;
+                }
+                // What lies at the stack pointer then is checked like any return address.
                 Effect::JumpsAnywhere if binds(at, code) => {
                     // The dynamic linker takes off the two words of the procedure linkage table.
-                    state.sp.offset = state.sp.offset.wrapping_add(16);
-                    left = found.returns(&state, left);
+                    state.set(RSP, state.sum(RSP, 16));
+                    left = found.returns(&state, called, left);
                     break;
                 }
                 Effect::JumpsAnywhere => {
@@ -169,18 +154,18 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
                     break;
                 }
                 Effect::Returns => {
-                    left = found.returns(&state, left);
+                    left = found.returns(&state, called, left);
                     break;
                 }
                 // A tail call: the other function returns in the place of this one.
-                Effect::Jumps if is_outside(target) && is_entry(target, code) => {
-                    left = found.returns(&state, left);
+                Effect::Jumps(target) if is_outside(target) && is_entry(target, code) => {
+                    left = found.returns(&state, called, left);
                     break;
                 }
-                Effect::Jumps => at = target,
-                Effect::MayJump => {
+                Effect::Jumps(target) => at = target,
+                Effect::MayJump(target) => {
                     if branches.len() < BRANCHES_MAX {
-                        branches.push((target, state));
+                        branches.push(Way { at: target, state, called });
                     }
                     at = next;
                 }
@@ -191,8 +176,9 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
     false
 }
 
-fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
-    code.function(at).filter(|function| function.contains(&at))
+/// Where the stack pointer is, counted from what it or rbp was at the start.
+fn stack_pointer(state: &State) -> Option<Place> {
+    state.place(RSP).filter(|place| matches!(place.register, RSP | RBP))
 }
 
 fn is_entry(at: Avma, code: &dyn Code) -> bool {
@@ -201,12 +187,12 @@ fn is_entry(at: Avma, code: &dyn Code) -> bool {
 
 impl Found {
     /// A way has come to a return; how many instructions may be followed on.
-    fn returns(&mut self, state: &State, left: u32) -> u32 {
+    fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
         let Some(found) = row(state) else { return left };
-        let is_certain = !state.called || state.sp.on_rbp;
+        let is_certain = !called || stack_pointer(state).is_some_and(|sp| sp.register == RBP);
         match &self.row {
             Some(first) => {
-                self.differ |= first.cfa != found.cfa || first.columns[RBP] != found.columns[RBP];
+                self.differ |= first.cfa != found.cfa || first.columns[FRAME_POINTER] != found.columns[FRAME_POINTER];
                 self.is_certain |= is_certain;
             }
             None => (self.row, self.is_certain) = (Some(Box::new(found)), is_certain),
@@ -260,117 +246,6 @@ pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bo
     false
 }
 
-enum Effect {
-    Plain,
-    Returns,
-    /// Through memory or a register: a tail call, or through a table. What lies at the stack
-    /// pointer then is checked like any return address.
-    JumpsAnywhere,
-    Jumps,
-    MayJump,
-    /// Nothing is known from here on.
-    Ends,
-}
-
-fn effect(instruction: &Instruction, state: &mut State) -> Effect {
-    let Instruction { rex, map, opcode, immediate, displacement, .. } = *instruction;
-    let wide = rex & 8 != 0;
-    let (mode, register, operand) = instruction.operands().unwrap_or((0, 0, 0));
-    let register = register | (rex & 4) << 1;
-    let operand = operand | (rex & 1) << 3;
-    let direct = mode == 3;
-    match (map, opcode) {
-        (0, 0x50..=0x57 | 0x68 | 0x6a | 0x9c) => state.sp.offset -= 8,
-        (0, 0x9d) => state.sp.offset += 8,
-        (0, 0xe8) => state.called = true,
-        (0, 0x58..=0x5f) => pop(state, (opcode & 7 | (rex & 1) << 3).into()),
-        (0, 0x8f) => state.sp.offset += 8,
-        (0, 0xc9) => {
-            match state.rbp {
-                Rbp::Initial => state.sp = Place { on_rbp: true, offset: 0 },
-                Rbp::Is(place) => state.sp = place,
-                _ => return Effect::Ends,
-            }
-            pop(state, 5);
-        }
-        (0, 0xc2 | 0xc3) => return Effect::Returns,
-        (0, 0xcc | 0xf4) | (1, 0x0b) => return Effect::Ends,
-        (0, 0xe9 | 0xeb) => return Effect::Jumps,
-        (0, 0x70..=0x7f | 0xe0..=0xe3) | (1, 0x80..=0x8f) => return Effect::MayJump,
-        (0, 0xff) => match instruction.operands().map_or(0, |(_, register, _)| register) {
-            4 => return Effect::JumpsAnywhere,
-            5 | 7 => return Effect::Ends,
-            2 | 3 => state.called = true,
-            6 => state.sp.offset -= 8,
-            _ => {}
-        },
-        // add, sub, cmp of rsp and a number
-        (0, 0x81 | 0x83) if direct && operand == 4 => match register & 7 {
-            0 if wide => state.sp.offset = state.sp.offset.wrapping_add(immediate),
-            5 if wide => state.sp.offset = state.sp.offset.wrapping_sub(immediate),
-            7 => {}
-            _ => return Effect::Ends,
-        },
-        (0, 0x81 | 0x83) if direct && operand == 5 && register & 7 != 7 => state.rbp = Rbp::Unknown,
-        // lea N(%rsp),%rsp; lea N(%rbp),%rsp
-        (0, 0x8d) if register == 4 => match (mode, operand, instruction.sib) {
-            (1 | 2, 4, 0x24) => state.sp.offset += i64::from(displacement),
-            (1 | 2, 5, _) => {
-                let Some(sp) = rbp_plus(state, displacement) else { return Effect::Ends };
-                state.sp = sp;
-            }
-            _ => return Effect::Ends,
-        },
-        // mov %rbp,%rsp; mov %rsp,%rbp
-        (0, 0x89) if direct && wide && (register, operand) == (5, 4) => {
-            let Some(sp) = rbp_plus(state, 0) else { return Effect::Ends };
-            state.sp = sp;
-        }
-        (0, 0x8b) if direct && wide && (register, operand) == (4, 5) => {
-            let Some(sp) = rbp_plus(state, 0) else { return Effect::Ends };
-            state.sp = sp;
-        }
-        (0, 0x89) if direct && wide && (register, operand) == (4, 5) => state.rbp = Rbp::Is(state.sp),
-        (0, 0x8b) if direct && wide && (register, operand) == (5, 4) => state.rbp = Rbp::Is(state.sp),
-        // Any other change of the two.
-        (0, 0x01 | 0x09 | 0x21 | 0x29 | 0x31 | 0x89 | 0x87) if direct && operand == 4 => return Effect::Ends,
-        (0, 0x03 | 0x0b | 0x23 | 0x2b | 0x33 | 0x8b | 0x87) if register == 4 => return Effect::Ends,
-        (0, 0x01 | 0x09 | 0x21 | 0x29 | 0x31 | 0x89 | 0x87) if direct && operand == 5 => {
-            state.rbp = Rbp::Unknown;
-        }
-        (0, 0x03 | 0x0b | 0x23 | 0x2b | 0x33 | 0x8b | 0x8d | 0x87) if register == 5 => {
-            state.rbp = Rbp::Unknown;
-        }
-        (0, 0xb8..=0xbf) if opcode & 7 == 5 && rex & 1 == 0 => state.rbp = Rbp::Unknown,
-        (0, 0xc8 | 0x94) => return Effect::Ends,
-        _ => {}
-    }
-    Effect::Plain
-}
-
-fn rbp_plus(state: &State, displacement: i32) -> Option<Place> {
-    let base = match state.rbp {
-        Rbp::Initial => Place { on_rbp: true, offset: 0 },
-        Rbp::Is(place) => place,
-        _ => return None,
-    };
-    Some(Place { offset: base.offset.wrapping_add(displacement.into()), ..base })
-}
-
-/// `pop` of a register by its number in instructions.
-fn pop(state: &mut State, register: usize) {
-    // What was pushed on the way, below the stack pointer of the start, is the register
-    // itself: pushes and pops of one function are of the same registers.
-    let pushed_on_the_way = !state.sp.on_rbp && state.sp.offset < 0;
-    let column = DWARF[register];
-    if column == RBP {
-        state.rbp = if pushed_on_the_way { Rbp::Initial } else { Rbp::From(state.sp) };
-    } else {
-        state.loaded[column] = (!pushed_on_the_way).then_some(state.sp);
-    }
-    state.sp.offset = state.sp.offset.wrapping_add(8);
-}
-
 /// `leave`, or `mov %rbp,%rsp; pop %rbp`.
 fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bool {
     const POP_RBP: u8 = 0x5d;
@@ -397,39 +272,29 @@ fn interpreter_of_hotspot(code: &[u8]) -> Option<Row> {
     code.starts_with(GOES_ON).then(|| {
         let mut row = Row::new(Cfa::Expression(SENDER_SP.into()));
         row.columns[RETURN_ADDRESS] = Column::AtExpression([0x76, 8].into());
-        row.columns[RBP] = Column::AtExpression([0x76, 0].into());
+        row.columns[FRAME_POINTER] = Column::AtExpression([0x76, 0].into());
         row
     })
 }
 
 /// The row of a function whose frame record rbp points to.
 fn record() -> Row {
-    let mut row = Row::new(Cfa::Register(RBP as u8, 16));
+    let mut row = Row::new(Cfa::Register(RBP, 16));
     row.columns[RETURN_ADDRESS] = Column::At(-8);
-    row.columns[RBP] = Column::At(-16);
+    row.columns[FRAME_POINTER] = Column::At(-16);
     row
 }
 
-/// The row at the start, when the stack pointer has reached the return address.
+/// The row at the start, when the stack pointer has reached the return address. Of other registers
+/// than rbp it says only where they were saved.
 fn row(state: &State) -> Option<Row> {
-    let cfa = Place { offset: state.sp.offset.checked_add(8)?, ..state.sp };
-    let mut row = Row {
-        cfa: Cfa::Register(if cfa.on_rbp { RBP as u8 } else { RSP }, cfa.offset),
-        columns: Default::default(),
-        signal: false,
-    };
-    let at =
-        |place: Place| (place.on_rbp == cfa.on_rbp).then(|| place.offset.checked_sub(cfa.offset)).flatten();
-    row.columns[RETURN_ADDRESS] = Column::At(-8);
-    row.columns[RBP] = match state.rbp {
-        Rbp::Initial => Column::Same,
-        Rbp::From(place) => Column::At(at(place)?),
-        Rbp::Is(_) | Rbp::Unknown => return None,
-    };
-    for column in [3, 12, 13, 14, 15] {
-        if let Some(offset) = state.loaded[column].and_then(at) {
-            row.columns[column] = Column::At(offset);
-        }
+    let mut row = flow::row_at_return::<X86_64, COLUMNS>(state)?;
+    let is_given_back = |column: &Column| matches!(column, Column::Same | Column::At(_));
+    if !is_given_back(&row.columns[FRAME_POINTER]) {
+        return None;
+    }
+    for column in row.columns[..RETURN_ADDRESS].iter_mut().filter(|column| !is_given_back(column)) {
+        *column = Column::Same;
     }
     Some(row)
 }

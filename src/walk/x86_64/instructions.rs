@@ -13,10 +13,12 @@ use crate::walk::flow::{Effect, Place, Processor, State, Value};
 /// AMD's and Intel's processors of 64 bits.
 pub(in crate::walk) struct X86_64;
 
-const RBP: u8 = 6;
-const RSP: u8 = 7;
+/// The frame pointer, by DWARF number.
+pub(super) const RBP: u8 = 6;
+/// The stack pointer, by DWARF number.
+pub(super) const RSP: u8 = 7;
 /// Registers by their number in instructions → by DWARF number.
-const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
+pub(super) const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
 
 impl Processor<COLUMNS> for X86_64 {
     const STACK_POINTER: u8 = RSP;
@@ -26,13 +28,14 @@ impl Processor<COLUMNS> for X86_64 {
 
     fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
         let instruction = decode(bytes)?;
-        let target = Avma((at + instruction.length as u64).0.wrapping_add_signed(instruction.immediate));
-        Some((effect(&instruction, target, state), instruction.length as u64))
+        Some((execute(&instruction, at, state), instruction.length as u64))
     }
 }
 
-fn effect(instruction: &Instruction, target: Avma, state: &mut State) -> Effect {
+/// Executes an instruction that stands at `at`.
+pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) -> Effect {
     let Instruction { rex, map, opcode, immediate, .. } = *instruction;
+    let target = Avma((at + instruction.length as u64).0.wrapping_add_signed(immediate));
     let wide = rex & 8 != 0;
     let (mode, middle, low) = instruction.operands().unwrap_or((0, 0, 0));
     let register = DWARF[usize::from(middle | (rex & 4) << 1) & 15];

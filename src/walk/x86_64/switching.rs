@@ -4,6 +4,7 @@
 //! be relied on. Not for: recognising functions by their names.
 //! Unwind information describes such code as if the change were done or not begun.
 
+use super::instructions::DWARF;
 use super::length::{Instruction, decode};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
@@ -113,7 +114,6 @@ fn stack_was_loaded(at: Avma, code: &dyn Code) -> bool {
 /// Where `mov` loads the stack pointer from: `Some(None)` for memory that neither rsp nor rbp
 /// points to, `Some(register)` by DWARF number for a register.
 fn stack_pointer_source(instruction: &Instruction) -> Option<Option<u8>> {
-    const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
     let Instruction { rex, map, opcode, .. } = *instruction;
     let (mode, register, operand) = instruction.operands()?;
     let register = register | (rex & 4) << 1;

@@ -206,7 +206,7 @@ fn the_interpreter_of_hotspot_knows_where_its_caller_was() {
     ];
     let Some(Leads::Back(row, Proof::Certain)) = follow(Avma(0x1000), true, &Text(GOES_ON)) else { panic!() };
     assert_eq!(row.cfa, Cfa::Expression([0x76, 0x78, 0x06].into()));
-    assert_eq!(row.columns[RBP], Column::AtExpression([0x76, 0].into()));
+    assert_eq!(row.columns[FRAME_POINTER], Column::AtExpression([0x76, 0].into()));
     assert_eq!(row.columns[RETURN_ADDRESS], Column::AtExpression([0x76, 8].into()));
     // At a program counter the words may be those of another moment.
     assert_eq!(follow(Avma(0x1000), false, &Text(GOES_ON)), None);
