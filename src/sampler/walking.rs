@@ -4,7 +4,7 @@
 use super::Recording;
 use crate::images::{ImageCode, TargetCode};
 use crate::sources::{Capture, Fault, ThreadId};
-use crate::walk::{self, Ended, How, StackBytes, root};
+use crate::walk::{self, Ended, How, StackBytes};
 
 /// Mappings are read again this often to notice images that were unloaded.
 const REFRESH_IMAGES_NS: u64 = 1_000_000_000;
@@ -73,9 +73,10 @@ impl Recording<'_> {
                 return walked.ended;
             }
             account.birth_searches_left -= 1;
-            account.stack_top = root::find_birth(stack, walked.reached, &ImageCode(&self.images));
+            account.stack_top =
+                walk::find_birth(capture.registers.arch(), stack, walked.reached, &ImageCode(&self.images));
             if account.stack_top.is_none() {
-                account.window.reach(needed.saturating_add(root::SEARCH_BYTES as usize), max_bytes);
+                account.window.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), max_bytes);
                 return walked.ended;
             }
         }

@@ -3,7 +3,8 @@
 //! output: a row and what told it. Where instructions and unwind information differ, the
 //! address is in a prologue or an epilogue, and the instructions are right.
 
-use super::flow::{self, Processor};
+use super::flow;
+use super::processor::Processor;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::Row;
 use crate::walk::Code;
@@ -19,10 +20,7 @@ pub(super) fn row<P: Processor<N>, const N: usize>(
     said: Option<(Row<N>, Method)>,
     code: &dyn Code,
 ) -> Option<(Row<N>, Method)> {
-    let (at, returned) = match address {
-        CodeAddress::Pc(at) => (at, false),
-        CodeAddress::Return(at) => (at, true),
-    };
+    let (at, returned) = (address.at(), address.is_return());
     let entry = code.function(address.lookup()).map(|function| function.start);
     // Apple's list of functions has every one; symbols of others may be of a part that no call
     // leads to, so that all ways must agree.
@@ -62,10 +60,7 @@ pub(super) fn method(compact: bool) -> Method {
 /// the kernel left in registers then proves nothing more: for pthreads it clears the frame
 /// pointer (osfmk/i386/pcb_native.c, thread_set_wq_state64).
 pub(super) fn marks_first<P: Processor<N>, const N: usize>(address: CodeAddress, code: &dyn Code) -> bool {
-    let (at, returned) = match address {
-        CodeAddress::Pc(at) => (at, false),
-        CodeAddress::Return(at) => (at, true),
-    };
+    let (at, returned) = (address.at(), address.is_return());
     let entry = code.function(address.lookup()).map(|function| function.start);
     entry.is_some_and(|entry| flow::ends_chain::<P, N>(entry, at, returned, code))
 }

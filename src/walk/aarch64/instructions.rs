@@ -7,42 +7,32 @@
 //! Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 
 use crate::addr::Avma;
-use crate::binary::frame_rule::AARCH64_COLUMNS;
-use crate::walk::flow::{Effect, Place, Processor, State, Value};
-
-/// Arm's processors of 64 bits.
-pub(in crate::walk) struct Aarch64;
+use crate::walk::flow::state::{Effect, Place, State, Value};
 
 const SP: u8 = 31;
 
-impl Processor<AARCH64_COLUMNS> for Aarch64 {
-    const STACK_POINTER: u8 = SP;
-    const FRAME_POINTER: u8 = 29;
-    const LINK: Option<u8> = Some(30);
-    const SAVED: &'static [u8] = &[19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30];
-
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
-        let word = u32::from_le_bytes(*bytes.first_chunk()?);
-        let effect = match word >> 25 & 0b1111 {
-            0b1000 | 0b1001 => {
-                immediate(word, state);
-                Effect::Plain
-            }
-            0b1010 | 0b1011 => branch(word, at),
-            0b0100 | 0b0110 | 0b1100 | 0b1110 => {
-                memory(word, state);
-                Effect::Plain
-            }
-            0b0101 | 0b1101 => {
-                register(word, state);
-                Effect::Plain
-            }
-            // udf, which also pads between functions
-            0 if word >> 16 == 0 => Effect::Ends,
-            _ => Effect::Plain,
-        };
-        Some((effect, 4))
-    }
+/// See [`Processor::step`](crate::walk::processor::Processor::step).
+pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    let word = u32::from_le_bytes(*bytes.first_chunk()?);
+    let effect = match word >> 25 & 0b1111 {
+        0b1000 | 0b1001 => {
+            immediate(word, state);
+            Effect::Plain
+        }
+        0b1010 | 0b1011 => branch(word, at),
+        0b0100 | 0b0110 | 0b1100 | 0b1110 => {
+            memory(word, state);
+            Effect::Plain
+        }
+        0b0101 | 0b1101 => {
+            register(word, state);
+            Effect::Plain
+        }
+        // udf, which also pads between functions
+        0 if word >> 16 == 0 => Effect::Ends,
+        _ => Effect::Plain,
+    };
+    Some((effect, 4))
 }
 
 fn field(word: u32, from: u32) -> u8 {

@@ -11,11 +11,10 @@ use super::record;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Aarch64;
 use crate::walk::fp::{self, Facts};
-use crate::walk::root::Processor;
 use crate::walk::{Code, Input, Walked};
 
-/// Walks from the registers of a stopped thread; see [`super::walk`].
-pub(in crate::walk) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
+/// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
     let pc = Avma(registers.pc & input.code_mask);
     let sp = Avma(registers.sp);
     let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
@@ -24,12 +23,12 @@ pub(in crate::walk) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut 
     let leaf_return = link_is_caller(pc, link, frame_pointer, input);
     let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
-        let lookup = facts.lookup(address, input.code);
+        let lookup = facts.lookup::<Aarch64, _>(address, input.code);
         out.push(lookup.unwrap_or(CodeAddress::Return(address).lookup()).0);
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow(Processor::Aarch64, frame_pointer, sp, leaf_return, input, facts, out)
+    fp::follow::<Aarch64, _>(frame_pointer, sp, leaf_return, input, facts, out)
 }
 
 /// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.

@@ -23,7 +23,7 @@ use std::ops::{Range, RangeInclusive};
 use super::instructions::branch;
 use crate::addr::Avma;
 use crate::walk::Code;
-use crate::walk::flow::Effect;
+use crate::walk::flow::state::Effect;
 
 /// Most straight pieces of code that are followed, in either direction. Functions that
 /// need more than a few are loops without calls.

@@ -12,17 +12,18 @@
 //! Every way is bounded by [`STEPS_MAX`] instructions in all; what a processor's instructions
 //! do is in `x86_64/instructions.rs` and `aarch64/instructions.rs`.
 
-mod state;
+pub(super) mod state;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
+use super::processor::Processor;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use state::REGISTERS;
-pub(super) use state::{Place, State, Value};
+pub(super) use state::{Effect, Place, State, Value};
 
 /// Most instructions that are followed for one row, over all ways.
 pub(super) const STEPS_MAX: u32 = 2048;
@@ -31,34 +32,6 @@ const TARGETS_MAX: usize = 256;
 /// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
 /// outliner made are that short.
 const PIECE_MAX: u32 = 16;
-
-/// What an instruction does to the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    Plain,
-    Returns,
-    Calls(Option<Avma>),
-    Jumps(Avma),
-    MayJump(Avma),
-    /// To a place not known: a tail call, a stub, or a jump through a table.
-    JumpsAnywhere,
-    /// Nothing is known from here on.
-    Ends,
-}
-
-/// A processor.
-pub(super) trait Processor<const N: usize> {
-    const STACK_POINTER: u8;
-    const FRAME_POINTER: u8;
-    /// The register that a call leaves the return address in; else it is on the stack.
-    const LINK: Option<u8>;
-    /// Registers that a function gives back as it found them, without the stack pointer.
-    const SAVED: &'static [u8];
-
-    /// Executes the instruction at the start of `bytes`; its length with it. `None` for what
-    /// is no instruction.
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)>;
-}
 
 /// The row at `at`, by the ways from there to a return. `returned`: a call has just come
 /// back, so that a link register holds nothing of the caller.
@@ -170,7 +143,8 @@ pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
         let record = state.place(P::FRAME_POINTER).filter(|at| at.register == P::STACK_POINTER);
         let is_zero = |at: Place| state.zero == Some(at);
         arrives = true;
-        ends &= record.is_some_and(|record| is_zero(record) || is_zero(record.plus(8)));
+        ends &= record
+            .is_some_and(|record| is_zero(record) || is_zero(record.plus(P::POINTER_BYTES.cast_signed())));
         (!ends).then_some(())
     });
     arrives && ends && !ways.differ
@@ -349,7 +323,7 @@ pub(super) fn after_call<P: Processor<N>, const N: usize>(mut state: State) -> S
 /// canonical frame address, below which calls of x86_64 have put the return address.
 pub(super) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
     let sp = state.place(P::STACK_POINTER)?;
-    let cfa = if P::LINK.is_some() { sp } else { sp.plus(8) };
+    let cfa = sp.plus(P::pushed_by_call());
     let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
     let from = |place: Place| {
         (place.register == cfa.register).then(|| place.offset.checked_sub(cfa.offset)).flatten()
@@ -365,14 +339,14 @@ pub(super) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> O
         set_column::<P, N>(&mut row, *register, column)?;
     }
     if P::LINK.is_none() {
-        row.columns[N - 1] = Column::At(-8);
+        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
     }
     Some(row)
 }
 
 /// The row where the state is `state`, which was followed from the function's entry.
 fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
-    let above: i64 = if P::LINK.is_some() { 0 } else { 8 };
+    let above = P::pushed_by_call();
     // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
     let depth = |register: u8| {
         let place = state.place(register)?;
@@ -405,7 +379,7 @@ fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row
         set_column::<P, N>(&mut row, *register, column)?;
     }
     if P::LINK.is_none() {
-        row.columns[N - 1] = Column::At(-8);
+        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
     }
     Some(row)
 }

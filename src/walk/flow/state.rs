@@ -1,5 +1,7 @@
 //! What registers and the stack hold on one way through instructions, told by what they held
-//! at its start.
+//! at its start, and where an instruction leads to.
+
+use crate::addr::Avma;
 
 /// Most saved registers that are remembered.
 const STORES_MAX: usize = 24;
@@ -17,6 +19,20 @@ impl Place {
     pub(in crate::walk) fn plus(self, bytes: i64) -> Place {
         Place { offset: self.offset.wrapping_add(bytes), ..self }
     }
+}
+
+/// What an instruction does to the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::walk) enum Effect {
+    Plain,
+    Returns,
+    Calls(Option<Avma>),
+    Jumps(Avma),
+    MayJump(Avma),
+    /// To a place not known: a tail call, a stub, or a jump through a table.
+    JumpsAnywhere,
+    /// Nothing is known from here on.
+    Ends,
 }
 
 /// What a register holds.

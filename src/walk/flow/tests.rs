@@ -2,9 +2,8 @@
 //! the CFA, and where the return address is.
 
 use super::*;
+use crate::arch::{Aarch64, X86_64};
 use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, RETURN_ADDRESS};
-use crate::walk::aarch64::instructions::Aarch64;
-use crate::walk::x86_64::instructions::X86_64;
 
 const TEXT: u64 = 0x1_0000_4000;
 

@@ -1,5 +1,5 @@
-//! Following frame records: `[fp]` is the caller's frame pointer, `[fp+8]` the return
-//! address, on x86_64 and aarch64 alike. Input: the first frame pointer; output: one
+//! Following frame records: `[fp]` is the caller's frame pointer, and the word above it
+//! the return address, on all processors alike. Input: the first frame pointer; output: one
 //! look-up address per record. Finding the leaf's own caller is the architecture's part.
 
 mod facts;
@@ -7,9 +7,10 @@ mod facts;
 pub(super) use facts::Facts;
 
 use super::bounds::MAX_STACK_BYTES;
-use super::root::Processor;
+use super::frames::{Frames, Method};
+use super::processor::Processor;
 use super::words::Words;
-use super::{Ended, Input, Walked, root};
+use super::{Code, Ended, Input, Walked, root};
 use crate::addr::{Avma, CodeAddress};
 
 /// Follows the records from `frame_pointer` on, pushing to `out`.
@@ -17,8 +18,7 @@ use crate::addr::{Avma, CodeAddress};
 /// `above` is the lowest address at which the first record may lie (the stack pointer),
 /// `leaf_return` the return address of a leaf without a record. Each record must lie above
 /// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
-pub(super) fn follow(
-    processor: Processor,
+pub(super) fn follow<P: Processor<N>, const N: usize>(
     mut frame_pointer: u64,
     above: Avma,
     leaf_return: Option<Avma>,
@@ -30,16 +30,18 @@ pub(super) fn follow(
     let mut reached = above;
     let mut outermost = leaf_return;
     loop {
-        let chain = root::Chain { processor, next: frame_pointer, above, reached, outermost };
-        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(8) {
-            return Walked { ended: chain.end(input), reached };
+        let chain = root::Chain { next: frame_pointer, above, reached, outermost };
+        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(P::POINTER_BYTES)
+        {
+            return Walked { ended: chain.end::<P, N>(input), reached };
         }
         let record = Avma(frame_pointer);
-        if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(8) >= limit.0) {
-            return Walked { ended: chain.end(input), reached };
+        if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(P::POINTER_BYTES) >= limit.0) {
+            return Walked { ended: chain.end::<P, N>(input), reached };
         }
-        let (Some(saved), Some(word)) = (words.word(record.0), words.word((record + 8).0)) else {
-            return Walked { ended: outside_window(record, &chain, input), reached };
+        let (Some(saved), Some(word)) = (words.word(record.0), words.word((record + P::POINTER_BYTES).0))
+        else {
+            return Walked { ended: outside_window::<P, N>(record, &chain, input), reached };
         };
         // Swift marks the record of an async function by bit 60 of the frame pointer that it
         // saves, on arm64 and x86_64 (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp:
@@ -50,12 +52,12 @@ pub(super) fn follow(
         if return_address == 0 {
             let begins = outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup()));
             let ended = if next == 0 && begins != Some(false) { Ended::Root } else { Ended::BadFrame };
-            return Walked { ended, reached: record + 16 };
+            return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
         }
-        let Some(lookup) = facts.lookup(Avma(return_address), input.code) else {
+        let Some(lookup) = facts.lookup::<P, N>(Avma(return_address), input.code) else {
             return Walked { ended: Ended::BadFrame, reached };
         };
-        reached = record + 16;
+        reached = record + 2 * P::POINTER_BYTES;
         if out.len() >= input.max_depth {
             return Walked { ended: Ended::DepthLimit, reached };
         }
@@ -66,19 +68,46 @@ pub(super) fn follow(
 }
 
 /// A record outside the copied bytes: a deeper stack than was copied, or no record at all?
-fn outside_window(record: Avma, chain: &root::Chain, input: &Input<'_>) -> Ended {
+fn outside_window<P: Processor<N>, const N: usize>(
+    record: Avma,
+    chain: &root::Chain,
+    input: &Input<'_>,
+) -> Ended {
     let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
     if record.0 < limit && record.0 - chain.above.0 < MAX_STACK_BYTES {
         return Ended::WindowRanOut;
     }
-    chain.end(input)
+    chain.end::<P, N>(input)
+}
+
+/// Whether a walk by frame records that found these look-up addresses has something to be
+/// measured by: an image of theirs has unwind information, if not of the very function, or
+/// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
+pub(super) fn can_be_checked(addresses: &[u64], code: &dyn Code) -> bool {
+    let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
+    addresses
+        .iter()
+        .map(|lookup| Avma(*lookup))
+        .any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
+}
+
+/// Walks by frame records alone: `walk` pushes the look-up addresses, of which the first is that of
+/// the thread's program counter.
+pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<u64>) -> Walked) -> Walked {
+    out.clear();
+    let walked = walk(&mut out.addresses);
+    out.methods.resize(out.addresses.len(), Method::FramePointer);
+    if let Some(leaf) = out.methods.first_mut() {
+        *leaf = Method::Context;
+    }
+    walked
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Code, StackBytes};
+    use super::super::StackBytes;
     use super::*;
-    use Processor::X86_64;
+    use crate::arch::X86_64;
 
     struct NoCode;
     impl Code for NoCode {
@@ -105,7 +134,7 @@ mod tests {
             code: &NoCode,
         };
         let mut out = Vec::new();
-        let walked = follow(X86_64, fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+        let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
 
@@ -205,7 +234,7 @@ mod tests {
                 code: &NoCode,
             };
             let mut out = Vec::new();
-            let walked = follow(X86_64, fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+            let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
             assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);

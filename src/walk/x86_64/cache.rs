@@ -9,15 +9,16 @@ use hashbrown::HashMap;
 
 use super::first::First;
 use super::forward::{self, Leads, Proof};
-use super::instructions::X86_64;
 use super::rule::{self, Kind, Rule, Saved};
 use super::switching::{self, Switch};
 use super::{first, prologue};
 use crate::addr::{Avma, CodeAddress};
+use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
-use crate::walk::table::Table;
-use crate::walk::{Code, body, call, flow};
+use crate::walk::processor::{Processor, begins_trampoline};
+use crate::walk::table::{Table, key, lookup_of};
+use crate::walk::{Code, body, flow};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
@@ -46,17 +47,6 @@ struct Unusual {
     proof: Proof,
     /// It is in the first function of a fiber.
     fiber: bool,
-}
-
-/// The key of an address. The same address is another one as a return address than as a
-/// program counter. No address in user mode has the highest bit: those that have it share
-/// keys with others, which can make them no return address.
-#[inline(always)]
-fn key(address: CodeAddress) -> u64 {
-    match address {
-        CodeAddress::Pc(at) => at.0,
-        CodeAddress::Return(at) => at.0.wrapping_sub(1) ^ 1 << 63,
-    }
 }
 
 impl Cache {
@@ -135,7 +125,8 @@ impl Cache {
         let (rule, saved) = match found {
             Found::Row(row, method) => {
                 let switch = switching::at(address, &row, code);
-                let not_called = row.signal && begins_trampoline(address, code);
+                let not_called =
+                    row.signal && address.is_return() && begins_trampoline::<X86_64, _>(address.at(), code);
                 self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
             }
             Found::Unproved(row) => {
@@ -189,7 +180,7 @@ impl Cache {
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
-        let stays = |key: u64| !is_gone(Avma(key & !(1 << 63)));
+        let stays = |key: u64| !is_gone(lookup_of(key));
         self.rules.retain(stays);
         self.saved.retain(stays);
         self.confirmed.retain(|(_, at, _), _| stays(*at));
@@ -197,10 +188,7 @@ impl Cache {
 
     /// The row at `address` by the ways from `entry`, which a call leads to: see `confirm.rs`.
     pub(super) fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
-        let (at, returned) = match address {
-            CodeAddress::Pc(at) => (at, false),
-            CodeAddress::Return(at) => (at, true),
-        };
+        let (at, returned) = (address.at(), address.is_return());
         if self.confirmed.len() >= CONFIRMED_MAX {
             self.confirmed.clear();
         }
@@ -232,18 +220,15 @@ enum Found {
 
 /// What there is at an address, and for a return address, whether a call is in front of it.
 fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
-    let (at, is_return) = match address {
-        CodeAddress::Pc(at) => (at, false),
-        CodeAddress::Return(at) => (at, true),
-    };
-    let follows_call = is_return && call::returns_x86_64(at, code);
+    let (at, is_return) = (address.at(), address.is_return());
+    let follows_call = is_return && X86_64::returns(at, code);
     if let Some(first) = first::at(address, code) {
         return (Found::First(first), follows_call || first.not_called);
     }
     let here = code.code(at).unwrap_or_default();
     let row = code.row(address.lookup());
     // Go's table says nothing of what its trampoline is.
-    if call::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
+    if X86_64::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
         return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if let Some(row) = row {
@@ -280,10 +265,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
 
 /// What the instructions tell where there is no unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
-    let (at, is_return) = match address {
-        CodeAddress::Pc(at) => (at, false),
-        CodeAddress::Return(at) => (at, true),
-    };
+    let (at, is_return) = (address.at(), address.is_return());
     let next_function = is_return && code.code(at).is_some_and(begins_function);
     let leads = if next_function { None } else { forward::follow(at, is_return, code) };
     let unproved = match leads {
@@ -304,13 +286,6 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
         (None, Some(row)) => Found::Unproved(row),
         (None, None) => Found::Nothing,
     }
-}
-
-/// Whether a handler's return address is the first instruction of a trampoline, as on Linux:
-/// that of macOS has called the handler.
-fn begins_trampoline(address: CodeAddress, code: &dyn Code) -> bool {
-    let CodeAddress::Return(at) = address else { return false };
-    call::is_sigreturn(code.code(at).unwrap_or_default()) || !call::returns_x86_64(at, code)
 }
 
 /// What there is in a Mach-O image, whose unwind information is of the bodies of functions.

@@ -18,7 +18,7 @@ pub(super) struct First {
 
 /// Whether an address is in the first function of a stack.
 pub(super) fn at(address: CodeAddress, code: &dyn Code) -> Option<First> {
-    let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
+    let at = address.at();
     let returned = matches!(address, CodeAddress::Return(_));
     let of =
         |into: u64, returned_at: u64, fiber| First { not_called: returned && into == returned_at, fiber };
@@ -92,7 +92,7 @@ const SCHED_SP: i32 = 0x38;
 /// load its stack pointer and call. Their rows do not say so.
 /// Source: Go, src/runtime/asm_amd64.s.
 pub(super) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
-    let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
+    let at = address.at();
     // The start of the mapping may be nearer.
     let behind = (1..=BEHIND_BYTES).rev().find_map(|from| {
         let start = Avma(at.0.checked_sub(from)?);
@@ -110,7 +110,7 @@ pub(super) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool 
 /// Whether straight code from `from` on loads the stack pointer from a `g` and then calls, and
 /// `address` is between that and where the stack pointer is loaded anew.
 fn runs_on_loaded_stack(from: Avma, address: CodeAddress, code: &dyn Code) -> bool {
-    let (CodeAddress::Pc(target) | CodeAddress::Return(target)) = address;
+    let target = address.at();
     let (mut at, mut loaded, mut calls, mut reached) = (from, false, 0, false);
     // The register that holds a loaded stack pointer.
     let mut holds = None;

@@ -8,12 +8,14 @@
 
 use hashbrown::HashMap;
 
-use super::instructions::{self, RBP, RSP, X86_64};
+use super::instructions::{self, RBP, RSP};
 use super::length::{Instruction, decode};
 use crate::addr::{Avma, CodeAddress};
+use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State, Value};
-use crate::walk::{Code, root};
+use crate::walk::processor::Processor;
 
 /// Column of rbp.
 const FRAME_POINTER: usize = RBP as usize;
@@ -119,7 +121,7 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
             if is_outside(at) {
                 break;
             }
-            if root::ends_thread(bytes) {
+            if X86_64::ends_thread(bytes) {
                 if is_straight {
                     return true;
                 }
@@ -192,7 +194,8 @@ impl Found {
         let is_certain = !called || stack_pointer(state).is_some_and(|sp| sp.register == RBP);
         match &self.row {
             Some(first) => {
-                self.differ |= first.cfa != found.cfa || first.columns[FRAME_POINTER] != found.columns[FRAME_POINTER];
+                self.differ |=
+                    first.cfa != found.cfa || first.columns[FRAME_POINTER] != found.columns[FRAME_POINTER];
                 self.is_certain |= is_certain;
             }
             None => (self.row, self.is_certain) = (Some(Box::new(found)), is_certain),
@@ -219,7 +222,7 @@ fn binds(at: Avma, code: &dyn Code) -> bool {
 /// musl arch/x86_64/crt_arch.h.
 pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
     const MOV_RAX_R12: &[u8] = &[0x49, 0x89, 0xc4];
-    let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
+    let at = address.at();
     let (mut here, mut goes_on) = (entry, false);
     for _ in 0..START_INSTRUCTIONS_MAX {
         if here >= at {

@@ -102,7 +102,7 @@ mod tests {
     fn frames(bytes: u64, return_address: u64, frame_pointer: u64) -> (Frame, Frame) {
         let mut registers = X86_64 { rip: 0x40_0000, ..X86_64::default() };
         registers.gpr[X86_64::RSP] = BASE;
-        let frame = Frame::new(&registers);
+        let frame = Frame::new(&registers, u64::MAX);
         let mut caller = frame;
         caller.address = CodeAddress::Return(Avma(return_address));
         caller.registers[super::super::RSP] = BASE + bytes;

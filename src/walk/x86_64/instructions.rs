@@ -7,11 +7,7 @@
 
 use super::length::{Instruction, decode};
 use crate::addr::Avma;
-use crate::binary::frame_rule::COLUMNS;
-use crate::walk::flow::{Effect, Place, Processor, State, Value};
-
-/// AMD's and Intel's processors of 64 bits.
-pub(in crate::walk) struct X86_64;
+use crate::walk::flow::state::{Effect, Place, State, Value};
 
 /// The frame pointer, by DWARF number.
 pub(super) const RBP: u8 = 6;
@@ -20,16 +16,10 @@ pub(super) const RSP: u8 = 7;
 /// Registers by their number in instructions → by DWARF number.
 pub(super) const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
 
-impl Processor<COLUMNS> for X86_64 {
-    const STACK_POINTER: u8 = RSP;
-    const FRAME_POINTER: u8 = RBP;
-    const LINK: Option<u8> = None;
-    const SAVED: &'static [u8] = &[3, RBP, 12, 13, 14, 15];
-
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
-        let instruction = decode(bytes)?;
-        Some((execute(&instruction, at, state), instruction.length as u64))
-    }
+/// See [`Processor::step`](crate::walk::processor::Processor::step).
+pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    let instruction = decode(bytes)?;
+    Some((execute(&instruction, at, state), instruction.length as u64))
 }
 
 /// Executes an instruction that stands at `at`.

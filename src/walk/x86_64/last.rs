@@ -9,8 +9,10 @@ use super::RSP;
 use super::cache::Cache;
 use super::frame::Frame;
 use crate::addr::{Avma, CodeAddress};
+use crate::arch::X86_64;
 use crate::binary::frame_rule::RETURN_ADDRESS;
-use crate::walk::{Input, root};
+use crate::walk::Input;
+use crate::walk::processor::Processor;
 
 /// Largest frame of such a function, which has a few registers to save.
 const BYTES_MAX: u64 = 512;
@@ -27,7 +29,7 @@ pub(super) fn caller(stuck: &Frame, cache: &mut Cache, input: &Input<'_>) -> Opt
         // Asked first, since what is learned of an address is kept.
         if input.code.is_code(address.lookup()) && cache.is_return(Avma(word), input.code) {
             let is_at_top = input.stack_top.is_none_or(|top| slot.0.abs_diff(top.0) <= FROM_TOP_BYTES);
-            let ends_thread = input.code.code(Avma(word)).is_some_and(root::ends_thread);
+            let ends_thread = input.code.code(Avma(word)).is_some_and(X86_64::ends_thread);
             let mut next = *stuck;
             next.address = address;
             next.registers[RSP] = slot.0 + 8;
@@ -42,7 +44,6 @@ pub(super) fn caller(stuck: &Frame, cache: &mut Cache, input: &Input<'_>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::X86_64;
     use crate::walk::{Code, StackBytes};
 
     const TEXT: u64 = 0x40_1000;
@@ -81,7 +82,7 @@ mod tests {
             code_mask: u64::MAX,
             code: &Text,
         };
-        let next = caller(&Frame::new(&registers), &mut Cache::default(), &input)?;
+        let next = caller(&Frame::new(&registers, u64::MAX), &mut Cache::default(), &input)?;
         assert_eq!(next.address, CodeAddress::Return(Avma(INTO_CLONE)));
         Some(next.registers[RSP])
     }

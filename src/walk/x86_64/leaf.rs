@@ -6,22 +6,66 @@
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function tells; without it the code (see `record.rs`).
 
+use super::record;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::bounds::MAX_STACK_BYTES;
 use crate::walk::fp::{self, Facts};
-use crate::walk::root::Processor;
-use crate::walk::{Ended, Input, Walked};
+use crate::walk::table::Table;
+use crate::walk::{Code, Ended, Input, Walked};
 
-/// Walks from the registers of a stopped thread; see [`super::walk`].
-pub(in crate::walk) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
+/// What is known of instructions that threads were stopped at. Void when the images change.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leaves(Table<Leaf>);
+
+/// What is known of an instruction that a thread was stopped at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Leaf {
+    /// The ordinary form of its unwind information.
+    rule: Option<FrameRule>,
+    /// Bytes from the stack pointer to the return address, if the code shows that there is no
+    /// frame record.
+    unframed_return_at: Option<u64>,
+}
+
+impl Leaves {
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.0.retain(|pc| !is_gone(Avma(pc)));
+    }
+
+    fn leaf(&mut self, pc: Avma, code: &dyn Code) -> Leaf {
+        if let Some(leaf) = self.0.get(pc.0) {
+            return leaf;
+        }
+        let slot = record::unframed_return_slot(pc, Avma(0), code);
+        let leaf = Leaf { rule: code.frame_rule(pc), unframed_return_at: slot.map(|slot| slot.0) };
+        if !code.lacked() {
+            self.0.insert(pc.0, leaf);
+        }
+        leaf
+    }
+}
+
+/// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+pub(super) fn walk(
+    registers: &X86_64,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    leaves: &mut Leaves,
+    out: &mut Vec<u64>,
+) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
     let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
     out.push(CodeAddress::Pc(pc).lookup().0);
-    let leaf = facts.leaf(pc, input.code);
+    let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {
             return Walked { ended: Ended::Root, reached: sp };
@@ -30,7 +74,7 @@ pub(in crate::walk) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut F
             Step::To(caller) if out.len() < input.max_depth => {
                 out.push(caller.lookup.0);
                 let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
-                return fp::follow(Processor::X86_64, at, sp, called_from, input, facts, out);
+                return fp::follow::<X86_64, _>(at, sp, called_from, input, facts, out);
             }
             Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
             Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
@@ -41,13 +85,13 @@ pub(in crate::walk) fn walk(registers: &X86_64, input: &Input<'_>, facts: &mut F
         .unframed_return_at
         .and_then(|bytes| input.stack.word(sp + bytes))
         .map(Avma)
-        .and_then(|address| Some((address, facts.lookup(address, input.code)?)))
+        .and_then(|address| Some((address, facts.lookup::<X86_64, _>(address, input.code)?)))
         .filter(|_| out.len() < input.max_depth);
     if let Some((_, lookup)) = leaf_return {
         out.push(lookup.0);
     }
     let called_from = leaf_return.map(|(address, _)| address);
-    fp::follow(Processor::X86_64, frame_pointer, sp, called_from, input, facts, out)
+    fp::follow::<X86_64, _>(frame_pointer, sp, called_from, input, facts, out)
 }
 
 /// The caller of the leaf frame.
@@ -87,7 +131,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
         None => Some(frame_pointer),
     };
     // The byte before a return address is code; the address itself may be the end of it.
-    match frame_pointer.zip(facts.lookup(address, input.code)) {
+    match frame_pointer.zip(facts.lookup::<X86_64, _>(address, input.code)) {
         Some((frame_pointer, lookup)) => Step::To(Caller { address, lookup, sp: Avma(cfa), frame_pointer }),
         None => Step::NotFollowed,
     }
@@ -95,8 +139,10 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
-    use crate::walk::{Code, Ended, StackBytes};
+    use crate::walk::StackBytes;
 
     const TEXT: u64 = 0x40_1000;
     const STACK: u64 = 0x7fff_0000_1000;
@@ -142,7 +188,10 @@ mod tests {
             code: &Text,
         };
         let mut out = Vec::new();
-        assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
+        assert_eq!(
+            walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out).ended,
+            Ended::Root
+        );
         out.iter().map(|address| address - TEXT).collect()
     }
 
@@ -196,7 +245,7 @@ mod tests {
             code: &code,
         };
         let mut out = Vec::new();
-        let walked = walk(&registers, &input, &mut Facts::default(), &mut out);
+        let walked = walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out);
         let relative: Vec<u64> = out.iter().map(|address| address - TEXT).collect();
         assert_eq!((relative.as_slice(), walked.ended), (expected, ended));
     }
@@ -239,5 +288,33 @@ mod tests {
         check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], Ended::BadFrame);
         let first = FrameRule { return_at: None, ..large };
         check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], Ended::Root);
+    }
+
+    /// `push %rbp; mov %rsp,%rbp` at 0x1000, and how often it was asked.
+    struct Asked(Cell<u32>);
+
+    impl Code for Asked {
+        fn is_code(&self, _: Avma) -> bool {
+            false
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            (at.0 == 0x1000).then_some(&[0x55, 0x48, 0x89, 0xe5])
+        }
+        fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+            self.0.set(self.0.get() + 1);
+            (pc.0 == 0x1000).then_some(rule(CfaBase::StackPointer, 8, None))
+        }
+    }
+
+    #[test]
+    fn a_leafs_rule_and_its_code_are_kept() {
+        let (code, mut leaves) = (Asked(Cell::new(0)), Leaves::default());
+        for _ in 0..3 {
+            let leaf = leaves.leaf(Avma(0x1000), &code);
+            assert_eq!((leaf.rule.map(|rule| rule.cfa_offset), leaf.unframed_return_at), (Some(8), Some(0)));
+            let other = leaves.leaf(Avma(0x1001), &code);
+            assert_eq!((other.rule, other.unframed_return_at), (None, None));
+        }
+        assert_eq!(code.0.get(), 2);
     }
 }

@@ -9,8 +9,8 @@
 use memchr::memmem;
 
 use super::RBP;
-use super::instructions::X86_64;
 use crate::addr::Avma;
+use crate::arch::X86_64;
 use crate::binary::frame_rule::{Cfa, Row};
 use crate::walk::{Code, flow};
 

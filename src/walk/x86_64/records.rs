@@ -8,13 +8,14 @@
 
 use super::frame::Frame;
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, Unwinder};
+use super::unwinder::Unwinder;
+use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::walk::bounds::Failure;
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::words::Words;
-use crate::walk::{Code, Ended, Input, Walked};
+use crate::walk::{Ended, Input, Walked};
 
 /// Frames of start code, which C libraries build without frame pointers: `_start`,
 /// `__libc_start_main`, `__libc_start_call_main`; `clone3`, `start_thread`. They are walked
@@ -24,7 +25,7 @@ const START_FRAMES_MAX: usize = 4;
 impl Unwinder {
     /// Walks by records that are all known to be there, to the thread's first function.
     /// `None`, with `out` as it may be, where that is not known of one.
-    pub(in crate::walk) fn by_kept_records(
+    pub(super) fn by_kept_records(
         &mut self,
         registers: &X86_64,
         input: &Input<'_>,
@@ -33,7 +34,7 @@ impl Unwinder {
         if let Some(walked) = self.by_ordinary_records(registers, input, out) {
             return Some(walked);
         }
-        let mut frame = Frame::new(registers);
+        let mut frame = Frame::new(registers, input.code_mask);
         out.clear();
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
@@ -93,17 +94,6 @@ impl Unwinder {
             self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::ordinary_method);
         (run.rule.kind() == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
     }
-}
-
-/// Whether a walk by frame records that found these look-up addresses has something to be
-/// measured by: an image of theirs has unwind information, if not of the very function, or
-/// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
-pub(in crate::walk) fn can_be_checked(addresses: &[u64], code: &dyn Code) -> bool {
-    let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
-    addresses
-        .iter()
-        .map(|lookup| Avma(*lookup))
-        .any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
 }
 
 /// Whether the caller of a leaf can be relied on: rules that are not certain are unusual ones.

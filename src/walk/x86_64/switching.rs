@@ -34,7 +34,7 @@ pub(super) enum Switch {
 
 /// What is switched at `address`, whose row is `row`.
 pub(super) fn at(address: CodeAddress, row: &Row, code: &dyn Code) -> Switch {
-    let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = address;
+    let at = address.at();
     let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
     if row.signal {
         return Switch::No;

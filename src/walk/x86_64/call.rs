@@ -1,17 +1,17 @@
-//! Whether an address is one that a call returns to: what stands in front of it, and the
-//! few places that are returned to without a call. Input: code bytes; output: yes or no.
+//! Whether an address is one that a call of x86_64 returns to: what stands in front of it. Input:
+//! code bytes; output: yes or no.
 //!
-//! Encodings: Intel SDM volume 2, CALL, and Arm ARM C6.2, BL, BLR.
+//! Encodings: Intel SDM volume 2, CALL.
 
-use super::Code;
 use crate::addr::{Avma, CodeAddress};
+use crate::walk::Code;
 
 /// Longest form of an indirect call without its prefixes.
 const CALL_BYTES_MAX: u64 = 7;
 
-/// Whether x86_64 code before `address` ends in a call. Memory whose bytes are not known
+/// Whether code before `address` ends in a call. Memory whose bytes are not known
 /// (code that was made at run time) passes if it is code at all.
-pub(super) fn returns_x86_64(address: Avma, code: &dyn Code) -> bool {
+pub(super) fn returns(address: Avma, code: &dyn Code) -> bool {
     let lookup = CodeAddress::Return(address).lookup();
     if !code.is_code(lookup) {
         return false;
@@ -75,38 +75,6 @@ fn indirect_call_length(call: &[u8]) -> Option<usize> {
     Some(2 + usize::from(has_sib) + displacement)
 }
 
-/// Whether aarch64 code before `address` is `bl`, `blr` or an authenticated `blr`.
-#[must_use]
-pub(super) fn returns_aarch64(address: Avma, code: &dyn Code) -> bool {
-    let Some(call) = address.0.checked_sub(4).filter(|call| call.is_multiple_of(4)).map(Avma) else {
-        return false;
-    };
-    if !code.is_code(call) {
-        return false;
-    }
-    let Some(word) = code.code(call).and_then(|code| code.first_chunk::<4>()) else { return true };
-    let word = u32::from_le_bytes(*word);
-    // bl; blr; blraa, blrab; blraaz, blrabz
-    word >> 26 == 0b10_0101
-        || word & 0xffff_fc1f == 0xd63f_0000
-        || word & 0xffff_f800 == 0xd73f_0800
-        || word & 0xffff_f81f == 0xd63f_081f
-}
-
-/// Whether x86_64 code is the end of a signal handler: `rt_sigreturn` (15) with the saved
-/// context at the stack pointer.
-pub(super) fn is_sigreturn(code: &[u8]) -> bool {
-    // glibc: mov $15,%rax; musl: mov $15,%eax
-    code.starts_with(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05])
-        || code.starts_with(&[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05])
-}
-
-/// The same of aarch64: `mov x8, #139; svc #0`
-/// (arch/arm64/kernel/vdso/sigreturn.S; musl and glibc have the same).
-pub(super) fn is_sigreturn_aarch64(code: &[u8]) -> bool {
-    code.starts_with(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,29 +110,5 @@ mod tests {
         ] {
             assert!(!ends_in_call(other, near), "{other:x?}");
         }
-    }
-
-    struct Text(&'static [u32], Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.1.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
-
-    #[test]
-    fn aarch64_calls_are_one_word() {
-        // bl, blr x8, blraa x8,x9, blraaz x8; br x8, b, ret
-        let words =
-            &[0x9400_0010, 0xd63f_0100, 0xd73f_0909, 0xd63f_091f, 0xd61f_0100, 0x1400_0010, 0xd65f_03c0];
-        let text = Text(words, words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect());
-        for (index, _) in text.0.iter().enumerate() {
-            let after = Avma(0x1000 + 4 * (index as u64 + 1));
-            assert_eq!(returns_aarch64(after, &text), index < 4, "{index}");
-            assert!(!returns_aarch64(after + 2, &text));
-        }
-        assert!(!returns_aarch64(Avma(0x1000), &text));
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::super::{FP, LR};
 use super::*;
-use crate::binary::frame_rule::{Body, BodyRow};
+use crate::binary::frame_rule::{AARCH64_PC, Body, BodyRow, Cfa, Column, RowAarch64};
 use crate::walk::{self, Code, StackBytes};
 
 const TEXT: u64 = 0x1_0000_4000;
