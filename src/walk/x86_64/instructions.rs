@@ -28,8 +28,10 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
     let target = Avma((at + instruction.length as u64).0.wrapping_add_signed(immediate));
     let wide = rex & 8 != 0;
     let (mode, middle, low) = instruction.operands().unwrap_or((0, 0, 0));
-    let register = DWARF[usize::from(middle | (rex & 4) << 1) & 15];
-    let operand = DWARF[usize::from(low | (rex & 1) << 3) & 15];
+    // Without REX the numbers 4 to 7 of a byte are ah, ch, dh and bh.
+    let of_byte = |number: u8| if rex == 0 && names_bytes(map, opcode) { number & 3 } else { number };
+    let register = DWARF[usize::from(of_byte(middle) | (rex & 4) << 1) & 15];
+    let operand = DWARF[usize::from(of_byte(low) | (rex & 1) << 3) & 15];
     let in_opcode = DWARF[usize::from(opcode & 7 | (rex & 1) << 3) & 15];
     let direct = mode == 3;
     match (map, opcode) {
@@ -140,6 +142,16 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
         _ => {}
     }
     Effect::Plain
+}
+
+/// Whether an instruction's operands are bytes.
+fn names_bytes(map: u8, opcode: u8) -> bool {
+    match map {
+        0 if opcode < 0x40 => matches!(opcode & 7, 0 | 2),
+        0 => matches!(opcode, 0x80 | 0x84 | 0x86 | 0x88 | 0x8a | 0xc0 | 0xc6 | 0xd0 | 0xd2 | 0xf6 | 0xfe),
+        1 => matches!(opcode, 0x90..=0x9f | 0xb0 | 0xc0),
+        _ => false,
+    }
 }
 
 fn push(state: &mut State, value: Value) {

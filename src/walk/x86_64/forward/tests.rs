@@ -134,6 +134,15 @@ fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
 }
 
 #[test]
+fn bytes_of_other_registers_are_no_frame_pointer() {
+    // and $0xf7,%ch; ret. With REX it is the lowest byte of rbp.
+    check(&[0x80, 0xe5, 0xf7, 0xc3], &[(0, StackPointer, 8, None)]);
+    assert_eq!(follow(Avma(0x1000), false, &Text(&[0x40, 0x80, 0xe5, 0xf7, 0xc3])), None);
+    // seta %ah; pop %rbp; ret
+    check(&[0x0f, 0x97, 0xc4, 0x5d, 0xc3], &[(0, StackPointer, 16, Some(-16))]);
+}
+
+#[test]
 fn what_is_not_understood_has_no_row() {
     for code in [
         &[0x48, 0x83, 0xe4, 0xf0, 0xc3][..], // and $-16,%rsp; ret
