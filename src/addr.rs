@@ -28,6 +28,21 @@ pub enum CodeAddress {
 }
 
 impl CodeAddress {
+    /// The address itself.
+    #[must_use]
+    #[inline(always)]
+    pub fn at(self) -> Avma {
+        let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = self;
+        at
+    }
+
+    /// Whether a call left it.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_return(self) -> bool {
+        matches!(self, CodeAddress::Return(_))
+    }
+
     /// The address to look up: inside the instruction that is executing or calling.
     #[must_use]
     pub fn lookup(self) -> Avma {

@@ -18,7 +18,7 @@ use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
 use crate::walk::Ended;
-use crate::walk::fp::MAX_STACK_BYTES;
+use crate::walk::MAX_STACK_BYTES;
 
 /// Prints what `dump` asks for.
 ///

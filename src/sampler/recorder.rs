@@ -17,7 +17,7 @@ use crate::images::{ImageCode, Images, Made, TargetCode};
 use crate::recording::{Frame, Profile, Root, Stats, Thread};
 use crate::sources::{Capture, Look, Observed, ThreadId};
 use crate::trie::{NodeId, Trie};
-use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder, root};
+use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder};
 
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
@@ -304,9 +304,10 @@ impl<'a> Recorder<'a> {
                 return walked.ended;
             }
             account.birth_searches_left -= 1;
-            account.stack_top = root::find_birth(stack, walked.reached, &ImageCode(&self.images));
+            account.stack_top =
+                walk::find_birth(capture.registers.arch(), stack, walked.reached, &ImageCode(&self.images));
             if account.stack_top.is_none() {
-                account.window.reach(needed.saturating_add(root::SEARCH_BYTES as usize), window_max_bytes);
+                account.window.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), window_max_bytes);
                 return walked.ended;
             }
         }

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
 use crate::sources::{Activity, Fault, Target, ThreadId};
-use crate::walk::fp::MAX_STACK_BYTES;
+use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Ended, Frames, How, Method};
 
 /// Where a stack is deeper than the window, it is copied again with one so many times larger: up
