@@ -101,7 +101,7 @@ impl State {
         self.zero = self.zero.filter(|zero| *zero != at);
         if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
             known.1 = value;
-        } else if (matches!(value, Value::First(_)) || at.offset >= 0)
+        } else if (matches!(value, Value::First(_) | Value::Loaded(_)) || at.offset >= 0)
             && let Some(free) = self.stores.get_mut(self.stored)
         {
             *free = (at, value);

@@ -5,7 +5,7 @@
 //!
 //! Encodings: Intel SDM volume 2, appendix A.
 
-use super::length::{Instruction, decode};
+use super::length::{Instruction, VECTOR, decode};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, Place, State, Value};
 
@@ -34,6 +34,16 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
     let operand = DWARF[usize::from(of_byte(low) | (rex & 1) << 3) & 15];
     let in_opcode = DWARF[usize::from(opcode & 7 | (rex & 1) << 3) & 15];
     let direct = mode == 3;
+    if map >= VECTOR {
+        execute_vector(
+            map - VECTOR,
+            opcode,
+            [register, operand, DWARF[usize::from(instruction.second) & 15]],
+            direct,
+            state,
+        );
+        return Effect::Plain;
+    }
     match (map, opcode) {
         (0, 0x50..=0x57) => push(state, state.get(in_opcode)),
         (0, 0x68 | 0x6a) => {
@@ -142,6 +152,35 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
         _ => {}
     }
     Effect::Plain
+}
+
+/// Executes an instruction that VEX or EVEX begins: a few write general registers, which are
+/// named as in the match below. None keeps the address that one held.
+fn execute_vector(
+    map: u8,
+    opcode: u8,
+    [register, operand, second]: [u8; 3],
+    direct: bool,
+    state: &mut State,
+) {
+    match (map, opcode) {
+        // vcvttss2si, vcvtss2si, vmovmskps, kmov, vpextrw, vpmovmskb
+        (1, 0x2c | 0x2d | 0x50 | 0x93 | 0xc5 | 0xd7)
+        // andn, bzhi, pdep, pext, bextr, shlx, sarx, shrx
+        | (2, 0xf2 | 0xf5 | 0xf7)
+        // rorx
+        | (3, 0xf0) => state.set(register, Value::Unknown),
+        // blsr, blsmsk, blsi
+        (2, 0xf3) => state.set(second, Value::Unknown),
+        // mulx
+        (2, 0xf6) => {
+            state.set(register, Value::Unknown);
+            state.set(second, Value::Unknown);
+        }
+        // vpextrb, vpextrw, vpextrd, vextractps
+        (3, 0x14..=0x17) if direct => state.set(operand, Value::Unknown),
+        _ => {}
+    }
 }
 
 /// Whether an instruction's operands are bytes.

@@ -8,9 +8,10 @@
 pub(super) struct Instruction {
     /// All its bytes.
     pub length: usize,
-    /// The last REX prefix, or 0.
+    /// The last REX prefix, or 0; of VEX and EVEX the bits that extend registers' numbers.
     pub rex: u8,
-    /// 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a, and more in EVEX.
+    /// 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a; of VEX and EVEX the same, and more, from
+    /// [`VECTOR`] on: the same opcodes are other instructions there.
     pub map: u8,
     /// Within its map.
     pub opcode: u8,
@@ -22,7 +23,12 @@ pub(super) struct Instruction {
     pub displacement: i32,
     /// The SIB byte, or 0.
     pub sib: u8,
+    /// The register that VEX and EVEX name beside the addressing form (`vvvv`), or 0.
+    pub second: u8,
 }
+
+/// The number of the first map of opcodes that VEX and EVEX lead to.
+pub(super) const VECTOR: u8 = 0x20;
 
 impl Instruction {
     /// `modrm` as mode, register and operand, without the bits in REX.
@@ -61,7 +67,16 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
         0x62 => (code.get(at + 1)? & 7, 4),
         _ => (0, 0),
     };
-    let is_vector = matches!(*code.get(at)?, 0xc4 | 0xc5 | 0x62);
+    let prefix = *code.get(at)?;
+    let is_vector = matches!(prefix, 0xc4 | 0xc5 | 0x62);
+    let mut second = 0;
+    if is_vector {
+        // The bits are inverted: R, X and B are the highest of the first byte, or R alone, and
+        // `vvvv` stands in the last byte, or in the second of EVEX.
+        let extensions = !*code.get(at + 1)? >> 5;
+        rex = if prefix == 0xc5 { extensions & 4 } else { extensions };
+        second = !*code.get(at + if prefix == 0xc5 { 1 } else { 2 })? >> 3 & 15;
+    }
     at += vector;
     let opcode = *code.get(at)?;
     at += 1;
@@ -101,7 +116,8 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
     };
     let immediate = signed(code.get(at..at + immediate_bytes)?);
     at += immediate_bytes;
-    Some(Instruction { length: at, rex, map, opcode, modrm, immediate, displacement, sib })
+    let map = if is_vector { VECTOR + map } else { map };
+    Some(Instruction { length: at, rex, map, opcode, modrm, immediate, displacement, sib, second })
 }
 
 fn has_modrm(opcode: u8) -> bool {
@@ -199,6 +215,20 @@ mod tests {
         assert_eq!(jump, Some(-2));
         let lea = decode(&[0x48, 0x8d, 0x65, 0xd8]); // lea -0x28(%rbp),%rsp
         assert_eq!(lea.map(|i| (i.displacement, i.operands())), Some((-0x28, Some((1, 4, 5)))));
+    }
+
+    #[test]
+    fn registers_of_vex_are_extended_by_inverted_bits() {
+        let parts = |code: &[u8]| {
+            decode(code)
+                .map(|i| (i.map - VECTOR, i.opcode, i.rex, i.second, i.operands().map(|o| (o.1, o.2))))
+        };
+        // shlx %r10,%rdx,%r9
+        assert_eq!(parts(&[0xc4, 0x62, 0xa9, 0xf7, 0xca]), Some((2, 0xf7, 4, 10, Some((1, 2)))));
+        // kmovd %k1,%r8d
+        assert_eq!(parts(&[0xc5, 0x7b, 0x93, 0xc1]), Some((1, 0x93, 4, 0, Some((0, 1)))));
+        // blsr %rdx,%rbp
+        assert_eq!(parts(&[0xc4, 0xe2, 0xd0, 0xf3, 0xca]), Some((2, 0xf3, 0, 5, Some((1, 2)))));
     }
 
     #[test]

@@ -258,3 +258,49 @@ fn every_instruction_is_followed_once() {
     code.extend([0xc9, 0x59, 0x48, 0x01, 0xdc, 0x51, 0xc3]);
     check(code.leak(), &[(0, FramePointer, 16, Some(-16))]);
 }
+
+#[test]
+fn what_a_tail_called_function_pushes_it_gives_back() {
+    const CODE: &[u8] = &[
+        0x48, 0x89, 0xef, // +0 mov %rbp,%rdi
+        0x5b, //             +3 pop %rbx
+        0x5d, //             +4 pop %rbp
+        0xeb, 0x01, //       +5 jmp +8
+        0x90, //             +7
+        0x55, //             +8 push %rbp
+        0x53, //             +9 push %rbx
+        0x5b, //             +a pop %rbx
+        0x5d, //             +b pop %rbp
+        0xc3, //             +c ret
+    ];
+    check(CODE, &[(0, StackPointer, 24, Some(-16)), (4, StackPointer, 16, Some(-16))]);
+}
+
+#[test]
+fn a_return_far_below_the_frame_is_that_of_other_code() {
+    const CODE: &[u8] = &[
+        0x74, 0x05, //                   +0 je +7
+        0xe8, 0, 0, 0, 0, //             +2 call abort
+        0x48, 0x83, 0xc4, 0x08, //       +7 add $8,%rsp
+        0xc3, //                         +b ret
+    ];
+    check(CODE, &[(0, StackPointer, 16, None)]);
+    const DEEPER: &[u8] = &[
+        0x74, 0x0a, //                   +0 je +c
+        0xe8, 0, 0, 0, 0, //             +2 call abort
+        0x48, 0x83, 0xec, 0x18, //       +7 sub $24,%rsp: another function
+        0xc3, //                         +b ret
+        0x48, 0x83, 0xc4, 0x08, //       +c add $8,%rsp
+        0xc3, //                         +10 ret
+    ];
+    check(DEEPER, &[(0, StackPointer, 16, None)]);
+}
+
+#[test]
+fn masks_are_no_stack_pointers() {
+    const CODE: &[u8] = &[
+        0xc4, 0xe1, 0xe4, 0x4b, 0xe2, // kunpckdq %k2,%k3,%k4
+        0xc3, //                         ret
+    ];
+    check(CODE, &[(0, StackPointer, 8, None)]);
+}
