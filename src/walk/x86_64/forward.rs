@@ -291,11 +291,18 @@ fn record() -> Row {
 /// The row at the start, when the stack pointer has reached the return address. Of other registers
 /// than rbp it says only where they were saved. None where that is below the stack pointer of the
 /// start: such a way came into other code, behind a call that does not return.
+///
+/// Parts of hand-written functions use rbp as any register and do not give it back; who calls them
+/// has saved it, and its own row does not count from it.
 fn row(state: &State) -> Option<Row> {
     if stack_pointer(state).is_none_or(|sp| sp.register == RSP && sp.offset < 0) {
         return None;
     }
-    let mut row = flow::row_at_return::<X86_64, COLUMNS>(state)?;
+    let mut state = *state;
+    if state.get(RBP) == Value::Unknown {
+        state.set(RBP, Value::First(RBP));
+    }
+    let mut row = flow::row_at_return::<X86_64, COLUMNS>(&state)?;
     let is_given_back = |column: &Column| matches!(column, Column::Same | Column::At(_));
     if !is_given_back(&row.columns[FRAME_POINTER]) {
         return None;

@@ -304,3 +304,11 @@ fn masks_are_no_stack_pointers() {
     ];
     check(CODE, &[(0, StackPointer, 8, None)]);
 }
+
+#[test]
+fn parts_of_functions_may_use_the_frame_pointer_as_any_register() {
+    // _x86_64_AES_encrypt_compact of OpenSSL: movzbl %dh,%ebp; ret
+    check(&[0x0f, 0xb6, 0xee, 0xc3], &[(0, StackPointer, 8, None), (3, StackPointer, 8, None)]);
+    // One that comes from elsewhere is that of another frame: mov 0x78(%rdx),%rbp; ret
+    assert_eq!(follow(Avma(0x1000), false, &Text(&[0x48, 0x8b, 0x6a, 0x78, 0xc3])), None);
+}
