@@ -14,6 +14,15 @@ pub struct Avma(pub u64);
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Svma(pub u64);
 
+impl Avma {
+    /// Whether the address is the kernel's: on 64-bit processors these have the highest bit set
+    /// (Documentation/arch/x86/x86_64/mm.rst, Documentation/arch/arm64/memory.rst).
+    #[must_use]
+    pub fn is_kernel(self) -> bool {
+        self.0 >> 63 == 1
+    }
+}
+
 /// Where a code address in a stack came from, which decides how it is looked up.
 ///
 /// A return address names the instruction *after* the call. When the call was the

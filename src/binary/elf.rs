@@ -181,6 +181,18 @@ pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
     sections.get(index).and_then(|names| names.data(LittleEndian, bytes).ok()).unwrap_or_default()
 }
 
+/// By section: the stated addresses that it takes, if it holds instructions.
+pub(crate) fn code_ranges<H: FileHeader<Endian = LittleEndian>>(
+    sections: &[H::SectionHeader],
+) -> Vec<Option<Range<u64>>> {
+    let range = |section: &H::SectionHeader| {
+        let start: u64 = section.sh_addr(LittleEndian).into();
+        let end = start.checked_add(section.sh_size(LittleEndian).into())?;
+        (section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
+    };
+    sections.iter().map(range).collect()
+}
+
 fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::Result<Elf> {
     let header = H::parse(bytes)?;
     let endian = header.endian()?;

@@ -51,6 +51,14 @@ pub trait Files: Send + Sync {
         None
     }
 
+    /// The kernel's list of its symbols (`/proc/kallsyms`).
+    ///
+    /// # Errors
+    /// The reason, for people.
+    fn kernel_symbols(&self) -> Result<Vec<u8>, String> {
+        Err("this system does not list the symbols of its kernel".to_owned())
+    }
+
     /// Paths of debug files with a UUID that the system's own index knows (Spotlight).
     fn known_by_uuid(&self, _uuid: &[u8]) -> Vec<String> {
         Vec::new()

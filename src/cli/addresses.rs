@@ -9,7 +9,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use super::args::{Addresses, Verbosity};
-use super::{messages, record, text};
+use super::{messages, naming, text};
 use crate::binary::{Files as _, LocalFiles};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::symbol;
@@ -37,7 +37,7 @@ pub fn run(asked: &Addresses) -> Result<()> {
     let path = std::fs::canonicalize(&asked.file).map_err(|error| input(&asked.file, &io_text(&error)))?;
     let path = path.to_string_lossy().into_owned();
     let bytes = LocalFiles.open(&path).map_err(|why| input(&asked.file, &why))?;
-    let named = symbol::name_addresses(&path, bytes, &listed, &record::naming(asked.naming, &LocalFiles));
+    let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(asked.naming, &LocalFiles));
     let mut out = String::with_capacity(listed.len() * 64);
     for functions in &named.names {
         match functions {

@@ -4,9 +4,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
-use super::record::naming;
 use super::text::visible;
-use super::{messages, system};
+use super::{messages, naming, system};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
@@ -33,7 +32,7 @@ pub fn run(dump: &Dump) -> Result<()> {
             What::Symbols => symbols(target, dump.naming.style).map(Shown::whole),
             What::Stacks => {
                 let files = target.files();
-                let options = naming(dump.naming, &*files);
+                let options = naming::options(dump.naming, &*files);
                 let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
                 let text = stacks(&snapshot, dump.max_depth, &options);
                 Ok(Shown { text, missing: missing(&snapshot) })

@@ -167,6 +167,16 @@ pub(super) struct RecordingFlags {
     /// Frames kept per stack, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_depth: Option<OsString>,
+    /// Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads
+    /// are stopped) or auto, the first that is allowed [default: auto]
+    #[arg(long, value_name = "SOURCE", help_heading = RECORDING)]
+    pub(super) source: Option<OsString>,
+    /// With the kernel's frames, marked _[k], where the source sees them [default]
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) kernel: bool,
+    /// Time in the kernel counts for the function that called it
+    #[arg(long, overrides_with = "kernel", help_heading = RECORDING)]
+    pub(super) no_kernel: bool,
     /// Share of its time that the target may stand still: first less of large stacks is copied,
     /// then the rate falls [default: 2]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = RECORDING)]

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::args::{Recording, Source};
 use super::text::percent;
 use crate::addr::Avma;
 use crate::images::Image;
@@ -58,17 +57,18 @@ fn is_worth(count: u64, of: u64) -> bool {
     count * 100 > of * WORTH_PERCENT
 }
 
-/// The hints, at most a few lines.
-pub(super) fn of(profile: &Profile, names: &Names, recording: &Recording) -> Vec<String> {
+/// The hints, at most a few lines; `how` is how stacks were walked, `launched` that the process
+/// was started to be recorded.
+pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &profile.stats;
     let seen = Seen::of(profile, names);
-    hints.extend(early(profile, names, recording.unwind, &seen));
+    hints.extend(early(profile, names, how, &seen));
     hints.extend(nameless(&seen, stats.samples));
     if stats.ticks_late * 20 > stats.ticks {
         hints.push(format!(
             "more than 5% of ticks came too late; a lower --hz than {} fits better",
-            recording.hz
+            profile.hz
         ));
     }
     if profile.images.spaces_full() {
@@ -76,7 +76,7 @@ pub(super) fn of(profile: &Profile, names: &Names, recording: &Recording) -> Vec
             "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
         );
     }
-    if matches!(recording.source, Source::Launch(_) | Source::Demo) && stats.exit_status.is_none() {
+    if launched && stats.exit_status.is_none() {
         hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
     }
     for unnamed in names.unnamed_by_image.iter().take(3) {

@@ -2,9 +2,9 @@
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs`, `hints.rs` and `stats.rs` tell how a recording went,
-//! `progress.rs` tells it while it goes, `outputs.rs` writes profiles. `record.rs`, `dump.rs`,
-//! `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands;
-//! `saved_files.rs` reads profiles.
+//! `progress.rs` tells it while it goes, `outputs.rs` writes profiles, `naming.rs` is how they read
+//! symbols. `record.rs`, `dump.rs`, `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs`,
+//! `completions.rs` and `demo.rs` are the commands; `saved_files.rs` reads profiles.
 
 pub mod addresses;
 pub mod args;
@@ -19,6 +19,7 @@ pub mod format;
 pub mod gate;
 mod hints;
 pub mod messages;
+mod naming;
 mod outputs;
 pub mod progress;
 pub mod record;

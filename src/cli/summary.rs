@@ -18,6 +18,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
         ("lost", lost(stats)),
         ("symbols", symbols(figures)),
         ("pause", pause(stats)),
+        ("source", source(process)),
         ("exit", exit(stats, figures)),
         ("wrote", wrote(figures)),
     ];
@@ -126,6 +127,11 @@ fn pause(stats: &Stats) -> Option<String> {
         line += &format!("; {} let go that had no CPU", stats.stops_not_on_cpu);
     }
     Some(line)
+}
+
+fn source(process: &Process) -> Option<String> {
+    let Process { backend, backend_why, .. } = process;
+    (!backend_why.is_empty()).then(|| format!("{backend}; {}", visible(backend_why)))
 }
 
 fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::sources::Target;
+use crate::sources::{Recordable, Target, Way};
 
 /// Which process.
 pub(super) enum Process {
@@ -20,6 +20,65 @@ pub(super) fn prepare() {
     crate::sources::linux::prepare();
 }
 
+/// How a process is to be sampled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sampling {
+    /// Which source.
+    pub(super) way: Way,
+    /// Samples per second.
+    pub(super) hz: u32,
+    /// Threads that wait, too.
+    pub(super) idle: bool,
+    /// Frames in the kernel, too.
+    pub(super) kernel: bool,
+}
+
+#[cfg(target_os = "linux")]
+fn linux_source(process: &Process) -> crate::sources::linux::Source {
+    use crate::sources::linux::Source;
+    match process {
+        Process::Running(pid) => Source::Attach(*pid),
+        Process::New(command) => Source::Launch(command.clone()),
+    }
+}
+
+/// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
+///
+/// # Errors
+/// One line: why it was refused, and the next step.
+#[cfg(target_os = "linux")]
+pub(super) fn with_source<R: Send>(
+    process: &Process,
+    sampling: Sampling,
+    body: impl FnOnce(Recordable<'_>, &dyn Clock) -> R + Send,
+) -> Result<R> {
+    use crate::sources::linux;
+    let Sampling { way, hz, idle, kernel } = sampling;
+    let clock = crate::clock::RealClock::new();
+    let sampling = linux::Sampling { way, hz, idle, kernel };
+    linux::with_source(&linux_source(process), sampling, clock.clone(), |source| body(source, &clock))
+}
+
+/// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
+/// This system has one way to sample.
+///
+/// # Errors
+/// One line: why it was refused, and the next step; another way than that was asked for.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn with_source<R: Send>(
+    process: &Process,
+    sampling: Sampling,
+    body: impl FnOnce(Recordable<'_>, &dyn Clock) -> R + Send,
+) -> Result<R> {
+    use crate::error::{Error, ErrorKind};
+    let Sampling { way, hz: _, idle: _, kernel: _ } = sampling;
+    if way != Way::Auto {
+        let why = "--source: this system has one source; leave the option out";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
+    with_target(process, |target, clock| body(Recordable::Stopped(target), clock))
+}
+
 /// Attaches or launches and runs `body` with the target and the clock that it waits by.
 ///
 /// # Errors
@@ -30,10 +89,7 @@ pub(super) fn with_target<R: Send>(
     body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::sources::linux;
-    let source = match process {
-        Process::Running(pid) => linux::Source::Attach(*pid),
-        Process::New(command) => linux::Source::Launch(command.clone()),
-    };
+    let source = linux_source(process);
     let clock = crate::clock::RealClock::new();
     linux::with_target(&source, clock.clone(), |target| body(target, &clock))
 }

@@ -12,7 +12,7 @@ use super::builds::Builds;
 use super::normalize::normalize;
 use crate::place::Place as CodePlace;
 use crate::profile::{About, Full, INCOMPLETE, Saved, StackFrame, StackRoot, TextId, Texts, shown};
-use crate::trie::{Key, NodeId, Trie, hash_of};
+use crate::trie::{Children, Key, NodeId, Trie, hash_of};
 
 /// What two profiles are matched by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -312,6 +312,12 @@ impl Stacks {
     #[must_use]
     pub fn parent(&self, node: NodeId) -> Option<NodeId> {
         self.trie.parent(node)
+    }
+
+    /// What each node calls.
+    #[must_use]
+    pub fn children(&self) -> Children {
+        self.trie.children()
     }
 
     /// A node's name; empty for the top.

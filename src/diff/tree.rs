@@ -34,17 +34,11 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
             *sum = sum.saturating_add(own);
         }
     }
-    // Children as chains: the first child of each node, and the next sibling.
-    let mut first = vec![0u32; count];
-    let mut next = vec![0u32; count];
     for id in (1..count).rev() {
         let Some(parent) = stacks.parent(NodeId(id as u32)) else { continue };
         let here = inclusive.get(id).copied().unwrap_or_default();
         if let Some(above) = inclusive.get_mut(parent.0 as usize) {
             *above = (above.0.saturating_add(here.0), above.1.saturating_add(here.1));
-        }
-        if let (Some(first), Some(next)) = (first.get_mut(parent.0 as usize), next.get_mut(id)) {
-            *next = std::mem::replace(first, id as u32);
         }
     }
     let scales = match comparison.measure {
@@ -55,13 +49,10 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
     let scaled = |count: u64, scale: f64| (count as f64 * scale).round() as u64;
     let mut out = Vec::new();
     let mut pending: Vec<(u32, u32)> = Vec::new();
+    let children = stacks.children();
     let push_children = |of: u32, depth: u32, pending: &mut Vec<(u32, u32)>| {
         let start = pending.len();
-        let mut child = first.get(of as usize).copied().unwrap_or(0);
-        while child != 0 {
-            pending.push((child, depth));
-            child = next.get(child as usize).copied().unwrap_or(0);
-        }
+        pending.extend(children.below(of).iter().map(|child| (*child, depth)));
         if let Some(children) = pending.get_mut(start..) {
             children.sort_by(|a, b| stacks.name(NodeId(b.0)).cmp(stacks.name(NodeId(a.0))));
         }

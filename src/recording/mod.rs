@@ -46,12 +46,15 @@ pub struct Profile {
 pub struct Stats {
     /// From the first tick to the end, nanoseconds.
     pub duration_ns: u64,
-    /// Ticks that happened.
+    /// Ticks that happened; of samples that the system takes by itself, as many as there would
+    /// have been of a thread that runs all the time.
     pub ticks: u64,
     /// Ticks dropped because they would have been late.
     pub ticks_late: u64,
     /// Ticks at which no thread was stopped, so that the target stands for no more than it may.
     pub ticks_spared: u64,
+    /// Samples that the system took by itself, without a stop.
+    pub samples_pushed: u64,
     /// Times a thread was stopped.
     pub stops: u64,
     /// Of these, threads let go at once because they had begun to wait: their time is in

@@ -1,6 +1,7 @@
 //! Threads of a driven target from their first sight to their end, and the profile that is left
 //! of all.
 
+use super::postponed::Due;
 use super::stops::{Stop, StopDriver};
 use super::thread::unknown_look;
 use crate::addr::Avma;
@@ -32,7 +33,7 @@ impl StopDriver<'_> {
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
-        self.settle_postponed(Some(id));
+        self.walk_postponed(Due::ThreadEnded(id));
         self.stops.remove(&id);
         self.recorder.remove_thread(id, cpu_ns, "thread ended before its next sample");
     }
@@ -40,7 +41,7 @@ impl StopDriver<'_> {
     /// Closes all accounts.
     pub(super) fn finish(mut self) -> Profile {
         self.walk_captured();
-        self.settle_postponed(None);
+        self.walk_postponed(Due::All);
         if self.recorder.stats.duration_ns == 0 {
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }

@@ -23,6 +23,17 @@ pub(super) struct Postponed {
     space: u32,
 }
 
+/// Which postponed samples are walked now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Those that were captured before the images were last read.
+    ImagesRead,
+    /// Those of one thread, which has ended, with the images that are known.
+    ThreadEnded(ThreadId),
+    /// All, with the images that are known: no reading of them can tell more.
+    All,
+}
+
 /// What walking postponed samples needs, and where their buffers go.
 pub(super) struct Rewalk<'a> {
     pub(super) window_max_bytes: usize,
@@ -50,33 +61,19 @@ impl Recorder<'_> {
     }
 
     fn has_room_for(&self, capture: &Capture) -> bool {
-        let bytes: usize = self.postponed.iter().map(|one| one.sample.capture.stack.capacity()).sum();
+        let bytes: usize =
+            self.postponed.iter().map(|postponed| postponed.sample.capture.stack.capacity()).sum();
         self.postponed.len() < POSTPONED_MAX && bytes + capture.stack.capacity() <= POSTPONED_BYTES_MAX
     }
 
-    /// Walks those again that were captured before the images were read.
-    pub(super) fn take_up_postponed(&mut self, process: &mut dyn Observed, rewalk: &mut Rewalk<'_>) {
+    /// Walks again those that are due, and inserts them.
+    pub(super) fn walk_postponed(&mut self, process: &mut dyn Observed, due: Due, rewalk: &mut Rewalk<'_>) {
         let (read_ns, _) = self.images_read();
-        self.walk_postponed(process, rewalk, |one| one.sample.at_ns <= read_ns);
-    }
-
-    /// Walks all, or those of one thread, with what is known: no reading of the images can
-    /// tell more about them.
-    pub(super) fn settle_postponed(
-        &mut self,
-        process: &mut dyn Observed,
-        thread: Option<ThreadId>,
-        rewalk: &mut Rewalk<'_>,
-    ) {
-        self.walk_postponed(process, rewalk, |one| thread.is_none_or(|thread| thread == one.sample.thread));
-    }
-
-    fn walk_postponed(
-        &mut self,
-        process: &mut dyn Observed,
-        rewalk: &mut Rewalk<'_>,
-        is_due: impl Fn(&Postponed) -> bool,
-    ) {
+        let is_due = |postponed: &Postponed| match due {
+            Due::ImagesRead => postponed.sample.at_ns <= read_ns,
+            Due::ThreadEnded(thread) => postponed.sample.thread == thread,
+            Due::All => true,
+        };
         if !self.postponed.iter().any(&is_due) {
             return;
         }
@@ -84,7 +81,7 @@ impl Recorder<'_> {
         self.postponed = later;
         for Postponed { sample, counts, space } in due {
             let Sample { thread, capture, .. } = sample;
-            let ended = self.walk_with_known_images(
+            let (ended, _) = self.walk_with_known_images(
                 process,
                 thread,
                 &capture,
@@ -93,7 +90,7 @@ impl Recorder<'_> {
             );
             // What it led to may have been replaced since.
             let ended = if self.space() == space { ended } else { Ended::BadFrame };
-            self.insert(thread, ended, rewalk.frames, counts, false);
+            self.insert(thread, ended, &capture.kernel, rewalk.frames, counts, false);
             rewalk.spare.push(capture);
         }
     }

@@ -5,95 +5,72 @@
 //! makes of them in the order of their times. Time is that of the records: no clock runs here.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 
-use super::postponed::Rewalk;
+use super::postponed::{Due, Rewalk};
 use super::recorder::{Recorder, Sample};
 use super::{Options, Result};
-use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::live::Live;
 use crate::recording::Profile;
-use crate::sources::{Capture, Fault, Look, Observed, ThreadId};
+use crate::sources::pushed::{PushedSource, Record, What};
+use crate::sources::{Capture, Fault};
 use crate::walk::Frames;
 
 /// Stack bytes that the source may be asked to copy at most: it decides itself.
 const WINDOW_MAX_BYTES: usize = 64 << 10;
 
-/// Something that happened, and when, nanoseconds of the source's clock.
-#[derive(Debug)]
-pub struct Record {
-    /// When.
-    pub at_ns: u64,
-    /// To which thread.
-    pub thread: ThreadId,
-    /// What.
-    pub what: What,
+/// The time of the record that is being taken in, and what has passed since that began.
+struct RecordTime<'a> {
+    clock: &'a dyn Clock,
+    at_ns: Cell<u64>,
+    begun_ns: Cell<u64>,
 }
 
-/// What a [`Record`] tells.
-#[derive(Debug)]
-pub enum What {
-    /// A thread was seen first.
-    Started {
-        /// Stack pointer at its first instruction, where that is known.
-        stack_top: Option<Avma>,
-        /// What it had used by then.
-        look: Look,
-        /// It ran already when the recording began.
-        found: bool,
-    },
-    /// Its registers and stack bytes; `look` in it is what it had used by then.
-    Sampled(Box<Capture>),
-    /// A sample that could not be taken, for this reason.
-    Missed(Look, &'static str),
-    /// It ended, or the recording did; all that it used, where that is known, and for what
-    /// reason the rest of it is lost.
-    Ended(Option<u64>, &'static str),
-    /// The process runs another program; all other threads have ended.
-    Exec,
-    /// The images of the process have changed.
-    ImagesChanged,
-}
-
-/// A process whose samples are pushed.
-pub trait PushedSource: Observed {
-    /// Appends the records that are there, waiting for some. Records of one thread are in their
-    /// order. Gives the time up to which nothing more will come, or `None` at the end.
-    ///
-    /// # Errors
-    /// [`Fault::Gone`] when the process has ended, others when the source fails.
-    fn next_batch(&mut self, into: &mut Vec<Record>) -> std::result::Result<Option<u64>, Fault>;
-
-    /// Images and names are asked as they were at this time, from now on.
-    fn go_to(&mut self, at_ns: u64);
-}
-
-/// The time of the record that is being taken in.
-#[derive(Debug, Default)]
-struct RecordTime(Cell<u64>);
-
-impl Clock for RecordTime {
-    fn now_ns(&self) -> u64 {
-        self.0.get()
+impl RecordTime<'_> {
+    fn go_to(&self, at_ns: u64) {
+        self.at_ns.set(at_ns);
+        self.begun_ns.set(self.clock.now_ns());
     }
 }
 
-/// Records what a source pushes until it ends or `live` says stop.
+impl Clock for RecordTime<'_> {
+    fn now_ns(&self) -> u64 {
+        self.at_ns.get() + self.clock.now_ns().saturating_sub(self.begun_ns.get())
+    }
+}
+
+/// Records what a source pushes until it ends, the time is over or `live` says stop. `clock` is
+/// the one that the source's times are of.
 ///
 /// # Errors
 /// [`ErrorKind::System`] when the source fails. A process that ends is no error.
-pub fn record(source: &mut dyn PushedSource, options: &Options, live: &Live) -> Result<Profile> {
-    let time = RecordTime::default();
+pub fn record(
+    source: &mut dyn PushedSource,
+    clock: &dyn Clock,
+    options: &Options,
+    live: &Live,
+) -> Result<Profile> {
+    let start_ns = clock.now_ns();
+    let time = RecordTime { clock, at_ns: Cell::new(start_ns), begun_ns: Cell::new(start_ns) };
     let mut driver = PushedDriver {
         time: &time,
+        live,
         recorder: Recorder::new(&time, options),
         frames: Frames::default(),
         spare: Vec::new(),
     };
+    let end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
     let mut waiting: Vec<Record> = Vec::new();
-    while !live.shall_stop() {
-        let told_until_ns = match source.next_batch(&mut waiting) {
+    let mut ends = false;
+    loop {
+        if !ends && (live.shall_stop() || clock.now_ns() >= end_ns) {
+            source.end();
+            ends = true;
+            driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
+        }
+        let told_until_ns = match source.next_batch(end_ns, &mut waiting) {
             Ok(told_until_ns) => told_until_ns,
             Err(Fault::Gone) => None,
             Err(fault) => {
@@ -111,17 +88,32 @@ pub fn record(source: &mut dyn PushedSource, options: &Options, live: &Live) -> 
         if told_until_ns.is_none() {
             break;
         }
+        driver.recorder.refresh_images(source);
+        driver.publish(source);
     }
-    // After the wish to stop, what was told already is taken in still.
-    for record in waiting {
-        driver.take(source, record);
+    if !ends {
+        driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
-    driver.settle(source, None);
-    Ok(driver.recorder.finish(source))
+    driver.walk_postponed(source, Due::All);
+    if live.shall_stop() && driver.recorder.stats.exit_status.is_none() {
+        let until_ns = clock.now_ns().saturating_add(options.linger_ns);
+        driver.recorder.stats.exit_status = source.exit_before(until_ns);
+    }
+    let mut profile = driver.recorder.finish(source);
+    let stats = &mut profile.stats;
+    if let Some(cpu_ns) = source.target_cpu_ns() {
+        stats.target_cpu_ns = cpu_ns;
+    }
+    // As many as of a thread that runs all the time.
+    let per_cpu_ns = |samples: u64| u128::from(samples) * u128::from(stats.duration_ns);
+    let ticks = per_cpu_ns(stats.samples_pushed).checked_div(stats.target_cpu_ns.into());
+    stats.ticks = ticks.and_then(|ticks| ticks.try_into().ok()).unwrap_or(stats.samples_pushed);
+    Ok(profile)
 }
 
 struct PushedDriver<'a> {
-    time: &'a RecordTime,
+    time: &'a RecordTime<'a>,
+    live: &'a Live,
     recorder: Recorder<'a>,
     frames: Frames,
     spare: Vec<Capture>,
@@ -130,43 +122,62 @@ struct PushedDriver<'a> {
 impl PushedDriver<'_> {
     fn take(&mut self, process: &mut dyn PushedSource, record: Record) {
         let Record { at_ns, thread, what } = record;
-        self.time.0.set(at_ns);
+        self.time.go_to(at_ns);
         process.go_to(at_ns);
         match what {
             What::Started { stack_top, look, found } => {
                 self.recorder.add_thread(process, thread, stack_top, look, found);
             }
-            What::Sampled(capture) => {
-                let look = capture.look;
+            What::Sampled(mut boxed) => {
+                self.recorder.stats.samples_pushed += 1;
+                let look = boxed.look;
                 let Some(counts) = self.recorder.weigh(thread, look) else { return };
-                let sample = Sample { thread, capture: *capture, at_ns, waiting: false };
-                self.recorder.take(process, sample, counts, WINDOW_MAX_BYTES, &mut self.frames);
-                let (frames, spare) = (&mut self.frames, &mut self.spare);
-                let mut rewalk = Rewalk { window_max_bytes: WINDOW_MAX_BYTES, frames, spare };
-                self.recorder.take_up_postponed(process, &mut rewalk);
+                // The box goes back to the source with its buffers.
+                let capture = std::mem::replace(&mut *boxed, Capture::with_capacity(0));
+                let sample = Sample { thread, capture, at_ns, waiting: false };
+                let taken = self.recorder.take(process, sample, counts, WINDOW_MAX_BYTES, &mut self.frames);
+                if let Some(sample) = taken.sample {
+                    *boxed = sample.capture;
+                }
+                process.walked(boxed, taken.needed);
+                self.walk_postponed(process, Due::ImagesRead);
             }
             What::Missed(look, reason) => {
                 let counts = self.recorder.weigh(thread, Some(look));
                 self.recorder.lose(reason, counts.unwrap_or(0));
             }
             What::Ended(cpu_ns, reason) => {
-                self.settle(process, Some(thread));
+                self.walk_postponed(process, Due::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
             }
             What::Exec => {
-                self.settle(process, None);
+                self.walk_postponed(process, Due::All);
                 self.recorder.begin_program();
             }
             What::ImagesChanged => {
                 self.recorder.read_images(process);
             }
+            What::ImagesMayHaveChanged => self.recorder.images_changed(process),
+            What::Dropped(samples, reason) => self.recorder.lose(reason, samples),
+            What::Exited(status) => self.recorder.stats.exit_status = Some(status),
+            What::Terminate => self.live.ask_to_stop(),
         }
         self.spare.clear();
     }
 
-    fn settle(&mut self, process: &mut dyn PushedSource, thread: Option<ThreadId>) {
+    /// Shows others how the recording goes.
+    fn publish(&self, source: &dyn PushedSource) {
+        let (stats, live) = (&self.recorder.stats, self.live);
+        live.ticks.store(stats.samples_pushed, Ordering::Relaxed);
+        live.samples.store(stats.samples, Ordering::Relaxed);
+        live.threads.store(self.recorder.accounts.len() as u64, Ordering::Relaxed);
+        live.target_cpu_ns.store(source.target_cpu_ns().unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Walks samples that waited for images.
+    fn walk_postponed(&mut self, process: &mut dyn PushedSource, due: Due) {
         let (frames, spare) = (&mut self.frames, &mut self.spare);
         let mut rewalk = Rewalk { window_max_bytes: WINDOW_MAX_BYTES, frames, spare };
-        self.recorder.settle_postponed(process, thread, &mut rewalk);
+        self.recorder.walk_postponed(process, due, &mut rewalk);
     }
 }

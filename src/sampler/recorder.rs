@@ -15,6 +15,7 @@ use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{ImageCode, Images, Made, TargetCode};
 use crate::recording::{Frame, Profile, Root, Stats, Thread};
+use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, ThreadId};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder};
@@ -43,6 +44,8 @@ pub struct Sample {
 pub(super) struct Taken {
     /// Its node in the trie and how its walk ended, if it is there.
     pub(super) stack: Option<(NodeId, Ended)>,
+    /// How much of the copied stack its walk needed.
+    pub(super) needed: Needed,
     /// The sample, given back; `None` if it waits for the images.
     pub(super) sample: Option<Sample>,
 }
@@ -183,16 +186,18 @@ impl<'a> Recorder<'a> {
         frames: &mut Frames,
     ) -> Taken {
         let id = sample.thread;
-        let ended = self.walk(process, id, &sample.capture, window_max_bytes, frames);
+        let (ended, bytes) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
+        let needed = Needed { bytes, ran_out: ended == Ended::WindowRanOut };
         if counts == 0 && !self.options.idle {
-            return Taken { stack: None, sample: Some(sample) };
+            return Taken { stack: None, needed, sample: Some(sample) };
         }
         self.ask_name(process, id);
         let Some(sample) = self.postpone(sample, ended, counts) else {
-            return Taken { stack: None, sample: None };
+            return Taken { stack: None, needed, sample: None };
         };
-        let node = self.insert(id, ended, frames, counts, self.options.idle && sample.waiting);
-        Taken { stack: node.map(|node| (node, ended)), sample: Some(sample) }
+        let waiting = self.options.idle && sample.waiting;
+        let node = self.insert(id, ended, &sample.capture.kernel, frames, counts, waiting);
+        Taken { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
@@ -202,17 +207,19 @@ impl<'a> Recorder<'a> {
         self.weighed(ended, counts);
     }
 
-    /// Puts the frames that were found into the trie.
+    /// Puts the frames that were found into the trie, with those in the kernel that they led to.
     pub(super) fn insert(
         &mut self,
         id: ThreadId,
         ended: Ended,
-        frames: &Frames,
+        kernel: &[u64],
+        frames: &mut Frames,
         counts: u64,
         waiting: bool,
     ) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
         let root = Root { thread: self.accounts.get(&id)?.index, complete, fiber, waiting };
+        frames.addresses.splice(0..0, kernel.iter().copied());
         match self.trie.insert((root, self.images.space()), &frames.addresses, counts) {
             Ok(node) => {
                 self.weighed(ended, counts);
@@ -239,7 +246,8 @@ impl<'a> Recorder<'a> {
 
     // ---- walks
 
-    /// Walks a capture into `frames`, with the images it needs.
+    /// Walks a capture into `frames`, with the images it needs. Why it ended, and how many bytes
+    /// above the stack pointer it needed.
     pub(super) fn walk(
         &mut self,
         process: &mut dyn Observed,
@@ -247,18 +255,22 @@ impl<'a> Recorder<'a> {
         capture: &Capture,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> Ended {
+    ) -> (Ended, usize) {
+        if capture.only_kernel {
+            frames.clear();
+            return (Ended::Root, 0);
+        }
         if !self.images.contains(capture.registers.pc()) {
             self.retry_images(process);
         }
-        let ended = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+        let (ended, needed) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         // A torn chain, or a library that was loaded since?
         if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && self.retry_images(process)
         {
             return self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         }
-        ended
+        (ended, needed)
     }
 
     pub(super) fn walk_with_known_images(
@@ -268,7 +280,7 @@ impl<'a> Recorder<'a> {
         capture: &Capture,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> Ended {
+    ) -> (Ended, usize) {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
         if self.made.is_old(self.clock.now_ns()) {
@@ -277,7 +289,7 @@ impl<'a> Recorder<'a> {
         }
         self.made.begin_walk();
         let mut rounds_left = MADE_ROUNDS_MAX;
-        let Some(account) = self.accounts.get_mut(&id) else { return Ended::BadFrame };
+        let Some(account) = self.accounts.get_mut(&id) else { return (Ended::BadFrame, 0) };
         loop {
             let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
             let input = walk::Input {
@@ -301,14 +313,14 @@ impl<'a> Recorder<'a> {
             account.window.fit(&walked, needed, copied, window_max_bytes);
             // A thread that already ran when we came: where was it born?
             if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
-                return walked.ended;
+                return (walked.ended, needed);
             }
             account.birth_searches_left -= 1;
             account.stack_top =
                 walk::find_birth(capture.registers.arch(), stack, walked.reached, &ImageCode(&self.images));
             if account.stack_top.is_none() {
                 account.window.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), window_max_bytes);
-                return walked.ended;
+                return (walked.ended, needed);
             }
         }
     }

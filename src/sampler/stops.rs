@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 
 use super::Options;
 use super::budget::Budget;
-use super::postponed::Rewalk;
+use super::postponed::{Due, Rewalk};
 use super::recorder::{Recorder, Sample};
 use super::thread::unknown_look;
 use super::ticks::Ticks;
@@ -298,7 +298,7 @@ impl<'a> StopDriver<'a> {
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
             Event::Exec { thread, stack_top } => {
                 self.walk_captured();
-                self.settle_postponed(None);
+                self.walk_postponed(Due::All);
                 let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
                 let gone: Vec<ThreadId> = self.stops.keys().copied().collect();
                 for id in gone {
@@ -315,7 +315,7 @@ impl<'a> StopDriver<'a> {
             Event::ImagesChanged => {
                 // Those captured before belong to the images of before.
                 self.walk_captured();
-                self.settle_postponed(None);
+                self.walk_postponed(Due::All);
                 self.recorder.images_changed(self.target);
             }
             Event::Terminate => self.live.ask_to_stop(),
@@ -364,22 +364,17 @@ impl<'a> StopDriver<'a> {
             }
         }
         self.captured = captured;
-        let mut rewalk = Rewalk {
-            window_max_bytes: self.budget.window_max_bytes(),
-            frames: &mut self.frames,
-            spare: &mut self.spare,
-        };
-        self.recorder.take_up_postponed(self.target, &mut rewalk);
+        self.walk_postponed(Due::ImagesRead);
     }
 
-    /// Settles the samples that wait for images: all, or those of one thread.
-    pub(super) fn settle_postponed(&mut self, thread: Option<ThreadId>) {
+    /// Walks samples that waited for images.
+    pub(super) fn walk_postponed(&mut self, due: Due) {
         let mut rewalk = Rewalk {
             window_max_bytes: self.budget.window_max_bytes(),
             frames: &mut self.frames,
             spare: &mut self.spare,
         };
-        self.recorder.settle_postponed(self.target, thread, &mut rewalk);
+        self.recorder.walk_postponed(self.target, due, &mut rewalk);
     }
 
     /// Counts for a thread that was just stopped; `None` if it is accounted for already.

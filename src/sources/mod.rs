@@ -17,6 +17,7 @@ use crate::binary::{Files, ImageBytes, Mapping, NoFiles};
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
+pub mod pushed;
 pub mod sim;
 
 /// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
@@ -29,6 +30,36 @@ pub fn swift_demangle(name: &str) -> Option<String> {
     {
         let _ = name;
         None
+    }
+}
+
+/// Which way of sampling is wanted, where a system has several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// The best that the system allows.
+    #[default]
+    Auto,
+    /// By the kernel's own samples (perf_event), or not at all.
+    Perf,
+    /// By stopping threads (ptrace).
+    Ptrace,
+}
+
+/// A process to record, by who takes its samples.
+pub enum Recordable<'a> {
+    /// The engine does: it stops threads.
+    Stopped(&'a mut dyn Target),
+    /// The system does, and tells.
+    Pushed(&'a mut dyn pushed::PushedSource),
+}
+
+impl Recordable<'_> {
+    /// What can be asked of the process.
+    pub fn observed(&mut self) -> &mut dyn Observed {
+        match self {
+            Recordable::Stopped(target) => *target,
+            Recordable::Pushed(source) => *source,
+        }
     }
 }
 
@@ -47,8 +78,10 @@ pub struct Process {
     pub command: String,
     /// Instruction set.
     pub arch: Arch,
-    /// Name of the backend: `ptrace`, `sim`.
+    /// Name of the backend: `ptrace`, `perf_event`, `sim`.
     pub backend: &'static str,
+    /// Why it was that one and how it samples, for people; empty where there is no other.
+    pub backend_why: String,
     /// CPUs that the target may run on, at least 1.
     pub cpus: usize,
     /// Mask of the bits of a code pointer that hold an address: pointer
@@ -158,6 +191,11 @@ pub struct Capture {
     /// Of that, the time from when the thread was seen to stand, nanoseconds. Where one stop
     /// holds all threads, it is in the capture of one of them, and 0 in the others.
     pub stood_ns: u64,
+    /// Frames in the kernel that its code was in, where the source tells: look-up addresses, the
+    /// innermost first.
+    pub kernel: Vec<u64>,
+    /// There are no frames but those: the thread has no user memory yet, or no more.
+    pub only_kernel: bool,
     /// The thread's figures while it stood, where the source reads them: exact up to the stop.
     pub look: Option<Look>,
     /// End of the stack that the stack pointer is in, where the system tells: nothing of
@@ -175,6 +213,8 @@ impl Capture {
             stack: Vec::with_capacity(window_bytes),
             pause_ns: 0,
             stood_ns: 0,
+            kernel: Vec::new(),
+            only_kernel: false,
             look: None,
             stack_limit: None,
         }

@@ -10,6 +10,7 @@ mod debug_map;
 pub mod demangle;
 pub mod dwarf;
 pub mod jit;
+pub mod kernel;
 pub mod locate;
 mod nlist;
 pub mod plt;
@@ -139,6 +140,9 @@ const IN_NO_IMAGE: u32 = u32::MAX;
 /// The same, of a program that was replaced (`exec`): a JIT compiler's map is of the last one.
 const OF_EARLIER_PROGRAM: u32 = u32::MAX - 1;
 
+/// The kernel's.
+const IN_KERNEL: u32 = u32::MAX - 2;
+
 /// How names are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
@@ -194,6 +198,9 @@ pub fn symbolicate(
         .filter_map(|(frame, what)| match what {
             Frame::Root(_) => None,
             Frame::Code { space, address } => {
+                if Avma(address).is_kernel() {
+                    return Some(Address { image: IN_KERNEL, svma: address, frame, relative: 0, space });
+                }
                 let made = images.made_at_run_time(space, Avma(address)).is_some();
                 let at = images.locate(space, Avma(address)).filter(|_| !made);
                 Some(match at {
@@ -241,6 +248,7 @@ pub fn symbolicate(
             let answer = match image {
                 Some(_) => answers.next().unwrap_or_default(),
                 None if group[0].image == OF_EARLIER_PROGRAM => Answer::default(),
+                None if group[0].image == IN_KERNEL => name_kernel(group, options.files),
                 None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
             };
             names.notes.extend(answer.problems.iter().cloned());
@@ -303,6 +311,7 @@ fn take(
                         let stubs: &Vec<Range<u64>> = stubs.get_or_insert_with(|| plt::ranges(image));
                         texts.shared(&place(image, &address, stubs))
                     }
+                    None if address.image == IN_KERNEL => texts.shared(kernel::UNNAMED),
                     None => {
                         let maker = makers.name(address.space, Avma(address.svma));
                         texts.shared(maker.as_deref().unwrap_or("[unknown]"))
@@ -317,6 +326,17 @@ fn take(
             names.spans[address.frame.0 as usize] = (start, length);
         }
     }
+}
+
+/// Names of the kernel's functions at addresses, sorted; one for each distinct address.
+fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
+    let (text, problems) = match files.kernel_symbols() {
+        Ok(text) => (text, Vec::new()),
+        Err(why) => (Vec::new(), vec![why]),
+    };
+    let symbols = kernel::KernelSymbols::parse(&text);
+    let distinct = addresses.chunk_by(|a, b| a.svma == b.svma);
+    Answer { names: distinct.map(|same| symbols.name(same[0].svma)).collect(), problems }
 }
 
 /// What code of an image without a name is called: one name for each function whose beginning

@@ -61,7 +61,8 @@ pub struct Frames {
 }
 
 impl Frames {
-    pub(super) fn clear(&mut self) {
+    /// Forgets all of them; the buffers stay.
+    pub fn clear(&mut self) {
         self.addresses.clear();
         self.methods.clear();
     }

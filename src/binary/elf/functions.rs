@@ -11,7 +11,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Class, class, section_names};
+use super::{Class, class, code_ranges, section_names};
 use crate::addr::Svma;
 
 /// Sections that are one function, put together by the linker of pieces without symbols.
@@ -78,14 +78,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
     let headers = header.section_headers(endian, data)?;
     let names = section_names(header, data, headers);
     let sections = SectionTable::<H>::new(headers, Default::default());
-    let code: Vec<Option<Range<u64>>> = headers
-        .iter()
-        .map(|section| {
-            let start: u64 = section.sh_addr(endian).into();
-            let end = start.checked_add(section.sh_size(endian).into())?;
-            (section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
-        })
-        .collect();
+    let code = code_ranges::<H>(headers);
     let name_of = |section: &H::SectionHeader| {
         let from = usize::try_from(section.sh_name(endian)).ok()?;
         names.get(from..)?.split(|byte| *byte == 0).next()

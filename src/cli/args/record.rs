@@ -8,8 +8,9 @@ use super::output::{Destination, Output, check_distinct, outputs};
 use super::{Naming, Source, Verbosity, bad, colors, number, unwind, verbosity};
 use crate::cli::flags::RecordingFlags;
 use crate::cli::format::Format;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
+use crate::sources::Way;
 use crate::walk::How;
 
 /// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
@@ -37,12 +38,16 @@ pub struct Recording {
     pub hz: u32,
     /// When to stop; `None` is at the end of the target or Ctrl-C.
     pub duration: Option<Duration>,
-    /// Outputs asked for; empty means the default one, see [`Recording::outputs_for`].
+    /// Outputs asked for; empty means one that is named after the process.
     pub outputs: Vec<Output>,
     /// Format of the default output.
     pub default_format: Format,
     /// Also record threads that wait.
     pub idle: bool,
+    /// Who takes the samples.
+    pub way: Way,
+    /// Frames in the kernel are kept, where the source tells them.
+    pub kernel: bool,
     /// One subtree per thread.
     pub threads: bool,
     /// How stacks are walked.
@@ -71,29 +76,6 @@ pub struct Recording {
     pub verbosity: Verbosity,
     /// Seed of the tick jitter; `None` lets the recording choose.
     pub seed: Option<u64>,
-}
-
-impl Recording {
-    /// The outputs, with the default one (`stackprof-NAME-PID.svg`) filled in.
-    #[must_use]
-    pub fn outputs_for(&self, process: &str, pid: impl std::fmt::Display) -> Vec<Output> {
-        if !self.outputs.is_empty() {
-            return self.outputs.clone();
-        }
-        if self.source == Source::Demo {
-            let path = format!("stackprof-demo.{}", self.default_format.extension());
-            return vec![Output { to: Destination::File(path.into()), format: self.default_format }];
-        }
-        // A process can call itself anything; the file stays in this directory.
-        let name: String = process
-            .chars()
-            .map(|c| if c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+') { c } else { '_' })
-            .take(64)
-            .collect();
-        let name = if name.is_empty() { "process" } else { &name };
-        let path = format!("stackprof-{name}-{pid}.{}", self.default_format.extension());
-        vec![Output { to: Destination::File(path.into()), format: self.default_format }]
-    }
 }
 
 /// Checks the options of a recording.
@@ -128,6 +110,8 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         outputs,
         default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
+        way: way(flags.source.as_deref(), flags.idle)?,
+        kernel: flags.kernel || !flags.no_kernel,
         threads: flags.threads,
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         naming: Naming::from(&flags.naming),
@@ -147,6 +131,21 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
             .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
             .transpose()?,
     })
+}
+
+/// Who takes the samples.
+fn way(text: Option<&OsStr>, idle: bool) -> Result<Way> {
+    let way = match text.map(|text| (text, text.to_str())) {
+        None | Some((_, Some("auto"))) => Way::Auto,
+        Some((_, Some("perf"))) => Way::Perf,
+        Some((_, Some("ptrace"))) => Way::Ptrace,
+        Some((other, _)) => return Err(bad("--source", other, "auto, perf or ptrace")),
+    };
+    if way == Way::Perf && idle {
+        let why = "--idle needs --source ptrace: the kernel samples only threads that run";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
+    Ok(way)
 }
 
 /// The frames of a stack to keep, `most` at most.

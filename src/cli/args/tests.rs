@@ -42,6 +42,8 @@ fn the_defaults_are_those_of_the_contract() {
         outputs: Vec::new(),
         default_format: Format::Svg,
         idle: false,
+        way: Way::Auto,
+        kernel: true,
         threads: false,
         unwind: How::Auto,
         naming: Naming { inlines: true, lines: false, style: Style::Readable },
@@ -64,7 +66,7 @@ fn the_defaults_are_those_of_the_contract() {
 
 #[test]
 fn every_option_is_understood() {
-    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --threads --max-depth 65536 --max-stop 0.5 \
+    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --max-stop 0.5 \
                 --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
     let expected = Recording {
@@ -74,6 +76,8 @@ fn every_option_is_understood() {
         outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
         default_format: Format::Folded,
         idle: true,
+        way: Way::Ptrace,
+        kernel: false,
         threads: true,
         unwind: How::FramePointer,
         naming: Naming { inlines: false, lines: true, style: Style::Short },
@@ -122,17 +126,6 @@ fn formats_come_from_extensions() {
     assert_eq!(outputs("-o -"), [Output { to: Destination::Stdout, format: Format::Folded }]);
     assert_eq!(outputs("-o - --format svg"), [Output { to: Destination::Stdout, format: Format::Svg }]);
     assert_eq!(outputs("-o /dev/null -o /dev/null --format svg").len(), 2);
-}
-
-#[test]
-fn the_default_output_names_the_process() {
-    let default = |line: &str, name: &str| record(line).outputs_for(name, 42);
-    assert_eq!(default("--pid 1", "work"), [file("stackprof-work-42.svg", Format::Svg)]);
-    assert_eq!(default("--pid 1", "../../a b\n"), [file("stackprof-.._.._a_b_-42.svg", Format::Svg)]);
-    assert_eq!(default("--pid 1", ""), [file("stackprof-process-42.svg", Format::Svg)]);
-    assert_eq!(default("--pid 1 --format folded", "w"), [file("stackprof-w-42.folded", Format::Folded)]);
-    assert_eq!(default("--pid 1 --format pprof", "w"), [file("stackprof-w-42.pb.gz", Format::Pprof)]);
-    assert_eq!(default("--pid 1 -o a.svg", "w"), [file("a.svg", Format::Svg)]);
 }
 
 #[test]

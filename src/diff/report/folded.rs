@@ -9,7 +9,8 @@ use std::io::{self, Write};
 
 use crate::diff::compare::Comparison;
 use crate::diff::stacks::Stacks;
-use crate::trie::NodeId;
+use crate::profile::views::by_name::by_folded_line;
+use crate::trie::{Children, NodeId};
 
 /// Writes the stacks of the two profiles of `comparison`, in the order of their lines' bytes.
 ///
@@ -53,14 +54,12 @@ struct Part {
 struct Tree<'a> {
     stacks: &'a Stacks,
     counts: Vec<(u64, u64)>,
-    /// By node: its first child and its next sibling, 0 if there is none.
-    first_next: Vec<(u32, u32)>,
+    children: Children,
 }
 
 impl<'a> Tree<'a> {
     fn of(stacks: &'a Stacks, comparison: &Comparison) -> Tree<'a> {
-        let nodes = stacks.node_count();
-        let mut counts = vec![(0, 0); nodes];
+        let mut counts = vec![(0, 0); stacks.node_count()];
         let scales = comparison.scales();
         if let [base, new] = stacks.runs() {
             let mut scaled = Scaled::by(scales.0);
@@ -76,16 +75,7 @@ impl<'a> Tree<'a> {
                 }
             }
         }
-        let mut first_next = vec![(0, 0); nodes];
-        for id in (1..nodes as u32).rev() {
-            let Some(parent) = stacks.parent(NodeId(id)) else { continue };
-            let Some((first, _)) = first_next.get_mut(parent.0 as usize) else { continue };
-            let sibling = std::mem::replace(first, id);
-            if let Some((_, next)) = first_next.get_mut(id as usize) {
-                *next = sibling;
-            }
-        }
-        Tree { stacks, counts, first_next }
+        Tree { stacks, counts, children: stacks.children() }
     }
 
     fn counts(&self, node: u32) -> (u64, u64) {
@@ -99,22 +89,15 @@ impl<'a> Tree<'a> {
     /// What there is below a node, last first.
     fn below(&self, node: u32) -> Vec<Part> {
         let mut parts = Vec::new();
-        let mut child = self.first_next.get(node as usize).map_or(0, |(first, _)| *first);
-        while child != 0 {
+        for &child in self.children.below(node) {
             parts.push(Part { node: child, line: false });
             if self.counts(child) != (0, 0) {
                 parts.push(Part { node: child, line: true });
             }
-            child = self.first_next.get(child as usize).map_or(0, |(_, next)| *next);
         }
-        // Lines below a node begin with its name and `;`, its own goes on with a space.
         parts.sort_by(|a, b| {
-            let (a_name, b_name) = (self.name(*a), self.name(*b));
-            if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
-                self.beginning(*b).cmp(&self.beginning(*a))
-            } else {
-                b_name.cmp(a_name)
-            }
+            let beginnings = || (self.beginning(*a), self.beginning(*b));
+            by_folded_line(self.name(*a), self.name(*b), beginnings).reverse()
         });
         parts
     }

@@ -5,6 +5,7 @@
 //! written from it line by line, with no stack ever being a string of its own.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 
 use crate::profile::StackFrame;
 use crate::profile::root_names::RootNames;
@@ -156,9 +157,7 @@ impl ByName {
         }
     }
 
-    /// The lines and subtrees of siblings, last first. All lines below a node begin with its
-    /// name and `;`, its own line goes on with a space and the count; names hold no `;`. So
-    /// these beginnings decide the order, and no two are the beginning of one another.
+    /// The lines and subtrees of siblings, last first.
     fn events(&self, siblings: &[u32]) -> Vec<Event> {
         let mut events = Vec::with_capacity(siblings.len());
         for &node in siblings {
@@ -169,11 +168,8 @@ impl ByName {
         }
         events.sort_unstable_by(|a, b| {
             let (a_name, b_name) = (self.text(self.name(a.node)), self.text(self.name(b.node)));
-            if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
-                self.beginning(*b).cmp(&self.beginning(*a))
-            } else {
-                b_name.cmp(a_name)
-            }
+            let beginnings = || (self.beginning(*a), self.beginning(*b));
+            by_folded_line(a_name, b_name, beginnings).reverse()
         });
         events
     }
@@ -221,6 +217,23 @@ pub fn shown(name: &str) -> Cow<'_, str> {
             })
             .collect(),
     )
+}
+
+/// The order of two siblings by the bytes of their folded lines. All lines below a node begin with
+/// its name and `;`, its own line goes on with a space and its counts; names hold no `;`. So
+/// these beginnings decide the order, and no two are the beginning of one another. `beginnings`
+/// makes both, which is needed only where one name begins with the other.
+pub(crate) fn by_folded_line(
+    a_name: &str,
+    b_name: &str,
+    beginnings: impl FnOnce() -> (String, String),
+) -> Ordering {
+    if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
+        let (a, b) = beginnings();
+        a.cmp(&b)
+    } else {
+        a_name.cmp(b_name)
+    }
 }
 
 #[cfg(test)]

@@ -33,12 +33,7 @@ const EXEC_NS: u64 = 60_000_000_000;
 
 /// Seizes every thread of a running process; none is stopped.
 pub(super) fn attach(pid: u32, clock: RealClock) -> Result<LinuxTarget> {
-    let pid = pid_t::try_from(pid).map_err(|_| {
-        Error::new(
-            ErrorKind::Attach,
-            format!("cannot attach to pid {pid}: no process has such a number; `ps -e` lists those that run"),
-        )
-    })?;
+    let pid = process_id(pid)?;
     refusal::check(pid)?;
     let mut target = LinuxTarget::new(pid, describe(pid), clock);
     for _ in 0..MAX_PASSES {
@@ -67,12 +62,7 @@ pub(super) fn attach(pid: u32, clock: RealClock) -> Result<LinuxTarget> {
 
 /// Starts a command and returns with its program loaded and let run.
 pub(super) fn launch(command: &[OsString], clock: RealClock) -> Result<LinuxTarget> {
-    let program = command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
-    let failed = |error: &std::io::Error| {
-        let next =
-            if error.kind() == std::io::ErrorKind::NotFound { "; check the name or give a path" } else { "" };
-        Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(error)))
-    };
+    let failed = |error: &std::io::Error| cannot_run(command, error);
     let held = launch::hold(command).map_err(|error| failed(&error))?;
     let pid = held.pid;
     // If refused, `held` is dropped, and the new process ends without running the command.
@@ -89,7 +79,7 @@ pub(super) fn launch(command: &[OsString], clock: RealClock) -> Result<LinuxTarg
             Ok(Event::Exited(ExitStatus::Signal(signal))) => {
                 return Err(Error::new(
                     ErrorKind::Attach,
-                    format!("cannot run `{program}`: killed by signal {signal}"),
+                    format!("cannot run `{}`: killed by signal {signal}", program(command)),
                 ));
             }
             Ok(Event::Exited(_)) | Err(_) => {
@@ -105,7 +95,33 @@ pub(super) fn launch(command: &[OsString], clock: RealClock) -> Result<LinuxTarg
     Ok(target)
 }
 
-fn describe(pid: pid_t) -> Process {
+/// The number of a process, as the system has them.
+///
+/// # Errors
+/// For a number that no process has.
+pub(super) fn process_id(pid: u32) -> Result<pid_t> {
+    pid_t::try_from(pid).map_err(|_| {
+        Error::new(
+            ErrorKind::Attach,
+            format!("cannot attach to pid {pid}: no process has such a number; `ps -e` lists those that run"),
+        )
+    })
+}
+
+fn program(command: &[OsString]) -> String {
+    command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The words for a command that could not be started.
+pub(super) fn cannot_run(command: &[OsString], error: &std::io::Error) -> Error {
+    let next =
+        if error.kind() == std::io::ErrorKind::NotFound { "; check the name or give a path" } else { "" };
+    let program = program(command);
+    Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(error)))
+}
+
+/// What is known of a process that is traced.
+pub(super) fn describe(pid: pid_t) -> Process {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy);
@@ -115,6 +131,7 @@ fn describe(pid: pid_t) -> Process {
         command: words.collect::<Vec<_>>().join(" ").trim_end().to_owned(),
         arch: ARCH,
         backend: "ptrace",
+        backend_why: String::new(),
         cpus: sys::cpus_of(pid),
         code_mask: CODE_MASK,
         fp_always: false,

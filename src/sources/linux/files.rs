@@ -47,6 +47,14 @@ impl TargetFiles {
         }
     }
 
+    /// The file at a path, if it is the one with this device and inode.
+    pub(super) fn open_same(&self, path: &str, identity: (u64, u64)) -> Option<ImageBytes> {
+        let file = self.open_file(path).ok()?;
+        let meta = file.metadata().ok()?;
+        let same = (meta.dev(), meta.ino()) == identity;
+        same.then(|| map::map(&file).ok().map(ImageBytes::new)).flatten()
+    }
+
     fn open_file(&self, path: &str) -> Result<File, String> {
         let Some(root) = &self.root else {
             return Err("the root of the process cannot be opened".to_owned());
@@ -75,6 +83,10 @@ impl Files for TargetFiles {
         below.map_or_else(Vec::new, |below| {
             files::list(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())))
         })
+    }
+
+    fn kernel_symbols(&self) -> Result<Vec<u8>, String> {
+        std::fs::read("/proc/kallsyms").map_err(|error| format!("/proc/kallsyms: {}", io_text(&error)))
     }
 
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {

@@ -15,6 +15,7 @@ mod files;
 mod images;
 mod launch;
 mod on_cpu;
+mod perf;
 mod proc;
 mod refusal;
 mod registers;
@@ -26,6 +27,7 @@ use std::ffi::OsString;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sources::{Recordable, Way};
 
 pub use trace::LinuxTarget;
 
@@ -56,17 +58,74 @@ pub fn with_target<R: Send>(
     clock: RealClock,
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
-    let tracer = move || -> Result<R> {
-        let mut target = match source {
-            Source::Attach(pid) => attach::attach(*pid, clock)?,
-            Source::Launch(command) => attach::launch(command, clock)?,
-        };
-        // Not sooner: a launched command inherits the priority of the thread that starts it.
-        sys::prefer_this_thread();
+    in_thread(move || {
+        let mut target = trace(source, clock)?;
         Ok(body(&mut target))
+    })
+}
+
+/// Attaches or launches and runs `body` with what samples the process at this rate, in a thread of
+/// its own: with what the kernel samples, unless threads that wait are wanted too, or with a
+/// target whose threads are stopped.
+///
+/// # Errors
+/// As [`with_target`]; and where `way` asks for what the kernel refuses.
+pub fn with_source<R: Send>(
+    source: &Source,
+    sampling: Sampling,
+    clock: RealClock,
+    body: impl FnOnce(Recordable<'_>) -> R + Send,
+) -> Result<R> {
+    in_thread(move || {
+        let Sampling { way, hz, idle, kernel } = sampling;
+        let by_kernel = match way {
+            Way::Ptrace => Err("--source ptrace".to_owned()),
+            Way::Auto if idle => Err("perf_event does not show threads that wait".to_owned()),
+            Way::Auto | Way::Perf => match source {
+                Source::Attach(pid) => perf::attach(*pid, hz, kernel, clock.clone())?,
+                Source::Launch(command) => perf::launch(command, hz, kernel, clock.clone())?,
+            },
+        };
+        match by_kernel {
+            Ok(mut source) => Ok(body(Recordable::Pushed(&mut source))),
+            Err(why) if way == Way::Perf => {
+                Err(Error::new(ErrorKind::Attach, format!("cannot sample by --source perf: {why}")))
+            }
+            Err(why) => {
+                let mut target = trace(source, clock)?;
+                target.chosen_because(why);
+                Ok(body(Recordable::Stopped(&mut target)))
+            }
+        }
+    })
+}
+
+/// What decides how a process is sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// What was asked for.
+    pub way: Way,
+    /// Samples per second.
+    pub hz: u32,
+    /// Threads that wait are wanted, too.
+    pub idle: bool,
+    /// Frames in the kernel are wanted, where they are to be had.
+    pub kernel: bool,
+}
+
+fn trace(source: &Source, clock: RealClock) -> Result<LinuxTarget> {
+    let target = match source {
+        Source::Attach(pid) => attach::attach(*pid, clock)?,
+        Source::Launch(command) => attach::launch(command, clock)?,
     };
+    // Not sooner: a launched command inherits the priority of the thread that starts it.
+    sys::prefer_this_thread();
+    Ok(target)
+}
+
+fn in_thread<R: Send>(body: impl FnOnce() -> Result<R> + Send) -> Result<R> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("sampler".to_owned()).spawn_scoped(scope, tracer);
+        let thread = std::thread::Builder::new().name("sampler".to_owned()).spawn_scoped(scope, body);
         let thread = thread.map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;

@@ -44,6 +44,21 @@ fn facts(pid: pid_t) -> Option<Facts> {
 /// # Errors
 /// One line for a person.
 pub(super) fn check(pid: pid_t) -> Result<(), Error> {
+    check_process(pid)?;
+    let Some(Facts { name, tracer, .. }) = facts(pid).filter(|facts| facts.tracer != 0) else {
+        return Ok(());
+    };
+    let by = fs::read_to_string(format!("/proc/{tracer}/comm")).unwrap_or_default();
+    let by = by.trim();
+    let by = if by.is_empty() { String::new() } else { format!(" ({by})") };
+    Err(refuse(pid, Some(&name), &format!("pid {tracer}{by} already traces it; end that one first")))
+}
+
+/// The same, but a process that another one traces will do.
+///
+/// # Errors
+/// One line for a person.
+pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
     let Some(facts) = facts(pid) else {
         return Err(refuse(pid, None, "no such process; `ps -e` lists those that run"));
     };
@@ -65,16 +80,6 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
     }
     if !facts.has_memory {
         return Err(refuse(pid, name, "it is a kernel thread, which has no program to profile; try `perf`"));
-    }
-    if facts.tracer != 0 {
-        let by = fs::read_to_string(format!("/proc/{}/comm", facts.tracer)).unwrap_or_default();
-        let by = by.trim();
-        let by = if by.is_empty() { String::new() } else { format!(" ({by})") };
-        return Err(refuse(
-            pid,
-            name,
-            &format!("pid {}{by} already traces it; end that one first", facts.tracer),
-        ));
     }
     match elf_class_and_machine(pid) {
         Some((class, _)) if class != 2 => {

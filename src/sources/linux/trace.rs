@@ -150,6 +150,11 @@ impl LinuxTarget {
         }
     }
 
+    /// Says why the process is traced rather than sampled by the kernel.
+    pub(super) fn chosen_because(&mut self, why: String) {
+        self.process.backend_why = why;
+    }
+
     pub(super) fn knows(&self, tid: pid_t) -> bool {
         self.threads.contains_key(&tid)
     }

@@ -158,6 +158,7 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         command: command_of(kernel, facts.pid),
         arch,
         backend: "mach",
+        backend_why: String::new(),
         // Unknown: any number of threads may run at once.
         cpus: cpus.filter(|cpus| *cpus > 0).unwrap_or(usize::MAX),
         code_mask: (1 << bits) - 1,

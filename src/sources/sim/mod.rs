@@ -107,6 +107,7 @@ impl SimTarget {
             command: format!("/sim/{} --seed {}", config.name, config.seed),
             arch: config.arch,
             backend: "sim",
+            backend_why: String::new(),
             cpus: config.cpus,
             code_mask: if signed { CODE_MASK } else { u64::MAX },
             // Its code keeps frame records, and nothing else tells where its threads begin.

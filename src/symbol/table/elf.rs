@@ -13,7 +13,7 @@ use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, function_end, name_at};
-use crate::binary::elf::{Class, class};
+use crate::binary::elf::{Class, class, code_ranges};
 use crate::symbol::Why;
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped
@@ -50,14 +50,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<Collecte
     let endian = header.endian().map_err(bad)?;
     let headers = header.section_headers(endian, data).map_err(bad)?;
     let sections = SectionTable::<H>::new(headers, Default::default());
-    let code: Vec<Option<Range<u64>>> = headers
-        .iter()
-        .map(|section| {
-            let start: u64 = section.sh_addr(endian).into();
-            let end = start.checked_add(section.sh_size(endian).into())?;
-            (section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
-        })
-        .collect();
+    let code = code_ranges::<H>(headers);
     let mut why = Why::NoSymbols;
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
         match collect_from::<H>(endian, data, &sections, kind, &code) {

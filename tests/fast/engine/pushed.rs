@@ -12,7 +12,8 @@ use stackprof::profile::formats::folded;
 use stackprof::profile::{ByName, Circumstances, Saved};
 use stackprof::recording::Profile;
 use stackprof::rng::Rng;
-use stackprof::sampler::pushed::{self, PushedSource, Record, What};
+use stackprof::sampler::pushed;
+use stackprof::sources::pushed::{PushedSource, Record, What};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId};
 use stackprof::symbol;
@@ -220,7 +221,7 @@ impl Observed for Pushed {
 }
 
 impl PushedSource for Pushed {
-    fn next_batch(&mut self, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
         let (told_until_ns, records) = self.batches.next().ok_or(Fault::Gone)?;
         into.extend(records);
         Ok(told_until_ns)
@@ -258,7 +259,7 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
     let stopped = sampler::record(&mut log, &clock, &options, &Live::default()).unwrap();
     log.walk_stopped();
     let mut pushed = Pushed::new(log, seed);
-    let pushed = pushed::record(&mut pushed, &options, &Live::default()).unwrap();
+    let pushed = pushed::record(&mut pushed, &FakeClock::default(), &options, &Live::default()).unwrap();
     let (told, lost) = (|p: &Profile| p.stats.samples, |p: &Profile| p.stats.samples_lost.clone());
     assert_eq!((told(&stopped), lost(&stopped)), (told(&pushed), lost(&pushed)), "seed {seed}");
     (folded_text(&stopped), folded_text(&pushed))

@@ -1,0 +1,13 @@
+//! How the commands that name code read symbols.
+
+use super::args::Naming;
+use crate::binary::Files;
+use crate::sources::swift_demangle;
+use crate::symbol;
+
+/// Options of the symbol look-up; debug files are opened through `files`.
+pub(super) fn options(naming: Naming, files: &dyn Files) -> symbol::Options<'_> {
+    let Naming { inlines, lines, style } = naming;
+    let swift = swift_demangle;
+    symbol::Options { inlines, lines, style, swift, files, ..symbol::Options::default() }
+}

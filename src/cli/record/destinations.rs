@@ -1,0 +1,108 @@
+//! Where a recording goes: the outputs asked for, or one that is named after the process; and
+//! whether they can be written, which is asked before anything is recorded.
+
+use std::fmt::Display;
+
+use crate::cli::args::{Destination, Output};
+use crate::cli::file;
+use crate::cli::format::Format;
+use crate::cli::outputs::check_reverse;
+use crate::error::{Error, Result};
+
+/// Where the profile goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destinations<'a> {
+    /// Outputs asked for; none means the default one, `stackprof-NAME-PID.svg`.
+    pub(super) asked: &'a [Output],
+    /// Form of the default one.
+    pub(super) default_format: Format,
+    /// The process is the built-in workload, whose default output has a name of its own.
+    pub(super) demo: bool,
+}
+
+impl Destinations<'_> {
+    /// The outputs of a recording of this process.
+    pub(super) fn outputs(&self, process: &str, pid: impl Display) -> Vec<Output> {
+        if !self.asked.is_empty() {
+            return self.asked.to_vec();
+        }
+        let extension = self.default_format.extension();
+        let path = if self.demo {
+            format!("stackprof-demo.{extension}")
+        } else {
+            format!("stackprof-{}-{pid}.{extension}", file_name(process))
+        };
+        vec![Output { to: Destination::File(path.into()), format: self.default_format }]
+    }
+
+    /// Checks all that is known before the process is; `stats` is where the statistics go.
+    ///
+    /// # Errors
+    /// One line: a reversed picture where none is drawn, a file that cannot be written.
+    pub(super) fn check(&self, reverse: bool, stats: Option<&Destination>) -> Result<()> {
+        // The name of the default output is not known yet, its directory and its form are.
+        let (process, pid) = ("NAME", "PID");
+        check_reverse(reverse, &self.outputs(process, pid))?;
+        for to in self.asked.iter().map(|output| &output.to).chain(stats) {
+            if let Destination::File(path) = to {
+                file::check_writable(path)?;
+            }
+        }
+        self.check_default(process, pid)
+    }
+
+    /// Finds out whether the output that nobody named can be written, if there is one.
+    ///
+    /// # Errors
+    /// One line: why not, and the next step.
+    pub(super) fn check_default(&self, process: &str, pid: impl Display) -> Result<()> {
+        if !self.asked.is_empty() {
+            return Ok(());
+        }
+        self.outputs(process, pid)
+            .iter()
+            .try_for_each(|output| file::check_writable(output.to.as_path()))
+            .map_err(|error| Error::new(error.kind(), format!("{error}; name another output with -o FILE")))
+    }
+}
+
+/// The name of a process as a part of a file's. A process can call itself anything; the file
+/// stays in this directory.
+fn file_name(process: &str) -> String {
+    let name: String = process
+        .chars()
+        .map(|c| if c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+') { c } else { '_' })
+        .take(64)
+        .collect();
+    if name.is_empty() { "process".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outputs(asked: &[Output], default_format: Format, demo: bool, name: &str) -> Vec<(String, Format)> {
+        let outputs = Destinations { asked, default_format, demo }.outputs(name, 42);
+        outputs.iter().map(|output| (output.to.as_path().display().to_string(), output.format)).collect()
+    }
+
+    #[test]
+    fn the_default_output_names_the_process() {
+        for (name, format, expected) in [
+            ("work", Format::Svg, "stackprof-work-42.svg"),
+            ("../../a b\n", Format::Svg, "stackprof-.._.._a_b_-42.svg"),
+            ("", Format::Svg, "stackprof-process-42.svg"),
+            ("w", Format::Folded, "stackprof-w-42.folded"),
+            ("w", Format::Pprof, "stackprof-w-42.pb.gz"),
+        ] {
+            assert_eq!(outputs(&[], format, false, name), [(expected.to_owned(), format)]);
+        }
+        assert_eq!(outputs(&[], Format::Svg, true, "w"), [("stackprof-demo.svg".to_owned(), Format::Svg)]);
+    }
+
+    #[test]
+    fn outputs_asked_for_replace_the_default() {
+        let asked = [Output { to: Destination::File("a.svg".into()), format: Format::Svg }];
+        assert_eq!(outputs(&asked, Format::Folded, false, "w"), [("a.svg".to_owned(), Format::Svg)]);
+    }
+}

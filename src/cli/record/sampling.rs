@@ -1,0 +1,87 @@
+//! Attaches or launches, samples until the end, and gives back the profile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::binary::Files;
+use crate::cli::args::{Source, Verbosity};
+use crate::cli::progress::Progress;
+use crate::cli::{demo, system};
+use crate::clock::{Clock, FakeClock};
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::live::Live;
+use crate::recording::Profile;
+use crate::sampler::{self, Options};
+use crate::sources::sim::{SimConfig, SimTarget};
+use crate::sources::{Recordable, Way};
+
+/// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
+const GIVEN_UP: i32 = 130;
+
+/// A profile, and the files of its process.
+type Sampled = (Profile, Arc<dyn Files>);
+
+/// Samples whatever `source` is, the way that is wanted, with frames in the kernel or without. `check_name` is asked as soon as the name of the process and its
+/// id are known, before the first sample.
+///
+/// # Errors
+/// One line: attaching refused, or what `check_name` says.
+pub(super) fn run(
+    source: &Source,
+    (way, kernel): (Way, bool),
+    options: &Options,
+    verbosity: Verbosity,
+    check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
+) -> Result<Sampled> {
+    let live = Arc::new(Live::default());
+    let record = |mut sampled: Recordable<'_>, clock: &dyn Clock| -> Result<Sampled> {
+        let observed = sampled.observed();
+        // Now: when the profile is there, the target may be gone.
+        let files = observed.files();
+        let process = observed.process();
+        check_name(&process.name, process.pid)?;
+        let title = format!("{} (pid {})", process.name, process.pid);
+        let limit = options.duration_ns.map(Duration::from_nanos);
+        let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
+        let profile = match sampled {
+            Recordable::Stopped(target) => sampler::record(target, clock, options, &live),
+            Recordable::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
+        };
+        progress.finish();
+        Ok((profile?, files))
+    };
+    let process = match source {
+        Source::Sim { seed } => {
+            let clock = FakeClock::default();
+            let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
+            return record(Recordable::Stopped(&mut target), &clock);
+        }
+        Source::Pid(pid) => system::Process::Running(*pid),
+        Source::Launch(command) => system::Process::New(command.clone()),
+        Source::Demo => {
+            let program = std::env::current_exe().map_err(|error| {
+                Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
+            })?;
+            system::Process::New(vec![program.into_os_string(), demo::WORKLOAD.into()])
+        }
+    };
+    system::prepare();
+    end_on_interrupt(&live)?;
+    let sampling = system::Sampling { way, hz: options.hz, idle: options.idle, kernel };
+    system::with_source(&process, sampling, record)?
+}
+
+/// The first Ctrl-C ends the recording and lets the outputs be written, a second one
+/// gives up at once. Either way the target runs on.
+fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
+    let live = Arc::clone(live);
+    let pressed = AtomicU32::new(0);
+    ctrlc::set_handler(move || {
+        if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
+            std::process::exit(GIVEN_UP);
+        }
+        live.ask_to_stop();
+    })
+    .map_err(|error| Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")))
+}

@@ -1,0 +1,97 @@
+//! How a recording went: statistics, the closing summary, or why there is nothing.
+
+use crate::cli::args::{Destination, Output, Verbosity};
+use crate::cli::stats::{self, RunFigures};
+use crate::cli::{hints, messages, outputs, summary, system, text};
+use crate::error::{Error, ErrorKind, Result};
+use crate::recording::Profile;
+use crate::sources::ExitStatus;
+use crate::symbol::Names;
+use crate::walk::How;
+
+/// Numbers of the run that are not in the profile's own counters; the times are left at zero.
+pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs: &[Output]) -> RunFigures {
+    let (profiler_cpu_ns, profiler_peak_rss_bytes) = system::own_usage();
+    RunFigures {
+        launched,
+        distinct_stacks: profile.trie.distinct_stacks() as u64,
+        trie_nodes: profile.trie.node_count() as u64,
+        trie_bytes: profile.trie.memory_bytes() as u64,
+        addresses_unique: names.addresses_unique,
+        addresses_looked_up: names.addresses_looked_up,
+        addresses_named: names.addresses_named,
+        profiler_cpu_s: profiler_cpu_ns as f64 / 1e9,
+        profiler_peak_rss_bytes,
+        symbolicate_s: 0.0,
+        write_s: 0.0,
+        outputs: outputs.iter().map(|output| output.to.as_path().display().to_string()).collect(),
+    }
+}
+
+/// Writes the statistics as JSON.
+///
+/// # Errors
+/// One line that names the file and what stands in the way.
+pub(super) fn stats(to: &Destination, profile: &Profile, figures: &RunFigures) -> Result<()> {
+    let json = stats::json(&profile.process, profile.hz, &profile.stats, figures);
+    outputs::write_to(to, &mut |out| out.write_all(json.as_bytes()))
+}
+
+/// Prints the closing summary; `how` is how stacks were walked, which decides what could help.
+pub(super) fn summary(
+    verbosity: Verbosity,
+    profile: &Profile,
+    names: &Names,
+    figures: &RunFigures,
+    how: How,
+) {
+    if verbosity == Verbosity::Quiet {
+        return;
+    }
+    let hints = hints::of(profile, names, how, figures.launched);
+    messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, figures, &hints));
+    if verbosity == Verbosity::Verbose {
+        messages::block(&missing_names(profile, names));
+    }
+}
+
+/// Each cause of a missing name, by image.
+fn missing_names(profile: &Profile, names: &Names) -> String {
+    let mut out = String::new();
+    for unnamed in &names.unnamed_by_image {
+        let image = profile.images.images().get(unnamed.image as usize);
+        let path = image.map_or("", |image| image.path.as_str());
+        out += &text::visible(&format!("  unnamed  {} of {path}: {}", unnamed.addresses, unnamed.why));
+        out.push('\n');
+    }
+    for note in &names.notes {
+        out += &text::visible(&format!("  symbols  {note}"));
+        out.push('\n');
+    }
+    out
+}
+
+/// Why a recording has no samples; `idle`: waiting threads were to be recorded, too.
+pub(super) fn nothing_sampled(profile: &Profile, idle: bool) -> Error {
+    let process = format!("{} (pid {})", profile.process.name, profile.process.pid);
+    let seconds = profile.stats.duration_ns as f64 / 1e9;
+    let why = match profile.stats.exit_status {
+        Some(status) => {
+            let how = match status {
+                ExitStatus::Code(code) => format!("exited with code {code}"),
+                ExitStatus::Signal(signal) => format!("was ended by signal {signal}"),
+                ExitStatus::Unknown => "exited".to_owned(),
+            };
+            format!(
+                "it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
+            )
+        }
+        None if idle && profile.stats.samples_lost.contains_key("stopped by job control") => {
+            let pid = profile.process.pid;
+            format!("in {seconds:.1} s it was stopped by job control; let it run: kill -CONT {pid}")
+        }
+        None if idle => format!("in {seconds:.1} s no thread could be stopped"),
+        None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
+    };
+    Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"))
+}

@@ -1,0 +1,279 @@
+//! The events that sample a process, and the rings that they write to: what is opened, for whom.
+//!
+//! On every CPU, for all that runs there ([`Scope::Cpus`]): one event and one ring for each CPU,
+//! however many threads come and go; a program in the kernel says which process is sampled. Its
+//! timer ticks whatever runs, so where a thread is found does not depend on when it was switched
+//! to. It takes rights over the whole machine (CAP_PERFMON, or kernel.perf_event_paranoid ≤ 0).
+//!
+//! Without these, for the threads of one process ([`Scope::Threads`]): an event for each thread
+//! and CPU, inherited by the threads that it starts; one ring for each CPU, which all share.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use libc::{c_int, pid_t};
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER,
+    PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
+};
+
+use super::sys::{self, Ring};
+use super::{filter, registers};
+use crate::sources::linux::threads;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Whom the events are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// All that runs on each CPU, sifted by the kernel.
+    Cpus,
+    /// The threads of the process.
+    Threads,
+}
+
+/// How to sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct How {
+    pub(super) scope: Scope,
+    /// Samples that fall into the kernel are told, with the frames there.
+    pub(super) kernel: bool,
+    /// Samples per second of CPU time.
+    pub(super) hz: u32,
+    /// Stack bytes that are copied of each.
+    pub(super) window_bytes: u32,
+}
+
+/// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
+pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, 60 << 10];
+
+/// Bytes of a ring: at these rates a quarter of it is some tens of milliseconds.
+const RING_BYTES: usize = 4 << 20;
+/// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
+const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
+/// More events than this are not opened for the threads of one process.
+const EVENTS_MAX: usize = 16_384;
+/// CPUs on which a timer may tick for the sake of a few threads.
+const CPUS_FOR_FEW_THREADS: usize = 16;
+/// Passes over the list of threads until one finds nothing new.
+const MAX_PASSES: u32 = 8;
+
+/// Open events and their rings. They stop when this is dropped.
+#[derive(Debug)]
+pub(super) struct Events {
+    /// The CPU of each ring, the ring and the event that it is mapped from.
+    rings: Vec<(Ring, OwnedFd)>,
+    /// Events that write into the rings of others.
+    others: Vec<OwnedFd>,
+    pub(super) how: How,
+}
+
+/// Which scope fits: events of threads cost a timer for each switch between them, and a descriptor
+/// for each thread and CPU; events of CPUs let each CPU tick, those that nothing runs on, too.
+pub(super) fn scope_for(cpus: usize, threads: usize) -> Scope {
+    if cpus > CPUS_FOR_FEW_THREADS && threads.saturating_mul(cpus) <= EVENTS_MAX && threads < cpus {
+        Scope::Threads
+    } else {
+        Scope::Cpus
+    }
+}
+
+fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
+    let mut attributes = perf_event_attr {
+        type_: PERF_TYPE_SOFTWARE,
+        size: size_of::<perf_event_attr>() as u32,
+        config: PERF_COUNT_SW_CPU_CLOCK.into(),
+        sample_type: (PERF_SAMPLE_TID
+            | PERF_SAMPLE_TIME
+            | PERF_SAMPLE_CALLCHAIN
+            | PERF_SAMPLE_REGS_USER
+            | PERF_SAMPLE_STACK_USER)
+            .into(),
+        sample_regs_user: registers::MASK,
+        sample_stack_user: how.window_bytes,
+        clockid: libc::CLOCK_MONOTONIC,
+        ..perf_event_attr::default()
+    };
+    attributes.__bindgen_anon_1.sample_period = SECOND_NS / u64::from(how.hz.max(1));
+    // Nobody is woken for a sample, but the reader before half of the ring is full.
+    attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
+    attributes.set_watermark(1);
+    attributes.set_disabled(1);
+    attributes.set_use_clockid(1);
+    attributes.set_sample_id_all(1);
+    attributes.set_exclude_kernel(u64::from(!how.kernel));
+    attributes.set_exclude_hv(1);
+    attributes.set_exclude_idle(1);
+    // User frames are walked from registers and stack bytes.
+    attributes.set_exclude_callchain_user(1);
+    attributes.set_mmap(1);
+    attributes.set_mmap2(1);
+    attributes.set_comm(1);
+    attributes.set_comm_exec(1);
+    attributes.set_task(1);
+    attributes.set_inherit(u64::from(how.scope == Scope::Threads));
+    attributes
+}
+
+impl Events {
+    /// Opens what samples a process. Nothing is sampled before [`Events::enable`].
+    ///
+    /// # Errors
+    /// What the kernel refused the first event, ring or program with.
+    pub(super) fn open(pid: pid_t, how: How) -> io::Result<Events> {
+        match how.scope {
+            Scope::Cpus => Events::of_cpus(pid, how),
+            Scope::Threads => Events::of_threads(pid, how),
+        }
+    }
+
+    fn of_cpus(pid: pid_t, how: How) -> io::Result<Events> {
+        let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
+        // Where the kernel takes no program, the samples of others are read and thrown away.
+        let program =
+            pid_namespace().and_then(|namespace| sys::load_program(&filter::of_process(pid, namespace)).ok());
+        for cpu in online_cpus()? {
+            let event = match sys::open(&attributes(how, RING_BYTES), -1, cpu) {
+                Ok(event) => event,
+                // It was taken offline in between.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
+                Err(error) => return Err(error),
+            };
+            if let Some(program) = &program {
+                // Refused for one, it is refused for all.
+                let _ = sys::set_filter(&event, program);
+            }
+            events.rings.push((Ring::map(&event, RING_BYTES)?, event));
+        }
+        Ok(events)
+    }
+
+    fn of_threads(pid: pid_t, how: How) -> io::Result<Events> {
+        let cpus = online_cpus()?;
+        let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
+        let mut known: Vec<pid_t> = Vec::new();
+        for _ in 0..MAX_PASSES {
+            let new: Vec<pid_t> =
+                threads::list(pid)?.into_iter().filter(|tid| !known.contains(tid)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for tid in new {
+                known.push(tid);
+                match events.add_thread(tid, &cpus) {
+                    // Ended since the listing.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != pid => {}
+                    other => other?,
+                }
+            }
+        }
+        Ok(events)
+    }
+
+    fn add_thread(&mut self, tid: pid_t, cpus: &[c_int]) -> io::Result<()> {
+        if self.others.len() + cpus.len() > EVENTS_MAX {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let first = self.rings.is_empty();
+        let attributes = attributes(self.how, RING_BYTES_OF_EVERYBODY);
+        for (at, cpu) in cpus.iter().enumerate() {
+            let event = sys::open(&attributes, tid, *cpu)?;
+            if first {
+                self.rings.push((Ring::map(&event, RING_BYTES_OF_EVERYBODY)?, event));
+            } else if let Some((_, ring_of)) = self.rings.get(at) {
+                sys::write_into(&event, ring_of)?;
+                self.others.push(event);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to sample.
+    ///
+    /// # Errors
+    /// What the kernel refused it with.
+    pub(super) fn enable(&self) -> io::Result<()> {
+        self.all().try_for_each(sys::enable)
+    }
+
+    /// Samples no more; what was sampled can still be read.
+    pub(super) fn disable(&self) {
+        for event in self.all() {
+            // Fails only for an event that is over.
+            let _ = sys::disable(event);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.rings.iter().map(|(_, event)| event).chain(&self.others)
+    }
+
+    /// Gives every record that is there to `take`: those of one CPU in their order.
+    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
+        for (ring, _) in &mut self.rings {
+            ring.drain(scratch, &mut take);
+        }
+    }
+
+    /// Descriptors that are readable when a ring fills.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.rings.iter().map(|(_, event)| event.as_raw_fd())
+    }
+}
+
+/// Device and inode of our PID namespace.
+fn pid_namespace() -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let meta = fs::metadata("/proc/self/ns/pid").ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
+/// The CPUs that are online, by number.
+fn online_cpus() -> io::Result<Vec<c_int>> {
+    let list = fs::read_to_string("/sys/devices/system/cpu/online")?;
+    let cpus = cpu_list(&list);
+    if cpus.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(cpus) }
+}
+
+/// How many CPUs are online, at least 1.
+pub(super) fn cpu_count() -> usize {
+    online_cpus().map_or(1, |cpus| cpus.len())
+}
+
+/// `0-3,8` (Documentation/admin-guide/cputopology.rst).
+fn cpu_list(text: &str) -> Vec<c_int> {
+    let ranges = text.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    });
+    ranges.flat_map(|(first, last): (c_int, c_int)| first..=last).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_ranges_and_numbers() {
+        assert_eq!(cpu_list("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(cpu_list("0\n"), [0]);
+        assert_eq!(cpu_list(""), [] as [c_int; 0]);
+    }
+
+    #[test]
+    fn few_threads_on_many_cpus_have_events_of_their_own_and_others_share_those_of_cpus() {
+        assert_eq!(scope_for(2, 1), Scope::Cpus);
+        assert_eq!(scope_for(2, 2_001), Scope::Cpus);
+        assert_eq!(scope_for(64, 1), Scope::Threads);
+        assert_eq!(scope_for(64, 2_001), Scope::Cpus);
+    }
+
+    #[test]
+    fn windows_keep_records_below_their_limit() {
+        for bytes in WINDOWS_BYTES {
+            let rest = 8 + 16 + 8 + 8 * 130 + 8 + 8 * registers::COUNT as u32 + 16;
+            assert!(bytes % 8 == 0 && bytes + rest < 1 << 16, "{bytes}");
+        }
+    }
+}

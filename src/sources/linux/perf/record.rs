@@ -1,0 +1,266 @@
+//! The records of a ring, read: bytes in, plain values out.
+//!
+//! Layout: perf_event_open(2), "PERF_RECORD_SAMPLE" and what stands before it, for the attributes
+//! of `event.rs` (`sample_type`, `sample_id_all`). What is cut short is no record.
+
+use libc::pid_t;
+use perf_event_open_sys::bindings::{
+    PERF_CONTEXT_KERNEL, PERF_CONTEXT_USER, PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_LOST,
+    PERF_RECORD_MISC_COMM_EXEC, PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, PERF_RECORD_THROTTLE,
+    PERF_RECORD_UNTHROTTLE,
+};
+
+use super::registers;
+use crate::arch::Registers;
+
+/// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
+const CONTEXT_MAX: u64 = (-4095i64) as u64;
+/// What stands behind every record that is no sample: process, thread, time (`sample_id_all`).
+const SAMPLE_ID_BYTES: usize = 16;
+
+/// Who and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Id {
+    /// Process.
+    pub(super) pid: pid_t,
+    /// Thread.
+    pub(super) tid: pid_t,
+    /// Monotonic clock, nanoseconds.
+    pub(super) time_ns: u64,
+}
+
+/// A record, borrowed from the ring.
+#[derive(Debug, PartialEq)]
+pub(super) enum PerfRecord<'a> {
+    /// PERF_RECORD_SAMPLE.
+    Sample(Sample<'a>),
+    /// PERF_RECORD_MMAP2 of executable memory.
+    Mmap(Mmap<'a>),
+    /// PERF_RECORD_COMM: a name, and whether it is that of a new program.
+    Comm { name: &'a [u8], exec: bool },
+    /// PERF_RECORD_EXIT: a thread has ended.
+    Exit,
+    /// PERF_RECORD_LOST: so many records did not fit.
+    Lost(u64),
+    /// PERF_RECORD_THROTTLE: samples took too long, none come until the next.
+    Throttle,
+    /// PERF_RECORD_UNTHROTTLE.
+    Unthrottle,
+}
+
+/// A sample.
+#[derive(Debug, PartialEq)]
+pub(super) struct Sample<'a> {
+    /// Addresses in the kernel, the innermost first; 8 bytes each.
+    kernel: &'a [u8],
+    /// Registers in user mode; `None` for a thread that has no user memory (any more).
+    pub(super) registers: Option<Registers>,
+    /// It runs 32-bit code.
+    pub(super) compat: bool,
+    /// Stack bytes from the stack pointer up.
+    pub(super) stack: &'a [u8],
+}
+
+impl Sample<'_> {
+    /// Addresses in the kernel, the innermost first.
+    pub(super) fn kernel(&self) -> impl Iterator<Item = u64> {
+        self.kernel.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+    }
+}
+
+/// Executable memory that was mapped.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mmap<'a> {
+    /// First address.
+    pub(super) start: u64,
+    /// How many bytes.
+    pub(super) len: u64,
+    /// Offset of the first one in the file.
+    pub(super) file_offset: u64,
+    /// The file's device, major and minor number.
+    pub(super) device: (u32, u32),
+    /// The file's inode.
+    pub(super) inode: u64,
+    /// Its path, or the kernel's name in brackets, or `//anon`.
+    pub(super) path: &'a [u8],
+}
+
+/// Takes fields off the front of a record.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, left) = self.0.split_at_checked(len)?;
+        self.0 = left;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn id(&mut self) -> Option<Id> {
+        let (pid, tid) = (self.u32()?, self.u32()?);
+        Some(Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns: self.u64()? })
+    }
+}
+
+/// One record of a ring; `None` for kinds that nothing is done with, and for what is no record.
+pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
+    let mut fields = Fields(record);
+    let kind = fields.u32()?;
+    let misc = u32::from(u16::from_ne_bytes(fields.take(2)?.try_into().ok()?));
+    fields.take(2)?;
+    if kind == PERF_RECORD_SAMPLE {
+        return sample(fields);
+    }
+    let (body, id) = fields.0.split_at_checked(fields.0.len().checked_sub(SAMPLE_ID_BYTES)?)?;
+    let id = Fields(id).id()?;
+    let mut fields = Fields(body);
+    Some((
+        id,
+        match kind {
+            PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
+            PERF_RECORD_COMM => {
+                fields.take(8)?;
+                let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
+                PerfRecord::Comm { name: until_nul(fields.0), exec }
+            }
+            // Of whom it tells stands in the record itself: the parent may be told of.
+            PERF_RECORD_EXIT => {
+                let (pid, _, tid) = (fields.u32()?, fields.u32()?, fields.u32()?);
+                let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
+                return Some((id, PerfRecord::Exit));
+            }
+            PERF_RECORD_LOST => {
+                fields.take(8)?;
+                PerfRecord::Lost(fields.u64()?)
+            }
+            PERF_RECORD_THROTTLE => PerfRecord::Throttle,
+            PERF_RECORD_UNTHROTTLE => PerfRecord::Unthrottle,
+            _ => return None,
+        },
+    ))
+}
+
+fn until_nul(text: &[u8]) -> &[u8] {
+    text.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
+    fields.take(8)?;
+    let (start, len, file_offset) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let device = (fields.u32()?, fields.u32()?);
+    let inode = fields.u64()?;
+    // Generation of the inode, protection, flags.
+    fields.take(16)?;
+    Some(Mmap { start, len, file_offset, device, inode, path: until_nul(fields.0) })
+}
+
+fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
+    let id = fields.id()?;
+    let chain = fields.u64()?;
+    let chain = fields.take(usize::try_from(chain).ok()?.checked_mul(8)?)?;
+    let abi = fields.u64()?;
+    let registers = match abi {
+        PERF_SAMPLE_REGS_ABI_NONE => None,
+        _ => Some(registers::read(fields.take(8 * registers::COUNT)?)?),
+    };
+    let size = fields.u64()?;
+    let mut stack = fields.take(usize::try_from(size).ok()?)?;
+    if size > 0 {
+        let copied = usize::try_from(fields.u64()?).ok()?;
+        stack = stack.get(..copied)?;
+    }
+    let compat = abi == PERF_SAMPLE_REGS_ABI_32;
+    let sample = Sample { kernel: kernel_part(chain), registers, compat, stack };
+    Some((id, PerfRecord::Sample(sample)))
+}
+
+const PERF_SAMPLE_REGS_ABI_NONE: u64 = 0;
+const PERF_SAMPLE_REGS_ABI_32: u64 = 1;
+
+/// The addresses behind the mark of the kernel, up to the next mark.
+fn kernel_part(chain: &[u8]) -> &[u8] {
+    let word = |at: usize| {
+        chain.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(u64::MAX, u64::from_ne_bytes)
+    };
+    let marks = (0..chain.len()).step_by(8).filter(|at| word(*at) >= CONTEXT_MAX);
+    let mut marks = marks.skip_while(|at| word(*at) != PERF_CONTEXT_KERNEL).map(|at| at + 8);
+    let Some(first) = marks.next() else { return &[] };
+    let end = marks.next().map_or(chain.len(), |end| end - 8);
+    debug_assert!(PERF_CONTEXT_USER >= CONTEXT_MAX);
+    chain.get(first..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::rng::Rng;
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn record(kind: u32, misc: u16, body: &[u8]) -> Vec<u8> {
+        let mut bytes = kind.to_ne_bytes().to_vec();
+        bytes.extend(misc.to_ne_bytes());
+        bytes.extend((body.len() as u16 + 8).to_ne_bytes());
+        bytes.extend(body);
+        bytes
+    }
+
+    fn a_sample() -> Vec<u8> {
+        let mut body = words(&[7 << 32 | 5, 1000, 5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]);
+        body.extend(words(&[0xffff_ffff_8000_2000, PERF_CONTEXT_USER, 0x4000, 2]));
+        body.extend(words(&(0..registers::COUNT as u64).collect::<Vec<_>>()));
+        body.extend(words(&[16, 11, 12, 8]));
+        record(PERF_RECORD_SAMPLE, 0, &body)
+    }
+
+    #[test]
+    fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
+        let bytes = a_sample();
+        let (id, read) = read(&bytes).unwrap();
+        assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000 });
+        let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
+        assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
+        assert_eq!(sample.stack, words(&[11]));
+        assert!(sample.registers.is_some() && !sample.compat);
+    }
+
+    #[test]
+    fn a_name_of_a_new_program_is_told_from_one_that_a_thread_gave_itself() {
+        let mut body = words(&[7 << 32 | 5]);
+        body.extend(b"work\0\0\0\0");
+        body.extend(words(&[7 << 32 | 5, 1000]));
+        let exec = record(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC as u16, &body);
+        assert_eq!(read(&exec).unwrap().1, PerfRecord::Comm { name: b"work", exec: true });
+        let renamed = record(PERF_RECORD_COMM, 0, &body);
+        assert_eq!(read(&renamed).unwrap().1, PerfRecord::Comm { name: b"work", exec: false });
+    }
+
+    #[test]
+    fn damaged_records_are_none_and_nothing_panics() {
+        let whole = a_sample();
+        for len in 0..whole.len() {
+            assert!(read(&whole[..len]).is_none(), "{len} bytes");
+        }
+        let mut random = Rng::new(7);
+        for _ in 0..20_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..1 + random.below(3) {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] = random.below(256) as u8;
+            }
+            if let Some((_, PerfRecord::Sample(sample))) = read(&bytes) {
+                assert!(sample.kernel().count() <= bytes.len() / 8);
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! User registers in samples: which ones are asked for, and how they are read.
+//!
+//! Numbers: arch/x86/include/uapi/asm/perf_regs.h, arch/arm64/include/uapi/asm/perf_regs.h.
+//! They come in the order of their numbers.
+
+use crate::arch::Registers;
+
+#[cfg(target_arch = "x86_64")]
+mod arch {
+    use crate::arch::{Registers, X86_64};
+
+    /// ax bx cx dx si di bp sp ip, then r8 to r15.
+    pub(crate) const MASK: u64 = 0x1ff | 0xff << 16;
+
+    pub(super) fn from_words(words: &[u64]) -> Option<Registers> {
+        let [ax, bx, cx, dx, si, di, bp, sp, ip, high @ ..] = words else { return None };
+        let mut gpr = [*ax, *dx, *cx, *bx, *si, *di, *bp, *sp, 0, 0, 0, 0, 0, 0, 0, 0];
+        gpr.get_mut(8..)?.copy_from_slice(high.get(..8)?);
+        Some(Registers::X86_64(X86_64 { gpr, rip: *ip, fs_base: 0 }))
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arch {
+    use crate::arch::{Aarch64, Registers};
+
+    /// x0 to x30, sp, pc.
+    pub(crate) const MASK: u64 = (1 << 33) - 1;
+
+    pub(super) fn from_words(words: &[u64]) -> Option<Registers> {
+        let x = words.get(..31)?.try_into().ok()?;
+        Some(Registers::Aarch64(Aarch64 { x, sp: *words.get(31)?, pc: *words.get(32)? }))
+    }
+}
+
+pub(super) use arch::MASK;
+
+/// How many registers a sample has.
+pub(super) const COUNT: usize = MASK.count_ones() as usize;
+
+/// The registers in the bytes of a sample; `None` if these are too few.
+pub(super) fn read(bytes: &[u8]) -> Option<Registers> {
+    let mut words = [0; COUNT];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().ok()?);
+    }
+    arch::from_words(&words)
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::addr::Avma;
+
+    #[test]
+    fn registers_are_in_the_order_of_dwarf() {
+        let bytes: Vec<u8> = (0..COUNT as u64).flat_map(|word| (100 + word).to_ne_bytes()).collect();
+        let Registers::X86_64(registers) = read(&bytes).unwrap() else { panic!() };
+        assert_eq!(registers.gpr[..8], [100, 103, 102, 101, 104, 105, 106, 107]);
+        assert_eq!((registers.gpr[8], registers.gpr[15], registers.rip), (109, 116, 108));
+        assert_eq!(read(&bytes).unwrap().sp(), Avma(107));
+    }
+}

@@ -1,0 +1,264 @@
+//! The system calls of the perf_event source: events, their rings, the filter program.
+//! Input: plain values; output: descriptors that close themselves, bytes of a ring.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libc::{c_int, pid_t};
+use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
+use perf_event_open_sys::{ioctls, perf_event_open};
+
+use crate::sources::ExitStatus;
+
+/// Opens an event of a thread on a CPU; -1 stands for every thread, or every CPU.
+///
+/// # Errors
+/// What perf_event_open(2) says.
+pub(super) fn open(attributes: &perf_event_attr, tid: pid_t, cpu: c_int) -> io::Result<OwnedFd> {
+    let mut attributes = *attributes;
+    // SAFETY: the attributes are a live copy whose `size` is its own; the kernel writes to `size`
+    // only. No group, and a flag that asks for no more than closing at exec.
+    let fd =
+        unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn done(result: c_int) -> io::Result<()> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lets an event count from now on.
+pub(super) fn enable(event: &OwnedFd) -> io::Result<()> {
+    // SAFETY: an ioctl that takes a number, on a live descriptor.
+    done(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })
+}
+
+/// Stops an event.
+pub(super) fn disable(event: &OwnedFd) -> io::Result<()> {
+    // SAFETY: an ioctl that takes a number, on a live descriptor.
+    done(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })
+}
+
+/// Lets an event write into the ring of another one of the same CPU.
+pub(super) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
+    // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.
+    done(unsafe { ioctls::SET_OUTPUT(event.as_raw_fd(), ring_of.as_raw_fd()) })
+}
+
+/// Lets an event take only the samples that a program says yes to.
+pub(super) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
+    // SAFETY: an ioctl on a live descriptor whose argument is the number of a program.
+    done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
+}
+
+/// `union bpf_attr` for BPF_PROG_LOAD, as far as it is used (include/uapi/linux/bpf.h); the rest
+/// may be left out (kernel/bpf/syscall.c, `bpf_check_uarg_tail_zero`).
+#[repr(C)]
+struct LoadProgram {
+    program_type: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buffer: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
+/// Loads a program that judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
+///
+/// # Errors
+/// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
+pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const BPF_PROG_TYPE_PERF_EVENT: u32 = 7;
+    let mut load = LoadProgram {
+        program_type: BPF_PROG_TYPE_PERF_EVENT,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log_buffer: 0,
+        kernel_version: 0,
+        flags: 0,
+    };
+    // SAFETY: `load` and what it points to (instructions, a literal) are live during the call,
+    // which keeps neither; the size passed is its own.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw mut load, size_of::<LoadProgram>() as libc::c_uint)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// The control page; the data begins a page later.
+    page: NonNull<perf_event_mmap_page>,
+    page_bytes: usize,
+    data_bytes: usize,
+}
+
+impl Ring {
+    /// Maps a ring of `data_bytes`, a power of two of at least a page.
+    ///
+    /// # Errors
+    /// EPERM beyond `kernel.perf_event_mlock_kb` and RLIMIT_MEMLOCK.
+    pub(super) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
+        // SAFETY: sysconf(3) takes a number.
+        let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page_bytes = usize::try_from(page_bytes).unwrap_or(4096);
+        // SAFETY: a new mapping at an address that the kernel chooses; it belongs to this `Ring`.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                page_bytes + data_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                event.as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let page = NonNull::new(at.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Ring { page, page_bytes, data_bytes })
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        // SAFETY: the control page is mapped, readable and aligned as long as `self` lives, and
+        // `data_head` is a u64 that the kernel changes: only atomic accesses are made.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_head) }
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        // SAFETY: as for `head`; `data_tail` is written by this process only.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_tail) }
+    }
+
+    /// Gives each record that is there to `take`, and makes room. `scratch` is for those that go
+    /// over the end of the ring. What contradicts itself ends the batch.
+    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
+        let head = self.head().load(Ordering::Acquire);
+        let mut tail = self.tail().load(Ordering::Relaxed);
+        // SAFETY: the data area is mapped as long as `self` lives. The kernel writes between head
+        // and tail only, around the end; what lies from `tail` to `head` it leaves alone until
+        // `data_tail` is raised, which happens below, after the last use of `data`.
+        let data = unsafe {
+            let first = self.page.as_ptr().cast::<u8>().add(self.page_bytes);
+            std::slice::from_raw_parts(first, self.data_bytes)
+        };
+        while tail < head {
+            let at = (tail % self.data_bytes as u64) as usize;
+            // A record's header is 8 bytes and aligned, so it is in one piece: its size is at 6.
+            let Some(size) = data.get(at + 6..at + 8) else { break };
+            let size = usize::from(u16::from_ne_bytes([size[0], size[1]]));
+            if size < 8 || size as u64 > head - tail {
+                break;
+            }
+            match data.get(at..at + size) {
+                Some(record) => take(record),
+                None => {
+                    scratch.clear();
+                    scratch.extend_from_slice(&data[at..]);
+                    scratch.extend_from_slice(&data[..size - (self.data_bytes - at)]);
+                    take(scratch);
+                }
+            }
+            tail += size as u64;
+        }
+        self.tail().store(head, Ordering::Release);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping that `map` made; nothing borrowed from it is left.
+        unsafe { libc::munmap(self.page.as_ptr().cast(), self.page_bytes + self.data_bytes) };
+    }
+}
+
+/// A descriptor that becomes readable when a process ends (pidfd_open(2), Linux 5.3).
+pub(super) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open(2) takes two numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Waits until one of the descriptors is readable; which are.
+pub(super) fn wait_readable(fds: &[RawFd], at_most_ms: c_int, ready: &mut Vec<bool>) {
+    let mut polled: Vec<libc::pollfd> =
+        fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
+    // SAFETY: the array is live, and its length is given.
+    let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, at_most_ms) };
+    ready.clear();
+    ready.extend(polled.iter().map(|one| found > 0 && one.revents != 0));
+}
+
+/// CPU time of all threads of a process so far, those that ended included, nanoseconds: its CPU
+/// clock (clock_getcpuclockid(3)). `None` when it is gone.
+pub(super) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
+    // CPUCLOCK_SCHED of a process: include/linux/posix-timers.h, `make_process_cpuclock`.
+    const CPUCLOCK_SCHED: libc::clockid_t = 2;
+    let clock = !pid << 3 | CPUCLOCK_SCHED;
+    clock_ns(clock)
+}
+
+/// The monotonic clock, nanoseconds: what records carry.
+pub(super) fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is live and of the type that clock_gettime(2) fills.
+    let told = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
+    told.then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// Whether a child of this process has ended, and how; it stays to be asked for its CPU time.
+pub(super) fn child_end(pid: pid_t) -> Option<ExitStatus> {
+    wait_child(pid, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT)
+}
+
+/// Takes the end of a child that [`child_end`] showed.
+pub(super) fn reap_child(pid: pid_t) {
+    wait_child(pid, libc::WEXITED | libc::WNOHANG);
+}
+
+fn wait_child(pid: pid_t, flags: c_int) -> Option<ExitStatus> {
+    // SAFETY: siginfo_t is plain data for which all zeroes is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` is live and of the type that waitid(2) fills.
+    if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, flags) } == -1 {
+        return None;
+    }
+    // SAFETY: waitid returned 0, so the SIGCHLD members are filled, or the whole is the zeroes of
+    // above when nothing has ended (waitid(2)).
+    let (ended, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if ended == 0 {
+        return None;
+    }
+    Some(match info.si_code {
+        libc::CLD_EXITED => ExitStatus::Code(status),
+        _ => ExitStatus::Signal(status),
+    })
+}

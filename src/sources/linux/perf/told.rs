@@ -1,0 +1,223 @@
+//! What the rings tell of one process, in the words of the engine: threads that are seen first,
+//! samples with what each weighs, names, images.
+//!
+//! Input: records of rings, ring after ring; output: [`Record`]s in the order of their times.
+//!
+//! Weights: the process's own CPU clock tells exactly what all of its threads have used, and the
+//! samples of a batch share what was used since the batch before. So counts add up to CPU seconds
+//! × hz, the time of threads that ended before a sample included, and each sample has the same
+//! chance to be taken at any moment of that time.
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::mapped::Mapped;
+use super::record::{Id, PerfRecord, Sample};
+use crate::addr::Avma;
+use crate::sources::pushed::{Record, What};
+use crate::sources::{Activity, Capture, Look, ThreadId};
+
+/// Buffers that are kept for samples to come.
+const SPARE_MAX: usize = 1024;
+
+/// A thread that was sampled.
+#[derive(Debug, Default)]
+struct Seen {
+    /// What it used, as far as its samples say, nanoseconds.
+    cpu_ns: u64,
+}
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Told {
+    pid: pid_t,
+    /// The monotonic clock at the engine's 0.
+    origin_ns: u64,
+    /// Nanoseconds between two samples of a thread that runs all the time.
+    period_ns: u64,
+    threads: HashMap<pid_t, Seen>,
+    /// Names that threads gave themselves.
+    names: HashMap<pid_t, String>,
+    /// Of the command that is to be run, nothing was seen yet.
+    waits_for_exec: bool,
+    /// Frames in the kernel are told.
+    kernel_frames: bool,
+    /// Executable memory by what the records say.
+    pub(super) mapped: Mapped,
+    /// Where the first thread's stack begins.
+    pub(super) main_stack_top: Option<Avma>,
+    batch: Vec<Record>,
+    /// Samples in the batch.
+    samples: u64,
+    /// Records that did not fit, of anybody, in the batch.
+    dropped: u64,
+    throttled_since_ns: Option<u64>,
+    spare: Vec<Box<Capture>>,
+}
+
+impl Told {
+    pub(super) fn new(
+        pid: pid_t,
+        origin_ns: u64,
+        hz: u32,
+        kernel_frames: bool,
+        waits_for_exec: bool,
+    ) -> Told {
+        Told {
+            pid,
+            origin_ns,
+            period_ns: 1_000_000_000 / u64::from(hz.max(1)),
+            threads: HashMap::new(),
+            names: HashMap::new(),
+            waits_for_exec,
+            kernel_frames,
+            mapped: Mapped::default(),
+            main_stack_top: None,
+            batch: Vec::new(),
+            samples: 0,
+            dropped: 0,
+            throttled_since_ns: None,
+            spare: Vec::new(),
+        }
+    }
+
+    /// The name that a thread gave itself while it was watched.
+    pub(super) fn name(&self, thread: ThreadId) -> Option<&String> {
+        self.names.get(&pid_t::try_from(thread.0).ok()?)
+    }
+
+    /// Takes the buffers of a sample back.
+    pub(super) fn give_back(&mut self, capture: Box<Capture>) {
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(capture);
+        }
+    }
+
+    /// Takes a record of a ring in.
+    pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
+        match record {
+            // These two are of the ring, whoever's records were in it.
+            PerfRecord::Lost(records) => self.dropped += records,
+            PerfRecord::Throttle => self.throttled_since_ns = Some(id.time_ns),
+            PerfRecord::Unthrottle => {
+                if let Some(since_ns) = self.throttled_since_ns.take() {
+                    self.dropped += id.time_ns.saturating_sub(since_ns) / self.period_ns;
+                }
+            }
+            _ if id.pid != self.pid => {}
+            PerfRecord::Comm { name, exec } => self.named(id, name, exec),
+            _ if self.waits_for_exec => {}
+            PerfRecord::Sample(sample) => self.sampled(id, &sample),
+            PerfRecord::Mmap(mmap) => {
+                self.mapped.add(&mmap);
+                self.push(id, What::ImagesMayHaveChanged);
+            }
+            PerfRecord::Exit => {
+                self.names.remove(&id.tid);
+                if let Some(seen) = self.threads.remove(&id.tid) {
+                    self.push(id, What::Ended(Some(seen.cpu_ns), "thread ended before its next sample"));
+                }
+            }
+        }
+    }
+
+    fn named(&mut self, id: Id, name: &[u8], exec: bool) {
+        self.names.insert(id.tid, String::from_utf8_lossy(name).into_owned());
+        if !exec {
+            return;
+        }
+        self.mapped.clear();
+        self.main_stack_top = None;
+        if std::mem::take(&mut self.waits_for_exec) {
+            return;
+        }
+        for (tid, seen) in std::mem::take(&mut self.threads) {
+            let what = What::Ended(Some(seen.cpu_ns), "replaced by exec before its next sample");
+            self.push(Id { tid, ..id }, what);
+        }
+        self.push(id, What::Exec);
+    }
+
+    fn sampled(&mut self, id: Id, sample: &Sample<'_>) {
+        self.samples += 1;
+        if sample.compat {
+            return self.push(id, What::Missed(look(0), "32-bit code"));
+        }
+        let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
+        capture.stack.clear();
+        capture.stack.extend_from_slice(sample.stack);
+        capture.kernel.clear();
+        if self.kernel_frames {
+            capture.kernel.extend(sample.kernel());
+        }
+        // Inner frames are return addresses: looked up where the call is.
+        for address in capture.kernel.iter_mut().skip(1) {
+            *address = address.wrapping_sub(1);
+        }
+        capture.only_kernel = sample.registers.is_none();
+        capture.registers = sample.registers.unwrap_or_default();
+        capture.stack_base = capture.registers.sp();
+        (capture.pause_ns, capture.stood_ns, capture.stack_limit) = (0, 0, None);
+        self.push(id, What::Sampled(capture));
+    }
+
+    fn push(&mut self, id: Id, what: What) {
+        let thread = ThreadId(id.tid.unsigned_abs().into());
+        let at_ns = id.time_ns.saturating_sub(self.origin_ns);
+        self.batch.push(Record { at_ns, thread, what });
+    }
+
+    /// How many samples the batch has.
+    pub(super) fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Hands the batch over, in the order of its times. `used_ns` is the CPU time that its
+    /// samples share: without, or where samples were dropped, each stands for its period.
+    pub(super) fn finish_batch(&mut self, used_ns: Option<u64>, into: &mut Vec<Record>) {
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.sort_by_key(|record| record.at_ns);
+        let share = used_ns.filter(|_| self.dropped == 0).map(|used_ns| (used_ns, self.samples.max(1)));
+        let mut told = 0;
+        for mut record in batch.drain(..) {
+            if let What::Sampled(_) | What::Missed(..) = record.what {
+                // Whole nanoseconds that add up to all of it.
+                let weight_ns = share.map_or(self.period_ns, |(used_ns, samples)| {
+                    let up_to = |n: u64| (u128::from(used_ns) * u128::from(n) / u128::from(samples)) as u64;
+                    up_to(told + 1) - up_to(told)
+                });
+                told += 1;
+                self.weigh(&mut record, weight_ns, into);
+            }
+            into.push(record);
+        }
+        self.batch = batch;
+        if self.dropped > 0 {
+            let what = What::Dropped(self.dropped, "the kernel dropped them");
+            into.push(Record { at_ns: into.last().map_or(0, |last| last.at_ns), thread: ThreadId(0), what });
+        }
+        (self.samples, self.dropped) = (0, 0);
+    }
+
+    fn weigh(&mut self, record: &mut Record, weight_ns: u64, into: &mut Vec<Record>) {
+        let Ok(tid) = pid_t::try_from(record.thread.0) else { return };
+        let stack_top = self.main_stack_top.filter(|_| tid == self.pid);
+        let seen = self.threads.entry(tid).or_insert_with(|| {
+            let what = What::Started { stack_top, look: look(0), found: false };
+            into.push(Record { at_ns: record.at_ns, thread: record.thread, what });
+            Seen::default()
+        });
+        seen.cpu_ns += weight_ns;
+        let used = look(seen.cpu_ns);
+        match &mut record.what {
+            What::Sampled(capture) => capture.look = Some(used),
+            What::Missed(look, _) => *look = used,
+            _ => {}
+        }
+    }
+}
+
+/// A thread that runs and has used so much.
+fn look(cpu_ns: u64) -> Look {
+    Look { cpu_ns, switches: 0, activity: Activity::Running }
+}

@@ -1,0 +1,134 @@
+//! How many bytes of each stack the kernel copies: the smallest window that nearly all stacks fit
+//! into. Input: what walks needed; output: the next size, when it is time for another.
+//!
+//! One size holds for all threads, since it is a property of the events, and changing it opens
+//! them anew. It grows when more than one stack in fifty ran out, and falls back, for as long as
+//! it takes ever more stacks to try again, if that made hardly any of them whole: some chains
+//! lead out of any window (goroutines, into the heap).
+
+use super::events::WINDOWS_BYTES;
+use crate::sources::pushed::Needed;
+
+/// Stacks that a decision is made by.
+const STACKS: u32 = 256;
+/// A window shrinks when all of so many rounds fit into half of the smaller one.
+const ROUNDS_TO_SHRINK: u32 = 16;
+/// Rounds without a try after one in vain, doubled each time.
+const FIRST_PATIENCE: u32 = 16;
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Index into [`WINDOWS_BYTES`].
+    size: usize,
+    stacks: u32,
+    ran_out: u32,
+    /// The most that a stack of this round needed.
+    most: usize,
+    /// Rounds in a row that would have fitted into less.
+    roomy: u32,
+    /// How many ran out before it grew.
+    ran_out_before: Option<u32>,
+    patience: u32,
+    next_patience: u32,
+}
+
+impl Window {
+    /// The second smallest: most stacks of most programs fit into it.
+    pub(super) fn new() -> Window {
+        Window {
+            size: 1,
+            stacks: 0,
+            ran_out: 0,
+            most: 0,
+            roomy: 0,
+            ran_out_before: None,
+            patience: 0,
+            next_patience: FIRST_PATIENCE,
+        }
+    }
+
+    /// The size, bytes.
+    pub(super) fn bytes(&self) -> u32 {
+        WINDOWS_BYTES[self.size]
+    }
+
+    /// Takes note of a walk; the new size, if it changes now.
+    pub(super) fn walked(&mut self, needed: Needed) -> Option<u32> {
+        self.stacks += 1;
+        self.ran_out += u32::from(needed.ran_out);
+        self.most = self.most.max(needed.bytes);
+        if self.stacks < STACKS {
+            return None;
+        }
+        let before = self.size;
+        self.decide();
+        (self.stacks, self.ran_out, self.most) = (0, 0, 0);
+        (self.size != before).then(|| self.bytes())
+    }
+
+    fn decide(&mut self) {
+        if let Some(ran_out_before) = self.ran_out_before.take()
+            && self.ran_out * 2 > ran_out_before
+        {
+            // More was of no use to most of them.
+            self.size -= 1;
+            self.patience = self.next_patience;
+            self.next_patience = self.next_patience.saturating_mul(2);
+            return;
+        }
+        if self.ran_out * 50 > STACKS {
+            self.roomy = 0;
+            if self.patience > 0 {
+                self.patience -= 1;
+            } else if self.size + 1 < WINDOWS_BYTES.len() {
+                self.size += 1;
+                self.ran_out_before = Some(self.ran_out);
+            }
+            return;
+        }
+        let fits_less =
+            self.size > 0 && self.ran_out == 0 && self.most * 2 < WINDOWS_BYTES[self.size - 1] as usize;
+        self.roomy = if fits_less { self.roomy + 1 } else { 0 };
+        if self.roomy >= ROUNDS_TO_SHRINK {
+            self.roomy = 0;
+            self.size -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(window: &mut Window, bytes: usize) {
+        for _ in 0..STACKS {
+            let copied = window.bytes() as usize;
+            window.walked(Needed { bytes: bytes.min(copied), ran_out: bytes > copied });
+        }
+    }
+
+    #[test]
+    fn it_grows_to_what_is_needed_and_shrinks_when_less_is() {
+        let mut window = Window::new();
+        for _ in 0..4 {
+            round(&mut window, 50_000);
+        }
+        assert_eq!(window.bytes(), 60 << 10);
+        for _ in 0..100 {
+            round(&mut window, 1_000);
+        }
+        assert_eq!(window.bytes(), 8 << 10);
+    }
+
+    #[test]
+    fn stacks_that_leave_every_window_are_not_copied_in_vain_for_long() {
+        let mut window = Window::new();
+        let mut large = 0;
+        for _ in 0..1_000 {
+            round(&mut window, 1 << 20);
+            large += u32::from(window.bytes() > 16 << 10);
+        }
+        assert!(large < 20, "{large} of 1000 rounds");
+    }
+}

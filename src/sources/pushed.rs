@@ -1,0 +1,93 @@
+//! Samples that somebody else takes: what a kernel tells of a process, in batches that come late.
+//!
+//! The counterpart of [`Target`](super::Target) for sources that nobody has to stop: [`Record`]s
+//! with their times, and [`PushedSource`], which gives them out.
+
+use super::{Capture, ExitStatus, Fault, Look, Observed, ThreadId};
+use crate::addr::Avma;
+
+/// Something that happened, and when.
+#[derive(Debug)]
+pub struct Record {
+    /// When, nanoseconds of the engine's clock.
+    pub at_ns: u64,
+    /// To which thread.
+    pub thread: ThreadId,
+    /// What.
+    pub what: What,
+}
+
+/// What a [`Record`] tells.
+#[derive(Debug)]
+pub enum What {
+    /// A thread was seen first.
+    Started {
+        /// Stack pointer at its first instruction, where that is known.
+        stack_top: Option<Avma>,
+        /// What it had used by then.
+        look: Look,
+        /// It ran already when the recording began.
+        found: bool,
+    },
+    /// Its registers and stack bytes; `look` in it is what it had used by then.
+    Sampled(Box<Capture>),
+    /// A sample that could not be taken, for this reason.
+    Missed(Look, &'static str),
+    /// It ended, or the recording did; all that it used, where that is known, and for what
+    /// reason the rest of it is lost.
+    Ended(Option<u64>, &'static str),
+    /// The process runs another program; all other threads have ended.
+    Exec,
+    /// The images of the process are to be read now: it had others before.
+    ImagesChanged,
+    /// The images of the process may have changed: they are read again when that is cheap.
+    ImagesMayHaveChanged,
+    /// So many samples were dropped before anybody saw them, for this reason.
+    Dropped(u64, &'static str),
+    /// The process has ended.
+    Exited(ExitStatus),
+    /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
+    Terminate,
+}
+
+/// What became of a sample's walk: by it the source decides how much of a stack it copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Bytes above the stack pointer that the walk read.
+    pub bytes: usize,
+    /// It led beyond what was copied.
+    pub ran_out: bool,
+}
+
+/// A process whose samples are pushed.
+pub trait PushedSource: Observed {
+    /// Appends the records that are there, waiting for some until `until_ns` of the engine's
+    /// clock at the latest. Records of one thread are in their order. Gives the time up to which
+    /// nothing more will come, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] when the process has ended, others when the source fails.
+    fn next_batch(&mut self, until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault>;
+
+    /// Images and names are asked as they were at this time, from now on.
+    fn go_to(&mut self, at_ns: u64);
+
+    /// Takes no more samples. What was taken is still told; then [`PushedSource::next_batch`]
+    /// gives `None`.
+    fn end(&mut self) {}
+
+    /// After [`PushedSource::end`]: how the process ended, if it does before `until_ns` of the
+    /// engine's clock. Waits for that.
+    fn exit_before(&mut self, _until_ns: u64) -> Option<ExitStatus> {
+        None
+    }
+
+    /// A sample was walked; its buffers are given back.
+    fn walked(&mut self, _capture: Box<Capture>, _needed: Needed) {}
+
+    /// CPU time that the process used while recorded, nanoseconds, where the system tells it
+    /// beside the samples.
+    fn target_cpu_ns(&self) -> Option<u64> {
+        None
+    }
+}
