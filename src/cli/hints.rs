@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::text::percent;
-use crate::addr::Avma;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::symbol::runtime::Makers;
@@ -116,7 +115,7 @@ impl Seen {
         let frames = profile.trie.frames();
         let makers: Vec<Option<Arc<str>>> = frames
             .map(|frame| match frame {
-                Frame::Code { space, address } => makers.name(space, Avma(address)),
+                Frame::Code { space, address } => makers.name(space, address.at()),
                 Frame::Root(_) => None,
             })
             .collect();
@@ -148,7 +147,7 @@ impl Seen {
 
 fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
     let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
-    let at = profile.images.locate(space, Avma(address))?;
+    let at = profile.images.locate(space, address.at())?;
     Some(Cause::Image(at.index, at.image.described_function(at.svma).is_some()))
 }
 

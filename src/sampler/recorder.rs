@@ -11,7 +11,7 @@ use super::Options;
 use super::image_upkeep::ImageUpkeep;
 use super::postponed::Postponed;
 use super::thread::{Account, unknown_look};
-use crate::addr::Avma;
+use crate::addr::{Avma, LookupAvma};
 use crate::clock::Clock;
 use crate::images::{ImageCode, Images, Made, TargetCode};
 use crate::recording::{Frame, Profile, Root, Stats, Thread};
@@ -212,7 +212,7 @@ impl<'a> Recorder<'a> {
         &mut self,
         id: ThreadId,
         ended: Ended,
-        kernel: &[u64],
+        kernel: &[LookupAvma],
         frames: &mut Frames,
         counts: u64,
         waiting: bool,

@@ -5,6 +5,7 @@ use super::Options;
 use super::recorder::Sample;
 use super::stops::StopDriver;
 use super::window::FIRST_WINDOW_BYTES;
+use crate::addr::LookupAvma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
@@ -46,8 +47,8 @@ pub struct ThreadStack {
     pub name: String,
     /// What it did when it was looked at.
     pub activity: Activity,
-    /// Look-up addresses (Avma), leaf first; empty if it could not be read.
-    pub addresses: Vec<u64>,
+    /// Where its frames are looked up, leaf first; empty if it could not be read.
+    pub addresses: Vec<LookupAvma>,
     /// How each was found.
     pub methods: Vec<Method>,
     /// Why the walk ended, or why there is no stack.

@@ -21,10 +21,10 @@ pub(super) fn row<P: Processor<N>, const N: usize>(
     code: &dyn Code,
 ) -> Option<(Row<N>, Method)> {
     let (at, returned) = (address.at(), address.is_return());
-    let entry = code.function(address.lookup()).map(|function| function.start);
+    let entry = code.function(address.lookup().at()).map(|function| function.start);
     // Apple's list of functions has every one; symbols of others may be of a part that no call
     // leads to, so that all ways must agree.
-    let is_listed = code.begins_threads(address.lookup()).is_some();
+    let is_listed = code.begins_threads(address.lookup().at()).is_some();
     let since_entry = || match is_listed {
         true => flow::since_entry::<P, N>(entry?, at, returned, code),
         false => flow::since_entry_on_all_ways::<P, N>(entry?, at, returned, code),
@@ -61,7 +61,7 @@ pub(super) fn method(compact: bool) -> Method {
 /// pointer (osfmk/i386/pcb_native.c, thread_set_wq_state64).
 pub(super) fn marks_first<P: Processor<N>, const N: usize>(address: CodeAddress, code: &dyn Code) -> bool {
     let (at, returned) = (address.at(), address.is_return());
-    let entry = code.function(address.lookup()).map(|function| function.start);
+    let entry = code.function(address.lookup().at()).map(|function| function.start);
     entry.is_some_and(|entry| flow::ends_chain::<P, N>(entry, at, returned, code))
 }
 
@@ -75,6 +75,6 @@ pub(super) fn is_first(
     frame_pointer: u64,
     code: &dyn Code,
 ) -> Option<bool> {
-    let begins = code.begins_threads(address.lookup())?;
+    let begins = code.begins_threads(address.lookup().at())?;
     Some(begins && caller == Avma(0) && frame_pointer == 0)
 }

@@ -37,7 +37,7 @@ impl Chain {
     /// What it means that the chain ends here.
     #[must_use]
     pub(super) fn end<P: Processor<N>, const N: usize>(&self, input: &Input<'_>) -> Ended {
-        let lookup = |outermost| CodeAddress::Return(outermost).lookup();
+        let lookup = |outermost| CodeAddress::Return(outermost).lookup().at();
         let begins_threads =
             self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
         let whole = match (input.stack_top, self.outermost) {
@@ -71,7 +71,7 @@ impl Chain {
     pub(super) fn place_decides(&self, input: &Input<'_>) -> bool {
         let on_own_stack =
             input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= MAX_STACK_BYTES);
-        let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup()).is_some();
+        let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()).is_some();
         let is_known = |at| input.code.code(at).is_some();
         input.fp_always
             || self.outermost.is_some_and(begins_threads)

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cli::format::Format;
+use crate::sources::Way;
 
 pub(super) fn parsed(line: &str) -> Result<Command> {
     parse(line.split_whitespace().map(OsString::from))

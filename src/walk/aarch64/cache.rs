@@ -71,7 +71,7 @@ impl Cache {
 
     fn find(&mut self, address: CodeAddress, code: &dyn Code) -> Kind {
         let at = address.at();
-        let lookup = address.lookup();
+        let lookup = address.lookup().at();
         let here = code.code(at).unwrap_or_default();
         // Before the rows: those of the vDSO's trampoline lead to the caller of what the
         // signal interrupted.

@@ -103,7 +103,7 @@ impl Frame {
         }
         let is_link = next.sp() == self.sp();
         let is_unknown = matches!(self.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
-        input.code.describes_frames(self.address.lookup()) || is_link && is_unknown
+        input.code.describes_frames(self.address.lookup().at()) || is_link && is_unknown
     }
 
     /// What it means that the walk ends here, with no caller found.

@@ -8,23 +8,28 @@
 //! repeats the record's return address or leads into the same function.
 
 use super::record;
-use crate::addr::{Avma, CodeAddress};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Aarch64;
 use crate::walk::fp::{self, Facts};
 use crate::walk::{Code, Input, Walked};
 
 /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
-pub(super) fn walk(registers: &Aarch64, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<u64>) -> Walked {
+pub(super) fn walk(
+    registers: &Aarch64,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    out: &mut Vec<LookupAvma>,
+) -> Walked {
     let pc = Avma(registers.pc & input.code_mask);
     let sp = Avma(registers.sp);
     let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
     let link = registers.x[Aarch64::LR] & input.code_mask;
-    out.push(CodeAddress::Pc(pc).lookup().0);
+    out.push(CodeAddress::Pc(pc).lookup());
     let leaf_return = link_is_caller(pc, link, frame_pointer, input);
     let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
         let lookup = facts.lookup::<Aarch64, _>(address, input.code);
-        out.push(lookup.unwrap_or(CodeAddress::Return(address).lookup()).0);
+        out.push(lookup.unwrap_or(CodeAddress::Return(address).lookup()));
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
@@ -48,12 +53,12 @@ pub(super) fn link_is_caller(pc: Avma, link: u64, frame_pointer: u64, input: &In
 
 /// Whether a link register can be one: the call before it is code, whatever comes after.
 fn is_code(address: u64, code: &dyn Code) -> bool {
-    address.is_multiple_of(4) && code.is_code(CodeAddress::Return(Avma(address)).lookup())
+    address.is_multiple_of(4) && code.is_code(CodeAddress::Return(Avma(address)).lookup().at())
 }
 
 /// Whether the link register is left over from a call that the function at `pc` made.
 fn same_function(pc: Avma, link: u64, code: &dyn Code) -> bool {
-    let call = CodeAddress::Return(Avma(link)).lookup();
+    let call = CodeAddress::Return(Avma(link)).lookup().at();
     code.function(pc).is_some_and(|function| function.contains(&call))
 }
 
@@ -121,7 +126,7 @@ mod tests {
         };
         let mut out = Vec::new();
         assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
-        out.iter().map(|address| address - TEXT).collect()
+        out.iter().map(|address| address.0 - TEXT).collect()
     }
 
     #[test]
@@ -192,7 +197,7 @@ mod tests {
             };
             let mut out = Vec::new();
             assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
-            assert_eq!(out.iter().map(|address| address - TEXT).collect::<Vec<_>>(), expected);
+            assert_eq!(out.iter().map(|address| address.0 - TEXT).collect::<Vec<_>>(), expected);
             // Where fp may be anything, 0 proves nothing about a thread without a caller.
             let input = Input { fp_always: false, ..input };
             let ended = walk(&registers, &input, &mut Facts::default(), &mut Vec::new()).ended;
@@ -227,7 +232,7 @@ mod tests {
             registers.x[Aarch64::LR] = TEXT + link;
             let mut out = Vec::new();
             walk(&registers, &input, &mut Facts::default(), &mut out);
-            let expected = std::iter::once(0x10).chain(caller).chain([0x87]).map(|at| TEXT + at);
+            let expected = std::iter::once(0x10).chain(caller).chain([0x87]).map(|at| LookupAvma(TEXT + at));
             assert_eq!(out, expected.collect::<Vec<_>>(), "link +{link:#x}");
         }
     }

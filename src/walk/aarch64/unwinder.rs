@@ -6,7 +6,7 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::rule::Kind;
 use super::{FP, leaf};
-use crate::addr::{Avma, CodeAddress};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Aarch64;
 use crate::walk::bounds::{Failure, further, is_on_other_stack};
 use crate::walk::fp::{self, Facts};
@@ -108,7 +108,7 @@ impl Unwinder {
     /// ones. A chain of records is whole without a function that keeps none. Where the ABI
     /// promises the records, it may lead less far, but to no other frame: code may break the
     /// promise (`-fomit-frame-pointer`), and unwind information of an image may be missing.
-    fn confirms(&mut self, addresses: &[u64], registers: &Aarch64, input: &Input<'_>) -> bool {
+    fn confirms(&mut self, addresses: &[LookupAvma], registers: &Aarch64, input: &Input<'_>) -> bool {
         if !fp::can_be_checked(addresses, input.code) {
             return true;
         }

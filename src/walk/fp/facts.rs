@@ -2,7 +2,7 @@
 //! code that a frame returns to. Input: addresses, `Code`; output: answers. Void when the images
 //! change.
 
-use crate::addr::{Avma, CodeAddress};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::table::Table;
@@ -40,16 +40,16 @@ impl Facts {
         &mut self,
         address: Avma,
         code: &dyn Code,
-    ) -> Option<Avma> {
+    ) -> Option<LookupAvma> {
         let lookup = CodeAddress::Return(address).lookup();
         let known = match self.returns.get(lookup.0) {
             Some(known) => known,
-            None => self.ask::<P, N>(address, lookup, code),
+            None => self.ask::<P, N>(address, lookup.at(), code),
         };
         match known {
             ReturnsTo::NoCode => None,
             ReturnsTo::Caller => Some(lookup),
-            ReturnsTo::Trampoline => Some(address),
+            ReturnsTo::Trampoline => Some(CodeAddress::Pc(address).lookup()),
         }
     }
 
@@ -103,12 +103,12 @@ mod tests {
     fn an_address_is_asked_for_once_until_the_images_change() {
         let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
         for _ in 0..3 {
-            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x1001), &code), Some(Avma(0x1000)));
+            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
             assert_eq!(facts.lookup::<X86_64, _>(Avma(0x2001), &code), None);
         }
         assert_eq!(code.0.get(), 2);
         facts.clear();
-        assert_eq!(facts.lookup::<X86_64, _>(Avma(0x1001), &code), Some(Avma(0x1000)));
+        assert_eq!(facts.lookup::<X86_64, _>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
         assert_eq!(code.0.get(), 3);
         // The key that is no address.
         assert_eq!(facts.lookup::<X86_64, _>(Avma(0), &code), None);
@@ -118,13 +118,13 @@ mod tests {
     fn nothing_stands_in_front_of_a_trampoline_of_signals() {
         let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
         for _ in 0..2 {
-            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x3001), &code), Some(Avma(0x3001)));
-            assert_eq!(facts.lookup::<Aarch64, _>(Avma(0x4001), &code), Some(Avma(0x4001)));
+            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x3001), &code), Some(LookupAvma(0x3001)));
+            assert_eq!(facts.lookup::<Aarch64, _>(Avma(0x4001), &code), Some(LookupAvma(0x4001)));
         }
         assert_eq!(code.0.get(), 2);
         // Those of the other processor are ordinary code.
         facts.clear();
-        assert_eq!(facts.lookup::<Aarch64, _>(Avma(0x3001), &code), Some(Avma(0x3000)));
-        assert_eq!(facts.lookup::<X86_64, _>(Avma(0x4001), &code), Some(Avma(0x4000)));
+        assert_eq!(facts.lookup::<Aarch64, _>(Avma(0x3001), &code), Some(LookupAvma(0x3000)));
+        assert_eq!(facts.lookup::<X86_64, _>(Avma(0x4001), &code), Some(LookupAvma(0x4000)));
     }
 }

@@ -11,7 +11,7 @@ use super::frames::{Frames, Method};
 use super::processor::Processor;
 use super::words::Words;
 use super::{Code, Ended, Input, Walked, root};
-use crate::addr::{Avma, CodeAddress};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 
 /// Follows the records from `frame_pointer` on, pushing to `out`.
 ///
@@ -24,7 +24,7 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
     leaf_return: Option<Avma>,
     input: &Input<'_>,
     facts: &mut Facts,
-    out: &mut Vec<u64>,
+    out: &mut Vec<LookupAvma>,
 ) -> Walked {
     let words = Words::new(input.stack);
     let mut reached = above;
@@ -50,7 +50,8 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
         // The masks of aarch64: bits 63..47 may hold a signature.
         let return_address = word & input.code_mask;
         if return_address == 0 {
-            let begins = outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup()));
+            let begins =
+                outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()));
             let ended = if next == 0 && begins != Some(false) { Ended::Root } else { Ended::BadFrame };
             return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
         }
@@ -61,7 +62,7 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
         if out.len() >= input.max_depth {
             return Walked { ended: Ended::DepthLimit, reached };
         }
-        out.push(lookup.0);
+        out.push(lookup);
         outermost = Some(Avma(return_address));
         frame_pointer = next;
     }
@@ -83,17 +84,14 @@ fn outside_window<P: Processor<N>, const N: usize>(
 /// Whether a walk by frame records that found these look-up addresses has something to be
 /// measured by: an image of theirs has unwind information, if not of the very function, or
 /// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
-pub(super) fn can_be_checked(addresses: &[u64], code: &dyn Code) -> bool {
+pub(super) fn can_be_checked(addresses: &[LookupAvma], code: &dyn Code) -> bool {
     let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
-    addresses
-        .iter()
-        .map(|lookup| Avma(*lookup))
-        .any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
+    addresses.iter().map(|lookup| lookup.at()).any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
 }
 
 /// Walks by frame records alone: `walk` pushes the look-up addresses, of which the first is that of
 /// the thread's program counter.
-pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<u64>) -> Walked) -> Walked {
+pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<LookupAvma>) -> Walked) -> Walked {
     out.clear();
     let walked = walk(&mut out.addresses);
     out.methods.resize(out.addresses.len(), Method::FramePointer);
@@ -135,6 +133,7 @@ mod tests {
         };
         let mut out = Vec::new();
         let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+        let out: Vec<u64> = out.into_iter().map(u64::from).collect();
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
 
@@ -235,6 +234,7 @@ mod tests {
             };
             let mut out = Vec::new();
             let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+            let out: Vec<u64> = out.into_iter().map(u64::from).collect();
             assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);

@@ -226,7 +226,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         return (Found::First(first), follows_call || first.not_called);
     }
     let here = code.code(at).unwrap_or_default();
-    let row = code.row(address.lookup());
+    let row = code.row(address.lookup().at());
     // Go's table says nothing of what its trampoline is.
     if X86_64::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
         return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
@@ -247,7 +247,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
         return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
-    if let Some(begins_threads) = code.begins_threads(address.lookup()) {
+    if let Some(begins_threads) = code.begins_threads(address.lookup().at()) {
         let found = match begins_threads && body::marks_first::<X86_64, _>(address, code) {
             true => Found::Root,
             false => in_macho(address, code),
@@ -277,7 +277,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
     let since_entry = |function: Range<Avma>| {
         flow::since_entry_on_all_ways::<X86_64, _>(function.start, at, is_return, code)
     };
-    let told = match code.function(address.lookup()) {
+    let told = match code.function(address.lookup().at()) {
         Some(function) => since_entry(function),
         None => prologue::row(at, is_return, code),
     };
@@ -290,7 +290,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
 
 /// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
 fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
-    let said = match code.body(address.lookup()) {
+    let said = match code.body(address.lookup().at()) {
         Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
         _ => None,
     };

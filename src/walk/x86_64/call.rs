@@ -12,7 +12,7 @@ const CALL_BYTES_MAX: u64 = 7;
 /// Whether code before `address` ends in a call. Memory whose bytes are not known
 /// (code that was made at run time) passes if it is code at all.
 pub(super) fn returns(address: Avma, code: &dyn Code) -> bool {
-    let lookup = CodeAddress::Return(address).lookup();
+    let lookup = CodeAddress::Return(address).lookup().at();
     if !code.is_code(lookup) {
         return false;
     }

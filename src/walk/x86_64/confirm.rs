@@ -39,7 +39,7 @@ fn is_at_record(from: &Frame, next: &Frame, input: &Input<'_>) -> bool {
 pub(super) fn is_record_of_v8(from: &Frame, input: &Input<'_>) -> bool {
     const KIND_MAX: u64 = 128;
     let CodeAddress::Return(_) = from.address else { return false };
-    if !input.code.keeps_records(from.address.lookup()) {
+    if !input.code.keeps_records(from.address.lookup().at()) {
         return false;
     }
     let record = from.registers[RBP] & input.code_mask;
@@ -61,7 +61,7 @@ pub(super) fn is_called_from(from: &Frame, next: &Frame, cache: &mut Cache, inpu
 
 /// Whether the call that returns to an address calls the function that `from` is in.
 pub(super) fn calls_function_of(address: CodeAddress, from: &Frame, code: &dyn Code) -> bool {
-    let function = code.function(from.address.lookup());
+    let function = code.function(from.address.lookup().at());
     let target = called_from(address, code);
     let Some((function, mut target)) = function.zip(target) else { return false };
     for _ in 0..JUMPS_MAX {

@@ -60,7 +60,7 @@ impl Doubts {
 
     /// Why a walk ended that reached the first function, of a thread or of a fiber as `first`
     /// says; `reached` is its stack pointer.
-    pub(super) fn at_first(&self, first: Ended, reached: Avma, input: &Input<'_>) -> Ended {
+    pub(super) fn at_outermost(&self, first: Ended, reached: Avma, input: &Input<'_>) -> Ended {
         let replaced = |installing: &Installing| !installing.is_intact(reached, input.stack);
         if self.switching || self.installing.as_ref().is_some_and(replaced) {
             Ended::Switching
@@ -73,7 +73,7 @@ impl Doubts {
 
     /// Why a walk ended at a frame that leads to no caller, where `otherwise` is the reason
     /// if nothing is doubtful.
-    pub(super) fn at_stuck(
+    pub(super) fn without_caller(
         &self,
         frame: &Frame,
         switch: Switch,

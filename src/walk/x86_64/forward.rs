@@ -190,8 +190,14 @@ fn is_entry(at: Avma, code: &dyn Code) -> bool {
 impl Found {
     /// A way has come to a return; how many instructions may be followed on.
     fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
-        let Some(found) = row(state) else { return left };
-        let is_certain = !called || stack_pointer(state).is_some_and(|sp| sp.register == RBP);
+        // Parts of hand-written functions, which call nothing, use rbp as any register and do not give
+        // it back: who calls them has saved it, and its own row does not count from it.
+        let mut state = *state;
+        if !called && state.get(RBP) == Value::Unknown {
+            state.set(RBP, Value::First(RBP));
+        }
+        let Some(found) = row(&state) else { return left };
+        let is_certain = !called || stack_pointer(&state).is_some_and(|sp| sp.register == RBP);
         match &self.row {
             Some(first) => {
                 self.differ |=
@@ -291,18 +297,11 @@ fn record() -> Row {
 /// The row at the start, when the stack pointer has reached the return address. Of other registers
 /// than rbp it says only where they were saved. None where that is below the stack pointer of the
 /// start: such a way came into other code, behind a call that does not return.
-///
-/// Parts of hand-written functions use rbp as any register and do not give it back; who calls them
-/// has saved it, and its own row does not count from it.
 fn row(state: &State) -> Option<Row> {
     if stack_pointer(state).is_none_or(|sp| sp.register == RSP && sp.offset < 0) {
         return None;
     }
-    let mut state = *state;
-    if state.get(RBP) == Value::Unknown {
-        state.set(RBP, Value::First(RBP));
-    }
-    let mut row = flow::row_at_return::<X86_64, COLUMNS>(&state)?;
+    let mut row = flow::row_at_return::<X86_64, COLUMNS>(state)?;
     let is_given_back = |column: &Column| matches!(column, Column::Same | Column::At(_));
     if !is_given_back(&row.columns[FRAME_POINTER]) {
         return None;

@@ -27,7 +27,7 @@ pub(super) fn caller(stuck: &Frame, cache: &mut Cache, input: &Input<'_>) -> Opt
         let word = input.stack.word(slot)?;
         let address = CodeAddress::Return(Avma(word));
         // Asked first, since what is learned of an address is kept.
-        if input.code.is_code(address.lookup()) && cache.is_return(Avma(word), input.code) {
+        if input.code.is_code(address.lookup().at()) && cache.is_return(Avma(word), input.code) {
             let is_at_top = input.stack_top.is_none_or(|top| slot.0.abs_diff(top.0) <= FROM_TOP_BYTES);
             let ends_thread = input.code.code(Avma(word)).is_some_and(X86_64::ends_thread);
             let mut next = *stuck;

@@ -7,7 +7,7 @@
 //! information of the leaf's function tells; without it the code (see `record.rs`).
 
 use super::record;
-use crate::addr::{Avma, CodeAddress};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::bounds::MAX_STACK_BYTES;
@@ -58,13 +58,13 @@ pub(super) fn walk(
     input: &Input<'_>,
     facts: &mut Facts,
     leaves: &mut Leaves,
-    out: &mut Vec<u64>,
+    out: &mut Vec<LookupAvma>,
 ) -> Walked {
     let pc = Avma(registers.rip);
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
     let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
-    out.push(CodeAddress::Pc(pc).lookup().0);
+    out.push(CodeAddress::Pc(pc).lookup());
     let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {
@@ -72,7 +72,7 @@ pub(super) fn walk(
         }
         match step(&rule, sp, frame_pointer, input, facts) {
             Step::To(caller) if out.len() < input.max_depth => {
-                out.push(caller.lookup.0);
+                out.push(caller.lookup);
                 let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
                 return fp::follow::<X86_64, _>(at, sp, called_from, input, facts, out);
             }
@@ -88,7 +88,7 @@ pub(super) fn walk(
         .and_then(|address| Some((address, facts.lookup::<X86_64, _>(address, input.code)?)))
         .filter(|_| out.len() < input.max_depth);
     if let Some((_, lookup)) = leaf_return {
-        out.push(lookup.0);
+        out.push(lookup);
     }
     let called_from = leaf_return.map(|(address, _)| address);
     fp::follow::<X86_64, _>(frame_pointer, sp, called_from, input, facts, out)
@@ -97,7 +97,7 @@ pub(super) fn walk(
 /// The caller of the leaf frame.
 struct Caller {
     address: Avma,
-    lookup: Avma,
+    lookup: LookupAvma,
     sp: Avma,
     frame_pointer: u64,
 }
@@ -192,7 +192,7 @@ mod tests {
             walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out).ended,
             Ended::Root
         );
-        out.iter().map(|address| address - TEXT).collect()
+        out.iter().map(|address| address.0 - TEXT).collect()
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         };
         let mut out = Vec::new();
         let walked = walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out);
-        let relative: Vec<u64> = out.iter().map(|address| address - TEXT).collect();
+        let relative: Vec<u64> = out.iter().map(|address| address.0 - TEXT).collect();
         assert_eq!((relative.as_slice(), walked.ended), (expected, ended));
     }
 

@@ -39,7 +39,7 @@ pub(super) fn reconnect(
         let below = slot;
         slot = slot + 8;
         let address = Avma(word);
-        if !input.code.is_code(CodeAddress::Return(address).lookup())
+        if !input.code.is_code(CodeAddress::Return(address).lookup().at())
             || !unwinder.cache.is_return(address, input.code)
         {
             continue;

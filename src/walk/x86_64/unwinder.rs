@@ -158,14 +158,14 @@ impl Unwinder {
             if let Some(first) = begun_by
                 && !doubts.need_registers()
             {
-                return Walked { ended: doubts.at_first(first, reached, input), reached };
+                return Walked { ended: doubts.at_outermost(first, reached, input), reached };
             }
             if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
                 out.truncate(out.len() - left);
                 return Walked { ended: failure.ended(), reached };
             }
             if let Some(first) = begun_by {
-                return Walked { ended: doubts.at_first(first, reached, input), reached };
+                return Walked { ended: doubts.at_outermost(first, reached, input), reached };
             }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
@@ -173,7 +173,7 @@ impl Unwinder {
                 out.last_is_not_called(frame.address);
                 if self.cache.is_root(rule) {
                     let first = if self.cache.begins_fiber(rule) { Ended::Fiber } else { Ended::Root };
-                    return Walked { ended: doubts.at_first(first, reached, input), reached };
+                    return Walked { ended: doubts.at_outermost(first, reached, input), reached };
                 }
             }
             let switch = self.cache.switch(rule);
@@ -196,7 +196,7 @@ impl Unwinder {
                     .by_record(input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
                 Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
-                    return Walked { ended: doubts.at_first(Ended::Fiber, reached, input), reached };
+                    return Walked { ended: doubts.at_outermost(Ended::Fiber, reached, input), reached };
                 }
                 other => other,
             };
@@ -205,10 +205,10 @@ impl Unwinder {
                 Err(Failure::Refused | Failure::Null) => {
                     let ended =
                         if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
-                    return Walked { ended: doubts.at_stuck(frame, switch, ended, input), reached };
+                    return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
                 }
                 Err(Failure::First) => {
-                    return Walked { ended: doubts.at_first(Ended::Root, reached, input), reached };
+                    return Walked { ended: doubts.at_outermost(Ended::Root, reached, input), reached };
                 }
                 Err(failure) => return Walked { ended: failure.ended(), reached },
             };

@@ -255,7 +255,7 @@ mod tests {
         for _ in 0..20_000 {
             let mut bytes = whole.clone();
             for _ in 0..1 + random.below(3) {
-                let at = random.below(bytes.len() as u64) as usize;
+                let at = random.below(bytes.len());
                 bytes[at] = random.below(256) as u8;
             }
             if let Some((_, PerfRecord::Sample(sample))) = read(&bytes) {

@@ -118,7 +118,7 @@ fn check_by(
     let registers = walk_registers(registers);
     for again in [false, true] {
         let walked = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
-        let found: Vec<_> = out.addresses.iter().map(|at| at - TEXT).zip(out.methods.clone()).collect();
+        let found: Vec<_> = out.addresses.iter().map(|at| at.0 - TEXT).zip(out.methods.clone()).collect();
         assert_eq!((found.as_slice(), walked.ended), (expected, ended), "again: {again}");
         if again {
             return walked;

@@ -135,9 +135,9 @@ fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
 
 #[test]
 fn bytes_of_other_registers_are_no_frame_pointer() {
-    // and $0xf7,%ch; ret. With REX it is the lowest byte of rbp.
-    check(&[0x80, 0xe5, 0xf7, 0xc3], &[(0, StackPointer, 8, None)]);
-    assert_eq!(follow(Avma(0x1000), false, &Text(&[0x40, 0x80, 0xe5, 0xf7, 0xc3])), None);
+    // and $0xf7,%ch; leave; ret. With REX it is the lowest byte of rbp.
+    check(&[0x80, 0xe5, 0xf7, 0xc9, 0xc3], &[(0, FramePointer, 16, Some(-16))]);
+    assert_eq!(follow(Avma(0x1000), false, &Text(&[0x40, 0x80, 0xe5, 0xf7, 0xc9, 0xc3])), None);
     // seta %ah; pop %rbp; ret
     check(&[0x0f, 0x97, 0xc4, 0x5d, 0xc3], &[(0, StackPointer, 16, Some(-16))]);
 }

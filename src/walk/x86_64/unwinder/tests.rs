@@ -95,7 +95,7 @@ impl Case {
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let walked = unwinder.walk(how, &registers, &input, &mut out);
-        (out.addresses.iter().map(|address| address.wrapping_sub(TEXT)).collect(), out.methods, walked)
+        (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), out.methods, walked)
     }
 
     #[track_caller]
@@ -314,7 +314,7 @@ impl Calls {
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
-        (out.addresses.iter().map(|address| address.wrapping_sub(TEXT)).collect(), walked.ended)
+        (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), walked.ended)
     }
 }
 
