@@ -8,7 +8,9 @@ use crate::walk::frames::Method;
 /// An ordinary row saves at most x19 to x29; the return address is apart.
 const SAVED_MAX: usize = 11;
 
-/// A row whose CFA is a register plus a number and whose registers lie below it, in words.
+/// A row whose CFA is a register plus a number and whose registers lie below it, in words:
+/// `sp = CFA`, `pc = *(CFA + 8 * link_words)` or `lr` where a leaf has not saved that, and for each saved
+/// register `x = *(CFA + 8 * words)`. Most are `(pc, sp, fp) = (*(fp + 8), fp + 16, *fp)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ordinary {
     pub cfa_offset: i32,

@@ -71,7 +71,7 @@ impl Doubts {
         }
     }
 
-    /// Why a walk ended at a frame that leads to no caller, where `otherwise` is the reason
+    /// Why a walk ended at a frame whose caller was not found, where `otherwise` is the reason
     /// if nothing is doubtful.
     pub(super) fn without_caller(
         &self,

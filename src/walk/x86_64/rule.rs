@@ -12,11 +12,15 @@ pub(super) enum Kind {
     /// Neither unwind information nor understandable code.
     #[default]
     Unknown = 0,
-    /// An ordinary row whose CFA is counted from rsp.
+    /// An ordinary row whose CFA is counted from rsp. With `c`, `r` and `b` for [`Rule::cfa`],
+    /// [`Rule::return_at`] and [`Rule::frame_pointer_at`]: `(rip, sp, bp) = (*(sp + 8r), sp + 8c,
+    /// *(sp + 8b))`, or `bp` as it is where the function does not save it.
     StackPointer = 1,
-    /// The same, from rbp.
+    /// The same from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a function keeps
+    /// a frame record that is `(*(bp + 8), bp + 16, *bp)`.
     FramePointer = 2,
-    /// A row of another form; [`Rule::row`] is its number.
+    /// A row of another form: from other registers, by an expression, or not to be relied on.
+    /// [`Rule::row`] is its number.
     Unusual = 3,
     /// Nothing: the thread's first function.
     Root = 4,
