@@ -24,11 +24,13 @@ pub enum ErrorKind {
     System,
 }
 
-/// An error with its one line of text.
+/// An error with its one line of text, which says all that a person needs; what caused it is kept
+/// for programs.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     text: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 /// `Result` with this crate's [`Error`].
@@ -37,7 +39,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of `kind`; `text` is one lower-case line without a prefix.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Error {
-        Error { kind, text: text.into() }
+        Error { kind, text: text.into(), source: None }
+    }
+
+    /// The same error with what caused it, which [`source`](std::error::Error::source) gives.
+    #[must_use]
+    pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error { source: Some(Box::new(source)), ..self }
     }
 
     /// What the error means to the caller.
@@ -49,7 +57,7 @@ impl Error {
     /// The same error with `context: ` in front of its text.
     #[must_use]
     pub fn context(self, context: impl fmt::Display) -> Error {
-        Error { kind: self.kind, text: format!("{context}: {}", self.text) }
+        Error { text: format!("{context}: {}", self.text), ..self }
     }
 }
 
@@ -59,7 +67,11 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&**self.source.as_ref()?)
+    }
+}
 
 /// The words for an I/O error without Rust's "(os error N)" tail.
 #[must_use]
@@ -87,5 +99,15 @@ mod tests {
         let error = Error::new(ErrorKind::Input, "expected \"stack count\"").context("a.folded:3");
         assert_eq!(error.to_string(), "a.folded:3: expected \"stack count\"");
         assert_eq!(error.kind(), ErrorKind::Input);
+    }
+
+    #[test]
+    fn what_caused_an_error_stays_with_it() {
+        use std::error::Error as _;
+        let error = Error::new(ErrorKind::Output, "cannot write").caused_by(std::io::Error::other("full"));
+        let error = error.context("a.svg");
+        assert_eq!(error.to_string(), "a.svg: cannot write");
+        assert_eq!(error.source().map(ToString::to_string).as_deref(), Some("full"));
+        assert!(Error::new(ErrorKind::Input, "x").source().is_none());
     }
 }

@@ -30,7 +30,7 @@ pub mod flamegraph;
 pub mod gate;
 pub mod images;
 pub mod live;
-pub mod place;
+pub mod module_offset;
 pub mod profile;
 pub mod recording;
 pub mod rng;

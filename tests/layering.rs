@@ -17,7 +17,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("error", &[]),
     ("clock", &[]),
     ("live", &[]),
-    ("place", &[]),
+    ("module_offset", &[]),
     ("rng", &[]),
     ("trie", &[]),
     ("arch", &["addr"]),
@@ -31,7 +31,15 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     // Debug files are opened through `Files`, as the target sees them.
     (
         "symbol",
-        &["addr", "binary", "images", "place", "recording::Frame", "recording::Root", "trie::FrameId"],
+        &[
+            "addr",
+            "binary",
+            "images",
+            "module_offset",
+            "recording::Frame",
+            "recording::Root",
+            "trie::FrameId",
+        ],
     ),
     (
         "sampler",
@@ -56,7 +64,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "addr",
             "error",
             "images",
-            "place",
+            "module_offset",
             "recording",
             "sources::Process",
             "symbol::Names",
@@ -65,8 +73,8 @@ const ALLOWED: [(&str, &[&str]); 19] = [
         ],
     ),
     ("flamegraph", &["error"]),
-    ("diff", &["place", "profile", "trie"]),
-    ("gate", &["diff", "place", "profile", "rng", "trie"]),
+    ("diff", &["module_offset", "profile", "trie"]),
+    ("gate", &["diff", "module_offset", "profile", "rng", "trie"]),
 ];
 
 const MAX_LINES: usize = 600;

@@ -71,7 +71,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -F -d -o -q -v -h -V --pid --hz --duration --idle --threads --unwind --max-depth --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version record demo dump render diff gate completions help"
+            opts="-p -F -d -o -q -v -h -V --pid --hz --duration --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version record demo dump render diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -106,6 +106,10 @@ _stackprof() {
                     return 0
                     ;;
                 --max-depth)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -163,7 +167,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -d -o -q -v -h -V --hz --duration --idle --threads --unwind --max-depth --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            opts="-F -d -o -q -v -h -V --hz --duration --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -190,6 +194,10 @@ _stackprof() {
                     return 0
                     ;;
                 --max-depth)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -485,7 +493,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__record)
-            opts="-p -F -d -o -q -v -h -V --pid --hz --duration --idle --threads --unwind --max-depth --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            opts="-p -F -d -o -q -v -h -V --pid --hz --duration --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -520,6 +528,10 @@ _stackprof() {
                     return 0
                     ;;
                 --max-depth)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= F/hz= d/duration= idle threads unwind= max-depth= max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
+    string join \n p/pid= F/hz= d/duration= idle threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
 end
 
 function __fish_stackprof_needs_command
@@ -31,6 +31,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stac
 cfi\t''
 fp\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
@@ -45,6 +46,8 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours 
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'With the kernel\'s frames, marked _[k], where the source sees them [default]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'Time in the kernel counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Flame graph from the leaf functions to their callers'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
@@ -71,6 +74,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d
 cfi\t''
 fp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
@@ -85,6 +89,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'With the kernel\'s frames, marked _[k], where the source sees them [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'Time in the kernel counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Flame graph from the leaf functions to their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
@@ -102,6 +108,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d '
 cfi\t''
 fp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
@@ -116,6 +123,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d '
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'With the kernel\'s frames, marked _[k], where the source sees them [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'Time in the kernel counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Flame graph from the leaf functions to their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'

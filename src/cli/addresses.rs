@@ -21,11 +21,11 @@ use crate::symbol;
 pub fn run(asked: &Addresses) -> Result<()> {
     let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
     let mut listed = String::new();
+    let unreadable = |path: &Path, error: std::io::Error| input(path, &io_text(&error)).caused_by(error);
     if asked.list == Path::new("-") {
-        std::io::stdin().read_to_string(&mut listed).map_err(|error| input(&asked.list, &io_text(&error)))?;
+        std::io::stdin().read_to_string(&mut listed).map_err(|error| unreadable(&asked.list, error))?;
     } else {
-        listed =
-            std::fs::read_to_string(&asked.list).map_err(|error| input(&asked.list, &io_text(&error)))?;
+        listed = std::fs::read_to_string(&asked.list).map_err(|error| unreadable(&asked.list, error))?;
     }
     let address = |line: &str| u64::from_str_radix(line.trim().trim_start_matches("0x"), 16);
     let listed: Vec<u64> = listed
@@ -34,7 +34,7 @@ pub fn run(asked: &Addresses) -> Result<()> {
             address(line).map_err(|_| input(&asked.list, &format!("`{line}`: expected an address in hex")))
         })
         .collect::<Result<_>>()?;
-    let path = std::fs::canonicalize(&asked.file).map_err(|error| input(&asked.file, &io_text(&error)))?;
+    let path = std::fs::canonicalize(&asked.file).map_err(|error| unreadable(&asked.file, error))?;
     let path = path.to_string_lossy().into_owned();
     let bytes = LocalFiles.open(&path).map_err(|why| input(&asked.file, &why))?;
     let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(asked.naming, &LocalFiles));

@@ -19,7 +19,7 @@ pub(super) fn usage_error(error: &clap::Error, command: &str) -> Error {
         .unwrap_or_default();
     let text = match error.kind() {
         Clap::UnknownArgument => match context(ContextKind::SuggestedArg) {
-            // clap's measure finds `--idle` near `--pid`; a slip seldom changes the first letter.
+            // clap suggests `--idle` for `--pid`; who mistypes an option seldom mistypes its first letter.
             Some(near) if near.chars().nth(2) == option.chars().nth(2) => {
                 format!("there is no option `{option}`; did you mean `{near}`?")
             }

@@ -72,15 +72,15 @@ fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str
     let process = process.filter(|_| only.is_some());
     stacks
         .add(&name, &saved, process)
-        .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")))?;
+        .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))?;
     Ok(only)
 }
 
 fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destination) -> Result<()> {
     let nodes = tree::nodes(stacks, comparison);
-    let nodes: Vec<flamegraph::Node<'_>> = nodes
+    let nodes: Vec<flamegraph::Frame<'_>> = nodes
         .iter()
-        .map(|node| flamegraph::Node { depth: node.depth, name: node.name, base: node.base, new: node.new })
+        .map(|node| flamegraph::Frame { depth: node.depth, name: node.name, base: node.base, new: node.new })
         .collect();
     let compared = match comparison.measure {
         Measure::Share => Compared::Shares,

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, ErrorKind, Result, io_text};
 
-/// Where the bytes for a path go.
+/// How a path is written.
 #[derive(Debug)]
-enum Place {
+enum WriteMode {
     /// A new file in `directory` that takes the name `path`; links are already followed.
     Renamed { path: PathBuf, directory: PathBuf },
     /// Something that cannot be replaced: a device, a pipe, an already open descriptor.
@@ -27,20 +27,21 @@ enum Place {
 /// # Errors
 /// [`ErrorKind::Output`] naming the path.
 pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-    match place(path)? {
-        Place::Direct => {
+    match write_mode(path)? {
+        WriteMode::Direct => {
             // Appending, because `/dev/stdout` may be a file that holds somebody's output.
             let file =
-                OpenOptions::new().append(true).open(path).map_err(|error| cannot_write(path, &error))?;
+                OpenOptions::new().append(true).open(path).map_err(|error| cannot_write(path, error))?;
             closed_pipe_is_fine(write_through(file, content).map(drop))
-                .map_err(|error| cannot_write(path, &error))
+                .map_err(|error| cannot_write(path, error))
         }
-        Place::Renamed { path: real, directory } => {
-            let (file, temporary) = Temporary::create(&directory).map_err(|e| cannot_create(path, &e))?;
-            let file = write_through(file, content).map_err(|error| cannot_write(path, &error))?;
+        WriteMode::Renamed { path: real, directory } => {
+            let (file, temporary) =
+                Temporary::create(&directory).map_err(|error| cannot_create(path, error))?;
+            let file = write_through(file, content).map_err(|error| cannot_write(path, error))?;
             keep_owner_and_mode(&file, &real);
             drop(file);
-            temporary.rename_to(&real).map_err(|error| cannot_write(path, &error))
+            temporary.rename_to(&real).map_err(|error| cannot_write(path, error))
         }
     }
 }
@@ -61,8 +62,9 @@ pub fn write_stream(
         // Dropping a BufWriter would write the rest once more.
         let _ = buffered.into_parts();
     }
-    closed_pipe_is_fine(written)
-        .map_err(|error| Error::new(ErrorKind::Output, format!("cannot write {name}: {}", io_text(&error))))
+    closed_pipe_is_fine(written).map_err(|error| {
+        Error::new(ErrorKind::Output, format!("cannot write {name}: {}", io_text(&error))).caused_by(error)
+    })
 }
 
 /// Finds out before a recording whether `path` can be written after it. Leaves nothing behind.
@@ -70,11 +72,11 @@ pub fn write_stream(
 /// # Errors
 /// [`ErrorKind::Output`] naming the path and what stands in the way.
 pub fn check_writable(path: &Path) -> Result<()> {
-    match place(path)? {
+    match write_mode(path)? {
         // Opening a FIFO would wait for its reader.
-        Place::Direct => Ok(()),
-        Place::Renamed { directory, .. } => {
-            Temporary::create(&directory).map(drop).map_err(|error| cannot_create(path, &error))
+        WriteMode::Direct => Ok(()),
+        WriteMode::Renamed { directory, .. } => {
+            Temporary::create(&directory).map(drop).map_err(|error| cannot_create(path, error))
         }
     }
 }
@@ -102,37 +104,37 @@ fn refuse(path: &Path, why: &str) -> Error {
     Error::new(ErrorKind::Output, format!("cannot write `{}`: {why}", path.display()))
 }
 
-fn cannot_write(path: &Path, error: &io::Error) -> Error {
-    refuse(path, &io_text(error))
+fn cannot_write(path: &Path, error: io::Error) -> Error {
+    refuse(path, &io_text(&error)).caused_by(error)
 }
 
 /// The temporary file could not be made: say so of its directory, which the user knows.
-fn cannot_create(path: &Path, error: &io::Error) -> Error {
-    refuse(path, &format!("no file can be made in its directory: {}", io_text(error)))
+fn cannot_create(path: &Path, error: io::Error) -> Error {
+    refuse(path, &format!("no file can be made in its directory: {}", io_text(&error))).caused_by(error)
 }
 
-fn place(path: &Path) -> Result<Place> {
+fn write_mode(path: &Path) -> Result<WriteMode> {
     // `/dev/stdout` and `/proc/self/fd/1` are links to whatever is open there: replacing
     // that file by name would leave the open one empty.
     if path.starts_with("/dev/fd") || path.starts_with("/proc") || is_standard_stream(path) {
-        return Ok(Place::Direct);
+        return Ok(WriteMode::Direct);
     }
     let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err(refuse(path, "it is a directory; name a file in it")),
-        Ok(metadata) if !metadata.is_file() => Ok(Place::Direct),
+        Ok(metadata) if !metadata.is_file() => Ok(WriteMode::Direct),
         Ok(_) => {
             // Renaming over a file asks nobody whether that file may be written; opening
             // does, and lets the kernel apply its rules for links in shared directories.
-            OpenOptions::new().write(true).open(path).map_err(|error| cannot_write(path, &error))?;
+            OpenOptions::new().write(true).open(path).map_err(|error| cannot_write(path, error))?;
             let real = if is_link { fs::canonicalize(path) } else { Ok(path.to_path_buf()) };
-            renamed(path, real.map_err(|error| cannot_write(path, &error))?)
+            renamed(path, real.map_err(|error| cannot_write(path, error))?)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound && is_link => {
             Err(refuse(path, "it is a symbolic link to a file that does not exist"))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => renamed(path, path.to_path_buf()),
-        Err(error) => Err(cannot_write(path, &error)),
+        Err(error) => Err(cannot_write(path, error)),
     }
 }
 
@@ -140,7 +142,7 @@ fn is_standard_stream(path: &Path) -> bool {
     path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr")
 }
 
-fn renamed(asked: &Path, path: PathBuf) -> Result<Place> {
+fn renamed(asked: &Path, path: PathBuf) -> Result<WriteMode> {
     let ends_in_slash = asked.as_os_str().as_encoded_bytes().ends_with(b"/");
     if ends_in_slash || asked.file_name().is_none() {
         return Err(refuse(asked, "a file name is expected"));
@@ -150,12 +152,12 @@ fn renamed(asked: &Path, path: PathBuf) -> Result<Place> {
         _ => PathBuf::from("."),
     };
     match fs::metadata(&directory) {
-        Ok(metadata) if metadata.is_dir() => Ok(Place::Renamed { path, directory }),
+        Ok(metadata) if metadata.is_dir() => Ok(WriteMode::Renamed { path, directory }),
         Ok(_) => Err(refuse(asked, &format!("`{}` is not a directory", directory.display()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(refuse(asked, &format!("the directory `{}` does not exist", directory.display())))
         }
-        Err(error) => Err(cannot_write(asked, &error)),
+        Err(error) => Err(cannot_write(asked, error)),
     }
 }
 
@@ -168,7 +170,7 @@ struct Temporary {
 impl Temporary {
     fn create(directory: &Path) -> io::Result<(File, Temporary)> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // A leftover of a killed process with our pid may exist; a few numbers on it does not.
+        // A process with our pid may have been killed and have left its file; then the next number is free.
         let mut tries = 0;
         loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);

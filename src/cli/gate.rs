@@ -49,7 +49,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
         let same = first.as_deref().filter(|_| asked.allow_different_names && saved.processes().len() == 1);
         stacks
             .add(&name, &saved, same)
-            .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")))?;
+            .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))?;
         if index >= base.len() && asked.update_baseline.is_some() {
             kept.push(saved);
         }
@@ -100,6 +100,7 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
         let cannot = |error: std::io::Error| {
             Error::new(ErrorKind::Input, format!("cannot read `{}`: {}", path.display(), io_text(&error)))
+                .caused_by(error)
         };
         let mut inside = Vec::new();
         for entry in fs::read_dir(path).map_err(cannot)? {
@@ -167,10 +168,11 @@ fn check_baseline(directory: &Path) -> Result<()> {
 /// Keeps `runs` as the baseline, in place of those kept before.
 fn update(asked: &Gate, runs: &[Saved]) -> Result<()> {
     let Some(directory) = &asked.update_baseline else { return Ok(()) };
-    let cannot = |path: &Path, error: &std::io::Error| {
-        Error::new(ErrorKind::Output, format!("cannot write `{}`: {}", path.display(), io_text(error)))
+    let cannot = |path: &Path, error: std::io::Error| {
+        Error::new(ErrorKind::Output, format!("cannot write `{}`: {}", path.display(), io_text(&error)))
+            .caused_by(error)
     };
-    fs::create_dir_all(directory).map_err(|error| cannot(directory, &error))?;
+    fs::create_dir_all(directory).map_err(|error| cannot(directory, error))?;
     for (number, run) in (1..).zip(runs) {
         file::write(&directory.join(name_of(number)), |out| pprof::write::write(run, out))?;
     }
@@ -178,7 +180,7 @@ fn update(asked: &Gate, runs: &[Saved]) -> Result<()> {
     for number in runs.len() + 1..=RUNS_MAX {
         let path = directory.join(name_of(number));
         if path.exists() {
-            fs::remove_file(&path).map_err(|error| cannot(&path, &error))?;
+            fs::remove_file(&path).map_err(|error| cannot(&path, error))?;
         }
     }
     if asked.verbosity != Verbosity::Quiet {

@@ -44,7 +44,7 @@ pub(super) fn check_reverse(reverse: bool, outputs: &[Output]) -> Result<()> {
 /// # Errors
 /// One line that names the output and what stands in the way.
 pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<()> {
-    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string());
+    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
     // Several outputs may want it.
     let mut by_name = None;
     for output in outputs {
@@ -61,13 +61,13 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                 let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
                 let least = shown.graph.min_width_percent / 100.0;
                 let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
-                let node = |node: &crate::profile::views::call_tree::Called| flamegraph::Node {
+                let node = |node: &crate::profile::views::call_tree::Called| flamegraph::Frame {
                     depth: node.depth,
                     name: tree.text(node.name),
                     base: 0,
                     new: node.total,
                 };
-                let nodes: Vec<flamegraph::Node<'_>> = tree.nodes().iter().map(node).collect();
+                let nodes: Vec<flamegraph::Frame<'_>> = tree.nodes().iter().map(node).collect();
                 let total = saved.total();
                 write_to(&output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
             }

@@ -47,7 +47,7 @@ impl Progress {
         };
         match std::thread::Builder::new().name("progress".into()).spawn(draw) {
             Ok(thread) => Progress { drawing: Some((end, thread)) },
-            // No thread to be had: a recording without its progress line is still one.
+            // Where no thread can be started, the recording goes on without its progress line.
             Err(_) => Progress::default(),
         }
     }

@@ -67,7 +67,7 @@ pub fn run(asked: &Recording) -> Result<()> {
 
     // Write.
     let saved = Saved::from_recording(&profile, &names, circumstances)
-        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()))?;
+        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     outputs::write(&saved, &outputs, &shown(asked, &profile))?;
     drop(saved);
 

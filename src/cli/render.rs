@@ -63,7 +63,9 @@ fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
         return Ok(first);
     }
     let mut builder = SavedBuilder::new(first.about.clone());
-    let full = |path: &Path, full: Full| Error::new(ErrorKind::Input, format!("{}: {full}", path.display()));
+    let full = |path: &Path, full: Full| {
+        Error::new(ErrorKind::Input, format!("{}: {full}", path.display())).caused_by(full)
+    };
     builder.add_stacks(&first).map_err(|why| full(first_path, why))?;
     drop(first);
     for path in others {
@@ -110,7 +112,7 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
         root: given(&render.root).then_some(root as _),
     };
     let (kept, left) = filter::apply(&saved, &filter, render.lines)
-        .map_err(|full| Error::new(ErrorKind::Input, full.to_string()))?;
+        .map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?;
     if left.root > 0 {
         return Ok(kept);
     }

@@ -92,7 +92,7 @@ fn symbols(figures: &RunFigures) -> Option<String> {
     let how_often = match (looked_up == unique, unique) {
         (true, 1) => " looked up once".to_string(),
         (true, _) => " looked up once each".to_string(),
-        // Never expected; said as it is rather than as it should be.
+        // Each address is looked up once; should that ever not hold, the real number is shown.
         (false, _) => format!(", {looked_up} looked up"),
     };
     Some(format!("{addresses}{how_often}, {} named", percent(figures.addresses_named, unique)))

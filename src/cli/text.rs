@@ -57,7 +57,7 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
 /// into its name.
 #[must_use]
 pub fn visible(text: &str) -> String {
-    // Nearly all are plain, and of names there are many thousands.
+    // The quick way: nearly all names, of which there may be many thousands, are plain ASCII.
     if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return text.to_owned();
     }

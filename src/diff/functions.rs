@@ -9,7 +9,7 @@ use crate::trie::NodeId;
 
 /// A function's counts in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct FunctionCounts {
     /// The name it was matched by.
     pub name: TextId,
     /// By run: counts of stacks that end in it.
@@ -20,12 +20,12 @@ pub struct Function {
 
 /// Counts of all functions that any run has, in the order of their names' bytes.
 #[must_use]
-pub fn functions(stacks: &Stacks) -> Vec<Function> {
+pub fn functions(stacks: &Stacks) -> Vec<FunctionCounts> {
     let runs = stacks.runs().len();
-    // By text: the function's row, plus one.
+    // By text: the index of the function in `functions`, plus one; 0 if it is not there yet.
     let mut rows = vec![0u32; stacks.text_count()];
-    let mut functions: Vec<Function> = Vec::new();
-    // By function: the stack that it was last seen in, so that each counts once.
+    let mut functions: Vec<FunctionCounts> = Vec::new();
+    // By function: the last stack that it was found in, so that recursion counts once.
     let mut seen: Vec<u64> = Vec::new();
     let mut stack = 0u64;
     for (run_index, run) in stacks.runs().iter().enumerate() {
@@ -37,7 +37,7 @@ pub fn functions(stacks: &Stacks) -> Vec<Function> {
                 let Some(name) = stacks.function(node) else { continue };
                 let Some(slot) = rows.get_mut(name.0 as usize) else { continue };
                 if *slot == 0 {
-                    functions.push(Function { name, own: vec![0; runs], total: vec![0; runs] });
+                    functions.push(FunctionCounts { name, own: vec![0; runs], total: vec![0; runs] });
                     seen.push(0);
                     *slot = functions.len() as u32;
                 }

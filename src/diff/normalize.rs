@@ -20,7 +20,7 @@
 
 use std::borrow::Cow;
 
-use crate::place::Place;
+use crate::module_offset::ModuleOffset;
 
 /// Suffixes of clones behind which is a number; without one they end names of their own, such as
 /// Go's `maps.clone`.
@@ -39,8 +39,8 @@ pub fn normalize(name: &str) -> Cow<'_, str> {
     {
         return Cow::Borrowed(name);
     }
-    if let Some(place) = Place::parse(name) {
-        return Cow::Owned(format!("[{}]", place.module()));
+    if let Some(code) = ModuleOffset::parse(name) {
+        return Cow::Owned(format!("[{}]", code.module()));
     }
     let (name, file) = split_line(name);
     let mut text = without_numbers(without_suffixes(name));

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use super::builds::Builds;
 use super::normalize::normalize;
-use crate::place::Place as CodePlace;
+use crate::module_offset::ModuleOffset;
 use crate::profile::{About, Full, INCOMPLETE, Saved, StackFrame, StackRoot, TextId, Texts, shown};
 use crate::trie::{Children, Key, NodeId, Trie, hash_of};
 
@@ -124,7 +124,7 @@ impl Stacks {
     pub fn add(&mut self, source: &str, saved: &Saved, process: Option<&str>) -> Result<(), Full> {
         let parted = self.note_builds(saved);
         let names = self.names_of_frames(saved)?;
-        // Each node there has its place here, if it counts.
+        // Each node of `saved` is mapped to its position in the common tree.
         let trie = saved.trie();
         let mut own: BTreeMap<NodeId, u64> = BTreeMap::new();
         let mut nameless: BTreeMap<(NodeId, TextId), u64> = BTreeMap::new();
@@ -138,9 +138,9 @@ impl Stacks {
             own: Vec::new(),
             nameless: Vec::new(),
         };
-        trie.try_map_nodes(None, |there, frame, caller: &Option<Place>| {
+        trie.try_map_nodes(None, |there, frame, caller: &Option<Position>| {
             let mut function = None;
-            let place = match (frame, caller) {
+            let position = match (frame, caller) {
                 (StackFrame::Root(root), _) => match saved.roots().get(root as usize) {
                     Some(root) => Some(self.root(saved, root, process)?),
                     None => None,
@@ -153,10 +153,10 @@ impl Stacks {
                 (StackFrame::Frame(_), None) => None,
             };
             let count = trie.count(there);
-            let Some(counted) = place.filter(|_| count > 0) else { return Ok::<_, Full>(place) };
+            let Some(counted) = position.filter(|_| count > 0) else { return Ok::<_, Full>(position) };
             if counted.waiting && !self.matching.waiting {
                 run.waiting_left_out = run.waiting_left_out.saturating_add(count);
-                return Ok(place);
+                return Ok(position);
             }
             run.total = run.total.saturating_add(count);
             run.incomplete = run.incomplete.saturating_add(if counted.complete { 0 } else { count });
@@ -164,7 +164,7 @@ impl Stacks {
             if let Some(function) = function {
                 add(&mut nameless, (counted.node, function), count);
             }
-            Ok(place)
+            Ok(position)
         })?;
         run.own = own.into_iter().collect();
         run.nameless =
@@ -181,7 +181,7 @@ impl Stacks {
             let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
             let id = mapping.map_or("", |mapping| saved.text(mapping.build_id));
             saved.names_of(index as u32, false, &mut |name| {
-                if let Some(CodePlace::Function { module, .. }) = CodePlace::parse(name) {
+                if let Some(ModuleOffset::Function { module, .. }) = ModuleOffset::parse(name) {
                     parted |= self.builds.note(module, id);
                 }
             });
@@ -195,7 +195,7 @@ impl Stacks {
         let mut joined = BTreeMap::new();
         for text in (0..self.texts.count() as u32).map(TextId) {
             let text_of = self.texts.get(text);
-            if let Some(CodePlace::Function { module, .. }) = CodePlace::parse(text_of)
+            if let Some(ModuleOffset::Function { module, .. }) = ModuleOffset::parse(text_of)
                 && !self.builds.is_one(module)
             {
                 let module = normalize(text_of).into_owned();
@@ -239,8 +239,8 @@ impl Stacks {
                     return;
                 }
                 let name = shown(name);
-                let nameless = match CodePlace::parse(&name) {
-                    Some(CodePlace::Function { module, .. }) => Some(self.builds.is_one(module)),
+                let nameless = match ModuleOffset::parse(&name) {
+                    Some(ModuleOffset::Function { module, .. }) => Some(self.builds.is_one(module)),
                     _ => None,
                 };
                 let as_it_is = !self.matching.normalize || nameless == Some(true);
@@ -254,46 +254,46 @@ impl Stacks {
         full.map(|()| names)
     }
 
-    fn root(&mut self, saved: &Saved, root: &StackRoot, process: Option<&str>) -> Result<Place, Full> {
+    fn root(&mut self, saved: &Saved, root: &StackRoot, process: Option<&str>) -> Result<Position, Full> {
         let name = process.unwrap_or_else(|| saved.text(root.process));
         let name = self.texts.intern(&shown(name))?;
         let node = self.trie.descend(NodeId(0), Part::Process(name))?;
-        let mut place = Place { node, complete: true, waiting: root.waiting, head: true };
+        let mut position = Position { node, complete: true, waiting: root.waiting, head: true };
         if let Some((name, _)) = root.thread {
             let name = self.texts.intern(&shown(saved.text(name)))?;
-            place.node = self.trie.descend(node, Part::Thread(name))?;
+            position.node = self.trie.descend(node, Part::Thread(name))?;
         }
         if !root.complete {
             let name = self.texts.intern(INCOMPLETE)?;
-            place = Place {
-                node: self.trie.descend(place.node, Part::Incomplete(name))?,
+            position = Position {
+                node: self.trie.descend(position.node, Part::Incomplete(name))?,
                 complete: false,
-                ..place
+                ..position
             };
         }
-        Ok(place)
+        Ok(position)
     }
 
-    /// The place that names lead to. Folded text has threads and `[incomplete]` as frames in
+    /// The position that names lead to. Folded text has threads and `[incomplete]` as frames in
     /// front of the code; they are told by their form.
-    fn below(&mut self, mut place: Place, names: &[TextId]) -> Result<Place, Full> {
+    fn below(&mut self, mut position: Position, names: &[TextId]) -> Result<Position, Full> {
         for &name in names {
             let text = self.texts.get(name);
-            let part = if place.head && text == INCOMPLETE {
-                place.complete = false;
+            let part = if position.head && text == INCOMPLETE {
+                position.complete = false;
                 Part::Incomplete(name)
-            } else if place.head
+            } else if position.head
                 && let Some(thread) = thread_name(text)
             {
                 let thread = thread.to_owned();
                 Part::Thread(self.texts.intern(&shown(&thread))?)
             } else {
-                place.head = false;
+                position.head = false;
                 Part::Function(name)
             };
-            place.node = self.trie.descend(place.node, part)?;
+            position.node = self.trie.descend(position.node, part)?;
         }
-        Ok(place)
+        Ok(position)
     }
 
     /// The profiles, in the order in which they were added.
@@ -377,7 +377,7 @@ struct FrameNames {
 
 /// Where a node of a profile is in the common tree.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Position {
     node: NodeId,
     complete: bool,
     waiting: bool,

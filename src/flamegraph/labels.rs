@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::layout::{Picture, Shown};
-use super::{Compared, Node};
+use super::{Compared, Frame};
 
 /// Inferno's width of the picture without the margins it is drawn with, and of a character.
 const PICTURE_PX: f64 = 1200.0;
@@ -96,7 +96,7 @@ impl<'a, W: Write> Labels<'a, W> {
     /// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
     /// name for inferno's script, so there are no others in it.
     fn tooltip(&self, shown: &Shown<'_>) -> String {
-        let Node { name, base, new, .. } = shown.node;
+        let Frame { name, base, new, .. } = shown.node;
         let figures = match self.compared {
             None => format!("{}, {:.2}%", counted(new, self.unit), percent(new, self.picture.new)),
             Some(compared) => self.change(base, new, compared),
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_size_make_the_same_file() {
-        let nodes = [Node { depth: 0, name: "é<b>", base: 0, new: 3 }];
+        let nodes = [Frame { depth: 0, name: "é<b>", base: 0, new: 3 }];
         let picture = super::super::layout::lay_out(&nodes, 3, 0.0);
         let head = head();
         let file =

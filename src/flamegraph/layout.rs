@@ -1,10 +1,10 @@
 //! From a tree of weighed frames to the boxes that are drawn: widths, and what is left out.
 //!
-//! Input: [`Node`]s in pre-order. Output: a [`Picture`]. What is too narrow is left out here,
+//! Input: [`Frame`]s in pre-order. Output: a [`Picture`]. What is too narrow is left out here,
 //! before any drawing, so that the cost of a graph is that of its picture; its weight stays
 //! with the frames below it, whose figures do not change. No colours, no text.
 
-use super::{Compared, Node};
+use super::{Compared, Frame};
 
 /// Most frames that are drawn. With inferno's script a browser takes about a second to open
 /// so many and seven to open 50,000; a graph that has more is drawn from a larger width on,
@@ -25,7 +25,7 @@ const SCALE: u64 = 1 << 52;
 /// A frame that is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shown<'a> {
-    pub(super) node: Node<'a>,
+    pub(super) node: Frame<'a>,
     /// Index of the frame below it, its caller; `None` for those that stand on `all`.
     pub(super) parent: Option<usize>,
     pub(super) width: u64,
@@ -54,7 +54,7 @@ pub(super) struct Picture<'a> {
 }
 
 /// Lays out `nodes`: those of at least `min_width_percent` of the `total` samples.
-pub(super) fn lay_out<'a>(nodes: &[Node<'a>], total: u64, min_width_percent: f64) -> Picture<'a> {
+pub(super) fn lay_out<'a>(nodes: &[Frame<'a>], total: u64, min_width_percent: f64) -> Picture<'a> {
     // Never less than what stands on it.
     let new = total.max(samples_of_roots(nodes).1);
     let measure = Measure::new(None, 0, new);
@@ -66,7 +66,7 @@ pub(super) fn lay_out<'a>(nodes: &[Node<'a>], total: u64, min_width_percent: f64
 /// Lays out the nodes of a comparison: those of at least `min_width_percent` of the whole,
 /// which is what they add up to.
 pub(super) fn lay_out_compared<'a>(
-    nodes: &[Node<'a>],
+    nodes: &[Frame<'a>],
     compared: Compared,
     min_width_percent: f64,
 ) -> Picture<'a> {
@@ -76,7 +76,7 @@ pub(super) fn lay_out_compared<'a>(
 }
 
 /// Samples of the outermost frames, before and after.
-fn samples_of_roots(nodes: &[Node<'_>]) -> (u64, u64) {
+fn samples_of_roots(nodes: &[Frame<'_>]) -> (u64, u64) {
     let roots = nodes.iter().filter(|node| node.depth == 0);
     roots.fold((0u64, 0u64), |(base, new), node| {
         (base.saturating_add(node.base), new.saturating_add(node.new))
@@ -84,7 +84,7 @@ fn samples_of_roots(nodes: &[Node<'_>]) -> (u64, u64) {
 }
 
 fn arrange<'a>(
-    nodes: &[Node<'a>],
+    nodes: &[Frame<'a>],
     widths: &Widths,
     (base, new): (u64, u64),
     min_width_percent: f64,
@@ -159,7 +159,7 @@ struct Widths {
 }
 
 impl Widths {
-    fn of(nodes: &[Node<'_>], measure: &Measure) -> Widths {
+    fn of(nodes: &[Frame<'_>], measure: &Measure) -> Widths {
         let of_node: Vec<u64> = nodes.iter().map(|node| measure.width(node.base, node.new)).collect();
         let mut own = of_node.clone();
         let mut total = 0u64;
@@ -178,7 +178,7 @@ impl Widths {
 
 /// The width from which on frames are drawn: what was asked for, or more where that would
 /// be more frames than [`FRAMES_DRAWN_MAX`] or longer paths than [`PATH_FRAMES_MAX`].
-fn least_width(nodes: &[Node<'_>], widths: &Widths, asked: u64) -> u64 {
+fn least_width(nodes: &[Frame<'_>], widths: &Widths, asked: u64) -> u64 {
     let wide = nodes.iter().zip(&widths.of_node).filter(|(_, width)| **width >= asked);
     let mut wide: Vec<(u64, u32)> = wide.map(|(node, &width)| (width, node.depth)).collect();
     if wide.len() <= FRAMES_DRAWN_MAX

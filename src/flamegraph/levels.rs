@@ -39,13 +39,13 @@ pub(super) fn thin(picture: &Picture<'_>, inverted: bool, unit: &str) -> Option<
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Node, layout};
+    use super::super::{Frame, layout};
     use super::*;
 
     /// A stack of `levels` frames, of which all after the first `thick` have one sample of `all`.
-    fn spike(levels: u32, thick: u32, all: u64) -> Vec<Node<'static>> {
+    fn spike(levels: u32, thick: u32, all: u64) -> Vec<Frame<'static>> {
         let weight = |depth| if depth < thick { all } else { 1 };
-        (0..levels).map(|depth| Node { depth, name: "f", base: 0, new: weight(depth) }).collect()
+        (0..levels).map(|depth| Frame { depth, name: "f", base: 0, new: weight(depth) }).collect()
     }
 
     fn said(levels: u32, thick: u32, all: u64, inverted: bool) -> Option<String> {

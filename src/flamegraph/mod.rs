@@ -45,7 +45,7 @@ pub struct Graph {
 /// A frame at its place in the tree. A list of them in pre-order is a tree: each is
 /// followed by what it calls, one deeper than itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node<'a> {
+pub struct Frame<'a> {
     /// Frames below it; 0 for the outermost one.
     pub depth: u32,
     /// What is shown.
@@ -71,7 +71,7 @@ pub enum Compared {
 ///
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
-pub fn write(graph: &Graph, nodes: &[Node<'_>], total: u64, out: impl Write) -> io::Result<()> {
+pub fn write(graph: &Graph, nodes: &[Frame<'_>], total: u64, out: impl Write) -> io::Result<()> {
     draw(graph, &layout::lay_out(nodes, total, graph.min_width_percent), None, out)
 }
 
@@ -82,7 +82,7 @@ pub fn write(graph: &Graph, nodes: &[Node<'_>], total: u64, out: impl Write) -> 
 ///
 /// # Errors
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for two empty profiles.
-pub fn write_diff(graph: &Graph, compared: Compared, nodes: &[Node<'_>], out: impl Write) -> io::Result<()> {
+pub fn write_diff(graph: &Graph, compared: Compared, nodes: &[Frame<'_>], out: impl Write) -> io::Result<()> {
     let picture = layout::lay_out_compared(nodes, compared, graph.min_width_percent);
     draw(graph, &picture, Some(compared), out)
 }

@@ -26,6 +26,9 @@ const ORANGE: Color = Color { r: 245, g: 146, b: 30 };
 const BLUE: Color = Color { r: 96, g: 165, b: 222 };
 const PALE_BLUE: Color = Color { r: 187, g: 213, b: 235 };
 
+/// What the names of the kernel's functions end in; they are violet in every set.
+const KERNEL: &str = "_[k]";
+
 impl Colors {
     /// The names that `--colors` takes.
     pub const NAMES: [&'static str; 2] = ["hot", "blue-orange"];
@@ -41,7 +44,7 @@ impl Colors {
     }
 
     /// The colour of a frame of which `own_share` (0 to 1) is its own work. Frames that stand
-    /// for something not known (`[incomplete]`, `[lib+0x1f40]`) are grey.
+    /// for something not known (`[incomplete]`, `[lib+0x1f40]`) are grey, the kernel's violet.
     pub(super) fn of_frame(self, name: &str, own_share: f64) -> Color {
         let hash = hash(name);
         // The largest step of a span is 255, so that the sum stays within a byte.
@@ -49,6 +52,9 @@ impl Colors {
         if name.starts_with('[') {
             let grey = pick(56, 180, 20);
             return Color { r: grey, g: grey, b: grey };
+        }
+        if name.ends_with(KERNEL) {
+            return Color { r: pick(56, 176, 22), g: pick(48, 164, 22), b: pick(40, 214, 28) };
         }
         match self {
             Colors::Hot => Color { r: pick(56, 225, 30), g: pick(48, 115, 110), b: pick(40, 45, 55) },

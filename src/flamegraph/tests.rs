@@ -5,8 +5,8 @@ fn graph() -> Graph {
 }
 
 /// The nodes of sorted stacks.
-fn nodes<'a>(stacks: &[(&'a str, u64)]) -> Vec<Node<'a>> {
-    let mut nodes: Vec<Node<'_>> = Vec::new();
+fn nodes<'a>(stacks: &[(&'a str, u64)]) -> Vec<Frame<'a>> {
+    let mut nodes: Vec<Frame<'_>> = Vec::new();
     let mut open: Vec<usize> = Vec::new();
     for (stack, count) in stacks {
         let names: Vec<&str> = stack.split(';').collect();
@@ -26,7 +26,7 @@ fn draw(graph: &Graph, stacks: &[(&str, u64)]) -> String {
     drawn(graph, &nodes(stacks))
 }
 
-fn drawn(graph: &Graph, nodes: &[Node<'_>]) -> String {
+fn drawn(graph: &Graph, nodes: &[Frame<'_>]) -> String {
     let mut out = Vec::new();
     let total = nodes.iter().filter(|node| node.depth == 0).map(|node| node.new).sum();
     write(graph, nodes, total, &mut out).expect("drawn");
@@ -116,7 +116,7 @@ fn narrow_frames_are_left_out_and_change_no_figure() {
 
 #[test]
 fn outermost_frames_that_are_left_out_belong_to_the_whole() {
-    let written = |nodes: &[Node<'_>]| {
+    let written = |nodes: &[Frame<'_>]| {
         let mut out = Vec::new();
         write(&graph(), nodes, 30, &mut out).expect("drawn");
         frames(&String::from_utf8(out).expect("UTF-8"))
@@ -142,12 +142,12 @@ fn an_empty_profile_is_an_error_and_writes_nothing() {
     assert!(out.is_empty());
 }
 
-fn node(depth: u32, name: &str, base: u64, new: u64) -> Node<'_> {
-    Node { depth, name, base, new }
+fn node(depth: u32, name: &str, base: u64, new: u64) -> Frame<'_> {
+    Frame { depth, name, base, new }
 }
 
 /// `p` calls `same`, `gone`, `more`, `born`.
-fn compared() -> [Node<'static>; 5] {
+fn compared() -> [Frame<'static>; 5] {
     [
         node(0, "p", 200, 180),
         node(1, "same", 100, 100),
@@ -157,7 +157,7 @@ fn compared() -> [Node<'static>; 5] {
     ]
 }
 
-fn diff(graph: &Graph, by: Compared, nodes: &[Node<'_>]) -> String {
+fn diff(graph: &Graph, by: Compared, nodes: &[Frame<'_>]) -> String {
     let mut out = Vec::new();
     write_diff(graph, by, nodes, &mut out).expect("drawn");
     String::from_utf8(out).expect("UTF-8")
@@ -257,7 +257,7 @@ fn too_many_frames_are_drawn_from_a_larger_width_on() {
 
 #[test]
 fn stacks_of_any_depth_are_drawn_as_far_as_a_page_reaches() {
-    let nodes: Vec<Node<'_>> = (0..100_000).map(|depth| node(depth, "f", 0, 3)).collect();
+    let nodes: Vec<Frame<'_>> = (0..100_000).map(|depth| node(depth, "f", 0, 3)).collect();
     let svg = drawn(&graph(), &nodes);
     assert_eq!(frames(&svg).len(), 1 + LEVELS_DRAWN_MAX as usize);
     assert!(svg.contains("levels above 2000 are not drawn"));

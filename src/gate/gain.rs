@@ -37,7 +37,8 @@ impl Gain {
         let shares = measured.shares(samples);
         let (base, new) = measured.sides(&shares);
         let (share_base, share_new) = (mean(base), mean(new));
-        // What is permuted must not be chosen by which runs are new: by the mean of all.
+        // A permutation test holds only if what is tested does not depend on which runs are new:
+        // so the mean of all runs decides.
         let cpu = (1.0 - mean(&shares) < REST_MIN).then(|| measured.in_unit(samples));
         let gained = if 1.0 - share_base.max(share_new) < REST_MIN {
             in_cpu(measured, samples)

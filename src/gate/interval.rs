@@ -41,7 +41,7 @@ pub fn interval(base: &[f64], new: &[f64]) -> Option<Interval> {
     let squares = |values: &[f64], mean: f64| variance(values) / (values.len() as f64 * mean * mean);
     let (of_base, of_new) = (squares(base, mean_base), squares(new, mean_new));
     let sum = of_base + of_new;
-    // A side of nothing has no logarithm, runs that are all equal no spread.
+    // A mean of 0 has no logarithm, and runs that are all equal have no variance: no interval.
     if !(mean_base > 0.0 && mean_new > 0.0 && sum > 0.0) {
         return Some(Interval { low: change, high: change });
     }

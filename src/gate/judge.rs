@@ -210,7 +210,8 @@ fn moved(
         let shrunk = sum(measured, shrunk);
         let changed = Gain::of(measured, &sum(measured, [shrunk.as_slice(), &grown].into_iter()));
         let p = test_one(&Values::new(changed.values(), None), orders);
-        // A gain that may be chance is none, unless what shrunk is too little to explain it.
+        // If the sum of what grew and what shrunk may be chance, cost has moved; but only where what
+        // shrunk accounts for more than half of what grew.
         let explained = -in_cpu(measured, &shrunk) > in_cpu(measured, &grown) / 2.0;
         if changed.gained < options.min_share || (p > options.alpha && explained) {
             return Some(MovedWhy::Balanced);

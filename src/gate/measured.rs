@@ -209,11 +209,11 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// A recording that broke off passes as a fast one unless somebody looks.
+/// Refuses a recording that was cut short: it would pass as a fast run.
 fn check_whole(side: &[Run]) -> Result<(), String> {
     let mut totals: Vec<u64> = side.iter().map(|run| run.total).collect();
     totals.sort_unstable();
-    // The upper one of two: a run that was cut short is known by the other.
+    // The upper median: of two runs the shorter one is compared with the longer.
     let Some(median) = totals.get(totals.len() / 2).copied() else { return Ok(()) };
     match side.iter().find(|run| (run.total as f64) < TRUNCATED_BELOW * median as f64) {
         Some(run) => Err(format!(

@@ -9,7 +9,7 @@
 //! gain         what samples gained, compared with the rest of the program
 //! weak         the rule for too few runs
 //! judge        all of these → a report
-//! place        where in the call tree it happened
+//! call_path    where in the call tree it happened
 //! report       the report as text, Markdown, JSON
 //! ```
 //!
@@ -17,6 +17,7 @@
 //! not how much the next run will differ. Same input and seed, same bytes. Not for comparing
 //! single profiles ([`diff`](crate::diff)), and not for programs whose work differs from run to run.
 
+pub mod call_path;
 pub mod family;
 pub mod gain;
 pub mod interval;
@@ -24,7 +25,6 @@ pub mod judge;
 pub mod measured;
 pub mod nameless;
 pub mod orders;
-pub mod place;
 pub mod quantile;
 pub mod report;
 pub mod statistic;
@@ -49,15 +49,15 @@ pub fn check(
 ) -> Result<Report, String> {
     let measured = Measured::of(stacks, base_runs, different_names)?;
     let mut report = judge(&measured, options);
-    let places = place::Places::of(stacks, &measured);
+    let paths = call_path::CallPaths::of(stacks, &measured);
     for function in &mut report.functions {
         if matches!(function.state, verdict::State::Slower | verdict::State::Moved) {
-            function.place = places.of_function(&function.name);
+            function.place = paths.of_function(&function.name);
         }
     }
     let explained = report.functions.iter().any(|function| function.place.is_some());
     if report.total_grown && !explained {
-        report.total_place = places.of_total();
+        report.total_place = paths.of_total();
     }
     Ok(report)
 }

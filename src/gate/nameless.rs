@@ -10,7 +10,7 @@
 //! possible (Needleman and Wunsch 1970, with time that differs as the cost).
 
 use super::verdict::Nameless;
-use crate::place::Place;
+use crate::module_offset::ModuleOffset;
 
 /// Most functions that are named.
 const SHOWN: usize = 3;
@@ -18,15 +18,15 @@ const SHOWN: usize = 3;
 const ALIGNED_MAX: usize = 512;
 
 /// A function of one build: where it begins, its name, its own CPU time.
-type Function<'a> = (u64, &'a str, f64);
+type FunctionCost<'a> = (u64, &'a str, f64);
 
 /// The functions of the new build that seem to have gained most. `own` are names with the mean
 /// own CPU time in the base runs and in the new ones.
 #[must_use]
 pub fn grown<'a>(own: impl Iterator<Item = (&'a str, (f64, f64))>) -> Vec<Nameless> {
-    let (mut base, mut new): (Vec<Function<'_>>, Vec<Function<'_>>) = (Vec::new(), Vec::new());
+    let (mut base, mut new): (Vec<FunctionCost<'_>>, Vec<FunctionCost<'_>>) = (Vec::new(), Vec::new());
     for (name, (in_base, in_new)) in own {
-        let Some(Place::Function { start, .. }) = Place::parse(name) else { continue };
+        let Some(ModuleOffset::Function { start, .. }) = ModuleOffset::parse(name) else { continue };
         for (functions, time) in [(&mut base, in_base), (&mut new, in_new)] {
             if time > 0.0 {
                 functions.push((start, name, time));
@@ -52,9 +52,9 @@ pub fn grown<'a>(own: impl Iterator<Item = (&'a str, (f64, f64))>) -> Vec<Namele
 
 /// For each function of the new build the time of the one of the base build that it is aligned
 /// with, or 0.
-fn aligned(base: &[Function<'_>], new: &[Function<'_>]) -> Vec<f64> {
+fn aligned(base: &[FunctionCost<'_>], new: &[FunctionCost<'_>]) -> Vec<f64> {
     let width = base.len() + 1;
-    // By functions of new and of base: the least difference of those before.
+    // At (n, b): the least sum of differences of the first n functions of new and b of base.
     let mut least = vec![0.0f64; (new.len() + 1) * width];
     let at = |new: usize, base: usize| new * width + base;
     for n in 0..=new.len() {

@@ -76,7 +76,8 @@ fn all(base_runs: usize, new_runs: usize) -> Vec<u32> {
     let runs = (base_runs + new_runs) as u32;
     let mut order: Vec<u32> = (base_runs as u32..runs).collect();
     let mut out = order.clone();
-    // The next lower choice: the first number that can step down does, those before it close up.
+    // The next combination in falling order: the first number that can be lowered by one is, and
+    // those before it take the numbers right below it.
     loop {
         let lowest_free = |at: usize, order: &[u32]| match at.checked_sub(1) {
             Some(before) => order.get(before).map_or(0, |run| run + 1),

@@ -128,13 +128,13 @@ pub struct FunctionChange {
     pub p: Option<f64>,
     /// False discovery rate among the functions that stand out as much.
     pub q: Option<f64>,
-    /// The place where most of the growth is.
-    pub place: Option<Place>,
+    /// Where in the call tree most of the growth is.
+    pub place: Option<CallPath>,
 }
 
 /// Where in the call tree cost appeared.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct CallPath {
     /// Names from the process down.
     pub path: Vec<String>,
     /// CPU time there, mean of the base runs.
@@ -153,7 +153,7 @@ pub struct Place {
 pub struct Nameless {
     /// Where it begins: `[libruby.so:fn+0x9dd20]`.
     pub name: String,
-    /// Own CPU time at this place of the function of the base build that it seems to be, mean
+    /// Own CPU time on this path of the function of the base build that it seems to be, mean
     /// of the base runs; 0 if there is none.
     pub base: f64,
     /// Its own CPU time there, mean of the new runs.
@@ -210,5 +210,5 @@ pub struct Report {
     /// Why growths were taken for moved cost, if any was.
     pub moved_why: Option<MovedWhy>,
     /// Where the total grew most, if it did and no function explains it.
-    pub total_place: Option<Place>,
+    pub total_place: Option<CallPath>,
 }

@@ -33,8 +33,8 @@ pub fn too_few(runs: (usize, usize), alpha: f64) -> bool {
 /// The fewest runs that allow a test at this level, with as many on each side.
 #[must_use]
 pub fn enough(alpha: f64) -> usize {
-    // Each run a side more gives three to four times the orders: the lowest level that can be
-    // asked for, 0.1 %, takes seven.
+    // One more run on each side makes three to four times as many orders; the lowest level that
+    // can be asked for, 0.1 %, needs seven runs on each side.
     const TRIED_MAX: usize = 30;
     (RUNS_MIN..TRIED_MAX).find(|&runs| !too_few((runs, runs), alpha)).unwrap_or(TRIED_MAX)
 }

@@ -12,6 +12,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::StackFrame;
 use super::about::About;
+use super::remap::{Remap, Tables};
 use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 use crate::trie::{MAX_FRAMES, NodeId};
@@ -38,15 +39,6 @@ pub struct SavedBuilder {
     named: Vec<u32>,
     /// The stack at hand, leaf first; keeps its allocation.
     leaf_first: Vec<u64>,
-}
-
-/// Where things of another profile are in the one that took them in.
-#[derive(Clone, Debug, Default)]
-pub struct Taken {
-    /// By frame there: the frame here.
-    pub frames: Vec<u32>,
-    /// By root there: the root here.
-    pub roots: Vec<u32>,
 }
 
 /// Why a profile was not merged.
@@ -244,64 +236,22 @@ impl SavedBuilder {
     /// # Errors
     /// [`Full`] if they do not all fit.
     pub fn add_stacks(&mut self, other: &Saved) -> Result<(), Full> {
-        let taken = self.take_tables(other)?;
-        self.add_taken(other, &taken)
+        let tables = Remap::new(other).all(self)?;
+        self.add_remapped(other, &tables)
     }
 
     /// Adds the stacks of another profile, with frames and roots that are known already.
-    fn add_taken(&mut self, other: &Saved, taken: &Taken) -> Result<(), Full> {
+    fn add_remapped(&mut self, other: &Saved, tables: &Tables) -> Result<(), Full> {
         other.trie.try_map_nodes(NodeId(0), |there, frame, caller| {
             let here = |table: &[u32], index: u32| table.get(index as usize).copied().unwrap_or(u32::MAX);
             let node = match frame {
-                StackFrame::Root(root) => self.root_node(here(&taken.roots, root))?,
-                StackFrame::Frame(frame) => self.child_node(*caller, here(&taken.frames, frame))?,
+                StackFrame::Root(root) => self.root_node(here(&tables.roots, root))?,
+                StackFrame::Frame(frame) => self.child_node(*caller, here(&tables.frames, frame))?,
             };
             self.count(node, other.trie.count(there))?;
             Ok::<NodeId, Full>(node)
         })?;
         Ok(())
-    }
-
-    /// Takes the tables of another profile, for callers that add changed stacks of it.
-    ///
-    /// # Errors
-    /// [`Full`] if they do not all fit.
-    pub fn take_tables(&mut self, other: &Saved) -> Result<Taken, Full> {
-        let mut texts = Vec::with_capacity(other.texts.count());
-        for id in 0..other.texts.count() {
-            texts.push(self.text(other.text(TextId(id as u32)))?);
-        }
-        let text = |id: TextId| texts.get(id.0 as usize).copied().unwrap_or_default();
-        let mut mappings = Vec::with_capacity(other.mappings.len());
-        for mapping in &other.mappings {
-            let (path, build_id) = (text(mapping.path), text(mapping.build_id));
-            mappings.push(self.mapping(Mapping { path, build_id, ..*mapping })?);
-        }
-        let mut functions = Vec::with_capacity(other.functions.len());
-        for function in &other.functions {
-            functions.push(self.function(Function {
-                name: text(function.name),
-                system_name: text(function.system_name),
-                file: text(function.file),
-                start_line: function.start_line,
-            })?);
-        }
-        let mut taken = Taken::default();
-        let mut lines = Vec::new();
-        for frame in &other.frames {
-            lines.clear();
-            lines.extend(other.lines_of(frame).iter().map(|line| Line {
-                function: functions.get(line.function as usize).copied().unwrap_or(u32::MAX),
-                line: line.line,
-            }));
-            let mapping = frame.mapping.and_then(|mapping| mappings.get(mapping as usize).copied());
-            taken.frames.push(self.frame(frame.address, mapping, &lines)?);
-        }
-        for root in &other.roots {
-            let thread = root.thread.map(|(name, id)| (text(name), id));
-            taken.roots.push(self.root(StackRoot { process: text(root.process), thread, ..*root })?);
-        }
-        Ok(taken)
     }
 }
 
@@ -313,9 +263,9 @@ impl Saved {
     /// [`Full`] if they do not all fit.
     pub fn without_addresses(&self) -> Result<Saved, Full> {
         let mut builder = SavedBuilder::new(self.about.clone());
-        let mut taken = builder.take_tables(self)?;
+        let mut tables = Remap::new(self).all(&mut builder)?;
         for (index, frame) in self.frames.iter().enumerate() {
-            let lines = builder.so_far().frames.get(taken.frames.get(index).copied().unwrap_or(0) as usize);
+            let lines = builder.so_far().frames.get(tables.frames.get(index).copied().unwrap_or(0) as usize);
             let lines = lines.map(|frame| builder.so_far().lines_of(frame).to_vec()).unwrap_or_default();
             let bare = if frame.lines.is_empty() {
                 let mut place = String::new();
@@ -324,11 +274,11 @@ impl Saved {
             } else {
                 builder.frame(0, None, &lines)?
             };
-            if let Some(slot) = taken.frames.get_mut(index) {
+            if let Some(slot) = tables.frames.get_mut(index) {
                 *slot = bare;
             }
         }
-        builder.add_taken(self, &taken)?;
+        builder.add_remapped(self, &tables)?;
         Ok(builder.finish())
     }
 }

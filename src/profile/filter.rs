@@ -10,8 +10,8 @@ mod judge;
 use std::collections::BTreeMap;
 
 use super::builder::SavedBuilder;
+use super::remap::Remap;
 use super::saved::{Full, Saved, StackRoot};
-use super::taker::Taker;
 use judge::Judge;
 
 /// Whether a name is meant.
@@ -56,7 +56,7 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
     let mut part = Part {
         saved,
         builder: SavedBuilder::new(saved.about.clone()),
-        taker: Taker::new(saved),
+        remap: Remap::new(saved),
         whole_roots: vec![None; saved.roots().len()],
         cut_frames: vec![None; saved.frames().len()],
         stack: Vec::new(),
@@ -73,13 +73,13 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
         left.thread = left.thread.saturating_add(count);
         let of = |frame: &u32| frames.get(*frame as usize).copied().unwrap_or_default();
         let included = filter.include.is_none()
-            || of_root.says.included
-            || stack.iter().any(|frame| of(frame).says.included);
+            || of_root.matched.included
+            || stack.iter().any(|frame| of(frame).matched.included);
         if !included {
             return;
         }
         left.include = left.include.saturating_add(count);
-        if of_root.says.excluded || stack.iter().any(|frame| of(frame).says.excluded) {
+        if of_root.matched.excluded || stack.iter().any(|frame| of(frame).matched.excluded) {
             return;
         }
         left.exclude = left.exclude.saturating_add(count);
@@ -125,7 +125,7 @@ fn scale(counts: &mut BTreeMap<String, u64>, after: u64, before: u64) {
 struct Part<'s> {
     saved: &'s Saved,
     builder: SavedBuilder,
-    taker: Taker<'s>,
+    remap: Remap<'s>,
     /// By root: the same for stacks that are whole.
     whole_roots: Vec<Option<u32>>,
     /// By frame: the frame that begins a stack.
@@ -147,7 +147,7 @@ impl Part<'_> {
         self.stack.clear();
         let mut rest = frames;
         let root = match begin {
-            None => self.taker.root(&mut self.builder, root)?,
+            None => self.remap.root(&mut self.builder, root)?,
             Some((at, functions)) => {
                 if let Some((first, inner)) = frames.get(at..).and_then(<[u32]>::split_first) {
                     rest = inner;
@@ -158,7 +158,7 @@ impl Part<'_> {
             }
         };
         for frame in rest {
-            self.stack.push(self.taker.frame(&mut self.builder, *frame)?);
+            self.stack.push(self.remap.frame(&mut self.builder, *frame)?);
         }
         self.builder.add(root, &self.stack, count).map(drop)
     }
@@ -166,12 +166,12 @@ impl Part<'_> {
     /// The frame without its outermost functions; of one frame always as many.
     fn cut(&mut self, frame: u32, functions: u32) -> Result<u32, Full> {
         if functions == 0 {
-            return self.taker.frame(&mut self.builder, frame);
+            return self.remap.frame(&mut self.builder, frame);
         }
         if let Some(Some(known)) = self.cut_frames.get(frame as usize) {
             return Ok(*known);
         }
-        let cut = self.taker.frame_without(&mut self.builder, frame, functions)?;
+        let cut = self.remap.frame_without(&mut self.builder, frame, functions)?;
         if let Some(slot) = self.cut_frames.get_mut(frame as usize) {
             *slot = Some(cut);
         }
@@ -183,7 +183,7 @@ impl Part<'_> {
             return Ok(*known);
         }
         let Some(found) = self.saved.roots().get(root as usize) else { return Ok(u32::MAX) };
-        let whole = self.taker.root_like(&mut self.builder, &StackRoot { complete: true, ..*found })?;
+        let whole = self.remap.root_like(&mut self.builder, &StackRoot { complete: true, ..*found })?;
         if let Some(slot) = self.whole_roots.get_mut(root as usize) {
             *slot = Some(whole);
         }

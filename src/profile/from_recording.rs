@@ -86,7 +86,7 @@ fn about(profile: &Profile, circumstances: Circumstances) -> About {
         pid: Some(profile.process.pid),
         arch: Some(profile.process.arch.name().to_owned()),
         command: Some(profile.process.command.clone()).filter(|command| !command.is_empty()),
-        // One that ran on when the recording ended is a part like any other.
+        // `launched` says that the recording holds all of the program: not if it still ran at the end.
         launched: Some(circumstances.launched && stats.exit_status.is_some()),
         idle: Some(circumstances.idle),
         lost: owned(&stats.samples_lost),

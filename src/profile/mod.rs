@@ -8,15 +8,15 @@ pub mod builder;
 pub mod filter;
 pub mod formats;
 pub mod from_recording;
+mod remap;
 mod root_names;
 pub mod saved;
 mod stack_frame;
-mod taker;
 pub mod texts;
 pub mod views;
 
 pub use about::{About, SAMPLES};
-pub use builder::{Refused, SavedBuilder, Taken};
+pub use builder::{Refused, SavedBuilder};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use stack_frame::StackFrame;

@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::about::About;
 use super::stack_frame::StackFrame;
 use super::texts::{TextId, Texts};
-use crate::place::Place;
+use crate::module_offset::ModuleOffset;
 use crate::trie::{self, FrameId, Trie};
 
 /// A frame of which nothing is known.
@@ -290,7 +290,7 @@ impl Saved {
             return UNKNOWN.to_owned();
         }
         let offset = frame.address.wrapping_sub(mapping.start).wrapping_add(mapping.file_offset);
-        Place::Address { module, offset }.to_string()
+        ModuleOffset::Address { module, offset }.to_string()
     }
 }
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::dwarf::{Ask, Chain, Debug, Function, Job, Sections, Splits, Texts, TextsShared};
+use super::dwarf::{Ask, Chain, Debug, Job, LineInfo, Sections, Splits, Texts, TextsShared};
 use super::locate::{Located, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, plt, stubs};
@@ -24,7 +24,7 @@ use crate::images::Image;
 #[derive(Debug, Default)]
 pub struct Answer {
     /// For each address its functions, outermost first and never none.
-    pub names: Vec<Result<Vec<Function>, Why>>,
+    pub names: Vec<Result<Vec<LineInfo>, Why>>,
     /// Lines for people.
     pub problems: Vec<String>,
 }
@@ -96,7 +96,7 @@ pub(super) fn name(
         asked.into_iter().map(|(image, wanted)| Asked { image, wanted, located: OnceLock::new() }).collect();
     let ask = Ask { inlines: options.inlines, lines: options.lines };
 
-    // The symbols and the DWARF of each image, the DWARF first: its units are next.
+    // One task for the symbols of each image and one for its DWARF.
     let begun = in_parallel(options.threads, asked.len() * 2, shared, |texts, task| {
         let asked = &asked[task / 2];
         match task % 2 {
@@ -117,14 +117,14 @@ pub(super) fn name(
             }
             Begun::Symbols(found) => {
                 if let Some(answer) = answers.last_mut() {
-                    let only = |name| vec![Function { name: Some(name), ..Function::default() }];
+                    let only = |name| vec![LineInfo { name: Some(name), ..LineInfo::default() }];
                     answer.names = found.into_iter().map(|name| name.map(only)).collect();
                 }
             }
         }
     }
 
-    // The units of all images, the longest first: the last one to end should be short.
+    // The units of all images, the longest first: so threads end at about the same time.
     let mut jobs: Vec<_> = opened
         .iter()
         .enumerate()
@@ -157,7 +157,7 @@ pub(super) fn name(
 /// The outermost function keeps the name of its symbol: it is the same with and without
 /// DWARF, it is the mangled one where DWARF has no other than `f`, and it tells apart what
 /// compilers split off (`f [clone .cold]`).
-fn merge(names: &mut [Result<Vec<Function>, Why>], chain: Chain, inlines: bool) {
+fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) {
     let Some(known) = names.get_mut(chain.wanted as usize) else { return };
     let mut functions = chain.functions;
     if !inlines {
@@ -224,7 +224,7 @@ fn look_up(bytes: &ImageBytes, asked: &Asked<'_>, found: &mut Symbols, texts: &m
                 last = Some((symbol.start, symbol.end, name.clone()));
                 *found = name.ok_or(Why::TooMuchText);
             }
-            // That a file lacks symbols is told only if none has any.
+            // Another file may have symbols; the reason stays if none has.
             Err(Why::NoSymbols) => {}
             Err(why) => *found = Err(why),
         }
@@ -296,7 +296,7 @@ pub(super) fn name_anonymous(
             for (into, name) in answer.names.iter_mut().zip(found.names) {
                 let Some(name) = name else { continue };
                 let name = texts.plain(&String::from_utf8_lossy(name)).ok_or(Why::TooMuchText);
-                *into = name.map(|name| vec![Function { name: Some(name), ..Function::default() }]);
+                *into = name.map(|name| vec![LineInfo { name: Some(name), ..LineInfo::default() }]);
             }
             if found.bad_lines > 0 {
                 let lines = found.bad_lines;

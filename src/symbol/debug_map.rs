@@ -53,7 +53,7 @@ pub(super) fn objects(
     files: &dyn Files,
 ) -> (Vec<ObjectFile>, Vec<String>) {
     let Some(macho) = image.object().and_then(|object| object.macho()) else { return Default::default() };
-    // What was read from memory has no file to be relative to.
+    // Paths of object files are relative to the image's file; what was read from memory has none.
     let nlists = if bytes.linkedit().is_some() { None } else { Nlists::read(bytes.bytes()) };
     let Some(nlists) = nlists else { return Default::default() };
     let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);
@@ -87,7 +87,8 @@ struct Named {
     modified_s: u64,
 }
 
-struct Function {
+/// A function of the debug map: its `N_FUN` entries.
+struct FunctionStab {
     start: u64,
     end: u64,
     /// Offset of its name.
@@ -96,11 +97,11 @@ struct Function {
 }
 
 /// The functions of a map that have addresses, by their start.
-struct Map(Vec<Function>);
+struct Map(Vec<FunctionStab>);
 
 /// An address that an object file is asked for.
 struct Asked<'f> {
-    function: &'f Function,
+    function: &'f FunctionStab,
     /// Bytes from the function's start.
     into: u64,
     index: u32,
@@ -120,7 +121,7 @@ impl Map {
                     let (Some((start, name)), Some(file)) = (open.take(), file) else { continue };
                     let end = start.saturating_add(value);
                     if wanted_in(start..end) {
-                        functions.push(Function { start, end, name, file });
+                        functions.push(FunctionStab { start, end, name, file });
                     }
                 }
                 _ => open = None,

@@ -22,7 +22,8 @@ pub struct JitNames<'t> {
 #[must_use]
 pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
     let mut found = JitNames { names: vec![None; wanted.len()], bad_lines: 0 };
-    // For each address the next one without a name, from the last line to the first.
+    // The last line of an address holds, so lines are taken from the end. For each address: the next
+    // one without a name (a union-find with path halving).
     let mut next: Vec<u32> = (0..=wanted.len() as u32).collect();
     let lines = text.split(|byte| *byte == b'\n').rev().enumerate();
     for (from_end, line) in lines {
@@ -31,7 +32,7 @@ pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
             continue;
         }
         let Some((start, end, name)) = read(line) else {
-            // A line may be on its way: the program still runs.
+            // The last line may be half written, since the program still runs.
             found.bad_lines += u64::from(from_end > 0);
             continue;
         };

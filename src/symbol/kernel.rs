@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use super::{Function, Why};
+use super::{LineInfo, Why};
 
 /// What the kernel's frames end in.
 pub const MARK: &str = "_[k]";
@@ -40,7 +40,7 @@ impl<'t> KernelSymbols<'t> {
     ///
     /// # Errors
     /// Why it has no name.
-    pub fn name(&self, address: u64) -> Result<Vec<Function>, Why> {
+    pub fn name(&self, address: u64) -> Result<Vec<LineInfo>, Why> {
         if self.symbols.is_empty() {
             return Err(Why::NoSymbols);
         }
@@ -55,7 +55,7 @@ impl<'t> KernelSymbols<'t> {
             Some(module) => write!(name, " {module}{MARK}"),
             None => write!(name, "{MARK}"),
         };
-        Ok(vec![Function { name: Some(name.into()), ..Function::default() }])
+        Ok(vec![LineInfo { name: Some(name.into()), ..LineInfo::default() }])
     }
 }
 

@@ -164,7 +164,7 @@ fn separate(
         let Ok(debug) = files.open(&path) else { continue };
         let other = Elf::parse(debug.bytes()).ok().and_then(|elf| elf.build_id);
         let fits = match (id, other) {
-            // Both tell: that is more than a checksum can.
+            // Both files have a build id, which is surer than the checksum.
             (Some(id), Some(_)) => mismatch(debug.bytes(), id),
             _ => Ok(()),
         };
@@ -187,7 +187,7 @@ fn debug_link(section: &[u8]) -> Option<(String, u32)> {
     let end = section.iter().position(|byte| *byte == 0)?;
     let name = std::str::from_utf8(&section[..end]).ok()?;
     let crc = section.get((end + 1).next_multiple_of(4)..)?.first_chunk::<4>()?;
-    // A name, not a way out of the directories it is looked for in.
+    // A file name without directories: a path could lead out of those that are searched.
     (!name.is_empty() && !name.contains('/')).then(|| (name.to_owned(), u32::from_le_bytes(*crc)))
 }
 

@@ -29,12 +29,12 @@ use std::sync::Arc;
 use crate::addr::{Avma, Svma};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::images::{Image, Images};
-use crate::place::Place;
+use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
 use crate::trie::FrameId;
 pub use batch::Answer;
 use demangle::Demangler;
-pub use dwarf::Function;
+pub use dwarf::LineInfo;
 use dwarf::TextsShared;
 use runtime::Makers;
 
@@ -88,7 +88,7 @@ pub struct Names {
     /// By frame number: start and length in `names` and `functions`.
     spans: Vec<(u32, u32)>,
     names: Vec<Arc<str>>,
-    functions: Vec<Function>,
+    functions: Vec<LineInfo>,
     /// Distinct code addresses: pairs of image and stated address, and addresses in no image.
     pub addresses_unique: u64,
     /// Look-ups that were made; the same as `addresses_unique`, counted where they happen.
@@ -112,7 +112,7 @@ impl Names {
 
     /// The same with the source file and the line of each apart from its name.
     #[must_use]
-    pub fn functions(&self, frame: FrameId) -> &[Function] {
+    pub fn functions(&self, frame: FrameId) -> &[LineInfo] {
         self.functions.get(self.span(frame)).unwrap_or_default()
     }
 
@@ -306,10 +306,10 @@ fn take(
             }
             Err(why) => {
                 count_unnamed(names, image.map(|_| address.image), why);
-                let place = match image {
+                let unnamed = match image {
                     Some(image) => {
                         let stubs: &Vec<Range<u64>> = stubs.get_or_insert_with(|| plt::ranges(image));
-                        texts.shared(&place(image, &address, stubs))
+                        texts.shared(&unnamed(image, &address, stubs))
                     }
                     None if address.image == IN_KERNEL => texts.shared(kernel::UNNAMED),
                     None => {
@@ -317,8 +317,8 @@ fn take(
                         texts.shared(maker.as_deref().unwrap_or("[unknown]"))
                     }
                 };
-                names.functions.push(Function { name: Some(Arc::clone(&place)), ..Function::default() });
-                names.names.push(place);
+                names.functions.push(LineInfo { name: Some(Arc::clone(&unnamed)), ..LineInfo::default() });
+                names.names.push(unnamed);
             }
         }
         let length = names.names.len() as u32 - start;
@@ -341,17 +341,17 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
 
 /// What code of an image without a name is called: one name for each function whose beginning
 /// is known.
-fn place(image: &Image, address: &Address, stubs: &[Range<u64>]) -> String {
+fn unnamed(image: &Image, address: &Address, stubs: &[Range<u64>]) -> String {
     let module = image.name.as_str();
     // Unwind information describes all stubs of a section as one.
     let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));
     let function = image.described_function(Svma(address.svma)).filter(|_| !in_stubs);
     let start = function.and_then(|function| function.start.0.checked_sub(image.base_svma.0));
-    let place = match start {
-        Some(start) => Place::Function { module, start },
-        None => Place::Address { module, offset: address.relative },
+    let unnamed = match start {
+        Some(start) => ModuleOffset::Function { module, start },
+        None => ModuleOffset::Address { module, offset: address.relative },
     };
-    place.to_string()
+    unnamed.to_string()
 }
 
 fn count_unnamed(names: &mut Names, image: Option<u32>, why: Why) {
@@ -374,7 +374,7 @@ struct Texts {
 
 impl Texts {
     /// The text of a function, with its line if there is one.
-    fn function(&mut self, function: &Function) -> Arc<str> {
+    fn function(&mut self, function: &LineInfo) -> Arc<str> {
         let name = function.name.as_deref().unwrap_or("[unknown]");
         let Some(file) = &function.file else { return self.shared(name) };
         // The function says which of several files of one name it is.

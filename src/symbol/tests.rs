@@ -198,7 +198,7 @@ fn inlined_functions_are_called_with_what_they_are_in() {
     let chains = |style| {
         let answer =
             name_addresses("/a.so", file.clone(), &addresses, &Options { style, ..Options::default() });
-        let text = |chain: Vec<Function>| {
+        let text = |chain: Vec<LineInfo>| {
             let names = chain.into_iter().map(|function| function.name.unwrap().to_string());
             names.collect::<Vec<_>>().join(" > ")
         };

@@ -9,19 +9,21 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 37] = [
+const KEYS: [&str; 39] = [
     "version",
     "command",
     "pid",
     "process",
     "arch",
     "backend",
+    "backend_why",
     "hz_requested",
     "hz_achieved",
     "duration_s",
     "ticks",
     "ticks_late",
     "ticks_spared",
+    "samples_pushed",
     "stops",
     "stops_let_go",
     "stops_not_on_cpu",

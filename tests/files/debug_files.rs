@@ -171,7 +171,7 @@ fn stubs_are_named_after_what_they_call() {
         let answer = name_addresses("/a", ImageBytes::new(bytes), &addresses, &Options::default());
         for function in ["rand@plt", "atoi@plt", "strtol@plt"] {
             let named = |chain: &Vec<_>| {
-                let first: &stackprof::symbol::dwarf::Function = &chain[0];
+                let first: &stackprof::symbol::dwarf::LineInfo = &chain[0];
                 first.name.as_deref() == Some(function)
             };
             let count = answer.names.iter().flatten().filter(|chain| named(chain)).count();

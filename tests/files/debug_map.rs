@@ -125,7 +125,7 @@ fn name(built: &Built, image: &[u8], files: &dyn Files) -> Answer {
 
 /// For each address its functions, innermost first, with the file's name and the line.
 fn chains(answer: &Answer) -> Vec<Vec<(String, String)>> {
-    let of = |function: &stackprof::symbol::dwarf::Function| {
+    let of = |function: &stackprof::symbol::dwarf::LineInfo| {
         let file = function.file.as_deref().unwrap_or("??").rsplit('/').next().unwrap().to_owned();
         (function.name.as_deref().unwrap_or("??").to_owned(), format!("{file}:{}", function.line))
     };

@@ -46,13 +46,13 @@ fn a_command_starts_programs_that_run() {
 }
 
 /// `exec` built to burn in a function of its own.
-fn exec_fixture(name: &str) -> PathBuf {
+pub(crate) fn exec_fixture(name: &str) -> PathBuf {
     compile("exec", &format!("exec_{name}"), &[&format!("-DNAME={name}")])
 }
 
 /// Both programs were seen for as long as each ran, each by its own names only.
 #[track_caller]
-fn check_both_programs(recorded: &Recorded) {
+pub(crate) fn check_both_programs(recorded: &Recorded) {
     recorded.check_success();
     let [one, two] =
         ["burn_in_one", "burn_in_two"].map(|name| recorded.count(|stack| stack.has(name)) as f64 / HZ);

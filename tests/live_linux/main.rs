@@ -9,6 +9,7 @@
 #[path = "../support/live.rs"]
 mod support;
 
+mod by_kernel;
 mod counts;
 mod dump;
 mod frames;

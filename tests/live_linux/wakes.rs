@@ -1,15 +1,16 @@
 //! Threads that wake each other: CPU time stays with the code that used it. Compared with what
 //! the program's own clocks say, alone and beside programs that take every CPU.
 
+use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
 
-use crate::support::{Fixture, attach, live, numbers};
+use crate::support::{Fixture, Recorded, attach, live, numbers};
 
 /// A process that uses a CPU until it is dropped.
-struct Busy(Child);
+pub(crate) struct Busy(Child);
 
 impl Busy {
-    fn start() -> Busy {
+    pub(crate) fn start() -> Busy {
         let mut command = Command::new("sh");
         command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
         Busy(command.spawn().expect("sh starts"))
@@ -38,6 +39,16 @@ fn check_shares(rounds: &str, busy: usize) {
     recorded.check_success();
     let truth = said.iter().find(|line| line.starts_with("work ")).map(|line| numbers(line));
     let truth = truth.expect("the program tells its shares");
+    println!("{rounds} rounds, {busy} busy");
+    // A thread that runs is found on its way into the kernel at the latest, some microseconds of
+    // the 30 of a turn later.
+    check_shares_of(&recorded, &truth, 0.12);
+}
+
+/// Compares shares with what the program says of itself; `off` is what they may be off beside four
+/// standard deviations of what counts scatter.
+#[track_caller]
+pub(crate) fn check_shares_of(recorded: &Recorded, truth: &HashMap<String, u64>, off: f64) {
     // `write`, `__write`, `__libc_write`, but not `start_thread`.
     let is = |frame: &str, name: &str| {
         frame.strip_prefix("__libc_").unwrap_or(frame).trim_start_matches('_') == name
@@ -48,14 +59,8 @@ fn check_shares(rounds: &str, busy: usize) {
     recorded.check(all > 100, format!("{all} counts in all three"));
     for (name, counts) in counts {
         let (share, expected) = (counts as f64 / all as f64, truth[name] as f64 / 1e4);
-        println!(
-            "{rounds} rounds, {busy} busy: {name} {:.1} %, truth {:.1} %",
-            share * 100.0,
-            expected * 100.0
-        );
-        // A thread that runs is found on its way into the kernel at the latest, some microseconds
-        // of the 30 of a turn later; four standard deviations of what counts scatter.
-        let bound = 0.12 + 4.0 * (expected * (1.0 - expected) / all as f64).sqrt();
+        println!("  {name} {:.1} %, truth {:.1} %", share * 100.0, expected * 100.0);
+        let bound = off + 4.0 * (expected * (1.0 - expected) / all as f64).sqrt();
         recorded.check((share - expected).abs() <= bound, format!("{name}: {share} instead of {expected}"));
     }
 }

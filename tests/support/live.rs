@@ -326,6 +326,19 @@ pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) ->
     record_by(stackprof(), arguments)
 }
 
+/// Who takes the samples unless a test says otherwise: ptrace, of which most of them are;
+/// `STACKPROF_TEST_SOURCE=perf` tries them with the other source.
+fn usual_source() -> String {
+    env::var("STACKPROF_TEST_SOURCE").unwrap_or_else(|_| "ptrace".to_owned())
+}
+
+/// Whether a process has events of the kernel open.
+pub(crate) fn has_events(pid: u32) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let leads_to = |entry: fs::DirEntry| fs::read_link(entry.path()).ok();
+    open.flatten().filter_map(leads_to).any(|path| path.as_os_str() == "anon_inode:[perf_event]")
+}
+
 /// [`record`] by another command that ends in the profiler's path.
 pub(crate) fn record_by<A: AsRef<OsStr>>(
     mut command: Command,
@@ -337,6 +350,13 @@ pub(crate) fn record_by<A: AsRef<OsStr>>(
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
+    // What follows may say otherwise.
+    let source = usual_source();
+    if source == "perf" {
+        // What most tests look at is the program's own code.
+        command.arg("--no-kernel");
+    }
+    command.arg("--source").arg(source);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
     Running { child, command: format!("{command:?}"), dir }
@@ -376,7 +396,8 @@ impl Running {
         let profiler = self.pid();
         // One that has failed is a zombie here, and tells why later.
         let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
-        wait_for(format!("{} to attach", self.command), || tracer_of(pid) != 0 || ended());
+        let samples = || tracer_of(pid) != 0 || has_events(profiler);
+        wait_for(format!("{} to attach", self.command), || samples() || ended());
         wait_for_ticks(&self.command, profiler);
     }
 
@@ -395,7 +416,12 @@ impl Running {
     /// Its outputs after it has ended.
     pub(crate) fn wait(mut self) -> Recorded {
         let mut said = String::new();
-        // Few words: they fit a pipe, so it is read after the end, which may not come.
+        // Read from now on: what a command writes may be more than a pipe holds.
+        let mut out = self.child.stdout.take().unwrap();
+        let stdout = thread::spawn(move || {
+            let mut text = Vec::new();
+            out.read_to_end(&mut text).map(|_| text)
+        });
         let begun = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
             assert!(begun.elapsed() < PATIENCE, "{} does not end", self.command);
@@ -403,8 +429,7 @@ impl Running {
         }
         let status = self.child.wait().unwrap();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        let mut stdout = Vec::new();
-        self.child.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
+        let stdout = stdout.join().unwrap().unwrap();
         let read = |name: &str| fs::read_to_string(self.dir.path().join(name)).unwrap_or_default();
         let folded = read("out.folded");
         let parse = |line: &str| {

@@ -21,10 +21,10 @@ const MAX_NAME_BYTES: usize = 1024;
 
 /// See the top of this file. Sorted by start; no two begin at the same address.
 #[derive(Clone, Debug, Default)]
-pub struct Functions(Vec<Function>);
+pub struct Functions(Vec<FunctionRange>);
 
 #[derive(Clone, Copy, Debug)]
-struct Function {
+struct FunctionRange {
     start: u64,
     end: u64,
     /// Its start is where calls lead to. gcc moves the rarely used parts of functions elsewhere,
@@ -72,7 +72,7 @@ impl Functions {
 }
 
 /// The function symbols of both tables and the sections that are functions.
-fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::Result<Vec<Function>> {
+fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::Result<Vec<FunctionRange>> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let headers = header.section_headers(endian, data)?;
@@ -88,7 +88,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
         if let Some(range) = range
             && name_of(section).is_some_and(|name| WHOLE.contains(&name))
         {
-            found.push(Function { start: range.start, end: range.end, is_entry: true });
+            found.push(FunctionRange { start: range.start, end: range.end, is_entry: true });
         }
     }
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -105,7 +105,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
             }
             let end = if size == 0 { section.end } else { start.saturating_add(size).min(section.end) };
             let name = table.symbol_name(endian, symbol).unwrap_or_default();
-            found.push(Function { start, end, is_entry: !is_part(name) });
+            found.push(FunctionRange { start, end, is_entry: !is_part(name) });
         }
     }
     Ok(found)
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn functions(list: &[(u64, u64, bool)]) -> Functions {
-        Functions(list.iter().map(|&(start, end, is_entry)| Function { start, end, is_entry }).collect())
+        Functions(list.iter().map(|&(start, end, is_entry)| FunctionRange { start, end, is_entry }).collect())
     }
 
     #[test]

@@ -62,7 +62,10 @@ impl Destinations<'_> {
         self.outputs(process, pid)
             .iter()
             .try_for_each(|output| file::check_writable(output.to.as_path()))
-            .map_err(|error| Error::new(error.kind(), format!("{error}; name another output with -o FILE")))
+            .map_err(|error| {
+                Error::new(error.kind(), format!("{error}; name another output with -o FILE"))
+                    .caused_by(error)
+            })
     }
 }
 

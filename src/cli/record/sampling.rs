@@ -62,6 +62,7 @@ pub(super) fn run(
         Source::Demo => {
             let program = std::env::current_exe().map_err(|error| {
                 Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
+                    .caused_by(error)
             })?;
             system::Process::New(vec![program.into_os_string(), demo::WORKLOAD.into()])
         }
@@ -83,5 +84,7 @@ fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
         }
         live.ask_to_stop();
     })
-    .map_err(|error| Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")))
+    .map_err(|error| {
+        Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")).caused_by(error)
+    })
 }

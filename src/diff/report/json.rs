@@ -15,7 +15,7 @@ struct Document<'a> {
     unit: &'a str,
     base: Profile<'a>,
     new: Profile<'a>,
-    functions: Vec<Function<'a>>,
+    functions: Vec<FunctionRow<'a>>,
 }
 
 #[derive(Serialize)]
@@ -29,7 +29,7 @@ struct Profile<'a> {
 }
 
 #[derive(Serialize)]
-struct Function<'a> {
+struct FunctionRow<'a> {
     name: &'a str,
     #[serde(rename = "self")]
     own: Both,
@@ -59,7 +59,7 @@ pub fn json(comparison: &Comparison) -> String {
         new: figure(&comparison.new, pair.new),
         change: comparison.change(pair),
     };
-    let functions = comparison.rows.iter().map(|row| Function {
+    let functions = comparison.rows.iter().map(|row| FunctionRow {
         name: &row.name,
         own: both(row.own),
         total: both(row.total),

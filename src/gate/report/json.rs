@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::headline;
 use crate::gate::interval::Interval;
-use crate::gate::verdict::{Change, Nameless, Place, Report, Strength, Verdict};
+use crate::gate::verdict::{CallPath, Change, Nameless, Report, Strength, Verdict};
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -30,7 +30,7 @@ struct Document<'a> {
     total_where: Option<Where<'a>>,
     moved_why: Option<&'static str>,
     functions_too_small: usize,
-    functions: Vec<Function<'a>>,
+    functions: Vec<FunctionRow<'a>>,
 }
 
 #[derive(Serialize)]
@@ -44,7 +44,7 @@ struct Figures {
 }
 
 #[derive(Serialize)]
-struct Function<'a> {
+struct FunctionRow<'a> {
     name: &'a str,
     state: &'static str,
     #[serde(rename = "self")]
@@ -81,7 +81,7 @@ pub fn json(report: &Report) -> String {
         Strength::Tested { orders, exact } => (Some(orders), Some(exact)),
         Strength::Weak => (None, None),
     };
-    let functions = report.functions.iter().map(|row| Function {
+    let functions = report.functions.iter().map(|row| FunctionRow {
         name: &row.name,
         state: row.state.word(),
         own: Figures { p: row.p, ..figures(&row.cpu) },
@@ -139,7 +139,7 @@ fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-fn place(place: &Place) -> Where<'_> {
+fn place(place: &CallPath) -> Where<'_> {
     let functions = place.functions.iter().map(|Nameless { name, base, new }| NamelessFunction {
         name,
         base: *base,

@@ -9,7 +9,7 @@ pub mod text;
 
 use super::interval::Interval;
 use super::measured::Unit;
-use super::verdict::{Change, FunctionChange, Nameless, Place, Report, State, Strength, Verdict};
+use super::verdict::{CallPath, Change, FunctionChange, Nameless, Report, State, Strength, Verdict};
 use super::weak;
 use crate::diff::report::{digits, percent};
 
@@ -172,7 +172,7 @@ fn optional_chance(p: Option<f64>) -> String {
 
 /// Functions without a name that seem to have gained, if base and new are different builds of
 /// their module.
-fn nameless(report: &Report, place: &Place) -> Option<String> {
+fn nameless(report: &Report, place: &CallPath) -> Option<String> {
     let functions = place.functions.iter().map(|function| {
         let Nameless { name, base, new } = function;
         format!("{name} {} -> {}", number(*base, report.unit), amount(*new, report.unit))
@@ -187,7 +187,7 @@ fn nameless(report: &Report, place: &Place) -> Option<String> {
 }
 
 /// The inner end of a path, readable in one line.
-fn path_text(place: &Place) -> String {
+fn path_text(place: &CallPath) -> String {
     const SHOWN: usize = 6;
     let skipped = place.path.len().saturating_sub(SHOWN);
     let inner = place.path.get(skipped..).unwrap_or_default().join(" > ");

@@ -14,15 +14,15 @@ use crate::profile::{INCOMPLETE, shown};
 
 /// What the conditions say of a name.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Says {
+pub(super) struct Matched {
     pub(super) included: bool,
     pub(super) excluded: bool,
     root: bool,
 }
 
-impl Says {
-    fn or(self, other: Says) -> Says {
-        Says {
+impl Matched {
+    fn or(self, other: Matched) -> Matched {
+        Matched {
             included: self.included || other.included,
             excluded: self.excluded || other.excluded,
             root: self.root || other.root,
@@ -32,16 +32,16 @@ impl Says {
 
 /// What they say of a frame.
 #[derive(Clone, Copy, Default)]
-pub(super) struct OfFrame {
-    pub(super) says: Says,
+pub(super) struct FrameMatch {
+    pub(super) matched: Matched,
     /// The outermost function that is a new root.
     pub(super) begin: Option<u32>,
 }
 
 /// What they say of a root.
 #[derive(Clone, Copy, Default)]
-pub(super) struct OfRoot {
-    pub(super) says: Says,
+pub(super) struct RootMatch {
+    pub(super) matched: Matched,
     /// Its thread is kept.
     pub(super) thread: bool,
     /// Its stacks were walked to their thread's root.
@@ -53,8 +53,8 @@ pub(super) struct Judge<'j, 'f> {
     saved: &'j Saved,
     filter: &'j Filter<'f>,
     lines: bool,
-    texts: Vec<Option<Says>>,
-    with_lines: HashMap<Line, Says>,
+    texts: Vec<Option<Matched>>,
+    with_lines: HashMap<Line, Matched>,
     /// How many more bytes of names may be put together.
     left: usize,
 }
@@ -66,14 +66,14 @@ impl<'j, 'f> Judge<'j, 'f> {
     }
 
     /// By frame.
-    pub(super) fn frames(&mut self) -> Result<Vec<OfFrame>, Full> {
+    pub(super) fn frames(&mut self) -> Result<Vec<FrameMatch>, Full> {
         let saved = self.saved;
         let mut verdicts = Vec::with_capacity(saved.frames().len());
         for (index, frame) in saved.frames().iter().enumerate() {
-            let mut verdict = OfFrame::default();
-            let mut take = |at: usize, says: Says| {
-                verdict.says = verdict.says.or(says);
-                if says.root && verdict.begin.is_none() {
+            let mut verdict = FrameMatch::default();
+            let mut take = |at: usize, matched: Matched| {
+                verdict.matched = verdict.matched.or(matched);
+                if matched.root && verdict.begin.is_none() {
                     verdict.begin = Some(at as u32);
                 }
             };
@@ -92,32 +92,32 @@ impl<'j, 'f> Judge<'j, 'f> {
     }
 
     /// By root.
-    pub(super) fn roots(&mut self) -> Result<Vec<OfRoot>, Full> {
+    pub(super) fn roots(&mut self) -> Result<Vec<RootMatch>, Full> {
         let saved = self.saved;
         let incomplete = self.name(INCOMPLETE);
         let mut threads: HashMap<TextId, bool> = HashMap::new();
         let mut verdicts = Vec::with_capacity(saved.roots().len());
         for root in saved.roots() {
             let mut verdict =
-                OfRoot { says: self.text(root.process), thread: false, complete: root.complete };
+                RootMatch { matched: self.text(root.process), thread: false, complete: root.complete };
             if let Some((name, id)) = root.thread {
                 let text = saved.text(name);
                 let numbered = thread_name(text, id);
-                verdict.says = verdict.says.or(self.made(&numbered)?);
+                verdict.matched = verdict.matched.or(self.made(&numbered)?);
                 if let Some(meant) = self.filter.thread {
                     let by_name = *threads.entry(name).or_insert_with(|| meant(text));
                     verdict.thread = by_name || meant(&numbered);
                 }
             }
             if !root.complete {
-                verdict.says = verdict.says.or(incomplete);
+                verdict.matched = verdict.matched.or(incomplete);
             }
             verdicts.push(verdict);
         }
         Ok(verdicts)
     }
 
-    fn line(&mut self, line: &Line) -> Result<Says, Full> {
+    fn line(&mut self, line: &Line) -> Result<Matched, Full> {
         let plain = self.text(self.saved.function(line.function).shown_name());
         if !self.lines {
             return Ok(plain);
@@ -125,37 +125,38 @@ impl<'j, 'f> Judge<'j, 'f> {
         if let Some(known) = self.with_lines.get(line) {
             return Ok(*known);
         }
-        let says = plain.or(self.made(&self.saved.name_of_line(line, true))?);
-        self.with_lines.insert(*line, says);
-        Ok(says)
+        let matched = plain.or(self.made(&self.saved.name_of_line(line, true))?);
+        self.with_lines.insert(*line, matched);
+        Ok(matched)
     }
 
-    fn text(&mut self, text: TextId) -> Says {
+    fn text(&mut self, text: TextId) -> Matched {
         let slot = text.0 as usize;
         if let Some(Some(known)) = self.texts.get(slot) {
             return *known;
         }
-        let says = self.name(self.saved.text(text));
+        let matched = self.name(self.saved.text(text));
         if let Some(slot) = self.texts.get_mut(slot) {
-            *slot = Some(says);
+            *slot = Some(matched);
         }
-        says
+        matched
     }
 
     /// A name that is no text of the profile.
-    fn made(&mut self, name: &str) -> Result<Says, Full> {
+    fn made(&mut self, name: &str) -> Result<Matched, Full> {
         let left = self.left.checked_sub(name.len());
         self.left = left.ok_or(Full { what: "bytes of names", limit: MAX_TEXT_BYTES })?;
         Ok(self.name(name))
     }
 
-    fn name(&self, name: &str) -> Says {
+    fn name(&self, name: &str) -> Matched {
         let name = &shown(name);
-        let says = |condition: Option<super::Condition<'_>>| condition.is_some_and(|says| says(name));
-        Says {
-            included: says(self.filter.include),
-            excluded: says(self.filter.exclude),
-            root: says(self.filter.root),
+        let matches =
+            |condition: Option<super::Condition<'_>>| condition.is_some_and(|condition| condition(name));
+        Matched {
+            included: matches(self.filter.include),
+            excluded: matches(self.filter.exclude),
+            root: matches(self.filter.root),
         }
     }
 }

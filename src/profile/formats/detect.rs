@@ -40,10 +40,11 @@ const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 /// [`ErrorKind::Input`] with a line that names the file and the place.
 pub fn read_file(path: &Path) -> Result<Saved> {
     let name = path.display().to_string();
-    let cannot =
-        |error: &io::Error| Error::new(ErrorKind::Input, format!("cannot read `{name}`: {}", io_text(error)));
-    let file = File::open(path).map_err(|error| cannot(&error))?;
-    let about = file.metadata().map_err(|error| cannot(&error))?;
+    let cannot = |error: io::Error| {
+        Error::new(ErrorKind::Input, format!("cannot read `{name}`: {}", io_text(&error))).caused_by(error)
+    };
+    let file = File::open(path).map_err(cannot)?;
+    let about = file.metadata().map_err(cannot)?;
     if about.is_dir() {
         return Err(Error::new(ErrorKind::Input, format!("`{name}` is a directory, expected a profile")));
     }
@@ -75,7 +76,7 @@ pub fn read(mut reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<S
 /// The first bytes of a reader.
 fn head(reader: &mut impl Read, name: &str) -> Result<Vec<u8>> {
     let mut head = Vec::new();
-    reader.take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| broken(name, &error))?;
+    reader.take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| broken(name, error))?;
     Ok(head)
 }
 
@@ -90,7 +91,7 @@ fn unpacked(mut head: Vec<u8>, rest: impl BufRead, name: &str) -> Result<Saved> 
         perf_script::read(Cursor::new(head.as_slice()).chain(rest), name)
     } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
         let bytes = whole(head, rest, name, (MAX_UNPACKED_BYTES, "MAX_UNPACKED_BYTES"))?;
-        pprof::read::read(&bytes).map_err(|what| refused(name, &what))
+        pprof::read::read(&bytes).map_err(|why| refused(name, &why.to_string()).caused_by(why))
     } else if first == Some(&b'{') {
         let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
         json(&bytes, name)
@@ -117,7 +118,7 @@ fn whole(head: Vec<u8>, rest: impl Read, name: &str, limit: (u64, &str)) -> Resu
     let (limit, limit_name) = limit;
     let mut bytes = head;
     let room = limit.saturating_sub(bytes.len() as u64);
-    let read = rest.take(room + 1).read_to_end(&mut bytes).map_err(|error| broken(name, &error))?;
+    let read = rest.take(room + 1).read_to_end(&mut bytes).map_err(|error| broken(name, error))?;
     if read as u64 > room {
         let limit = limit >> 20;
         return Err(refused(name, &format!("larger than {limit} MiB unpacked ({limit_name})")));
@@ -155,6 +156,7 @@ fn json(bytes: &[u8], name: &str) -> Result<Saved> {
         let what = text.split(" at line ").next().unwrap_or_default();
         let place = format!("{name}:{}:{}", error.line(), error.column());
         Error::new(ErrorKind::Input, format!("{place}: {what}; expected a speedscope or Firefox profile"))
+            .caused_by(error)
     })?;
     let saved =
         match any {
@@ -223,13 +225,13 @@ impl<R: BufRead> Read for Bounded<R> {
 }
 
 /// The error of a file that could not be read on.
-pub(super) fn broken(name: &str, error: &io::Error) -> Error {
+pub(super) fn broken(name: &str, error: io::Error) -> Error {
     let what = match error.kind() {
         io::ErrorKind::UnexpectedEof => "the packed data ends early; was it cut off?".to_owned(),
         io::ErrorKind::InvalidInput => format!("the packed data is damaged: {error}"),
-        _ => io_text(error),
+        _ => io_text(&error),
     };
-    refused(name, &what)
+    refused(name, &what).caused_by(error)
 }
 
 fn refused(name: &str, what: &str) -> Error {

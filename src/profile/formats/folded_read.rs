@@ -48,7 +48,7 @@ pub fn read(mut input: impl Read, file: &str) -> Result<Saved> {
         let read = match input.read(free) {
             Ok(read) => read.min(free.len()),
             Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
-            Err(error) => return Err(broken(file, &error)),
+            Err(error) => return Err(broken(file, error)),
         };
         if read == 0 {
             reader.line(buffer.get(from..to).unwrap_or_default())?;

@@ -5,6 +5,9 @@ pub mod firefox;
 pub mod folded;
 pub mod folded_read;
 mod lists;
+mod malformed;
 pub mod perf_script;
 pub mod pprof;
 pub mod speedscope;
+
+pub use malformed::Malformed;

@@ -33,7 +33,7 @@ pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
         match io::Read::take(&mut reader, LINE_BYTES_MAX).read_until(b'\n', &mut line) {
             Ok(0) => break,
             Ok(_) => {}
-            Err(error) => return Err(broken(file, &error)),
+            Err(error) => return Err(broken(file, error)),
         }
         if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
             return Err(refuse(format!("line longer than {} MiB", LINE_BYTES_MAX >> 20)));
@@ -42,7 +42,9 @@ pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
         let text = String::from_utf8_lossy(&line);
         state.line(text.trim_end()).map_err(refuse)?;
     }
-    state.end_event().map_err(|full| Error::new(ErrorKind::Input, format!("{file}: {full}")))?;
+    state
+        .end_event()
+        .map_err(|full| Error::new(ErrorKind::Input, format!("{file}: {full}")).caused_by(full))?;
     Ok(state.builder.finish())
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Input: a [`Saved`]. Output: nodes in pre-order, each with the counts of all below it. A
 //! picture of a profile with millions of nodes shows some thousands, so only those are made:
-//! places of the trie with the same names are gathered level by level, and a group that is
+//! frames of the trie with the same names are gathered level by level, and a group that is
 //! too light is not followed. What is left out stays counted in what it was called by.
 
 use super::by_name::shown;
@@ -47,18 +47,18 @@ impl CallTree {
     /// # Errors
     /// [`Full`] if there are more names than fit.
     pub fn of(saved: &Saved, lines: bool, direction: Direction, least_share: f64) -> Result<CallTree, Full> {
-        let names = Names::of(saved, lines)?;
+        let names = NameTable::of(saved, lines)?;
         let least = ((least_share * saved.total() as f64).ceil() as u64).max(1);
         let nodes = match direction {
             Direction::FromRoot => {
                 let below = Below::of(&names, least);
                 let mut begin = Vec::new();
                 below.add_called_by(0, &mut begin);
-                names.grow(begin, least, |place, next| below.step(&names, place, next))
+                names.grow(begin, least, |frame, next| below.step(&names, frame, next))
             }
             Direction::FromLeaf => {
                 let begin = names.leaves();
-                names.grow(begin, least, |place, next| next.extend(names.caller(place)))
+                names.grow(begin, least, |frame, next| next.extend(names.caller(frame)))
             }
         };
         Ok(CallTree { texts: names.texts, nodes })
@@ -77,25 +77,26 @@ impl CallTree {
     }
 }
 
-/// A name at a place of the trie, and the counts that came there.
+/// A function at a node of the trie, of which there are several where functions are inlined, and the
+/// counts that came there.
 #[derive(Clone, Copy)]
-struct Place {
+struct InlineFrame {
     node: u32,
     /// Which of the names of its frame.
     name: u32,
     count: u64,
 }
 
-/// Places that read the same.
+/// Frames that read the same.
 struct Group {
     depth: u32,
     name: TextId,
     total: u64,
-    places: Vec<Place>,
+    frames: Vec<InlineFrame>,
 }
 
 /// What the frames of a profile are called.
-struct Names<'a> {
+struct NameTable<'a> {
     saved: &'a Saved,
     texts: Texts,
     /// Names of all frames, outermost first.
@@ -107,10 +108,10 @@ struct Names<'a> {
     distinct: bool,
 }
 
-impl<'a> Names<'a> {
-    fn of(saved: &'a Saved, lines: bool) -> Result<Names<'a>, Full> {
+impl<'a> NameTable<'a> {
+    fn of(saved: &'a Saved, lines: bool) -> Result<NameTable<'a>, Full> {
         let mut found =
-            Names { saved, texts: Texts::new(), names: Vec::new(), starts: vec![0], distinct: true };
+            NameTable { saved, texts: Texts::new(), names: Vec::new(), starts: vec![0], distinct: true };
         let mut roots = RootNames::default();
         for frame in saved.trie().frames() {
             match frame {
@@ -169,53 +170,58 @@ impl<'a> Names<'a> {
         frame.map_or(&[], |frame| self.of_frame(frame.0 as usize))
     }
 
-    fn name(&self, place: &Place) -> TextId {
-        self.of_node(place.node).get(place.name as usize).copied().unwrap_or_default()
+    fn name(&self, frame: &InlineFrame) -> TextId {
+        self.of_node(frame.node).get(frame.name as usize).copied().unwrap_or_default()
     }
 
     /// Where stacks end.
-    fn leaves(&self) -> Vec<Place> {
+    fn leaves(&self) -> Vec<InlineFrame> {
         let trie = self.saved.trie();
         let counts = (1..trie.node_count() as u32).map(|node| (node, trie.count(NodeId(node))));
         counts.filter(|(_, count)| *count > 0).filter_map(|(node, count)| self.last(node, count)).collect()
     }
 
-    fn last(&self, node: u32, count: u64) -> Option<Place> {
+    fn last(&self, node: u32, count: u64) -> Option<InlineFrame> {
         let name = self.of_node(node).len().checked_sub(1)? as u32;
-        Some(Place { node, name, count })
+        Some(InlineFrame { node, name, count })
     }
 
-    /// What called a place; its counts are those of the place.
-    fn caller(&self, place: &Place) -> Option<Place> {
-        match place.name.checked_sub(1) {
-            Some(name) => Some(Place { name, ..*place }),
-            None => self.last(self.saved.trie().parent(NodeId(place.node))?.0, place.count),
+    /// What called a frame; its counts are those of the frame.
+    fn caller(&self, frame: &InlineFrame) -> Option<InlineFrame> {
+        match frame.name.checked_sub(1) {
+            Some(name) => Some(InlineFrame { name, ..*frame }),
+            None => self.last(self.saved.trie().parent(NodeId(frame.node))?.0, frame.count),
         }
     }
 
-    /// The tree that begins with some places; `step` adds the places after one.
-    fn grow(&self, begin: Vec<Place>, least: u64, step: impl Fn(&Place, &mut Vec<Place>)) -> Vec<Called> {
+    /// The tree that begins with some frames; `step` adds the frames after one.
+    fn grow(
+        &self,
+        begin: Vec<InlineFrame>,
+        least: u64,
+        step: impl Fn(&InlineFrame, &mut Vec<InlineFrame>),
+    ) -> Vec<Called> {
         let mut nodes = Vec::new();
         let mut open = Vec::new();
         self.gather(begin, 0, least, &mut open);
-        while let Some(Group { depth, name, total, places }) = open.pop() {
+        while let Some(Group { depth, name, total, frames }) = open.pop() {
             nodes.push(Called { depth, name, total });
             let mut next = Vec::new();
-            places.iter().for_each(|place| step(place, &mut next));
-            drop(places);
+            frames.iter().for_each(|frame| step(frame, &mut next));
+            drop(frames);
             self.gather(next, depth + 1, least, &mut open);
         }
         nodes
     }
 
-    /// Puts places with one name together; those of enough weight are added, the first last.
-    fn gather(&self, mut places: Vec<Place>, depth: u32, least: u64, open: &mut Vec<Group>) {
+    /// Puts frames with one name together; those of enough weight are added, the first last.
+    fn gather(&self, mut frames: Vec<InlineFrame>, depth: u32, least: u64, open: &mut Vec<Group>) {
         let first = open.len();
-        places.sort_by_key(|place| self.name(place));
-        for places in places.chunk_by(|a, b| self.name(a) == self.name(b)) {
-            let total = places.iter().fold(0u64, |total, place| total.saturating_add(place.count));
-            if let Some(place) = places.first().filter(|_| total >= least) {
-                open.push(Group { depth, name: self.name(place), total, places: places.to_vec() });
+        frames.sort_by_key(|frame| self.name(frame));
+        for frames in frames.chunk_by(|a, b| self.name(a) == self.name(b)) {
+            let total = frames.iter().fold(0u64, |total, frame| total.saturating_add(frame.count));
+            if let Some(frame) = frames.first().filter(|_| total >= least) {
+                open.push(Group { depth, name: self.name(frame), total, frames: frames.to_vec() });
             }
         }
         if let Some(added) = open.get_mut(first..) {
@@ -233,7 +239,7 @@ struct Below {
 }
 
 impl Below {
-    fn of(names: &Names<'_>, least: u64) -> Below {
+    fn of(names: &NameTable<'_>, least: u64) -> Below {
         let trie = names.saved.trie();
         let count = trie.node_count() as u32;
         let mut totals: Vec<u64> = (0..count).map(|node| trie.count(NodeId(node))).collect();
@@ -245,7 +251,7 @@ impl Below {
             if let Some(sum) = totals.get_mut(parent as usize) {
                 *sum = sum.saturating_add(total);
             }
-            // A light one matters only if others read the same.
+            // A node below the threshold is needed only if others with its name make a group above it.
             if total >= least || (total > 0 && (parent == 0 || !names.distinct)) {
                 calls.push((parent, node));
             }
@@ -254,20 +260,20 @@ impl Below {
         Below { totals, calls }
     }
 
-    fn add_called_by(&self, caller: u32, next: &mut Vec<Place>) {
+    fn add_called_by(&self, caller: u32, next: &mut Vec<InlineFrame>) {
         let first = self.calls.partition_point(|(other, _)| *other < caller);
         let calls = self.calls.iter().skip(first).take_while(|(other, _)| *other == caller);
         next.extend(calls.map(|&(_, node)| {
             let count = self.totals.get(node as usize).copied().unwrap_or(0);
-            Place { node, name: 0, count }
+            InlineFrame { node, name: 0, count }
         }));
     }
 
-    fn step(&self, names: &Names<'_>, place: &Place, next: &mut Vec<Place>) {
-        if place.name as usize + 1 < names.of_node(place.node).len() {
-            next.push(Place { name: place.name + 1, ..*place });
+    fn step(&self, names: &NameTable<'_>, frame: &InlineFrame, next: &mut Vec<InlineFrame>) {
+        if frame.name as usize + 1 < names.of_node(frame.node).len() {
+            next.push(InlineFrame { name: frame.name + 1, ..*frame });
         } else {
-            self.add_called_by(place.node, next);
+            self.add_called_by(frame.node, next);
         }
     }
 }

@@ -67,8 +67,8 @@ impl Index {
             // What is damaged loses itself, not the units after it.
             let Ok(opened) = unit::open(dwarf, header, &mut abbrevs, budget) else { continue };
             if matches!(opened.tag, c::DW_TAG_compile_unit | c::DW_TAG_skeleton_unit) {
-                let place = opened.place;
-                let _ = place.each(dwarf, &opened.unit, budget, |begin, end| claim(offset, begin, end));
+                let pc = opened.pc;
+                let _ = pc.each(dwarf, &opened.unit, budget, |begin, end| claim(offset, begin, end));
             }
         }
         // `.debug_aranges` can name what is no unit: many of those might have the same entries.

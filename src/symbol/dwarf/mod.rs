@@ -52,9 +52,9 @@ const TEXT_BYTES_PER_STEP: u64 = 16;
 /// Steps for any file.
 const STEPS_LEAST: u64 = 10_000_000;
 
-/// One function at an address.
+/// One function at an address, with its place in the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Function {
+pub struct LineInfo {
     /// The readable name; `None` where DWARF has none.
     pub name: Option<Arc<str>>,
     /// Path of the source file; `None` if lines were not asked for or are not known.
@@ -69,7 +69,7 @@ pub struct Chain {
     /// Index of the address in the list that was asked for.
     pub wanted: u32,
     /// The functions; empty where only the line is known.
-    pub functions: Vec<Function>,
+    pub functions: Vec<LineInfo>,
 }
 
 /// What of DWARF is asked for.

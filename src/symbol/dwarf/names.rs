@@ -47,7 +47,7 @@ type InUnit = Option<(File, usize)>;
 type At = (InUnit, UnitOffset);
 
 /// Finds the names of one unit's functions.
-pub(super) struct Names<'n, 'a, 'b> {
+pub(super) struct NameReader<'n, 'a, 'b> {
     dwarf: &'n Dwarf<'a>,
     unit: &'n Unit<'a>,
     budget: &'n Budget<'b>,
@@ -60,15 +60,15 @@ pub(super) struct Names<'n, 'a, 'b> {
     shared: OnceCell<Vec<usize>>,
 }
 
-impl<'n, 'a, 'b> Names<'n, 'a, 'b> {
+impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
     /// For the entries of a unit; `units` are the offsets of all units, where they are known.
     pub(super) fn new(
         dwarf: &'n Dwarf<'a>,
         unit: &'n Unit<'a>,
         units: Option<&'n [usize]>,
         budget: &'n Budget<'b>,
-    ) -> Names<'n, 'a, 'b> {
-        Names {
+    ) -> NameReader<'n, 'a, 'b> {
+        NameReader {
             dwarf,
             unit,
             budget,

@@ -10,10 +10,10 @@ use std::sync::Mutex;
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
-use super::names::{Names, text};
+use super::names::{NameReader, text};
 use super::unit::{self, Abbrevs, Opened};
 use super::walk::{NONE, walk};
-use super::{Ask, Chain, Debug, Dwarf, Function, Job, MAX_INLINED, Sections, Texts};
+use super::{Ask, Chain, Debug, Dwarf, Job, LineInfo, MAX_INLINED, Sections, Texts};
 use crate::binary::Files;
 
 /// The split files of an image.
@@ -149,7 +149,7 @@ impl<'a> Work<'_, 'a> {
             None => Vec::new(),
         };
         let entries = found.nodes.iter().map(|node| (node.entry, node.parent != NONE));
-        let names = Names::new(dwarf, unit, units, &budget).readable(entries, texts);
+        let names = NameReader::new(dwarf, unit, units, &budget).readable(entries, texts);
         let mut chains = Vec::with_capacity(wanted.len());
         for (position, index) in self.job.wanted.iter().enumerate() {
             let mut functions = Vec::new();
@@ -177,7 +177,7 @@ fn place(
     (file, line): Row,
     lines: &mut Option<Lines<'_, '_>>,
     texts: &mut Texts<'_>,
-) -> Function {
+) -> LineInfo {
     let file = lines.as_mut().filter(|_| file != NO_FILE).and_then(|lines| lines.path(file, texts));
-    Function { name, file, line }
+    LineInfo { name, file, line }
 }

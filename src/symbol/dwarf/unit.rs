@@ -24,22 +24,22 @@ type Value<'a> = AttributeValue<Slice<'a>>;
 pub(super) struct Opened<'a> {
     pub unit: Unit<'a>,
     pub tag: gimli::DwTag,
-    pub place: Place<'a>,
+    pub pc: PcAttributes<'a>,
     pub name: Option<Value<'a>>,
     pub comp_dir: Option<Value<'a>>,
     pub line: Option<DebugLineOffset<usize>>,
     pub dwo_name: Option<Value<'a>>,
 }
 
-/// Where the code of an entry is.
+/// Where the code of an entry is: `DW_AT_low_pc`, `DW_AT_high_pc` and `DW_AT_ranges` (DWARF 5, 2.17).
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place<'a> {
+pub(super) struct PcAttributes<'a> {
     pub low: Option<Value<'a>>,
     pub high: Option<Value<'a>>,
     pub ranges: Option<Value<'a>>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> PcAttributes<'a> {
     /// Calls `each` with every range that is not empty.
     pub(super) fn each(
         &self,
@@ -145,15 +145,15 @@ pub(super) fn open<'a>(
     let root = entries.read_abbreviation()?.ok_or(gimli::Error::MissingUnitDie)?;
     // Many small units can have one long list of attributes that take no bytes.
     budget.spend(root.attributes().len() as u64)?;
-    let (mut place, mut line) = (Place::default(), None);
+    let (mut pc, mut line) = (PcAttributes::default(), None);
     let (mut name, mut comp_dir, mut dwo_name) = (None, None, None);
     for spec in root.attributes() {
         let attribute = entries.read_attribute(*spec)?;
         let value = attribute.value();
         match (attribute.name(), value) {
-            (c::DW_AT_low_pc, _) => place.low = Some(value),
-            (c::DW_AT_high_pc, _) => place.high = Some(value),
-            (c::DW_AT_ranges, _) => place.ranges = Some(value),
+            (c::DW_AT_low_pc, _) => pc.low = Some(value),
+            (c::DW_AT_high_pc, _) => pc.high = Some(value),
+            (c::DW_AT_ranges, _) => pc.ranges = Some(value),
             (c::DW_AT_name, _) => name = Some(value),
             (c::DW_AT_comp_dir, _) => comp_dir = Some(value),
             (c::DW_AT_dwo_name | c::DW_AT_GNU_dwo_name, _) => dwo_name = Some(value),
@@ -172,8 +172,8 @@ pub(super) fn open<'a>(
         }
     }
     // Range lists count from it.
-    if let Some(low) = place.low {
+    if let Some(low) = pc.low {
         unit.low_pc = dwarf.attr_address(&unit, low)?.unwrap_or(0);
     }
-    Ok(Opened { tag: root.tag(), unit, place, name, comp_dir, line, dwo_name })
+    Ok(Opened { tag: root.tag(), unit, pc, name, comp_dir, line, dwo_name })
 }

@@ -7,7 +7,7 @@
 use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
 
 use super::lines::NO_FILE;
-use super::unit::{Place, Unit};
+use super::unit::{PcAttributes, Unit};
 use super::{Budget, Dwarf, MAX_INLINED};
 
 /// No function.
@@ -20,7 +20,7 @@ const MANY_ATTRIBUTES: usize = 32;
 
 /// A function at some of the addresses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node {
+pub(super) struct FunctionNode {
     /// The function it is inlined in, or [`NONE`]; always an earlier one.
     pub parent: u32,
     /// Functions around it.
@@ -35,7 +35,7 @@ pub(super) struct Node {
 /// The functions at the addresses of a unit.
 #[derive(Debug)]
 pub(super) struct Found {
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<FunctionNode>,
     /// For each address the innermost function, or [`NONE`].
     pub leaf: Vec<u32>,
 }
@@ -93,8 +93,8 @@ struct Walk<'w, 'a, 'b> {
 
 /// What is read of a function's entry.
 #[derive(Default)]
-struct Function<'a> {
-    place: Place<'a>,
+struct FunctionEntry<'a> {
+    pc: PcAttributes<'a>,
     call_file: u64,
     call_line: u32,
     sibling: Option<UnitOffset>,
@@ -169,14 +169,14 @@ impl<'a> Walk<'_, 'a, '_> {
     /// Notes a function for the addresses that it covers; false if there are none.
     fn function(
         &mut self,
-        function: &Function<'a>,
+        function: &FunctionEntry<'a>,
         entry: UnitOffset,
         depth: isize,
         parent: u32,
     ) -> gimli::Result<bool> {
         let Walk { wanted, covered, code_start, .. } = self;
         covered.clear();
-        function.place.each(self.dwarf, self.unit, self.budget, |begin, end| {
+        function.pc.each(self.dwarf, self.unit, self.budget, |begin, end| {
             let first = wanted.partition_point(|address| *address < begin);
             if wanted.get(first).is_some_and(|address| *address < end) && begin >= *code_start {
                 let end = first + wanted[first..].partition_point(|address| *address < end);
@@ -192,7 +192,7 @@ impl<'a> Walk<'_, 'a, '_> {
         }
         let node = self.found.nodes.len() as u32;
         let (call_file, call_line) = (function.call_file, function.call_line);
-        self.found.nodes.push(Node { parent, depth: around, entry, call_file, call_line });
+        self.found.nodes.push(FunctionNode { parent, depth: around, entry, call_file, call_line });
         for (first, end) in &self.covered {
             self.budget.spend((end - first) as u64)?;
             let leaf = &mut self.found.leaf[*first..*end];
@@ -207,14 +207,14 @@ impl<'a> Walk<'_, 'a, '_> {
 fn read<'a>(
     entries: &mut gimli::EntriesRaw<'_, super::Slice<'a>>,
     specs: &[AttributeSpecification],
-) -> gimli::Result<Function<'a>> {
-    let mut found = Function { call_file: NO_FILE, ..Function::default() };
+) -> gimli::Result<FunctionEntry<'a>> {
+    let mut found = FunctionEntry { call_file: NO_FILE, ..FunctionEntry::default() };
     for spec in specs {
         let attribute = entries.read_attribute(*spec)?;
         match attribute.name() {
-            c::DW_AT_low_pc => found.place.low = Some(attribute.value()),
-            c::DW_AT_high_pc => found.place.high = Some(attribute.value()),
-            c::DW_AT_ranges => found.place.ranges = Some(attribute.value()),
+            c::DW_AT_low_pc => found.pc.low = Some(attribute.value()),
+            c::DW_AT_high_pc => found.pc.high = Some(attribute.value()),
+            c::DW_AT_ranges => found.pc.ranges = Some(attribute.value()),
             c::DW_AT_call_file => {
                 found.call_file = match attribute.value() {
                     AttributeValue::FileIndex(file) => file,

@@ -56,7 +56,7 @@ impl Exports {
     pub(super) fn read(trie: &ImageBytes) -> (Exports, Vec<Export>) {
         let bytes = trie.bytes();
         let mut walk = Walk { trie: bytes, left: bytes.len(), ..Walk::default() };
-        walk.pending.push(Node { at: 0, edge: ROOT, depth: 0 });
+        walk.pending.push(ExportNode { at: 0, edge: ROOT, depth: 0 });
         while let Some(node) = walk.pending.pop() {
             let first_child = walk.pending.len();
             if walk.node(&node).is_none() {
@@ -99,7 +99,7 @@ impl Exports {
 
 /// A node that is to be read.
 #[derive(Debug)]
-struct Node {
+struct ExportNode {
     at: usize,
     edge: u32,
     depth: u32,
@@ -113,12 +113,12 @@ struct Walk<'a> {
     left: usize,
     edges: Vec<Edge>,
     exports: Vec<Export>,
-    pending: Vec<Node>,
+    pending: Vec<ExportNode>,
 }
 
 impl Walk<'_> {
     /// Reads one node; `None` if it is damaged, or there is nothing left to read.
-    fn node(&mut self, node: &Node) -> Option<()> {
+    fn node(&mut self, node: &ExportNode) -> Option<()> {
         // One that begins outside loses its own names only.
         let Some(rest) = self.trie.get(node.at..).filter(|rest| !rest.is_empty()) else { return Some(()) };
         let mut rest = &rest[..rest.len().min(self.left)];
@@ -154,7 +154,7 @@ impl Walk<'_> {
                 letters: u32::try_from(at).ok()?,
                 length: length as u32,
             });
-            self.pending.push(Node { at: child, edge, depth: node.depth + 1 });
+            self.pending.push(ExportNode { at: child, edge, depth: node.depth + 1 });
         }
         self.left -= before - rest.len();
         Some(())

@@ -140,7 +140,7 @@ impl SymbolTable {
         } else {
             entries.sort_unstable_by_key(order);
         }
-        let names = Names { pool: parts.strings, exports };
+        let names = SourceNames { pool: parts.strings, exports };
         choose(&mut entries, &names);
         end(&mut entries, function_starts(parts.function_starts, parts.text));
         Ok(SymbolTable::new(entries, Arc::new(names)))
@@ -176,7 +176,7 @@ fn collect(parts: &Parts<'_>) -> Vec<Entry> {
 }
 
 /// Leaves one entry for each address; they are sorted by address and rank.
-fn choose(entries: &mut Vec<Entry>, names: &Names) {
+fn choose(entries: &mut Vec<Entry>, names: &SourceNames) {
     let (mut kept, mut group) = (0, 0);
     while group < entries.len() {
         let start = entries[group].start;
@@ -190,7 +190,7 @@ fn choose(entries: &mut Vec<Entry>, names: &Names) {
 
 /// The best name of an address: of the best rank that has one, with the fewest
 /// underscores in front, then the shortest, then the first in the alphabet.
-fn best(aliases: &[Entry], names: &Names) -> Entry {
+fn best(aliases: &[Entry], names: &SourceNames) -> Entry {
     if let [only] = aliases {
         return *only;
     }
@@ -220,12 +220,12 @@ fn end(entries: &mut [Entry], starts: impl Iterator<Item = Svma>) {
 
 /// The names of an image, as the source has them, or empty where they name nothing.
 #[derive(Debug)]
-struct Names {
+struct SourceNames {
     pool: Arc<dyn Strings>,
     exports: Exports,
 }
 
-impl Strings for Names {
+impl Strings for SourceNames {
     fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]> {
         // One byte more for the underscore that is taken away.
         let name = match offset {

@@ -22,6 +22,7 @@ use super::{label, metadata};
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
 use crate::profile::builder::SavedBuilder;
+use crate::profile::formats::Malformed;
 use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
 
@@ -36,7 +37,7 @@ pub(super) const MAX_PERIOD_NS: i64 = 1_000_000_000;
 ///
 /// # Errors
 /// What is wrong, and where, as a line for people without the name of the file.
-pub fn read(bytes: &[u8]) -> Result<Saved, String> {
+pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let (chosen, unit) = chosen(&tables, bytes)?;
     let mut reader =
@@ -56,17 +57,18 @@ pub(super) enum Value<'a> {
 /// Calls `visit` with each field of a message that has bytes or a number.
 pub(super) fn for_each_field<'a>(
     bytes: &'a [u8],
-    mut visit: impl FnMut(u32, Value<'a>) -> Result<(), String>,
-) -> Result<(), String> {
+    mut visit: impl FnMut(u32, Value<'a>) -> Result<(), Malformed>,
+) -> Result<(), Malformed> {
     let mut rest = bytes;
     while !rest.is_empty() {
         let at = bytes.len() - rest.len();
         let broken =
             |what: &dyn std::fmt::Display| format!("broken at byte {at} of the unpacked profile: {what}");
-        let (number, wire) = decode_key(&mut rest).map_err(|error| broken(&error))?;
+        let undecoded = |error: prost::DecodeError| Malformed::caused_by(broken(&error), error);
+        let (number, wire) = decode_key(&mut rest).map_err(undecoded)?;
         match wire {
             WireType::LengthDelimited => {
-                let len = decode_varint(&mut rest).map_err(|error| broken(&error))?;
+                let len = decode_varint(&mut rest).map_err(undecoded)?;
                 let len = usize::try_from(len).ok().filter(|len| *len <= rest.remaining());
                 let len = len.ok_or_else(|| broken(&"it ends early"))?;
                 let (value, after) = rest.split_at(len);
@@ -74,11 +76,10 @@ pub(super) fn for_each_field<'a>(
                 visit(number, Value::Bytes(value))?;
             }
             WireType::Varint => {
-                let value = decode_varint(&mut rest).map_err(|error| broken(&error))?;
+                let value = decode_varint(&mut rest).map_err(undecoded)?;
                 visit(number, Value::Number(value))?;
             }
-            _ => skip_field(wire, number, &mut rest, DecodeContext::default())
-                .map_err(|error| broken(&error))?,
+            _ => skip_field(wire, number, &mut rest, DecodeContext::default()).map_err(undecoded)?,
         }
     }
     Ok(())
@@ -104,9 +105,9 @@ pub(super) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    fn read(bytes: &'a [u8]) -> Result<Tables<'a>, String> {
+    fn read(bytes: &'a [u8]) -> Result<Tables<'a>, Malformed> {
         if u32::try_from(bytes.len()).is_err() {
-            return Err("larger than 4 GiB".to_owned());
+            return Err("larger than 4 GiB".to_owned().into());
         }
         let mut tables = Tables { location_bytes: bytes, ..Tables::default() };
         for_each_field(bytes, |number, value| {
@@ -133,7 +134,7 @@ impl<'a> Tables<'a> {
                 (field::LOCATION, Value::Bytes(location)) => {
                     limit(tables.locations.len(), crate::trie::MAX_FRAMES, "locations")?;
                     if location.len() > MAX_LOCATION_BYTES {
-                        return Err(format!("location {} is too long", tables.locations.len()));
+                        return Err(format!("location {} is too long", tables.locations.len()).into());
                     }
                     // A slice of `bytes`, so its place fits in 32 bits.
                     let start = location.as_ptr().addr().wrapping_sub(bytes.as_ptr().addr()) as u32;
@@ -155,9 +156,9 @@ impl<'a> Tables<'a> {
                     while packed.has_remaining() {
                         limit(tables.comments.len(), MAX_COMMENTS, "comments")?;
                         let value = decode_varint(&mut packed);
-                        tables
-                            .comments
-                            .push(value.map_err(|error| format!("the comments are broken: {error}"))?);
+                        tables.comments.push(value.map_err(|error| {
+                            Malformed::caused_by(format!("the comments are broken: {error}"), error)
+                        })?);
                     }
                 }
                 _ => {}
@@ -165,34 +166,35 @@ impl<'a> Tables<'a> {
             Ok(())
         })?;
         if tables.strings.first().is_some_and(|first| !first.is_empty()) {
-            return Err("string 0 is not empty; this is not a pprof profile".to_owned());
+            return Err("string 0 is not empty; this is not a pprof profile".to_owned().into());
         }
         if tables.sample_types.is_empty() {
-            return Err("no sample type; this is not a pprof profile".to_owned());
+            return Err("no sample type; this is not a pprof profile".to_owned().into());
         }
         Ok(tables)
     }
 
-    pub(super) fn string(&self, index: i64, of: &str) -> Result<&'a str, String> {
+    pub(super) fn string(&self, index: i64, of: &str) -> Result<&'a str, Malformed> {
         let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
         match text {
             Some(text) => Ok(text),
             // A profile without strings names nothing.
             None if index == 0 => Ok(""),
-            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len())),
+            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
         }
     }
 }
 
-fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), String> {
-    if count < limit { Ok(()) } else { Err(Full { what, limit }.to_string()) }
+fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), Malformed> {
+    if count < limit { Ok(()) } else { Err(Full { what, limit }.into()) }
 }
 
-fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, String> {
-    M::decode(bytes).map_err(|error| format!("{what} {index} is broken: {error}"))
+fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, Malformed> {
+    M::decode(bytes)
+        .map_err(|error| Malformed::caused_by(format!("{what} {index} is broken: {error}"), error))
 }
 
-fn about(tables: &Tables<'_>, unit: String) -> Result<About, String> {
+fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
     let told = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
     let mut about = About {
         time_unix_ns: told(tables.time_ns),
@@ -229,13 +231,13 @@ struct Known {
 }
 
 impl Reader<'_, '_> {
-    fn text(&mut self, index: i64, of: &str) -> Result<TextId, String> {
+    fn text(&mut self, index: i64, of: &str) -> Result<TextId, Malformed> {
         let slot = usize::try_from(index).unwrap_or(usize::MAX);
         if let Some(Some(known)) = self.texts.get(slot) {
             return Ok(*known);
         }
         let text = self.tables.string(index, of)?;
-        let text = self.builder.text(text).map_err(|full| full.to_string())?;
+        let text = self.builder.text(text)?;
         if let Some(slot) = self.texts.get_mut(slot) {
             *slot = Some(text);
         }
@@ -243,7 +245,7 @@ impl Reader<'_, '_> {
     }
 
     /// Takes in mappings, functions and locations.
-    fn known(&mut self) -> Result<Known, String> {
+    fn known(&mut self) -> Result<Known, Malformed> {
         let tables = self.tables;
         let mut mappings = HashMap::with_capacity(tables.mappings.len());
         for mapping in &tables.mappings {
@@ -256,7 +258,7 @@ impl Reader<'_, '_> {
                 path,
                 build_id,
             });
-            define(&mut mappings, mapping.id, taken.map_err(|full| full.to_string())?, "mapping")?;
+            define(&mut mappings, mapping.id, taken?, "mapping")?;
         }
         let mut functions = HashMap::with_capacity(tables.functions.len());
         for function in &tables.functions {
@@ -267,14 +269,14 @@ impl Reader<'_, '_> {
                 file: self.text(function.filename, &of)?,
                 start_line: line_number(function.start_line),
             };
-            let taken = self.builder.function(taken).map_err(|full| full.to_string())?;
+            let taken = self.builder.function(taken)?;
             define(&mut functions, function.id, taken, "function")?;
         }
         let frames = self.locations(&mappings, &functions)?;
         let main =
             tables.mappings.first().map_or(Ok(""), |main| tables.string(main.filename, "a mapping"))?;
         let process = main.rsplit(['/', '\\']).next().unwrap_or_default();
-        let process = self.builder.text(process).map_err(|full| full.to_string())?;
+        let process = self.builder.text(process)?;
         Ok(Known { frames, process })
     }
 
@@ -282,7 +284,7 @@ impl Reader<'_, '_> {
         &mut self,
         mappings: &HashMap<u64, u32>,
         functions: &HashMap<u64, u32>,
-    ) -> Result<HashMap<u64, u32>, String> {
+    ) -> Result<HashMap<u64, u32>, Malformed> {
         let tables = self.tables;
         let mut frames = HashMap::with_capacity(tables.locations.len());
         let mut lines = Vec::new();
@@ -306,12 +308,12 @@ impl Reader<'_, '_> {
                     })?),
                 };
             let frame = self.builder.frame(location.address, mapping, &lines);
-            define(&mut frames, id, frame.map_err(|full| full.to_string())?, "location")?;
+            define(&mut frames, id, frame?, "location")?;
         }
         Ok(frames)
     }
 
-    fn samples(&mut self, bytes: &[u8], known: &Known, chosen: Chosen) -> Result<(), String> {
+    fn samples(&mut self, bytes: &[u8], known: &Known, chosen: Chosen) -> Result<(), Malformed> {
         let mut number = 0u64;
         let mut stack = Vec::new();
         for_each_field(bytes, |field, value| {
@@ -319,13 +321,13 @@ impl Reader<'_, '_> {
             number += 1;
             let of = || format!("sample {number}");
             if bytes.len() > MAX_SAMPLE_BYTES {
-                return Err(format!("{} is longer than {MAX_SAMPLE_BYTES} bytes", of()));
+                return Err(format!("{} is longer than {MAX_SAMPLE_BYTES} bytes", of()).into());
             }
-            let sample =
-                proto::Sample::decode(bytes).map_err(|error| format!("{} is broken: {error}", of()))?;
+            let sample = proto::Sample::decode(bytes)
+                .map_err(|error| Malformed::caused_by(format!("{} is broken: {error}", of()), error))?;
             let types = self.tables.sample_types.len();
             if sample.value.len() != types {
-                return Err(format!("{} has {} values, expected {types}", of(), sample.value.len()));
+                return Err(format!("{} has {} values, expected {types}", of(), sample.value.len()).into());
             }
             let value = sample.value.get(chosen.index).copied().unwrap_or(0);
             let count = u64::try_from(value)
@@ -341,13 +343,15 @@ impl Reader<'_, '_> {
                 let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
                 depth += lines.max(1);
                 if depth > MAX_DEPTH {
-                    return Err(format!("{} has more than {MAX_DEPTH} functions (MAX_DEPTH)", of()));
+                    return Err(format!("{} has more than {MAX_DEPTH} functions (MAX_DEPTH)", of()).into());
                 }
                 stack.push(frame);
             }
             let root = self.root(&sample, known, &of)?;
-            let root = self.builder.root(root).map_err(|full| full.to_string())?;
-            self.builder.add(root, &stack, count).map_err(|full| format!("{}: {full}", of()))?;
+            let root = self.builder.root(root)?;
+            self.builder
+                .add(root, &stack, count)
+                .map_err(|full| Malformed::caused_by(format!("{}: {full}", of()), full))?;
             Ok(())
         })
     }
@@ -358,7 +362,7 @@ impl Reader<'_, '_> {
         sample: &proto::Sample,
         known: &Known,
         of: &dyn Fn() -> String,
-    ) -> Result<StackRoot, String> {
+    ) -> Result<StackRoot, Malformed> {
         let mut root = StackRoot { process: known.process, thread: None, complete: true, waiting: false };
         let (mut thread, mut tid) = (TextId::EMPTY, None);
         for found in &sample.label {
@@ -383,12 +387,12 @@ impl Reader<'_, '_> {
 }
 
 /// Notes where the thing with an id of the file is.
-fn define(ids: &mut HashMap<u64, u32>, id: u64, index: u32, what: &str) -> Result<(), String> {
+fn define(ids: &mut HashMap<u64, u32>, id: u64, index: u32, what: &str) -> Result<(), Malformed> {
     if id == 0 {
-        return Err(format!("a {what} has id 0, which stands for none"));
+        return Err(format!("a {what} has id 0, which stands for none").into());
     }
     if ids.insert(id, index).is_some() {
-        return Err(format!("{what} {id} is there twice"));
+        return Err(format!("{what} {id} is there twice").into());
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use prost::Message;
 use super::proto::{self, field};
 use super::read::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, Value, for_each_field};
 use crate::profile::about::SAMPLES;
+use crate::profile::formats::Malformed;
 
 /// Shortest period by which times become samples: none is taken every microsecond, and a
 /// period of 1 means that the time itself is counted.
@@ -22,7 +23,7 @@ pub(super) struct Chosen {
 }
 
 /// Chooses, and names what is counted. `bytes` are those of the whole message.
-pub(super) fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, String), String> {
+pub(super) fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, String), Malformed> {
     let mut types = Vec::new();
     for (index, value) in tables.sample_types.iter().enumerate() {
         let of = format!("sample type {index}");
@@ -59,9 +60,10 @@ fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
     };
     let of_field = |field, value: Value<'_>| match (field, value) {
         (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= MAX_SAMPLE_BYTES => {
-            let sample = proto::Sample::decode(bytes).map_err(|error| error.to_string())?;
+            let sample = proto::Sample::decode(bytes)
+                .map_err(|error| Malformed::caused_by(error.to_string(), error))?;
             let value = sample.value.get(index).copied().unwrap_or(0);
-            if whole(value.unsigned_abs()) { Ok(()) } else { Err(String::new()) }
+            if whole(value.unsigned_abs()) { Ok(()) } else { Err(String::new().into()) }
         }
         _ => Ok(()),
     };

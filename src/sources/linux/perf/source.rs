@@ -35,6 +35,8 @@ const SETTLED_NS: u64 = 1_000_000;
 /// See the top of this file.
 pub(crate) struct PerfSource {
     pid: pid_t,
+    /// The thread through which /proc shows the memory: the first, until it has left.
+    memory_of: pid_t,
     process: Process,
     clock: RealClock,
     events: Events,
@@ -72,6 +74,7 @@ impl PerfSource {
         PerfSource {
             told: Told::new(pid, origin_ns, events.how.hz, kernel_frames, launched),
             pid,
+            memory_of: pid,
             process,
             clock,
             events,
@@ -147,6 +150,12 @@ impl PerfSource {
             self.weighed_cpu_ns = self.cpu_ns.unwrap_or(0);
         }
         self.told.finish_batch(used_ns, into);
+        if self.over
+            && !self.events.how.kernel
+            && let Some(used_ns) = self.target_cpu_ns()
+        {
+            self.told.tell_unseen(used_ns, into);
+        }
         told_ns.saturating_sub(SETTLED_NS)
     }
 
@@ -198,7 +207,15 @@ impl Observed for PerfSource {
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         let read = self.maps.read(self.pid, out);
         if read.is_ok() && !out.is_empty() {
+            self.memory_of = self.pid;
             return read;
+        }
+        // A thread that has left shows an empty list: another one has the memory.
+        for tid in self.told.sampled_threads() {
+            if self.maps.read(tid, out).is_ok() && !out.is_empty() {
+                self.memory_of = tid;
+                return Ok(());
+            }
         }
         // It is ending, or has ended.
         out.clear();
@@ -207,14 +224,15 @@ impl Observed for PerfSource {
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        self.maps.bytes(self.pid, mapping).or_else(|why| match mapping.kind {
+        self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
             MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
             _ => Err(why),
         })
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        linux_sys::read_memory(self.pid, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+        linux_sys::read_memory(self.memory_of, from.0, into)
+            .map_err(|_| Fault::Transient("memory not mapped"))
     }
 }
 
@@ -238,10 +256,9 @@ impl PushedSource for PerfSource {
                 into.push(Record { at_ns: self.clock.now_ns(), thread: ThreadId(0), what });
             }
         }
-        let has_ended = self.has_ended();
+        self.over = self.has_ended();
         let told_ns = self.read(into);
-        if has_ended {
-            self.over = true;
+        if self.over {
             let what = What::Exited(self.exit_status());
             into.push(Record { at_ns: self.clock.now_ns(), thread: ThreadId(0), what });
             return Ok(None);

@@ -27,6 +27,17 @@ struct Seen {
     cpu_ns: u64,
 }
 
+/// What a record of a ring says, kept until the batch is whole: rings are read one after the
+/// other, so that what they tell comes out of order.
+#[derive(Debug)]
+enum Happened {
+    Sampled(Box<Capture>),
+    Missed(&'static str),
+    Ended,
+    Exec,
+    Mapped,
+}
+
 /// See the top of this file.
 #[derive(Debug)]
 pub(super) struct Told {
@@ -46,12 +57,14 @@ pub(super) struct Told {
     pub(super) mapped: Mapped,
     /// Where the first thread's stack begins.
     pub(super) main_stack_top: Option<Avma>,
-    batch: Vec<Record>,
+    batch: Vec<(Id, Happened)>,
     /// Samples in the batch.
     samples: u64,
     /// Records that did not fit, of anybody, in the batch.
     dropped: u64,
     throttled_since_ns: Option<u64>,
+    /// What all samples so far weigh.
+    weighed_ns: u64,
     spare: Vec<Box<Capture>>,
 }
 
@@ -77,6 +90,7 @@ impl Told {
             samples: 0,
             dropped: 0,
             throttled_since_ns: None,
+            weighed_ns: 0,
             spare: Vec::new(),
         }
     }
@@ -110,13 +124,11 @@ impl Told {
             PerfRecord::Sample(sample) => self.sampled(id, &sample),
             PerfRecord::Mmap(mmap) => {
                 self.mapped.add(&mmap);
-                self.push(id, What::ImagesMayHaveChanged);
+                self.batch.push((id, Happened::Mapped));
             }
             PerfRecord::Exit => {
                 self.names.remove(&id.tid);
-                if let Some(seen) = self.threads.remove(&id.tid) {
-                    self.push(id, What::Ended(Some(seen.cpu_ns), "thread ended before its next sample"));
-                }
+                self.batch.push((id, Happened::Ended));
             }
         }
     }
@@ -128,20 +140,15 @@ impl Told {
         }
         self.mapped.clear();
         self.main_stack_top = None;
-        if std::mem::take(&mut self.waits_for_exec) {
-            return;
+        if !std::mem::take(&mut self.waits_for_exec) {
+            self.batch.push((id, Happened::Exec));
         }
-        for (tid, seen) in std::mem::take(&mut self.threads) {
-            let what = What::Ended(Some(seen.cpu_ns), "replaced by exec before its next sample");
-            self.push(Id { tid, ..id }, what);
-        }
-        self.push(id, What::Exec);
     }
 
     fn sampled(&mut self, id: Id, sample: &Sample<'_>) {
         self.samples += 1;
         if sample.compat {
-            return self.push(id, What::Missed(look(0), "32-bit code"));
+            return self.batch.push((id, Happened::Missed("32-bit code")));
         }
         let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
         capture.stack.clear();
@@ -159,13 +166,12 @@ impl Told {
         capture.registers = sample.registers.unwrap_or_default();
         capture.stack_base = capture.registers.sp();
         (capture.pause_ns, capture.stood_ns, capture.stack_limit) = (0, 0, None);
-        self.push(id, What::Sampled(capture));
+        self.batch.push((id, Happened::Sampled(capture)));
     }
 
-    fn push(&mut self, id: Id, what: What) {
+    fn record(&self, id: Id, what: What) -> Record {
         let thread = ThreadId(id.tid.unsigned_abs().into());
-        let at_ns = id.time_ns.saturating_sub(self.origin_ns);
-        self.batch.push(Record { at_ns, thread, what });
+        Record { at_ns: id.time_ns.saturating_sub(self.origin_ns), thread, what }
     }
 
     /// How many samples the batch has.
@@ -177,44 +183,74 @@ impl Told {
     /// samples share: without, or where samples were dropped, each stands for its period.
     pub(super) fn finish_batch(&mut self, used_ns: Option<u64>, into: &mut Vec<Record>) {
         let mut batch = std::mem::take(&mut self.batch);
-        batch.sort_by_key(|record| record.at_ns);
+        batch.sort_by_key(|(id, _)| id.time_ns);
         let share = used_ns.filter(|_| self.dropped == 0).map(|used_ns| (used_ns, self.samples.max(1)));
-        let mut told = 0;
-        for mut record in batch.drain(..) {
-            if let What::Sampled(_) | What::Missed(..) = record.what {
-                // Whole nanoseconds that add up to all of it.
-                let weight_ns = share.map_or(self.period_ns, |(used_ns, samples)| {
-                    let up_to = |n: u64| (u128::from(used_ns) * u128::from(n) / u128::from(samples)) as u64;
-                    up_to(told + 1) - up_to(told)
-                });
-                told += 1;
-                self.weigh(&mut record, weight_ns, into);
-            }
-            into.push(record);
+        let (mut weighed, period_ns) = (0, self.period_ns);
+        let mut next_weight_ns = || {
+            // Whole nanoseconds that add up to all of it.
+            let weight_ns = share.map_or(period_ns, |(used_ns, samples)| {
+                let up_to = |n: u64| (u128::from(used_ns) * u128::from(n) / u128::from(samples)) as u64;
+                up_to(weighed + 1) - up_to(weighed)
+            });
+            weighed += 1;
+            weight_ns
+        };
+        let last_ns = batch.last().map_or(0, |(id, _)| id.time_ns);
+        for (id, happened) in batch.drain(..) {
+            let what = match happened {
+                Happened::Sampled(mut capture) => {
+                    capture.look = Some(self.used(id, next_weight_ns(), into));
+                    What::Sampled(capture)
+                }
+                Happened::Missed(why) => What::Missed(self.used(id, next_weight_ns(), into), why),
+                Happened::Ended => match self.threads.remove(&id.tid) {
+                    Some(seen) => What::Ended(Some(seen.cpu_ns), "thread ended before its next sample"),
+                    None => continue,
+                },
+                Happened::Exec => {
+                    for (tid, seen) in std::mem::take(&mut self.threads) {
+                        let what = What::Ended(Some(seen.cpu_ns), "replaced by exec before its next sample");
+                        into.push(self.record(Id { tid, ..id }, what));
+                    }
+                    What::Exec
+                }
+                Happened::Mapped => What::ImagesMayHaveChanged,
+            };
+            into.push(self.record(id, what));
         }
         self.batch = batch;
         if self.dropped > 0 {
-            let what = What::Dropped(self.dropped, "the kernel dropped them");
-            into.push(Record { at_ns: into.last().map_or(0, |last| last.at_ns), thread: ThreadId(0), what });
+            let nobody = Id { pid: self.pid, tid: 0, time_ns: last_ns };
+            into.push(self.record(nobody, What::Dropped(self.dropped, "the kernel dropped them")));
         }
         (self.samples, self.dropped) = (0, 0);
     }
 
-    fn weigh(&mut self, record: &mut Record, weight_ns: u64, into: &mut Vec<Record>) {
-        let Ok(tid) = pid_t::try_from(record.thread.0) else { return };
-        let stack_top = self.main_stack_top.filter(|_| tid == self.pid);
-        let seen = self.threads.entry(tid).or_insert_with(|| {
-            let what = What::Started { stack_top, look: look(0), found: false };
-            into.push(Record { at_ns: record.at_ns, thread: record.thread, what });
-            Seen::default()
-        });
-        seen.cpu_ns += weight_ns;
-        let used = look(seen.cpu_ns);
-        match &mut record.what {
-            What::Sampled(capture) => capture.look = Some(used),
-            What::Missed(look, _) => *look = used,
-            _ => {}
+    /// At the end of a recording that saw user mode only: what of `used_ns` no sample stands for
+    /// was used in the kernel.
+    pub(super) fn tell_unseen(&self, used_ns: u64, into: &mut Vec<Record>) {
+        let samples = used_ns.saturating_sub(self.weighed_ns) / self.period_ns;
+        if let Some(last) = into.last() {
+            let what = What::Dropped(samples, "in the kernel, which may not be sampled");
+            into.push(Record { at_ns: last.at_ns, thread: ThreadId(0), what });
         }
+    }
+
+    /// What a thread has used with a sample of this weight. One that is new is told first.
+    fn used(&mut self, id: Id, weight_ns: u64, into: &mut Vec<Record>) -> Look {
+        if !self.threads.contains_key(&id.tid) {
+            let stack_top = self.main_stack_top.filter(|_| id.tid == self.pid);
+            into.push(self.record(id, What::Started { stack_top, look: look(0), found: false }));
+        }
+        let seen = self.threads.entry(id.tid).or_default();
+        seen.cpu_ns += weight_ns;
+        self.weighed_ns += weight_ns;
+        look(seen.cpu_ns)
+    }
+
+    /// The threads of the process that were sampled and have not ended.
+    pub(super) fn sampled_threads(&self) -> impl Iterator<Item = pid_t> {
+        self.threads.keys().copied()
     }
 }
 

@@ -1,5 +1,5 @@
 //! How many bytes of each stack the kernel copies: the smallest window that nearly all stacks fit
-//! into. Input: what walks needed; output: the next size, when it is time for another.
+//! into. It grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
 //!
 //! One size holds for all threads, since it is a property of the events, and changing it opens
 //! them anew. It grows when more than one stack in fifty ran out, and falls back, for as long as
@@ -11,7 +11,7 @@ use crate::sources::pushed::Needed;
 
 /// Stacks that a decision is made by.
 const STACKS: u32 = 256;
-/// A window shrinks when all of so many rounds fit into half of the smaller one.
+/// A window shrinks when all of so many rounds fit into the smaller one with room to spare.
 const ROUNDS_TO_SHRINK: u32 = 16;
 /// Rounds without a try after one in vain, doubled each time.
 const FIRST_PATIENCE: u32 = 16;
@@ -27,8 +27,9 @@ pub(super) struct Window {
     most: usize,
     /// Rounds in a row that would have fitted into less.
     roomy: u32,
-    /// How many ran out before it grew.
+    /// How many ran out before it grew, and which size it had.
     ran_out_before: Option<u32>,
+    grown_from: usize,
     patience: u32,
     next_patience: u32,
 }
@@ -43,6 +44,7 @@ impl Window {
             most: 0,
             roomy: 0,
             ran_out_before: None,
+            grown_from: 0,
             patience: 0,
             next_patience: FIRST_PATIENCE,
         }
@@ -72,7 +74,7 @@ impl Window {
             && self.ran_out * 2 > ran_out_before
         {
             // More was of no use to most of them.
-            self.size -= 1;
+            self.size = self.grown_from;
             self.patience = self.next_patience;
             self.next_patience = self.next_patience.saturating_mul(2);
             return;
@@ -82,13 +84,15 @@ impl Window {
             if self.patience > 0 {
                 self.patience -= 1;
             } else if self.size + 1 < WINDOWS_BYTES.len() {
-                self.size += 1;
+                self.grown_from = self.size;
+                self.size = WINDOWS_BYTES.len() - 1;
                 self.ran_out_before = Some(self.ran_out);
             }
             return;
         }
-        let fits_less =
-            self.size > 0 && self.ran_out == 0 && self.most * 2 < WINDOWS_BYTES[self.size - 1] as usize;
+        let fits_less = self.size > 0
+            && self.ran_out == 0
+            && self.most + self.most / 4 < WINDOWS_BYTES[self.size - 1] as usize;
         self.roomy = if fits_less { self.roomy + 1 } else { 0 };
         if self.roomy >= ROUNDS_TO_SHRINK {
             self.roomy = 0;

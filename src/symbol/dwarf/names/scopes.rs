@@ -10,7 +10,7 @@
 use gimli::{AttributeValue, DwLang, DwTag, UnitOffset, constants as c};
 use hashbrown::HashMap;
 
-use super::{At, Names, Texts};
+use super::{At, NameReader, Texts};
 use crate::symbol::dwarf::Budget;
 use crate::symbol::dwarf::unit::Unit;
 use crate::symbol::table::MAX_NAME_BYTES;
@@ -29,7 +29,11 @@ struct Scope {
 
 /// What stands before the names of entries, such as `outer::(anonymous namespace)::`. Those that
 /// are in nothing are left out.
-pub(super) fn of(names: &mut Names<'_, '_, '_>, wanted: &[At], texts: &Texts<'_>) -> HashMap<At, String> {
+pub(super) fn of(
+    names: &mut NameReader<'_, '_, '_>,
+    wanted: &[At],
+    texts: &Texts<'_>,
+) -> HashMap<At, String> {
     let mut by_unit = wanted.to_vec();
     by_unit.sort_unstable();
     by_unit.dedup();
@@ -135,7 +139,7 @@ fn is_type(tag: DwTag) -> bool {
 
 /// The names of entries around one, outermost first, each with what separates it from the next.
 fn text(
-    names: &mut Names<'_, '_, '_>,
+    names: &mut NameReader<'_, '_, '_>,
     unit: super::InUnit,
     scopes: &[Scope],
     separator: &str,

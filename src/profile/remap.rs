@@ -1,4 +1,4 @@
-//! Parts of a profile taken over into another: each once, and only what is asked for.
+//! Parts of a profile taken over into another: each once, and only what is asked for, or all.
 //!
 //! Input: a [`Saved`], and numbers of its frames and roots. Output: numbers in a
 //! [`SavedBuilder`], which gets the texts, functions and mappings that these need and no others:
@@ -8,8 +8,8 @@ use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 
-/// Where things of a profile are in the one that takes them over.
-pub(super) struct Taker<'o> {
+/// The numbers that parts of a profile have in the one that takes them over.
+pub(super) struct Remap<'o> {
     other: &'o Saved,
     texts: Vec<Option<TextId>>,
     mappings: Vec<Option<u32>>,
@@ -18,10 +18,19 @@ pub(super) struct Taker<'o> {
     roots: Vec<Option<u32>>,
 }
 
-impl<'o> Taker<'o> {
+/// The numbers of all frames and roots of a profile in the one that took them over.
+#[derive(Debug)]
+pub(super) struct Tables {
+    /// By frame there.
+    pub(super) frames: Vec<u32>,
+    /// By root there.
+    pub(super) roots: Vec<u32>,
+}
+
+impl<'o> Remap<'o> {
     /// Nothing is taken yet.
-    pub(super) fn new(other: &'o Saved) -> Taker<'o> {
-        Taker {
+    pub(super) fn new(other: &'o Saved) -> Remap<'o> {
+        Remap {
             other,
             texts: vec![None; other.texts().count()],
             mappings: vec![None; other.mappings().len()],
@@ -29,6 +38,24 @@ impl<'o> Taker<'o> {
             frames: vec![None; other.frames().len()],
             roots: vec![None; other.roots().len()],
         }
+    }
+
+    /// All tables in their order, also what no stack needs.
+    pub(super) fn all(mut self, into: &mut SavedBuilder) -> Result<Tables, Full> {
+        let other = self.other;
+        for text in 0..other.texts().count() as u32 {
+            self.text(into, TextId(text))?;
+        }
+        for mapping in 0..other.mappings().len() as u32 {
+            self.mapping(into, mapping)?;
+        }
+        for function in 0..other.functions().len() as u32 {
+            self.function(into, function)?;
+        }
+        let frames = (0..other.frames().len() as u32).map(|frame| self.frame(into, frame));
+        let frames = frames.collect::<Result<_, Full>>()?;
+        let roots = (0..other.roots().len() as u32).map(|root| self.root(into, root));
+        Ok(Tables { frames, roots: roots.collect::<Result<_, Full>>()? })
     }
 
     /// A frame.

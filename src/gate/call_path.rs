@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use super::measured::Measured;
 use super::nameless;
-use super::verdict::Place;
+use super::verdict::CallPath;
 use crate::diff::stacks::Stacks;
 use crate::profile::TextId;
 use crate::trie::NodeId;
 
 /// Mean CPU time at each node that any run has stacks at.
 #[derive(Clone, Debug)]
-pub struct Places<'a> {
+pub struct CallPaths<'a> {
     stacks: &'a Stacks,
     /// By node: mean of base and new, of the stacks that end there.
     own: BTreeMap<NodeId, (f64, f64)>,
@@ -22,10 +22,10 @@ pub struct Places<'a> {
     nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>>,
 }
 
-impl<'a> Places<'a> {
-    /// The places of these runs, in the unit of `measured`.
+impl<'a> CallPaths<'a> {
+    /// The call paths of these runs, in the unit of `measured`.
     #[must_use]
-    pub fn of(stacks: &'a Stacks, measured: &Measured) -> Places<'a> {
+    pub fn of(stacks: &'a Stacks, measured: &Measured) -> CallPaths<'a> {
         let mut own: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
         let mut nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>> = BTreeMap::new();
         let base_runs = measured.base_runs.max(1) as f64;
@@ -42,18 +42,18 @@ impl<'a> Places<'a> {
                 add(own.entry(node).or_default(), count);
             }
             for (node, function, count) in run.nameless() {
-                // Functions of one build are places of their own.
+                // Functions of one build have paths of their own.
                 if stacks.function(node) != Some(function) {
                     add(nameless.entry(node).or_default().entry(function).or_default(), count);
                 }
             }
         }
-        Places { stacks, own, nameless }
+        CallPaths { stacks, own, nameless }
     }
 
     /// The path to the function called `name` whose own time grew most; `None` if none did.
     #[must_use]
-    pub fn of_function(&self, name: &str) -> Option<Place> {
+    pub fn of_function(&self, name: &str) -> Option<CallPath> {
         let mut most: Option<(NodeId, f64, f64)> = None;
         let mut growth = 0.0;
         for (&node, &(base, new)) in &self.own {
@@ -66,12 +66,12 @@ impl<'a> Places<'a> {
             }
         }
         let (node, base, new) = most.filter(|(_, base, new)| new > base)?;
-        Some(self.place(node, base, new, growth))
+        Some(self.call_path(node, base, new, growth))
     }
 
     /// The deepest path that holds at least half of the whole growth.
     #[must_use]
-    pub fn of_total(&self) -> Option<Place> {
+    pub fn of_total(&self) -> Option<CallPath> {
         let mut inclusive = vec![(0.0, 0.0); self.stacks.node_count()];
         // Callers have lower numbers than callees.
         for id in (0..inclusive.len()).rev() {
@@ -102,16 +102,16 @@ impl<'a> Places<'a> {
             let gained = |(base, new): (f64, f64)| new - base;
             a.2.cmp(&b.2).then(gained(a.1).total_cmp(&gained(b.1)))
         });
-        deepest.map(|(node, (base, new), _)| self.place(node, base, new, growth))
+        deepest.map(|(node, (base, new), _)| self.call_path(node, base, new, growth))
     }
 
-    fn place(&self, node: NodeId, base: f64, new: f64, growth: f64) -> Place {
+    fn call_path(&self, node: NodeId, base: f64, new: f64, growth: f64) -> CallPath {
         let path = self.stacks.path(node).into_iter().map(str::to_owned).collect();
         let part = if growth > 0.0 { ((new - base) / growth).min(1.0) } else { 0.0 };
         let functions = self.nameless.get(&node).map_or_else(Vec::new, |functions| {
             nameless::grown(functions.iter().map(|(name, own)| (self.stacks.text(*name), *own)))
         });
-        Place { path, base, new, part, functions }
+        CallPath { path, base, new, part, functions }
     }
 }
 
@@ -130,13 +130,13 @@ mod tests {
         stacks.add("base", &saved(About::default(), "work", &base), None).expect("fits");
         stacks.add("new", &saved(About::default(), "work", &new), None).expect("fits");
         let measured = Measured::of(&stacks, 1, false).expect("alike");
-        let places = Places::of(&stacks, &measured);
-        let place = places.of_function("f").expect("it grew");
-        assert_eq!(place.path, ["work", "main", "b", "f"]);
-        assert_eq!((place.base, place.new, place.part), (50.0, 90.0, 0.8));
-        assert_eq!(places.of_function("c"), None);
-        assert_eq!(places.of_function("main"), None, "no stack ends there");
-        let total = places.of_total().expect("it grew");
+        let paths = CallPaths::of(&stacks, &measured);
+        let found = paths.of_function("f").expect("it grew");
+        assert_eq!(found.path, ["work", "main", "b", "f"]);
+        assert_eq!((found.base, found.new, found.part), (50.0, 90.0, 0.8));
+        assert_eq!(paths.of_function("c"), None);
+        assert_eq!(paths.of_function("main"), None, "no stack ends there");
+        let total = paths.of_total().expect("it grew");
         assert_eq!((total.path.last().map(String::as_str), total.part), (Some("f"), 0.8));
     }
 
@@ -151,11 +151,11 @@ mod tests {
                 .expect("fits");
         }
         let measured = Measured::of(&stacks, 1, false).expect("alike");
-        let places = Places::of(&stacks, &measured);
+        let paths = CallPaths::of(&stacks, &measured);
         let begun = crate::cpu_time::CpuTime::start();
-        let place = places.of_total().expect("it grew");
+        let found = paths.of_total().expect("it grew");
         let took = begun.used();
-        assert_eq!((place.path.len(), place.part), (DEEP + 1, 1.0));
+        assert_eq!((found.path.len(), found.part), (DEEP + 1, 1.0));
         // A step for each node is milliseconds, one for each pair of nodes a minute.
         assert!(took.as_secs() < 1, "{took:?}");
     }

@@ -1,0 +1,189 @@
+//! The kernel takes the samples (`--source perf`): nobody is stopped, time stays with the code that
+//! used it, whoever comes, goes or is replaced.
+//!
+//! Where the system refuses perf_event each test prints SKIP with what it said.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::sync::MutexGuard;
+
+use crate::support::{
+    Fixture, Recorded, Running, attach, fixture, launch, live, numbers, record, stackprof, tracer_of,
+    wait_for,
+};
+
+const HZ: f64 = 997.0;
+
+/// As [`live`], where the kernel samples for us; says why it does not.
+fn sampled() -> Option<MutexGuard<'static, ()>> {
+    let one = live()?;
+    let tried = stackprof().args(["-q", "--source", "perf", "-o", "-", "--", "true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
+    if said.contains("cannot sample by --source perf") {
+        println!("SKIP {}", said.trim());
+        return None;
+    }
+    Some(one)
+}
+
+fn attach_by_kernel(pid: u32, options: &[&str]) -> Running {
+    attach(pid, &[&["--source", "perf"], options].concat())
+}
+
+fn launch_by_kernel(options: &[&str], program: &Path, arguments: &[&str]) -> Recorded {
+    let recorded = launch(&[&["--source", "perf"], options].concat(), program, arguments);
+    recorded.check_success();
+    recorded
+}
+
+#[test]
+fn counts_are_cpu_seconds_times_the_rate_and_nobody_is_traced() {
+    for threads in ["1", "8"] {
+        let Some(_one) = sampled() else { return };
+        let mut target = Fixture::start("threads", [threads, "10", "2"]);
+        target.line("ready");
+        let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
+        target.go();
+        assert_eq!(tracer_of(target.pid()), 0, "it is traced");
+        let said = target.done();
+        let recorded = running.interrupt();
+        recorded.check_success();
+        let process = said.iter().find(|line| line.starts_with("process ")).map(|line| numbers(line));
+        let seconds = process.expect("it tells its CPU time")["cpu_ns"] as f64 / 1e9;
+        let counts = recorded.total() as f64 / HZ;
+        // What it used before `go` and while it told is in neither or in both.
+        recorded.check((counts / seconds - 1.0).abs() < 0.02, format!("{counts} s instead of {seconds}"));
+        recorded.check(recorded.figure("stops") == 0.0, "it was stopped");
+        let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+        recorded.check(complete > 0.98, format!("{complete} of the stacks are complete"));
+    }
+}
+
+/// Threads that wake each other: a stop finds them microseconds later than the timer does.
+#[test]
+fn shares_of_threads_that_wake_each_other_are_theirs_to_a_few_points() {
+    for busy in [0, 2] {
+        let Some(_one) = sampled() else { return };
+        let mut target = Fixture::start("wakes", ["20000", "3"]);
+        target.line("ready");
+        let _busy: Vec<_> = (0..busy).map(|_| crate::wakes::Busy::start()).collect();
+        let running = attach_by_kernel(target.pid(), &["--hz", "997", "--no-kernel"]);
+        target.go();
+        let said = target.done();
+        let recorded = running.interrupt();
+        recorded.check_success();
+        let truth = said.iter().find(|line| line.starts_with("work ")).map(|line| numbers(line));
+        let truth = truth.expect("the program tells its shares");
+        crate::wakes::check_shares_of(&recorded, &truth, 0.04);
+    }
+}
+
+#[test]
+fn frames_in_the_kernel_stand_below_the_call_that_led_there() {
+    let Some(_one) = sampled() else { return };
+    let dd = ["if=/dev/zero", "of=/dev/null", "bs=4M", "count=2000", "status=none"];
+    let recorded = launch_by_kernel(&[], Path::new("/bin/dd"), &dd);
+    let in_kernel = |frame: &String| frame.ends_with("_[k]");
+    let kernel = recorded.count(|stack| stack.frames.iter().any(in_kernel)) as f64 / recorded.total() as f64;
+    recorded.check(kernel > 0.5, format!("{kernel} of the time in the kernel"));
+    let order = |frames: &[String]| frames.iter().skip_while(|frame| !in_kernel(frame)).all(in_kernel);
+    recorded.check(recorded.stacks.iter().all(|stack| order(&stack.frames)), "user code below the kernel's");
+    let without = launch_by_kernel(&["--no-kernel"], Path::new("/bin/dd"), &dd);
+    without.check(without.count(|stack| stack.frames.iter().any(in_kernel)) == 0, "frames of the kernel");
+    without.check(without.total() > 20, "the time is not there");
+}
+
+#[test]
+fn a_program_that_replaces_itself_is_named_by_both() {
+    let Some(_one) = sampled() else { return };
+    let (one, two) = (crate::lifecycle::exec_fixture("one"), crate::lifecycle::exec_fixture("two"));
+    for thread in [&[][..], &["thread"]] {
+        let arguments = [&[two.to_str().unwrap()][..], thread].concat();
+        let recorded = launch_by_kernel(&["--no-kernel"], &one, &arguments);
+        crate::lifecycle::check_both_programs(&recorded);
+        recorded.check(recorded.stdout == "finished\n", "the second program did not finish");
+        recorded.check(recorded.stats["exit_status"] == 0, "not the second program's exit status");
+    }
+}
+
+#[test]
+fn a_program_of_a_few_milliseconds_has_its_names() {
+    let Some(_one) = sampled() else { return };
+    let mut counts = 0;
+    for _ in 0..10 {
+        let recorded = record(["--hz", "9973", "--source", "perf", "--", "ls", "/proc"]).wait();
+        // 4: it was over before a sample.
+        if recorded.status.code() == Some(4) {
+            continue;
+        }
+        recorded.check_success();
+        counts += recorded.total();
+        let unknown = recorded.count(|stack| stack.has("[unknown]"));
+        recorded.check(unknown * 10 <= recorded.total(), format!("{unknown} without a name"));
+    }
+    assert!(counts > 0, "ten runs without a sample");
+}
+
+#[test]
+fn the_end_of_a_command_is_told_and_signals_reach_it() {
+    let Some(_one) = sampled() else { return };
+    let recorded = launch_by_kernel(
+        &[],
+        Path::new("/bin/sh"),
+        &["-c", "i=0; while [ $i -lt 9999 ]; do i=$((i+1)); done; exit 7"],
+    );
+    recorded.check(recorded.stats["exit_status"] == 7, "not its status");
+    let script = "trap 'exit 5' TERM; echo ready; while :; do :; done";
+    let running = record(["--source", "perf", "--", "/bin/sh", "-c", script]);
+    wait_for("the events", || crate::support::has_events(running.pid()));
+    crate::support::wait_for_ticks("the command", running.pid());
+    crate::support::kill("TERM", running.pid());
+    let recorded = running.wait();
+    recorded.check_success();
+    recorded.check(recorded.stats["exit_status"] == 5, "the command did not get the signal");
+}
+
+#[test]
+fn a_command_that_cannot_be_run_is_told() {
+    let Some(_one) = sampled() else { return };
+    let recorded = record(["--source", "perf", "--", "/does/not/exist"]).wait();
+    recorded.check(recorded.status.code() == Some(1), "not an error");
+    let expected =
+        "stackprof: cannot run `/does/not/exist`: no such file or directory; check the name or give a path\n";
+    recorded.check(recorded.stderr == expected, "other words");
+}
+
+/// What everybody may: their own processes, in user mode, unless the system says otherwise.
+#[test]
+fn somebody_without_rights_samples_user_code_or_hears_why_not() {
+    let Some(_one) = sampled() else { return };
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        println!("SKIP only root can run a command as another user");
+        return;
+    }
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        println!("SKIP there is no setpriv");
+        return;
+    }
+    let dir = tempfile::TempDir::new().unwrap();
+    // The build directory may be closed to others.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (program, shares) = (dir.path().join("stackprof"), dir.path().join("shares"));
+    fs::copy(env!("CARGO_BIN_EXE_stackprof"), &program).unwrap();
+    fs::copy(fixture("shares"), &shares).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+    let words = ["--source", "auto", "--hz", "997", "--", shares.to_str().unwrap(), "1", "20"];
+    let recorded = crate::support::record_by(command, words).wait();
+    recorded.check_success();
+    let why = recorded.stats["backend_why"].as_str().unwrap_or_default().to_owned();
+    match recorded.stats["backend"].as_str() {
+        Some("perf_event") => recorded.check(why.contains("for each thread"), "more than it may"),
+        _ => recorded.check(why.starts_with("perf_event refused"), "no reason"),
+    }
+    let accounted = (recorded.total() + recorded.lost()) as f64 / HZ;
+    let used = recorded.figure("target_cpu_s");
+    recorded.check((accounted / used - 1.0).abs() < 0.1, format!("{accounted} s of {used}"));
+}
