@@ -51,6 +51,11 @@ impl ImageUpkeep {
         now_ns.saturating_sub(self.read_ns) >= self.wait_ns
     }
 
+    /// Whether the process has said that they changed since they were read.
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed
+    }
+
     /// Whether it is time to read them: they have changed, or may have. `wanted` says that
     /// stacks wait for it.
     pub(super) fn is_due(&self, now_ns: u64, wanted: bool) -> bool {

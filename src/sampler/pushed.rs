@@ -94,6 +94,7 @@ pub fn record(
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
+    driver.recorder.read_wanted_images(source);
     driver.walk_postponed(source, Due::All);
     if live.shall_stop() && driver.recorder.stats.exit_status.is_none() {
         let until_ns = clock.now_ns().saturating_add(options.linger_ns);
@@ -147,6 +148,7 @@ impl PushedDriver<'_> {
                 self.recorder.lose(reason, counts.unwrap_or(0));
             }
             What::Ended(cpu_ns, reason) => {
+                self.recorder.read_wanted_images(process);
                 self.walk_postponed(process, Due::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
             }

@@ -350,6 +350,14 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    /// Reads images that are known to have changed, whatever that costs: samples wait for them
+    /// that cannot wait longer.
+    pub(super) fn read_wanted_images(&mut self, process: &mut dyn Observed) {
+        if !self.postponed.is_empty() && self.upkeep.has_changed() {
+            self.read_images(process);
+        }
+    }
+
     /// The process says that its images have changed. Samples of before are walked first.
     pub fn images_changed(&mut self, process: &mut dyn Observed) {
         self.upkeep.note_change();

@@ -187,3 +187,16 @@ fn somebody_without_rights_samples_user_code_or_hears_why_not() {
     let used = recorded.figure("target_cpu_s");
     recorded.check((accounted / used - 1.0).abs() < 0.1, format!("{accounted} s of {used}"));
 }
+
+/// Work that keeps step with the rate: were the distance between samples always the same, they
+/// would all show one of its phases.
+#[test]
+fn work_in_step_with_the_rate_is_seen_in_all_of_its_phases() {
+    let Some(_one) = sampled() else { return };
+    let recorded = launch_by_kernel(&["--no-kernel"], &fixture("step"), &["997", "4"]);
+    let first = recorded.count(|stack| stack.has("first_30")) as f64;
+    let then = recorded.count(|stack| stack.has("then_70")) as f64;
+    let share = first / (first + then);
+    println!("{share:.3} in the first 30 % of each period");
+    recorded.check((share - 0.3).abs() < 0.06, format!("{share} instead of 0.3"));
+}

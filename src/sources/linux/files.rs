@@ -47,6 +47,11 @@ impl TargetFiles {
         }
     }
 
+    /// Whether its root could be opened.
+    pub(super) fn has_root(&self) -> bool {
+        self.root.is_some()
+    }
+
     /// The file at a path, if it is the one with this device and inode.
     pub(super) fn open_same(&self, path: &str, identity: (u64, u64)) -> Option<ImageBytes> {
         let file = self.open_file(path).ok()?;

@@ -48,8 +48,11 @@ pub(super) struct How {
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
 pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, 60 << 10];
 
-/// Bytes of a ring: at these rates a quarter of it is some tens of milliseconds.
-const RING_BYTES: usize = 4 << 20;
+/// Bytes of all rings together, and of one at most and at least: a quarter of one is some tens of
+/// milliseconds.
+const RINGS_BYTES: usize = 32 << 20;
+const RING_BYTES_MAX: usize = 4 << 20;
+const RING_BYTES_MIN: usize = 512 << 10;
 /// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
 const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
 /// More events than this are not opened for the threads of one process.
@@ -133,8 +136,11 @@ impl Events {
         // Where the kernel takes no program, the samples of others are read and thrown away.
         let program =
             pid_namespace().and_then(|namespace| sys::load_program(&filter::of_process(pid, namespace)).ok());
-        for cpu in online_cpus()? {
-            let event = match sys::open(&attributes(how, RING_BYTES), -1, cpu) {
+        let cpus = online_cpus()?;
+        let ring_bytes = (RINGS_BYTES / cpus.len()).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+        let ring_bytes = 1 << ring_bytes.ilog2();
+        for cpu in cpus {
+            let event = match sys::open(&attributes(how, ring_bytes), -1, cpu) {
                 Ok(event) => event,
                 // It was taken offline in between.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
@@ -144,7 +150,7 @@ impl Events {
                 // Refused for one, it is refused for all.
                 let _ = sys::set_filter(&event, program);
             }
-            events.rings.push((Ring::map(&event, RING_BYTES)?, event));
+            events.rings.push((Ring::map(&event, ring_bytes)?, event));
         }
         Ok(events)
     }
@@ -195,6 +201,23 @@ impl Events {
     /// What the kernel refused it with.
     pub(super) fn enable(&self) -> io::Result<()> {
         self.all().try_for_each(sys::enable)
+    }
+
+    /// Lets the events of CPUs tick at another rate, a quarter more or less than was asked for, so
+    /// that work in step with the rate is seen in all of its phases. `random` is any number.
+    ///
+    /// Each change begins a period anew, which costs half of one; the mean makes up for that.
+    pub(super) fn vary(&self, random: u64) {
+        if self.how.scope != Scope::Cpus {
+            return;
+        }
+        const PER_MILLE: u64 = 760;
+        let per_mille = PER_MILLE + random % 500;
+        let period_ns = SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille);
+        for (_, event) in &self.rings {
+            // It ticks on as before where that fails.
+            let _ = sys::set_period(event, period_ns.max(10_000));
+        }
     }
 
     /// Samples no more; what was sampled can still be read.

@@ -15,6 +15,7 @@ use super::{record, sys};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
 use crate::clock::{Clock, RealClock};
+use crate::rng::Rng;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::Maps;
 use crate::sources::linux::{proc, sys as linux_sys};
@@ -55,6 +56,8 @@ pub(crate) struct PerfSource {
     weighed_cpu_ns: u64,
     disabled: bool,
     over: bool,
+    /// Where the rate varies.
+    random: Rng,
     scratch: Vec<u8>,
     readable: Vec<bool>,
 }
@@ -89,6 +92,7 @@ impl PerfSource {
             weighed_cpu_ns: 0,
             disabled: false,
             over: false,
+            random: Rng::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
             readable: Vec::new(),
         }
@@ -105,7 +109,11 @@ impl PerfSource {
     /// The launched command runs, as `process`. What was used before is not its own.
     pub(super) fn set_spawned(&mut self, process: Process) {
         self.process = process;
-        self.files = Arc::new(TargetFiles::of(self.pid));
+        let files = TargetFiles::of(self.pid);
+        // One that has ended already has no root any more; what it forked from had the same.
+        if files.has_root() {
+            self.files = Arc::new(files);
+        }
     }
 
     /// Waits until records are to be read, the process has ended, or it is time.
@@ -150,6 +158,9 @@ impl PerfSource {
             self.weighed_cpu_ns = self.cpu_ns.unwrap_or(0);
         }
         self.told.finish_batch(used_ns, into);
+        if !self.disabled {
+            self.events.vary(self.random.next());
+        }
         if self.over
             && !self.events.how.kernel
             && let Some(used_ns) = self.target_cpu_ns()

@@ -46,6 +46,13 @@ pub(super) fn disable(event: &OwnedFd) -> io::Result<()> {
     done(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })
 }
 
+/// Lets an event tick at another distance from now on, nanoseconds.
+pub(super) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
+    // SAFETY: an ioctl on a live descriptor that reads one u64 at the address that it is given, which is
+    // live (kernel/events/core.c, `_perf_ioctl`).
+    done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
+}
+
 /// Lets an event write into the ring of another one of the same CPU.
 pub(super) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.
