@@ -31,9 +31,6 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Option<Walked> {
-        if let Some(walked) = self.by_ordinary_records(registers, input, out) {
-            return Some(walked);
-        }
         let mut frame = Frame::new(registers, input.code_mask);
         out.clear();
         out.push(frame.address, Method::Context);
@@ -69,7 +66,7 @@ impl Unwinder {
 
     /// The same where all rules on the way, those of the start code too, are ordinary: other
     /// registers than rsp and rbp need not be carried. `None` decides nothing.
-    fn by_ordinary_records(
+    pub(super) fn by_ordinary_records(
         &mut self,
         registers: &X86_64,
         input: &Input<'_>,

@@ -73,6 +73,22 @@ impl Unwinder {
         if how != How::FramePointer {
             return self.walk(how, registers, input, out);
         }
+        if let Some(complete) = self.by_ordinary_records(registers, input, out) {
+            return complete;
+        }
+        self.by_other_records(registers, input, facts, out)
+    }
+
+    /// Walks by frame pointers where not all rules on the way are ordinary. By itself, as `walk_on` is,
+    /// so that the loop that needs neither keeps its frame in machine registers.
+    #[inline(never)]
+    fn by_other_records(
+        &mut self,
+        registers: &X86_64,
+        input: &Input<'_>,
+        facts: &mut Facts,
+        out: &mut Frames,
+    ) -> Walked {
         if let Some(complete) = self.by_kept_records(registers, input, out) {
             return complete;
         }

@@ -31,6 +31,7 @@ pub(super) struct Id {
 
 /// A record, borrowed from the ring.
 #[derive(Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // one at a time, on the stack
 pub(super) enum PerfRecord<'a> {
     /// PERF_RECORD_SAMPLE.
     Sample(Sample<'a>),
@@ -193,7 +194,7 @@ fn kernel_part(chain: &[u8]) -> &[u8] {
     let mut marks = marks.skip_while(|at| word(*at) != PERF_CONTEXT_KERNEL).map(|at| at + 8);
     let Some(first) = marks.next() else { return &[] };
     let end = marks.next().map_or(chain.len(), |end| end - 8);
-    debug_assert!(PERF_CONTEXT_USER >= CONTEXT_MAX);
+    const { assert!(PERF_CONTEXT_USER >= CONTEXT_MAX) };
     chain.get(first..end).unwrap_or_default()
 }
 

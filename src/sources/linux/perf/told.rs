@@ -65,6 +65,7 @@ pub(super) struct Told {
     throttled_since_ns: Option<u64>,
     /// What all samples so far weigh.
     weighed_ns: u64,
+    #[allow(clippy::vec_box)] // they come and go in their boxes
     spare: Vec<Box<Capture>>,
 }
 
