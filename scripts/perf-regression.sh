@@ -87,7 +87,7 @@ record() {
     shift 2
     file=$store/$side/$(printf %03d "$number").pb.gz
     printf 'perf-regression: %s %s of %s\n' "$side" "$number" "$runs" >&2
-    if ! "$stackprof" -q --hz "$hz" -o "$file" --stats "$store/stats.json" -- "$@" >>"$log" 2>&1 </dev/null; then
+    if ! "$stackprof" -q --no-kernel --hz "$hz" -o "$file" --stats "$store/stats.json" -- "$@" >>"$log" 2>&1 </dev/null; then
         echo "perf-regression: recording \`$*\` failed:" >&2
         tail -n 3 "$log" >&2
         exit 1

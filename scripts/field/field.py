@@ -85,10 +85,11 @@ def measure_completeness(options, place, row):
     seconds = options.seconds or (2 if options.short else 4)
     begin(place)
     pid = place.busiest()[0]
-    parts = [recordings.by_stackprof(options.stackprof, pid, seconds, place.dir)]
+    source = ["--source", place.program.source]
+    parts = [recordings.by_stackprof(options.stackprof, pid, seconds, place.dir, more=source)]
     while options.short and sum(part.taken for part in parts) < SAMPLES_MIN and len(parts) < 8:
         # Beside other work the program gets few of the CPU's seconds, and so few samples.
-        parts.append(recordings.by_stackprof(options.stackprof, pid, seconds, place.dir))
+        parts.append(recordings.by_stackprof(options.stackprof, pid, seconds, place.dir, more=source))
     ours = shares.merged(parts)
     row["completeness"] = {"stackprof": percent(ours), "samples": ours.whole, "taken": sum(part.taken for part in parts),
                            "incomplete": parts[0].stats.get("stacks_incomplete", {})}

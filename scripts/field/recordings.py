@@ -22,14 +22,17 @@ class Recording:
     @property
     def taken(self):
         """How many stacks stand for the counts: fewer where the rate gave way to --max-stop."""
+        if self.stats.get("backend") == "perf_event":
+            return min(self.whole, self.stats.get("samples_pushed", 0))
         stops = [self.stats.get(key, 0) for key in ("stops", "stops_let_go", "stops_not_on_cpu")]
         return min(self.whole, stops[0] - stops[1] - stops[2])
 
 
 def by_stackprof(stackprof, pid, seconds, folder, hz=997, more=()):
-    """Complete is what stackprof calls complete."""
+    """Complete is what stackprof calls complete. What happens in the kernel counts where it was called."""
     out, stats = f"{folder}/sp.pb.gz", f"{folder}/sp.json"
-    argv = [stackprof, "-q", "-F", str(hz), "-d", str(seconds), "-o", out, "--stats", stats, "--pid", str(pid), *more]
+    argv = [stackprof, "-q", "--no-kernel", "-F", str(hz), "-d", str(seconds), "-o", out, "--stats", stats,
+            "--pid", str(pid), *more]
     for _ in range(5):
         code, _, err = run(argv, seconds + 60)
         # Nothing was sampled: on a busy machine a program may get no CPU for that long.

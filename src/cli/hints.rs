@@ -11,7 +11,7 @@ use super::text::percent;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::symbol::runtime::Makers;
-use crate::symbol::{Names, sections};
+use crate::symbol::{Names, kernel, sections};
 use crate::trie::FrameId;
 use crate::walk::{Ended, How};
 
@@ -49,6 +49,8 @@ const ADVICE: [Advice; 7] = [
     Advice { runtime: "qemu", stacks: None, names: Some("start qemu with -perfmap") },
 ];
 
+/// The reason for which the source of the kernel's samples loses time that it may not see.
+const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 /// A hint is worth its line from this part of the samples on.
 const WORTH_PERCENT: u64 = 10;
 
@@ -75,6 +77,20 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
             "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
         );
     }
+    let in_kernel = stats.samples_lost.get(IN_KERNEL).copied().unwrap_or(0);
+    if is_worth(in_kernel, stats.samples + in_kernel) {
+        hints.push(format!(
+            "{} of the CPU time was used in the kernel and is not in the profile: sudo, or --source ptrace, which \
+             counts it for the functions that call the kernel",
+            percent(in_kernel, stats.samples + in_kernel)
+        ));
+    }
+    if hides_names(profile, names) {
+        hints.push(
+            "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
+                .to_owned(),
+        );
+    }
     if launched && stats.exit_status.is_none() {
         hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
     }
@@ -86,6 +102,16 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
         }
     }
     hints
+}
+
+/// Whether the system does not show the names of its kernel's functions.
+fn hides_names(profile: &Profile, names: &Names) -> bool {
+    let mut frames = profile.trie.frames().enumerate();
+    frames.any(|(index, frame)| {
+        let in_kernel = matches!(frame, Frame::Code { address, .. } if address.at().is_kernel());
+        let named = |name: &Arc<str>| **name != *kernel::UNNAMED;
+        in_kernel && !names.get(FrameId(index as u32)).iter().any(named)
+    })
 }
 
 /// What a stack ends at, or goes through, that keeps it from being complete.

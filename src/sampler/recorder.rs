@@ -12,6 +12,7 @@ use super::image_upkeep::ImageUpkeep;
 use super::postponed::Postponed;
 use super::thread::{Account, unknown_look};
 use crate::addr::{Avma, LookupAvma};
+use crate::arch::{RED_ZONE_BYTES, Registers};
 use crate::clock::Clock;
 use crate::images::{ImageCode, Images, Made, TargetCode};
 use crate::recording::{Frame, Profile, Root, Stats, Thread};
@@ -66,6 +67,21 @@ pub struct Recorder<'a> {
     /// Captured before the images were read again, and waiting for that.
     pub(super) postponed: Vec<Postponed>,
     unwinder: Unwinder,
+}
+
+/// A capture with what is below the stack pointer now, if that was not copied: code may keep words
+/// there that the rows of its unwind information refer to.
+fn with_what_is_below(process: &mut dyn Observed, capture: &Capture) -> Option<Capture> {
+    let sp = capture.registers.sp();
+    let lacks = matches!(capture.registers, Registers::X86_64(_)) && capture.stack_base == sp;
+    let base = sp.0.checked_sub(RED_ZONE_BYTES).filter(|_| lacks)?;
+    let mut stack = vec![0; RED_ZONE_BYTES as usize];
+    let read = process.read_memory(Avma(base), &mut stack).ok()?;
+    if read < stack.len() {
+        return None;
+    }
+    stack.extend_from_slice(&capture.stack);
+    Some(Capture { stack, stack_base: Avma(base), ..capture.clone() })
 }
 
 impl<'a> Recorder<'a> {
@@ -264,6 +280,15 @@ impl<'a> Recorder<'a> {
             self.retry_images(process);
         }
         let (ended, needed) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+        if ended == Ended::BadFrame
+            && frames.addresses.len() == 1
+            && let Some(fuller) = with_what_is_below(process, capture)
+        {
+            self.unwinder.doubt_below(true);
+            let walked = self.walk_with_known_images(process, id, &fuller, window_max_bytes, frames);
+            self.unwinder.doubt_below(false);
+            return walked;
+        }
         // A torn chain, or a library that was loaded since?
         if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && self.retry_images(process)

@@ -247,6 +247,12 @@ impl Unwinder {
         self.aarch64.forget(is_gone);
         self.facts.forget(is_gone);
     }
+
+    /// Says whether the bytes below the stack pointer were read later than the others. What a row
+    /// finds by them on x86_64 is a caller only if something else leads to the same one.
+    pub fn doubt_below(&mut self, later: bool) {
+        self.x86_64.doubt_below(later);
+    }
 }
 
 /// Walks as `how` says. Clears `out`, then pushes each frame, leaf first.

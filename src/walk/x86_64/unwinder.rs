@@ -34,6 +34,8 @@ use crate::walk::{Ended, Input, Walked, body};
 pub(in crate::walk) struct Unwinder {
     pub(super) cache: Cache,
     leaves: Leaves,
+    /// What is below the stack pointer was not copied with the rest of the stack.
+    below_is_later: bool,
 }
 
 /// A row of ordinary steps.
@@ -59,6 +61,11 @@ impl Unwinder {
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
         self.leaves.forget(is_gone);
+    }
+
+    /// See [`walk::Unwinder::doubt_below`](crate::walk::Unwinder::doubt_below).
+    pub(in crate::walk) fn doubt_below(&mut self, later: bool) {
+        self.below_is_later = later;
     }
 
     /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
@@ -242,8 +249,8 @@ impl Unwinder {
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
                 (Method::FramePointer, _) => confirm::is_record_of_v8(frame, input),
-                (_, Proof::Certain) => true,
-                (_, Proof::Wanted) => confirm::is_caller(frame, &next, &mut self.cache, input),
+                (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
+                _ => confirm::is_caller(frame, &next, &mut self.cache, input),
             };
             if !is_proved {
                 doubts.note_unproved();
@@ -252,6 +259,11 @@ impl Unwinder {
             out.push(frame.address, method);
             run = self.run_from(frame, input, out);
         }
+    }
+
+    /// Whether a row of a leaf may have read what was below the stack pointer at another moment.
+    fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
+        self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == Kind::Unusual
     }
 
     /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for

@@ -165,7 +165,7 @@ impl PerfSource {
             && !self.events.how.kernel
             && let Some(used_ns) = self.target_cpu_ns()
         {
-            self.told.tell_unseen(used_ns, into);
+            self.told.tell_unseen(used_ns, self.clock.now_ns(), into);
         }
         told_ns.saturating_sub(SETTLED_NS)
     }

@@ -17,6 +17,8 @@ use crate::addr::{Avma, CodeAddress};
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Activity, Capture, Look, ThreadId};
 
+/// Why time is lost that was used in the kernel where only user mode may be sampled.
+const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 /// Buffers that are kept for samples to come.
 const SPARE_MAX: usize = 1024;
 
@@ -163,7 +165,8 @@ impl Told {
             });
             capture.kernel.extend(frames.map(CodeAddress::lookup));
         }
-        capture.only_kernel = sample.registers.is_none();
+        // In the middle of an exec there are registers, but no program yet.
+        capture.only_kernel = sample.registers.is_none_or(|registers| registers.pc() == Avma(0));
         capture.registers = sample.registers.unwrap_or_default();
         capture.stack_base = capture.registers.sp();
         (capture.pause_ns, capture.stood_ns, capture.stack_limit) = (0, 0, None);
@@ -229,12 +232,10 @@ impl Told {
 
     /// At the end of a recording that saw user mode only: what of `used_ns` no sample stands for
     /// was used in the kernel.
-    pub(super) fn tell_unseen(&self, used_ns: u64, into: &mut Vec<Record>) {
+    pub(super) fn tell_unseen(&self, used_ns: u64, at_ns: u64, into: &mut Vec<Record>) {
         let samples = used_ns.saturating_sub(self.weighed_ns) / self.period_ns;
-        if let Some(last) = into.last() {
-            let what = What::Dropped(samples, "in the kernel, which may not be sampled");
-            into.push(Record { at_ns: last.at_ns, thread: ThreadId(0), what });
-        }
+        let what = What::Dropped(samples, IN_KERNEL);
+        into.push(Record { at_ns, thread: ThreadId(0), what });
     }
 
     /// What a thread has used with a sample of this weight. One that is new is told first.

@@ -1,5 +1,6 @@
 //! How many bytes of each stack the kernel copies: the smallest window that nearly all stacks fit
-//! into. It grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
+//! into. It begins with the largest, so that the first samples are whole, goes down to what they
+//! needed, grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
 //!
 //! One size holds for all threads, since it is a property of the events, and changing it opens
 //! them anew. It grows when more than one stack in fifty ran out, and falls back, for as long as
@@ -9,6 +10,8 @@
 use super::events::WINDOWS_BYTES;
 use crate::sources::pushed::Needed;
 
+/// The size for stacks that no window holds.
+const USUAL: usize = 1;
 /// Stacks that a decision is made by.
 const STACKS: u32 = 256;
 /// A window shrinks when all of so many rounds fit into the smaller one with room to spare.
@@ -21,6 +24,8 @@ const FIRST_PATIENCE: u32 = 16;
 pub(super) struct Window {
     /// Index into [`WINDOWS_BYTES`].
     size: usize,
+    /// No round has ended yet.
+    fresh: bool,
     stacks: u32,
     ran_out: u32,
     /// The most that a stack of this round needed.
@@ -35,10 +40,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The second smallest: most stacks of most programs fit into it.
+    /// The largest, until the first round has shown what is needed.
     pub(super) fn new() -> Window {
         Window {
-            size: 1,
+            size: WINDOWS_BYTES.len() - 1,
+            fresh: true,
             stacks: 0,
             ran_out: 0,
             most: 0,
@@ -70,6 +76,16 @@ impl Window {
     }
 
     fn decide(&mut self) {
+        if std::mem::take(&mut self.fresh) {
+            let fits = |bytes: &u32| self.most + self.most / 4 < *bytes as usize;
+            self.size = match WINDOWS_BYTES.iter().position(fits) {
+                Some(size) if self.ran_out == 0 => size,
+                // Most lead out of any window.
+                _ if self.ran_out * 2 > STACKS => USUAL,
+                _ => self.size,
+            };
+            return;
+        }
         if let Some(ran_out_before) = self.ran_out_before.take()
             && self.ran_out * 2 > ran_out_before
         {
