@@ -70,7 +70,7 @@ fn row(text: &str, gates: usize, rng: &mut Rng, base: &[Saved], new: Option<&[Sa
         let report = one_gate(rng, base, new, RUNS);
         let first = report.functions.first().filter(|row| row.name == SLOWED);
         rates.failed += usize::from(failed(&report));
-        rates.named += usize::from(failed(&report) && first.is_some_and(|row| row.state == State::Grown));
+        rates.named += usize::from(failed(&report) && first.is_some_and(|row| row.state == State::Slower));
         moved += usize::from(first.is_some_and(|row| row.state == State::Moved));
         rates.total += usize::from(report.total_grown);
     }

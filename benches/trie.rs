@@ -17,11 +17,12 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
+use stackprof::addr::LookupAvma;
 use stackprof::recording::{Frame, Root};
 use stackprof::trie::Trie;
 
 /// The map as one would write it: hashbrown with foldhash, its default.
-type Map = hashbrown::HashMap<Vec<u64>, u64>;
+type Map = hashbrown::HashMap<Vec<LookupAvma>, u64>;
 
 const BEGIN: Root = Root { thread: 0, complete: true, fiber: false, waiting: false };
 const DEPTH: usize = 50;
@@ -66,7 +67,7 @@ impl Random {
 
 /// The distinct stacks, leaf first, one after the other.
 struct Stacks {
-    addresses: Vec<u64>,
+    addresses: Vec<LookupAvma>,
     /// Mean share of the root side that a stack has from its predecessor.
     shared: f64,
 }
@@ -75,9 +76,9 @@ impl Stacks {
     /// A chain, as a thread that calls and returns leaves it: each stack is the one before
     /// with its innermost 1, 2, … frames replaced, 10 on average (a geometric distribution).
     fn chain(random: &mut Random) -> Stacks {
-        let sites: Vec<u64> =
-            (0..CALL_SITES).map(|_| 0x5581_2c40_0000 + random.below(4 << 20) as u64).collect();
-        let mut stack = [0; DEPTH];
+        let sites: Vec<LookupAvma> =
+            (0..CALL_SITES).map(|_| LookupAvma(0x5581_2c40_0000 + random.below(4 << 20) as u64)).collect();
+        let mut stack = [LookupAvma(0); DEPTH];
         let mut addresses = Vec::with_capacity(DISTINCT * DEPTH);
         let mut seen = HashSet::new();
         let mut replaced = DEPTH;
@@ -98,7 +99,7 @@ impl Stacks {
         Stacks { addresses, shared: 1.0 - replaced_sum as f64 / (DISTINCT * DEPTH) as f64 }
     }
 
-    fn get(&self, index: u32) -> &[u64] {
+    fn get(&self, index: u32) -> &[LookupAvma] {
         // A sampler's stacks have any depth: a constant one would be unrolled into the callers.
         let depth = black_box(DEPTH);
         &self.addresses[index as usize * DEPTH..][..depth]

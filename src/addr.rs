@@ -23,6 +23,27 @@ impl Avma {
     }
 }
 
+/// An address of the target that code is looked up at: inside the instruction that executes or calls,
+/// so a return address minus one. Made by [`CodeAddress::lookup`].
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LookupAvma(pub u64);
+
+impl LookupAvma {
+    /// The same as an address like any other.
+    #[must_use]
+    #[inline(always)]
+    pub fn at(self) -> Avma {
+        Avma(self.0)
+    }
+}
+
+impl From<LookupAvma> for u64 {
+    #[inline(always)]
+    fn from(address: LookupAvma) -> u64 {
+        address.0
+    }
+}
+
 /// Where a code address in a stack came from, which decides how it is looked up.
 ///
 /// A return address names the instruction *after* the call. When the call was the
@@ -37,12 +58,28 @@ pub enum CodeAddress {
 }
 
 impl CodeAddress {
+    /// The address itself.
+    #[must_use]
+    #[inline(always)]
+    pub fn at(self) -> Avma {
+        let (CodeAddress::Pc(at) | CodeAddress::Return(at)) = self;
+        at
+    }
+
+    /// Whether a call left it.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_return(self) -> bool {
+        matches!(self, CodeAddress::Return(_))
+    }
+
     /// The address to look up: inside the instruction that is executing or calling.
     #[must_use]
-    pub fn lookup(self) -> Avma {
+    #[inline]
+    pub fn lookup(self) -> LookupAvma {
         match self {
-            CodeAddress::Pc(avma) => avma,
-            CodeAddress::Return(avma) => Avma(avma.0.wrapping_sub(1)),
+            CodeAddress::Pc(avma) => LookupAvma(avma.0),
+            CodeAddress::Return(avma) => LookupAvma(avma.0.wrapping_sub(1)),
         }
     }
 }
@@ -83,6 +120,7 @@ macro_rules! address {
 }
 address!(Avma);
 address!(Svma);
+address!(LookupAvma);
 
 /// Number of bytes in a range of addresses; 0 for a reversed one.
 #[must_use]
@@ -96,13 +134,13 @@ mod tests {
 
     #[test]
     fn a_return_address_is_looked_up_inside_its_call() {
-        assert_eq!(CodeAddress::Return(Avma(0x1005)).lookup(), Avma(0x1004));
-        assert_eq!(CodeAddress::Pc(Avma(0x1005)).lookup(), Avma(0x1005));
+        assert_eq!(CodeAddress::Return(Avma(0x1005)).lookup(), LookupAvma(0x1004));
+        assert_eq!(CodeAddress::Pc(Avma(0x1005)).lookup(), LookupAvma(0x1005));
     }
 
     #[test]
     fn hostile_ends_do_not_overflow() {
-        assert_eq!(CodeAddress::Return(Avma(0)).lookup(), Avma(u64::MAX));
+        assert_eq!(CodeAddress::Return(Avma(0)).lookup(), LookupAvma(u64::MAX));
         assert_eq!(Avma(u64::MAX).checked_add(1), None);
         assert_eq!(len(&(Avma(5)..Avma(3))), 0);
     }

@@ -27,7 +27,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("walk", &["addr", "arch", "binary::frame_rule"]),
     ("images", &["addr", "binary", "walk::Code"]),
     // The names of the ways to find a frame, which are counted.
-    ("recording", &["images", "sources::ExitStatus", "sources::Process", "trie", "walk::Method"]),
+    ("recording", &["addr", "images", "sources::ExitStatus", "sources::Process", "trie", "walk::Method"]),
     // Debug files are opened through `Files`, as the target sees them.
     (
         "symbol",

@@ -3,6 +3,7 @@
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Unwinder as _};
 use object::{Object, ObjectSection};
+use stackprof::addr::LookupAvma;
 use stackprof::arch::{Registers, X86_64};
 
 use crate::stacks::{Module, Program, Stack};
@@ -11,8 +12,8 @@ use crate::stacks::{Module, Program, Stack};
 pub(super) struct Framehop {
     unwinder: UnwinderX86_64<Vec<u8>>,
     cache: CacheX86_64,
-    /// What the last walk found: look-up addresses, leaf first.
-    pub addresses: Vec<u64>,
+    /// What the last walk found, leaf first.
+    pub addresses: Vec<LookupAvma>,
 }
 
 impl Framehop {
@@ -40,7 +41,7 @@ impl Framehop {
         self.addresses.clear();
         let mut frames = self.unwinder.iter_frames(registers.rip, regs, &mut self.cache, &mut read);
         while let Ok(Some(frame)) = frames.next() {
-            self.addresses.push(frame.address_for_lookup());
+            self.addresses.push(LookupAvma(frame.address_for_lookup()));
         }
     }
 }

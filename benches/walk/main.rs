@@ -35,6 +35,7 @@ mod linux {
     use std::hint::black_box;
     use std::time::Instant;
 
+    use stackprof::addr::LookupAvma;
     use stackprof::images::ImageCode;
     use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
 
@@ -124,7 +125,7 @@ mod linux {
             black_box(if walked.ended == Ended::Root { self.frames.addresses.len() } else { 0 })
         }
 
-        fn addresses(&self) -> &[u64] {
+        fn addresses(&self) -> &[LookupAvma] {
             match self.walker {
                 Walker::Framehop => &self.framehop.addresses,
                 _ => &self.frames.addresses,
@@ -190,7 +191,7 @@ mod linux {
     /// A set in words, and how many frames it has.
     pub(super) fn describe(program: &Program, set: &Set) -> (String, usize) {
         let mut state = State::new(Walker::Auto, program);
-        let mut addresses = BTreeSet::<u64>::new();
+        let mut addresses = BTreeSet::<LookupAvma>::new();
         let mut frames = 0;
         for stack in &set.stacks {
             frames += state.walk(stack);

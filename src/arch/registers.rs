@@ -1,5 +1,6 @@
 //! The registers of a stopped thread, per architecture: a leaf that target and walk share.
 
+use super::Arch;
 use crate::addr::Avma;
 
 /// Bytes below the stack pointer that code may keep words in and nothing but itself overwrites:
@@ -60,6 +61,15 @@ impl Default for Registers {
 }
 
 impl Registers {
+    /// The processor that they are of.
+    #[must_use]
+    pub fn arch(&self) -> Arch {
+        match self {
+            Registers::X86_64(_) => Arch::X86_64,
+            Registers::Aarch64(_) => Arch::Aarch64,
+        }
+    }
+
     /// The program counter.
     #[must_use]
     pub fn pc(&self) -> Avma {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
 use super::text::visible;
 use super::{messages, naming, system};
+use crate::addr::LookupAvma;
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
@@ -17,7 +18,7 @@ use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
 use crate::walk::Ended;
-use crate::walk::fp::MAX_STACK_BYTES;
+use crate::walk::MAX_STACK_BYTES;
 
 /// Prints what `dump` asks for.
 ///
@@ -175,7 +176,7 @@ fn end_text(ended: Ended, max_depth: usize) -> String {
 
 fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) -> String {
     // One frame id per distinct address, as in a recording.
-    let mut addresses: Vec<u64> =
+    let mut addresses: Vec<LookupAvma> =
         snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
     addresses.sort_unstable();
     addresses.dedup();
@@ -184,7 +185,7 @@ fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) 
     let frames =
         frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
     let names = symbol::symbolicate(frames, &snapshot.images, options);
-    let name_of = |address: &u64| -> Vec<Arc<str>> {
+    let name_of = |address: &LookupAvma| -> Vec<Arc<str>> {
         let index = addresses.binary_search(address).unwrap_or_default();
         names.get(FrameId(index as u32)).to_vec()
     };
@@ -201,7 +202,7 @@ fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) 
             let method = method.name();
             // Inlined functions, if any, stand outermost first; the leaf is shown first here.
             for name in name_of(address).iter().rev() {
-                let _ = writeln!(out, "  #{depth:<3} {address:#014x}  {method:<7}  {}", visible(name));
+                let _ = writeln!(out, "  #{depth:<3} {:#014x}  {method:<7}  {}", address.0, visible(name));
             }
         }
         out.push('\n');

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::text::percent;
-use crate::addr::Avma;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::symbol::runtime::Makers;
@@ -109,7 +108,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
 fn hides_names(profile: &Profile, names: &Names) -> bool {
     let mut frames = profile.trie.frames().enumerate();
     frames.any(|(index, frame)| {
-        let in_kernel = matches!(frame, Frame::Code { address, .. } if Avma(address).is_kernel());
+        let in_kernel = matches!(frame, Frame::Code { address, .. } if address.at().is_kernel());
         let named = |name: &Arc<str>| **name != *kernel::UNNAMED;
         in_kernel && !names.get(FrameId(index as u32)).iter().any(named)
     })
@@ -142,7 +141,7 @@ impl Seen {
         let frames = profile.trie.frames();
         let makers: Vec<Option<Arc<str>>> = frames
             .map(|frame| match frame {
-                Frame::Code { space, address } => makers.name(space, Avma(address)),
+                Frame::Code { space, address } => makers.name(space, address.at()),
                 Frame::Root(_) => None,
             })
             .collect();
@@ -174,7 +173,7 @@ impl Seen {
 
 fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
     let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
-    let at = profile.images.locate(space, Avma(address))?;
+    let at = profile.images.locate(space, address.at())?;
     Some(Cause::Image(at.index, at.image.described_function(at.svma).is_some()))
 }
 

@@ -64,7 +64,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
         report.total_grown = weak::total_grown(measured, options);
         for function in &mut functions {
             if weak::function_grown(measured, function.samples, &function.gain, options) {
-                function.state = State::Grown;
+                function.state = State::Slower;
             }
         }
     } else {
@@ -78,7 +78,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
         report.moved_why = moved(measured, &functions, &orders, options);
     }
     if report.moved_why.is_some() {
-        for function in functions.iter_mut().filter(|function| function.state == State::Grown) {
+        for function in functions.iter_mut().filter(|function| function.state == State::Slower) {
             function.state = State::Moved;
         }
     }
@@ -88,7 +88,7 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
             .then(b.gain.gained.abs().total_cmp(&a.gain.gained.abs()))
             .then(a.samples.name.cmp(&b.samples.name))
     });
-    let fails = |state| state == State::Grown || (options.strict && state == State::Moved);
+    let fails = |state| state == State::Slower || (options.strict && state == State::Moved);
     if report.total_grown || functions.iter().any(|function| fails(function.state)) {
         report.verdict = Verdict::Regression;
     }
@@ -160,12 +160,12 @@ fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: 
         let relative = change(mean(base), mean(new));
         let cpu = Values::new(&cpu, None);
         if grew && relative > options.max_increase && test_one(&cpu, orders) <= options.alpha {
-            function.state = State::Grown;
+            function.state = State::Slower;
         } else if !grew
             && relative < -options.max_increase
             && test_one(&cpu.negated(), orders) <= options.alpha
         {
-            function.state = State::Shrunk;
+            function.state = State::Faster;
         }
     }
 }
@@ -201,12 +201,12 @@ fn moved(
     options: &Options,
 ) -> Option<MovedWhy> {
     let in_state = |state| functions.iter().filter(move |function| function.state == state);
-    let grown = in_state(State::Grown).map(|function| function.samples.own.as_slice());
+    let grown = in_state(State::Slower).map(|function| function.samples.own.as_slice());
     let grown: Vec<f64> = sum(measured, grown);
-    in_state(State::Grown).next()?;
+    in_state(State::Slower).next()?;
     let gained_by_grown = Gain::of(measured, &grown).gained;
-    if in_state(State::Shrunk).next().is_some() {
-        let shrunk = in_state(State::Shrunk).map(|function| function.samples.own.as_slice());
+    if in_state(State::Faster).next().is_some() {
+        let shrunk = in_state(State::Faster).map(|function| function.samples.own.as_slice());
         let shrunk = sum(measured, shrunk);
         let changed = Gain::of(measured, &sum(measured, [shrunk.as_slice(), &grown].into_iter()));
         let p = test_one(&Values::new(changed.values(), None), orders);
@@ -217,7 +217,7 @@ fn moved(
             return Some(MovedWhy::Balanced);
         }
     }
-    if in_state(State::Grown).all(|function| callees_fell(measured, function, orders)) {
+    if in_state(State::Slower).all(|function| callees_fell(measured, function, orders)) {
         return Some(MovedWhy::FromCallees);
     }
     let rest: Vec<f64> = measured.totals.iter().zip(&grown).map(|(total, grown)| total - grown).collect();

@@ -51,7 +51,7 @@ pub fn check(
     let mut report = judge(&measured, options);
     let paths = call_path::CallPaths::of(stacks, &measured);
     for function in &mut report.functions {
-        if matches!(function.state, verdict::State::Grown | verdict::State::Moved) {
+        if matches!(function.state, verdict::State::Slower | verdict::State::Moved) {
             function.place = paths.of_function(&function.name);
         }
     }

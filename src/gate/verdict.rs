@@ -85,11 +85,11 @@ pub struct Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// It got slower.
-    Grown,
+    Slower,
     /// It grew by what other functions lost.
     Moved,
     /// It got faster.
-    Shrunk,
+    Faster,
     /// No change that the runs can tell from noise.
     Steady,
 }
@@ -99,9 +99,9 @@ impl State {
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
-            State::Grown => "slower",
+            State::Slower => "slower",
             State::Moved => "moved",
-            State::Shrunk => "faster",
+            State::Faster => "faster",
             State::Steady => "steady",
         }
     }

@@ -7,7 +7,6 @@ use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
-use crate::addr::Avma;
 use crate::recording::{Frame, Profile};
 use crate::symbol::Names;
 use crate::trie::FrameId;
@@ -102,7 +101,7 @@ fn frame_of(builder: &mut SavedBuilder, profile: &Profile, names: &Names, id: Fr
     let Some(Frame::Code { space, address }) = profile.trie.frame(id) else {
         return builder.frame(0, None, &[]);
     };
-    let mapping = match profile.images.mapping_of(space, Avma(address)) {
+    let mapping = match profile.images.mapping_of(space, address.at()) {
         Some((image, range, file_offset)) => {
             let path = builder.text(&image.path)?;
             let digits = image.build_id.iter().flatten().map(|byte| format!("{byte:02x}"));
@@ -119,5 +118,5 @@ fn frame_of(builder: &mut SavedBuilder, profile: &Profile, names: &Names, id: Fr
         let index = builder.function(Function { name, file, ..Function::default() })?;
         lines.push(Line { function: index, line: function.line });
     }
-    builder.frame(address, mapping, &lines)
+    builder.frame(address.0, mapping, &lines)
 }

@@ -24,6 +24,8 @@ impl Key for StackFrame {
 impl Stacked for StackFrame {
     /// Index of the root.
     type Head = u32;
+    /// Index of the frame.
+    type Word = u64;
 
     fn head(root: u32) -> StackFrame {
         StackFrame::Root(root)

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use crate::addr::LookupAvma;
 use crate::trie::{Key, Stacked, hash_of};
 
 /// Where a stack begins: which thread, whether the stacks below reached the thread's root, and
@@ -51,8 +52,8 @@ pub enum Frame {
     Code {
         /// Number of the address space.
         space: u32,
-        /// Look-up address (Avma; a return address minus one).
-        address: u64,
+        /// Where it is looked up.
+        address: LookupAvma,
     },
 }
 
@@ -60,7 +61,7 @@ impl Key for Frame {
     #[inline]
     fn hash(self) -> u64 {
         match self {
-            Frame::Code { space, address } => hash_of(address, space.into()),
+            Frame::Code { space, address } => hash_of(address.0, space.into()),
             Frame::Root(root) => hash_of(root.number().into(), u64::MAX),
         }
     }
@@ -69,6 +70,7 @@ impl Key for Frame {
 impl Stacked for Frame {
     /// The root, and the number of the address space.
     type Head = (Root, u32);
+    type Word = LookupAvma;
 
     #[inline]
     fn head((root, _): (Root, u32)) -> Frame {
@@ -76,7 +78,7 @@ impl Stacked for Frame {
     }
 
     #[inline]
-    fn word((_, space): (Root, u32), address: u64) -> Frame {
+    fn word((_, space): (Root, u32), address: LookupAvma) -> Frame {
         Frame::Code { space, address }
     }
 

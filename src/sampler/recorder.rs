@@ -11,7 +11,7 @@ use super::Options;
 use super::image_upkeep::ImageUpkeep;
 use super::postponed::Postponed;
 use super::thread::{Account, unknown_look};
-use crate::addr::Avma;
+use crate::addr::{Avma, LookupAvma};
 use crate::arch::{RED_ZONE_BYTES, Registers};
 use crate::clock::Clock;
 use crate::images::{ImageCode, Images, Made, TargetCode};
@@ -19,7 +19,7 @@ use crate::recording::{Frame, Profile, Root, Stats, Thread};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, ThreadId};
 use crate::trie::{NodeId, Trie};
-use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder, root};
+use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder};
 
 /// Threads that are kept apart; later ones share an entry.
 const MAX_THREADS: usize = 65_536;
@@ -228,7 +228,7 @@ impl<'a> Recorder<'a> {
         &mut self,
         id: ThreadId,
         ended: Ended,
-        kernel: &[u64],
+        kernel: &[LookupAvma],
         frames: &mut Frames,
         counts: u64,
         waiting: bool,
@@ -341,9 +341,10 @@ impl<'a> Recorder<'a> {
                 return (walked.ended, needed);
             }
             account.birth_searches_left -= 1;
-            account.stack_top = root::find_birth(stack, walked.reached, &ImageCode(&self.images));
+            account.stack_top =
+                walk::find_birth(capture.registers.arch(), stack, walked.reached, &ImageCode(&self.images));
             if account.stack_top.is_none() {
-                account.window.reach(needed.saturating_add(root::SEARCH_BYTES as usize), window_max_bytes);
+                account.window.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), window_max_bytes);
                 return (walked.ended, needed);
             }
         }

@@ -5,12 +5,13 @@ use super::Options;
 use super::recorder::Sample;
 use super::stops::StopDriver;
 use super::window::FIRST_WINDOW_BYTES;
+use crate::addr::LookupAvma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
 use crate::sources::{Activity, Fault, Target, ThreadId};
-use crate::walk::fp::MAX_STACK_BYTES;
+use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Ended, Frames, How, Method};
 
 /// Where a stack is deeper than the window, it is copied again with one so many times larger: up
@@ -46,8 +47,8 @@ pub struct ThreadStack {
     pub name: String,
     /// What it did when it was looked at.
     pub activity: Activity,
-    /// Look-up addresses (Avma), leaf first; empty if it could not be read.
-    pub addresses: Vec<u64>,
+    /// Where its frames are looked up, leaf first; empty if it could not be read.
+    pub addresses: Vec<LookupAvma>,
     /// How each was found.
     pub methods: Vec<Method>,
     /// Why the walk ended, or why there is no stack.

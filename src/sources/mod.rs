@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::addr::Avma;
+use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles};
 
@@ -204,9 +204,8 @@ pub struct Capture {
     /// Of that, the time from when the thread was seen to stand, nanoseconds. Where one stop
     /// holds all threads, it is in the capture of one of them, and 0 in the others.
     pub stood_ns: u64,
-    /// Frames in the kernel that its code was in, where the source tells: look-up addresses, the
-    /// innermost first.
-    pub kernel: Vec<u64>,
+    /// Frames in the kernel that its code was in, where the source tells, the innermost first.
+    pub kernel: Vec<LookupAvma>,
     /// There are no frames but those: the thread has no user memory yet, or no more.
     pub only_kernel: bool,
     /// The thread's figures while it stood, where the source reads them: exact up to the stop.

@@ -198,11 +198,11 @@ pub fn symbolicate(
         .filter_map(|(frame, what)| match what {
             Frame::Root(_) => None,
             Frame::Code { space, address } => {
-                if Avma(address).is_kernel() {
-                    return Some(Address { image: IN_KERNEL, svma: address, frame, relative: 0, space });
+                if address.at().is_kernel() {
+                    return Some(Address { image: IN_KERNEL, svma: address.0, frame, relative: 0, space });
                 }
-                let made = images.made_at_run_time(space, Avma(address)).is_some();
-                let at = images.locate(space, Avma(address)).filter(|_| !made);
+                let made = images.made_at_run_time(space, address.at()).is_some();
+                let at = images.locate(space, address.at()).filter(|_| !made);
                 Some(match at {
                     Some(at) => {
                         Address { image: at.index, svma: at.svma.0, frame, relative: at.relative, space }
@@ -210,7 +210,7 @@ pub fn symbolicate(
                     None => {
                         let earlier = space < images.program_space();
                         let image = if earlier { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
-                        Address { image, svma: address, frame, relative: 0, space }
+                        Address { image, svma: address.0, frame, relative: 0, space }
                     }
                 })
             }

@@ -4,6 +4,7 @@
 use super::table::SymbolTable;
 use super::table::tests::zoo;
 use super::*;
+use crate::addr::LookupAvma;
 use crate::binary::elf::build;
 use crate::binary::{ImageBytes, Mapping, MappingKind};
 
@@ -25,7 +26,7 @@ fn mapping(bytes: &ImageBytes, path: &str, inode: u64, base: u64) -> Mapping {
 }
 
 fn code(space: u32, address: u64) -> Frame {
-    Frame::Code { space, address }
+    Frame::Code { space, address: LookupAvma(address) }
 }
 
 fn named(frames: &[Frame], images: &Images) -> (Names, Vec<Vec<String>>) {

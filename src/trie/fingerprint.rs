@@ -55,32 +55,33 @@ impl Fingerprint {
     /// The print of a stack. The four lanes do not wait for each other: a chain of
     /// multiplications costs its latency, four beside each other cost their number.
     #[inline]
-    pub(super) fn of(head: u64, leaf_first: &[u64]) -> Fingerprint {
+    pub(super) fn of<W: Copy + Into<u64>>(head: u64, leaf_first: &[W]) -> Fingerprint {
         let mut a = (PI[0], PI[1]);
         let mut b = (PI[2], PI[3]);
         let mut c = (PI[4], PI[5]);
         let mut d = (PI[6], PI[7]);
         let (blocks, mut rest) = leaf_first.as_chunks::<8>();
-        for &[w0, w1, w2, w3, w4, w5, w6, w7] in blocks {
+        for block in blocks {
+            let [w0, w1, w2, w3, w4, w5, w6, w7] = block.map(W::into);
             a = absorb(a, w0, w1);
             b = absorb(b, w2, w3);
             c = absorb(c, w4, w5);
             d = absorb(d, w6, w7);
         }
         if let [w0, w1, tail @ ..] = rest {
-            a = absorb(a, *w0, *w1);
+            a = absorb(a, (*w0).into(), (*w1).into());
             rest = tail;
         }
         if let [w0, w1, tail @ ..] = rest {
-            b = absorb(b, *w0, *w1);
+            b = absorb(b, (*w0).into(), (*w1).into());
             rest = tail;
         }
         if let [w0, w1, tail @ ..] = rest {
-            c = absorb(c, *w0, *w1);
+            c = absorb(c, (*w0).into(), (*w1).into());
             rest = tail;
         }
         if let [w0] = rest {
-            d = absorb(d, *w0, 0);
+            d = absorb(d, (*w0).into(), 0);
         }
         // Halves change sides, so that equal differences in two lanes do not cancel. What is
         // no word comes in here, after the words: in a seed it would be xored with

@@ -47,11 +47,14 @@ pub trait Stacked: Key {
     /// What stands above the words, and what all of them are in.
     type Head: Copy;
 
+    /// A word: what stands for a frame, told apart by its 64 bits.
+    type Word: Copy + Eq + Into<u64>;
+
     /// The outermost frame.
     fn head(head: Self::Head) -> Self;
 
     /// The frame of a word.
-    fn word(head: Self::Head, word: u64) -> Self;
+    fn word(head: Self::Head, word: Self::Word) -> Self;
 
     /// All of a head, in 64 bits: two heads that differ have other bits.
     fn bits(head: Self::Head) -> u64;
@@ -369,7 +372,7 @@ impl<K: Stacked> Trie<K> {
     /// # Errors
     /// [`Full`] if the stack is new and does not fit.
     #[inline]
-    pub fn insert(&mut self, head: K::Head, leaf_first: &[u64], weight: u64) -> Result<NodeId, Full> {
+    pub fn insert(&mut self, head: K::Head, leaf_first: &[K::Word], weight: u64) -> Result<NodeId, Full> {
         let print = Fingerprint::of(K::bits(head), leaf_first);
         let leaf = match self.leaves.find(print) {
             Some(leaf) => {
@@ -392,13 +395,13 @@ impl<K: Stacked> Trie<K> {
     /// Makes a stack known that has no fingerprint in the table yet.
     #[cold]
     #[inline(never)]
-    fn learn(&mut self, print: Fingerprint, head: K::Head, leaf_first: &[u64]) -> Result<NodeId, Full> {
+    fn learn(&mut self, print: Fingerprint, head: K::Head, leaf_first: &[K::Word]) -> Result<NodeId, Full> {
         // Taken out: if the stack is refused, nothing of it may stay behind here either.
         let mut last = std::mem::take(&mut self.last_new);
         let mut shared = 0;
         if last.head == K::bits(head) && !last.nodes.is_empty() {
             let outermost = leaf_first.iter().rev().zip(last.leaf_first.iter().rev());
-            shared = outermost.take_while(|(new, known)| new == known).count();
+            shared = outermost.take_while(|&(&new, &known)| new.into() == known).count();
             last.nodes.truncate(1 + shared);
         } else {
             last.nodes.clear();
@@ -410,7 +413,7 @@ impl<K: Stacked> Trie<K> {
         let leaf = self.extend(from, first.into_iter().chain(frames), &mut last.nodes)?;
         last.head = K::bits(head);
         last.leaf_first.clear();
-        last.leaf_first.extend_from_slice(leaf_first);
+        last.leaf_first.extend(leaf_first.iter().map(|&word| word.into()));
         self.last_new = last;
         if let Some(leaf) = self.leaf(leaf.0) {
             self.leaves.name(leaf, print);
@@ -419,7 +422,7 @@ impl<K: Stacked> Trie<K> {
     }
 
     /// Whether a leaf's path is exactly this stack.
-    fn is_stack(&self, leaf: NodeId, head: K::Head, leaf_first: &[u64]) -> bool {
+    fn is_stack(&self, leaf: NodeId, head: K::Head, leaf_first: &[K::Word]) -> bool {
         let below = leaf_first.iter().map(|&word| K::word(head, word));
         let mut node = leaf;
         for frame in below.chain([K::head(head)]) {

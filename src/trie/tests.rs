@@ -52,6 +52,7 @@ impl Key for Frame {
 
 impl Stacked for Frame {
     type Head = (u32, u32);
+    type Word = u64;
 
     fn head((root, _): (u32, u32)) -> Frame {
         Frame::Root(root)

@@ -1,6 +1,6 @@
 //! The frames that a walk found, each with how it was found, and the ways of walking.
 
-use crate::addr::CodeAddress;
+use crate::addr::{CodeAddress, LookupAvma};
 
 /// How stacks are walked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +54,8 @@ impl Method {
 /// A walked stack, leaf first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frames {
-    /// Look-up addresses (Avma; a return address minus one if a call left it).
-    pub addresses: Vec<u64>,
+    /// Where each frame's code is looked up.
+    pub addresses: Vec<LookupAvma>,
     /// How each was found.
     pub methods: Vec<Method>,
 }
@@ -69,7 +69,7 @@ impl Frames {
 
     #[inline]
     pub(super) fn push(&mut self, address: CodeAddress, method: Method) {
-        self.addresses.push(address.lookup().0);
+        self.addresses.push(address.lookup());
         self.methods.push(method);
     }
 
@@ -79,7 +79,7 @@ impl Frames {
     /// of it belongs to another function, or to none.
     pub(super) fn last_is_not_called(&mut self, address: CodeAddress) {
         if let (CodeAddress::Return(at), Some(last)) = (address, self.addresses.last_mut()) {
-            *last = at.0;
+            *last = CodeAddress::Pc(at).lookup();
         }
     }
 

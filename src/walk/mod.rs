@@ -1,32 +1,36 @@
 //! The walker: registers + copied stack bytes in, code addresses and why it ended out.
 //!
 //! Pure: no OS calls, no clock, no allocation except growth of the caller's buffer.
-//! `fp.rs` follows the frame records; `x86_64.rs` and `aarch64.rs` mirror each other
-//! and know where the leaf frame's caller is before, during and after its prologue;
-//! `root.rs` recognises the outermost frame of a thread. `unwind/` walks by unwind
-//! information: the same [`Input`], the same [`Walked`]. `call.rs` checks return addresses,
+//! `x86_64/` and `aarch64/` mirror each other: they walk by unwind information, and know where
+//! the leaf frame's caller is before, during and after its prologue. `fp/` follows the frame
+//! records of either, `flow/` the instructions; `root.rs` recognises the outermost frame of a
+//! thread, `bounds.rs` what lies outside the copied stack. `processor.rs` says what a processor is.
 //! `frames.rs` is the result.
 
-pub mod aarch64;
-pub mod call;
-mod facts;
-pub mod fp;
+mod aarch64;
+mod body;
+mod bounds;
+mod expression;
+mod flow;
+mod fp;
+mod frame;
 mod frames;
-pub mod root;
+mod processor;
+mod root;
 mod table;
-pub mod unwind;
 mod words;
-pub mod x86_64;
+mod x86_64;
 
+pub use bounds::MAX_STACK_BYTES;
 pub use frames::{Frames, How, Method};
-pub use unwind::Unwinder;
+pub use root::SEARCH_BYTES;
 
 use std::ops::Range;
 
-use facts::Facts;
+use fp::Facts;
 
 use crate::addr::Avma;
-use crate::arch::Registers;
+use crate::arch::{Aarch64, Arch, Registers, X86_64};
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -219,15 +223,35 @@ pub struct Walked {
     pub reached: Avma,
 }
 
-fn by_frame_pointers(
-    registers: &Registers,
-    input: &Input<'_>,
-    facts: &mut Facts,
-    out: &mut Vec<u64>,
-) -> Walked {
-    match registers {
-        Registers::X86_64(registers) => x86_64::walk(registers, input, facts, out),
-        Registers::Aarch64(registers) => aarch64::walk(registers, input, facts, out),
+/// What walks keep from one to the next. Belongs to one state of the target's images:
+/// [`Unwinder::images_changed`] when they change.
+#[derive(Clone, Debug, Default)]
+pub struct Unwinder {
+    x86_64: x86_64::Unwinder,
+    aarch64: aarch64::Unwinder,
+    facts: Facts,
+}
+
+impl Unwinder {
+    /// Forgets what was learned: addresses may have another meaning now.
+    pub fn images_changed(&mut self) {
+        self.x86_64.images_changed();
+        self.aarch64.images_changed();
+        self.facts.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names: code that is made at
+    /// run time is replaced without a word.
+    pub fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.x86_64.forget(is_gone);
+        self.aarch64.forget(is_gone);
+        self.facts.forget(is_gone);
+    }
+
+    /// Says whether the bytes below the stack pointer were read later than the others. What a row
+    /// finds by them on x86_64 is a caller only if something else leads to the same one.
+    pub fn doubt_below(&mut self, later: bool) {
+        self.x86_64.doubt_below(later);
     }
 }
 
@@ -240,38 +264,19 @@ pub fn unwind(
     out: &mut Frames,
 ) -> Walked {
     out.clear();
-    match (how, registers) {
-        (How::Auto | How::Cfi, Registers::X86_64(registers)) => unwinder.walk(how, registers, input, out),
-        (How::Auto | How::Cfi, Registers::Aarch64(registers)) => {
-            unwinder.walk_aarch64(how, registers, input, out)
-        }
-        (How::FramePointer, Registers::X86_64(x86_64)) => {
-            match unwinder.by_kept_records(x86_64, input, out) {
-                Some(complete) => complete,
-                None => {
-                    let walked = by_records(registers, input, unwinder, out);
-                    // By unwind information it would have been proved.
-                    let claims = walked.ended == Ended::Root;
-                    let unproved = claims && unwind::can_be_checked(&out.addresses, input.code);
-                    Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
-                }
-            }
-        }
-        (How::FramePointer, Registers::Aarch64(aarch64)) => {
-            let walked = by_records(registers, input, unwinder, out);
-            let claims = walked.ended == Ended::Root;
-            let unproved = claims && !unwinder.confirms_aarch64(&out.addresses, aarch64, input);
-            Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
-        }
+    let Unwinder { x86_64, aarch64, facts } = unwinder;
+    match registers {
+        Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
+        Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
     }
 }
 
-fn by_records(registers: &Registers, input: &Input<'_>, unwinder: &mut Unwinder, out: &mut Frames) -> Walked {
-    out.clear();
-    let walked = by_frame_pointers(registers, input, unwinder.facts(), &mut out.addresses);
-    out.methods.resize(out.addresses.len(), Method::FramePointer);
-    if let Some(leaf) = out.methods.first_mut() {
-        *leaf = Method::Context;
+/// Finds the stack pointer that a running thread was born with, at most [`SEARCH_BYTES`] above
+/// `from`, by the return address into the code that ends the thread.
+#[must_use]
+pub fn find_birth(arch: Arch, stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<Avma> {
+    match arch {
+        Arch::X86_64 => root::find_birth::<X86_64, _>(stack, from, code),
+        Arch::Aarch64 => root::find_birth::<Aarch64, _>(stack, from, code),
     }
-    walked
 }

@@ -7,31 +7,22 @@
 //! within [`START_CODE_BYTES`] of the stack pointer that the thread was born with, and by
 //! what its last return address returns to: the code that ends a program or a thread.
 
-use super::{Code, Ended, Input, StackBytes, fp};
+use super::bounds::MAX_STACK_BYTES;
+use super::processor::Processor;
+use super::{Code, Ended, Input, StackBytes};
 use crate::addr::{Avma, CodeAddress};
 
 /// Room for the frames of the start code between the outermost frame record and the
 /// thread's first stack pointer: `_start`, `__libc_start_main`, `__libc_start_call_main`
 /// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
-pub const START_CODE_BYTES: u64 = 1024;
+const START_CODE_BYTES: u64 = 1024;
 
 /// How far above a thread's last frame record its birth is searched for.
 pub const SEARCH_BYTES: u64 = 16 << 10;
 
-/// Whose instructions start code is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Processor {
-    /// x86_64.
-    X86_64,
-    /// aarch64.
-    Aarch64,
-}
-
 /// A chain of frame records at its end.
 #[derive(Clone, Copy, Debug)]
-pub struct Chain {
-    /// Of the thread that it belongs to.
-    pub processor: Processor,
+pub(super) struct Chain {
     /// The word that stands for the next record and cannot be one.
     pub next: u64,
     /// The stack pointer.
@@ -45,8 +36,8 @@ pub struct Chain {
 impl Chain {
     /// What it means that the chain ends here.
     #[must_use]
-    pub fn end(&self, input: &Input<'_>) -> Ended {
-        let lookup = |outermost| CodeAddress::Return(outermost).lookup();
+    pub(super) fn end<P: Processor<N>, const N: usize>(&self, input: &Input<'_>) -> Ended {
+        let lookup = |outermost| CodeAddress::Return(outermost).lookup().at();
         let begins_threads =
             self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
         let whole = match (input.stack_top, self.outermost) {
@@ -57,11 +48,9 @@ impl Chain {
             // address is on its stack.
             (top, None) => top == Some(self.above),
             // On the thread's own stack position decides, and the code returned to.
-            (Some(top), Some(outermost))
-                if self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES =>
-            {
+            (Some(top), Some(outermost)) if self.reached <= top && top - self.above <= MAX_STACK_BYTES => {
                 top - self.reached <= START_CODE_BYTES
-                    && input.code.code(outermost).is_none_or(|code| self.is_start_code(code))
+                    && input.code.code(outermost).is_none_or(|code| P::is_start_code(code))
             }
             // On another stack (a coroutine's), or an unknown one: a null frame pointer
             // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6) where code keeps
@@ -79,53 +68,15 @@ impl Chain {
     /// Whether more than a null frame pointer decides what [`Chain::end`] says: the ABI, where
     /// threads begin, or the place on the thread's own stack and known code there.
     #[must_use]
-    pub fn place_decides(&self, input: &Input<'_>) -> bool {
+    pub(super) fn place_decides(&self, input: &Input<'_>) -> bool {
         let on_own_stack =
-            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= fp::MAX_STACK_BYTES);
-        let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup()).is_some();
+            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= MAX_STACK_BYTES);
+        let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()).is_some();
         let is_known = |at| input.code.code(at).is_some();
         input.fp_always
             || self.outermost.is_some_and(begins_threads)
             || on_own_stack && self.outermost.is_none_or(is_known)
     }
-
-    /// Of one processor's code many bytes look like the other's start code.
-    fn is_start_code(&self, code: &[u8]) -> bool {
-        match self.processor {
-            Processor::X86_64 => is_start_code_x86_64(code),
-            Processor::Aarch64 => is_start_code_aarch64(code),
-        }
-    }
-}
-
-/// Whether code is what follows the call of `main` or of a thread's function: its result
-/// is passed to `exit`, or kept for `pthread_join`.
-///
-/// Sources: glibc sysdeps/nptl/libc_start_call_main.h and nptl/pthread_create.c
-/// (start_thread), musl src/env/__libc_start_main.c and src/thread/pthread_create.c,
-/// as gcc compiles them.
-fn is_start_code_x86_64(code: &[u8]) -> bool {
-    const FORMS: [&[u8]; 5] = [
-        // mov %eax,%edi; call exit
-        &[0x89, 0xc7, 0xe8],
-        // musl: mov %rax,%rdi; call pthread_exit
-        &[0x48, 0x89, 0xc7, 0xe8],
-        // glibc: mov %rax,%fs:result
-        &[0x64, 0x48, 0x89, 0x04, 0x25],
-        // hlt, in _start after __libc_start_main
-        &[0xf4],
-        // a thread made by clone itself
-        &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
-    ];
-    FORMS.iter().any(|form| code.starts_with(form))
-}
-
-/// The same of aarch64.
-fn is_start_code_aarch64(code: &[u8]) -> bool {
-    let Some(word) = code.first_chunk::<4>() else { return false };
-    let instruction = u32::from_le_bytes(*word);
-    // bl exit (the result is in w0 already); str x0, [pd, #result]
-    instruction >> 26 == 0b10_0101 || instruction & 0xffc0_001f == 0xf900_0000
 }
 
 /// Finds the stack pointer that a running thread was born with, by the return address
@@ -135,44 +86,27 @@ fn is_start_code_aarch64(code: &[u8]) -> bool {
 /// Sources: glibc sysdeps/unix/sysv/linux/x86_64/clone.S and clone3.S, musl
 /// src/thread/x86_64/clone.s; aarch64: the same files of that architecture.
 #[must_use]
-pub fn find_birth(stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<Avma> {
-    let mut at = from.0.checked_next_multiple_of(8).map(Avma)?;
+pub(super) fn find_birth<P: Processor<N>, const N: usize>(
+    stack: StackBytes<'_>,
+    from: Avma,
+    code: &dyn Code,
+) -> Option<Avma> {
+    let mut at = from.0.checked_next_multiple_of(P::POINTER_BYTES).map(Avma)?;
     let end = from.checked_add(SEARCH_BYTES)?;
     while at < end {
         let word = stack.word(at)?;
-        if code.code(Avma(word)).is_some_and(ends_thread) {
-            return Some(at + 8);
+        if code.code(Avma(word)).is_some_and(P::ends_thread) {
+            return Some(at + P::POINTER_BYTES);
         }
-        at = at + 8;
+        at = at + P::POINTER_BYTES;
     }
     None
-}
-
-/// Whether code calls the system call `exit` as it does behind a thread's first function,
-/// whose result it mostly passes.
-pub(super) fn ends_thread(code: &[u8]) -> bool {
-    const FORMS: [&[u8]; 7] = [
-        // glibc x86_64: mov %rax,%rdi; mov $60,%eax; syscall
-        &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
-        // mov %eax,%edi; mov $60,%eax; syscall
-        &[0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
-        // musl x86_64: mov %eax,%edi; xor %eax,%eax; mov $60,%al; syscall
-        &[0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05],
-        // the same with a 64-bit move
-        &[0x48, 0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05],
-        // Go (runtime.clone, sys_linux_amd64.s): mov $111,%edi; mov $60,%eax; syscall
-        &[0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
-        // aarch64, after blr: mov x8,#93; svc #0
-        &[0xa8, 0x0b, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4],
-        // aarch64: mov w8,#93; svc #0
-        &[0xa8, 0x0b, 0x80, 0x52, 0x01, 0x00, 0x00, 0xd4],
-    ];
-    FORMS.iter().any(|form| code.starts_with(form))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::{Aarch64, Arch, X86_64};
 
     #[derive(Debug)]
     struct At(u64, &'static [u8]);
@@ -191,15 +125,14 @@ mod tests {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
         let exit = At(0x4321, &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xf4]);
-        assert_eq!(find_birth(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
+        assert_eq!(find_birth::<X86_64, _>(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
         let other = At(0x4321, &[0x48, 0x89, 0xc7, 0xc3]);
-        assert_eq!(find_birth(stack, Avma(0x1000), &other), None);
+        assert_eq!(find_birth::<X86_64, _>(stack, Avma(0x1000), &other), None);
     }
 
     #[test]
     fn near_its_birth_a_chain_is_whole_only_if_it_returns_to_start_code() {
-        use Processor::{Aarch64, X86_64};
-        let check = |processor, code: &'static [u8], next, expected| {
+        let check = |arch, code: &'static [u8], next, expected| {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
             let code = At(0x4321, code);
             let stack_top = Some(Avma(0x2000));
@@ -214,21 +147,25 @@ mod tests {
             };
             let outermost = Some(Avma(0x4321));
             let (above, reached) = (Avma(0x1000), Avma(0x1f00));
-            let chain = Chain { processor, next, above, reached, outermost };
-            assert_eq!(chain.end(&input), expected, "{code:x?}", code = code.1);
+            let chain = Chain { next, above, reached, outermost };
+            let ended = match arch {
+                Arch::X86_64 => chain.end::<X86_64, _>(&input),
+                Arch::Aarch64 => chain.end::<Aarch64, _>(&input),
+            };
+            assert_eq!(ended, expected, "{code:x?}", code = code.1);
         };
-        check(X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
-        check(X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
-        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
+        check(Arch::X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
+        check(Arch::X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
         // A register that happens to be 0.
-        check(X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Unproved);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Unproved);
         // bl exit; ldr x0, [x19]
-        check(Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
-        check(Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
+        check(Arch::Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
+        check(Arch::Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
         // mov (%rsp,%rdx,4),%rax has the last byte of bl
-        check(X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, Ended::BadFrame);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, Ended::BadFrame);
         // stp x20, x19, [sp, #16] has the byte of hlt
-        check(Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, Ended::BadFrame);
+        check(Arch::Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, Ended::BadFrame);
     }
 
     #[test]
@@ -245,9 +182,8 @@ mod tests {
                 code: &At(1, &[]),
             };
             let above = Avma(above);
-            let chain =
-                Chain { processor: Processor::X86_64, next: 0, above, reached: above, outermost: None };
-            assert_eq!(chain.end(&input), expected, "{above:?}");
+            let chain = Chain { next: 0, above, reached: above, outermost: None };
+            assert_eq!(chain.end::<X86_64, _>(&input), expected, "{above:?}");
         };
         check(0x1000, Some(Avma(0x1000)), Ended::Root);
         check(0xff8, Some(Avma(0x1000)), Ended::Unproved);
@@ -258,7 +194,7 @@ mod tests {
     fn hostile_addresses_end_the_search() {
         let stack = StackBytes { base: Avma(u64::MAX - 15), bytes: &[0; 16] };
         for from in [u64::MAX - 15, u64::MAX - 7, u64::MAX - 3, u64::MAX] {
-            assert_eq!(find_birth(stack, Avma(from), &At(1, &[])), None, "{from:#x}");
+            assert_eq!(find_birth::<X86_64, _>(stack, Avma(from), &At(1, &[])), None, "{from:#x}");
         }
     }
 }

@@ -7,8 +7,12 @@
 //! table of fixed size a few hundred addresses already evict each other, and each loss costs
 //! as much as a hundred look-ups.
 
-/// A key that no address has (see `Key` in `unwind/cache.rs`, and [`Table::get`]).
+use crate::addr::{Avma, CodeAddress};
+
+/// A key that no address has (see [`key`], and [`Table::get`]).
 const NO_KEY: u64 = u64::MAX;
+/// What tells the key of a return address from that of a program counter.
+const IS_RETURN: u64 = 1 << 63;
 /// Slots of a table with one entry, and at most; powers of two.
 const SLOTS_MIN: usize = 64;
 const SLOTS_MAX: usize = 1 << 17;
@@ -16,6 +20,22 @@ const SLOTS_MAX: usize = 1 << 17;
 const SLOTS_PER_ENTRY: usize = 4;
 /// Slots from its home on that may hold a key.
 const PROBES: usize = 8;
+
+/// The key of an address. The same address is another one as a return address than as a
+/// program counter. No address in user mode has the highest bit: those that have it share keys
+/// with others, and may then be taken for no return address.
+#[inline(always)]
+pub(super) fn key(address: CodeAddress) -> u64 {
+    match address {
+        CodeAddress::Pc(at) => at.0,
+        CodeAddress::Return(at) => at.0.wrapping_sub(1) ^ IS_RETURN,
+    }
+}
+
+/// The look-up address of the address that has a key.
+pub(super) fn lookup_of(key: u64) -> Avma {
+    Avma(key & !IS_RETURN)
+}
 
 /// See the top of this file. Holds nothing and allocates nothing until the first insertion.
 #[derive(Clone, Debug)]

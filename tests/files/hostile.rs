@@ -9,7 +9,7 @@ mod build;
 use std::ops::Range;
 use std::process::Command;
 
-use stackprof::addr::{Avma, Svma};
+use stackprof::addr::{Avma, LookupAvma, Svma};
 use stackprof::binary::elf::same_file;
 use stackprof::binary::macho::{MAX_SEGMENTS, fat, function_starts};
 use stackprof::binary::object::Object;
@@ -173,8 +173,8 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
         let avma = Avma(svma.wrapping_add(BASE));
         let _ = (images.contains(avma), images.code(avma).map(<[u8]>::len), images.locate(0, avma));
         let _ = images.frame_rule(avma);
-        frames.push(Frame::Code { space: random.below(4) as u32, address: avma.0 });
-        frames.push(Frame::Code { space: images.space(), address: svma });
+        frames.push(Frame::Code { space: random.below(4) as u32, address: LookupAvma(avma.0) });
+        frames.push(Frame::Code { space: images.space(), address: LookupAvma(svma) });
     }
     let _ = (images.entry_of(0, "/a"), images.entry_of(9, "/a"));
     let frames = frames.iter().enumerate().map(|(index, frame)| (FrameId(index as u32), *frame));

@@ -198,8 +198,8 @@ impl Recorded {
         let mut unique = BTreeSet::new();
         for frame in self.profile.trie.frames() {
             if let Frame::Code { space, address } = frame {
-                let at = self.profile.images.locate(space, Avma(address));
-                unique.insert(at.map_or((None, address), |at| (Some(at.index), at.svma.0)));
+                let at = self.profile.images.locate(space, address.at());
+                unique.insert(at.map_or((None, address.0), |at| (Some(at.index), at.svma.0)));
             }
         }
         let names = &self.names;

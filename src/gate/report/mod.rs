@@ -23,7 +23,7 @@ pub fn headline(report: &Report) -> String {
     if report.total_grown {
         slower.push(format!("the program's CPU time grew by {}", percent(report.total.relative)));
     }
-    let grown = in_state(State::Grown);
+    let grown = in_state(State::Slower);
     match (grown, report.functions.first()) {
         (1, Some(row)) => slower.push(format!("{} got slower by {}", row.name, percent(row.cpu.relative))),
         (2.., Some(row)) => slower.push(format!(

@@ -53,7 +53,8 @@ pub fn text(report: &Report, top: usize) -> String {
     }
     for row in rows.iter().take(top) {
         let _ = writeln!(out, "{}", line(report, row));
-        if let Some(place) = row.place.as_ref().filter(|_| matches!(row.state, State::Grown | State::Moved)) {
+        if let Some(place) = row.place.as_ref().filter(|_| matches!(row.state, State::Slower | State::Moved))
+        {
             let _ = writeln!(out, "{:8}{:.0}% of it at {}", "", 100.0 * place.part, path_text(place));
             if let Some(text) = nameless(report, place) {
                 let _ = writeln!(out, "{:8}{text}", "");

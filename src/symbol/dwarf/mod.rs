@@ -246,12 +246,16 @@ impl Debug {
 #[derive(Clone, Copy)]
 pub(super) struct Budget<'a>(&'a AtomicU64);
 
+/// The error of a [`Budget`] that is used up. gimli has none of that name, and its users are not told
+/// which one it was: what could not be read is left out.
+const BUDGET_USED_UP: gimli::Error = gimli::Error::TooManyRegisterRules;
+
 impl Budget<'_> {
-    /// Takes steps; an error when they are used up.
+    /// Takes steps; [`BUDGET_USED_UP`] when there are none left.
     fn spend(&self, steps: u64) -> gimli::Result<()> {
         let left = self.0.load(Ordering::Relaxed);
         // Threads may take the same steps: the limit is not exact, and need not be.
         self.0.store(left.saturating_sub(steps), Ordering::Relaxed);
-        if left > steps { Ok(()) } else { Err(gimli::Error::TooManyRegisterRules) }
+        if left > steps { Ok(()) } else { Err(BUDGET_USED_UP) }
     }
 }

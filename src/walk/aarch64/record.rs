@@ -20,8 +20,10 @@ mod tests;
 
 use std::ops::{Range, RangeInclusive};
 
+use super::instructions::branch;
 use crate::addr::Avma;
 use crate::walk::Code;
+use crate::walk::flow::state::Effect;
 
 /// Most straight pieces of code that are followed, in either direction. Functions that
 /// need more than a few are loops without calls.
@@ -325,30 +327,15 @@ fn kind(word: u32, at: Avma) -> Kind {
 }
 
 fn branch_kind(word: u32, at: Avma) -> Kind {
-    let to = |shift: u32, bits: u32| {
-        let offset = i64::from(word << (32 - shift - bits)) << 32 >> (64 - bits);
-        Avma(at.0.wrapping_add_signed(offset * 4))
-    };
-    match word {
-        // bl
-        _ if word >> 26 == 0b10_0101 => Kind::Calls(Some(to(0, 26))),
-        // blr, blraa and its variants
-        _ if word & 0xfeff_f000 == 0xd63f_0000 => Kind::Calls(None),
-        // ret, retaa, retab
-        _ if word & 0xffff_f000 == 0xd65f_0000 => Kind::Returns,
-        // br, braa and its variants: a tail call, a stub, a jump through a table; what loads
-        // the register does not tell (clang -O0 reloads a computed label from the stack)
-        _ if word & 0xfeff_f000 == 0xd61f_0000 => Kind::Ends { indirect: true },
-        // b
-        _ if word >> 26 == 0b00_0101 => Kind::Jump(to(0, 26)),
-        // b.cond, bc.cond; cbz, cbnz
-        _ if word & 0xff00_0000 == 0x5400_0000 || word & 0x7e00_0000 == 0x3400_0000 => {
-            Kind::Branch(to(5, 19))
-        }
-        // tbz, tbnz
-        _ if word & 0x7e00_0000 == 0x3600_0000 => Kind::Branch(to(5, 14)),
-        // brk
-        _ if word & 0xffe0_001f == 0xd420_0000 => Kind::Ends { indirect: false },
-        _ => Kind::Plain,
+    match branch(word, at) {
+        Effect::Calls(target) => Kind::Calls(target),
+        Effect::Returns => Kind::Returns,
+        // A tail call, a stub, a jump through a table; what loads the register does not tell
+        // (clang -O0 reloads a computed label from the stack).
+        Effect::JumpsAnywhere => Kind::Ends { indirect: true },
+        Effect::Jumps(target) => Kind::Jump(target),
+        Effect::MayJump(target) => Kind::Branch(target),
+        Effect::Ends => Kind::Ends { indirect: false },
+        Effect::Plain => Kind::Plain,
     }
 }

@@ -1,7 +1,7 @@
 //! x86_64: whether rbp points to the frame record of the function at a program counter,
 //! and where the return address is if it does not. Input: code, as it is mapped, and
 //! function bounds where they are known (they are in Mach-O images); output: a stack slot.
-//! Not for: unwind information, which comes first (see `super::walk`).
+//! Not for: unwind information, which comes first (see `leaf.rs`).
 //!
 //! x86_64 code cannot be read backwards, and forwards only by an instruction decoder. So
 //! these are patterns of what compilers write; where none fits the record counts.

@@ -91,7 +91,7 @@ fn named_first(reports: &[Report]) -> usize {
     let first = format!("f{SLOWED:02}");
     let named = |report: &&Report| {
         report.verdict == Verdict::Regression
-            && report.functions.first().is_some_and(|row| row.name == first && row.state == State::Grown)
+            && report.functions.first().is_some_and(|row| row.name == first && row.state == State::Slower)
     };
     reports.iter().filter(named).count()
 }
@@ -133,7 +133,7 @@ fn many_functions_near_the_smallest_share_fail_no_oftener() {
     let mut blamed = 0;
     for _ in 0..400 {
         let report = judge(&flat(&mut rng, 5, 300, 400.0), &Options::default());
-        blamed += usize::from(report.functions.iter().any(|row| row.state == State::Grown));
+        blamed += usize::from(report.functions.iter().any(|row| row.state == State::Slower));
     }
     // 2.5 % is 10 (standard deviation 3.1).
     assert!(blamed <= 18, "{blamed} of 400 gates");
@@ -191,7 +191,8 @@ fn a_uniform_slowdown_is_the_totals_and_no_functions() {
     let reports = gates(100, RUNS, |function| share(function) * 0.15);
     let total = reports.iter().filter(|report| report.total_grown).count();
     assert!(total >= 95, "{total} of 100");
-    let blamed = reports.iter().filter(|report| report.functions.iter().any(|row| row.state == State::Grown));
+    let blamed =
+        reports.iter().filter(|report| report.functions.iter().any(|row| row.state == State::Slower));
     assert!(blamed.count() <= 5);
 }
 
@@ -206,7 +207,7 @@ fn moved_cost_is_told_and_fails_only_when_asked() {
     assert!(failed(&reports) <= 10, "{} of 100 fail", failed(&reports));
     let told = |report: &&Report| {
         let state = |name: &str| report.functions.iter().find(|row| row.name == name).map(|row| row.state);
-        state("f11") == Some(State::Moved) && state("f00") == Some(State::Shrunk)
+        state("f11") == Some(State::Moved) && state("f00") == Some(State::Faster)
     };
     assert!(reports.iter().filter(told).count() >= 80, "{}", reports.iter().filter(told).count());
     let mut rng = Rng::new(7);
@@ -269,7 +270,7 @@ fn nobody_is_blamed_because_another_function_got_faster() {
     let reports = gates(100, RUNS, |function| if function == 0 { -0.09 } else { 0.0 });
     assert!(failed(&reports) <= 5, "{} of 100 fail", failed(&reports));
     let faster =
-        |report: &&Report| report.functions.iter().any(|row| row.name == "f00" && row.state == State::Shrunk);
+        |report: &&Report| report.functions.iter().any(|row| row.name == "f00" && row.state == State::Faster);
     let found = reports.iter().filter(faster).count();
     assert!(found >= 95, "{found} of 100");
 }

@@ -54,9 +54,10 @@ fn unwind(
     found: &mut Vec<u64>,
 ) -> Ended {
     let code = ImageCode(boundary.images);
-    let mut frames = Frames { addresses: std::mem::take(found), ..Frames::default() };
+    let mut frames = Frames::default();
     let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames);
-    *found = frames.addresses;
+    found.clear();
+    found.extend(frames.addresses.iter().map(|address| address.0));
     walked.ended
 }
 

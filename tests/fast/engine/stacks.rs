@@ -1,5 +1,7 @@
 //! Stacks: whole and true where there are frame records, whatever the depth.
 
+use stackprof::addr::LookupAvma;
+
 use super::*;
 
 #[test]
@@ -45,7 +47,13 @@ fn check_exact(config: &SimConfig, seed: u64) {
     let too_deep = recorded.incomplete_by("window ran out");
     assert_eq!(recorded.incomplete(), too_deep, "{:?}", recorded.profile.stats.stacks_incomplete);
     assert!(too_deep <= 20 * config.threads.len() as u64, "{:?}", recorded.profile.stats);
-    assert!(!recorded.profile.trie.frames().any(|frame| frame == Frame::Code { space: 0, address: 0 }));
+    assert!(
+        !recorded
+            .profile
+            .trie
+            .frames()
+            .any(|frame| frame == Frame::Code { space: 0, address: LookupAvma(0) })
+    );
     assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);
 }
 

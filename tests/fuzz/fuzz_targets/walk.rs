@@ -5,42 +5,16 @@
 #[path = "../elf_with.rs"]
 mod elf_with;
 
-use std::ops::Range;
-
 use elf_with::{TEXT_SVMA, elf_with, images_of};
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
-use stackprof::binary::frame_rule::{FrameRule, Row};
-use stackprof::images::Images;
 use stackprof::arch::{Aarch64, Registers, X86_64};
-use stackprof::walk::{Code, Frames, How, Input, StackBytes, Unwinder, unwind};
+use stackprof::images::ImageCode;
+use stackprof::walk::{Frames, How, Input, StackBytes, Unwinder, unwind};
 
 /// Where the copied stack is.
 const STACK: u64 = 0x7fff_0000;
 const MAX_DEPTH: usize = 64;
-
-struct Files(Images);
-
-impl Code for Files {
-    fn is_code(&self, at: Avma) -> bool {
-        self.0.contains(at)
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.code(at)
-    }
-    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.0.frame_rule(pc)
-    }
-    fn row(&self, lookup: Avma) -> Option<Row> {
-        self.0.row(lookup)
-    }
-    fn entry(&self, pc: Avma) -> Option<Avma> {
-        self.0.entry(pc)
-    }
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        self.0.function(pc)
-    }
-}
 
 /// A word of the input; most lead near the code or the stack, as those of a real stack do.
 fn word(kind: u8, bytes: [u8; 2]) -> u64 {
@@ -62,7 +36,8 @@ fuzz_target!(|data: &[u8]| {
     let (registers, rest) = rest.split_at(rest.len().min(33 * 3));
     let (stack, rest) = rest.split_at(rest.len().min(usize::from(stack_words) * 3));
     let (text, frames) = rest.split_at(rest.len().min(usize::from(code_bytes) * 4));
-    let code = Files(images_of(elf_with(&[(".text", text), (".eh_frame", frames)])));
+    let images = images_of(elf_with(&[(".text", text), (".eh_frame", frames)]));
+    let code = ImageCode(&images);
 
     let stack: Vec<u8> = words(stack).into_iter().flat_map(u64::to_le_bytes).collect();
     let mut from = words(registers).into_iter().chain(std::iter::repeat(0));

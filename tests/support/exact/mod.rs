@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::PathBuf;
 
-use stackprof::addr::Avma;
+use stackprof::addr::{Avma, LookupAvma};
 use stackprof::arch::{RED_ZONE_BYTES, Registers, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::Images;
@@ -125,7 +125,7 @@ struct Session<'a> {
     kinds: HashMap<u64, Kind>,
     unwinders: [Unwinder; WAYS.len()],
     stack: Vec<u8>,
-    truth: Vec<u64>,
+    truth: Vec<LookupAvma>,
     frames: Frames,
     outcome: Outcome,
 }
@@ -256,8 +256,7 @@ impl Session<'_> {
         let len = read(self.pid, base, &mut self.stack);
         let stack = StackBytes { base: Avma(base), bytes: &self.stack[..len] };
         let told = thread.shadow.truth(now.rip, |slot| stack.word(Avma(slot)), &mut self.truth);
-        self.outcome.untrue +=
-            self.truth.iter().filter(|at| !self.images.contains(Avma(**at))).count() as u64;
+        self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(at.at())).count() as u64;
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
             self.made.begin_walk();
@@ -310,14 +309,14 @@ impl Session<'_> {
 fn note(
     failures: &mut BTreeMap<(String, u64), Failure>,
     images: &Images,
-    truth: &[u64],
+    truth: &[LookupAvma],
     frames: &Frames,
     ended: Ended,
     complete: bool,
 ) {
     let found = &frames.addresses;
     let agree = truth.iter().zip(found).take_while(|(a, b)| a == b).count();
-    let culprit = Avma(truth[agree.saturating_sub(1)]);
+    let culprit = truth[agree.saturating_sub(1)].at();
     let place = images.locate(images.space(), culprit);
     let key =
         place.map_or(("[no image]".to_owned(), culprit.0), |place| (place.image.path.clone(), place.svma.0));
@@ -326,11 +325,11 @@ fn note(
         failure.code =
             images.code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
         failure.class = classes::class(images, culprit, agree <= 1);
-        let tail = |list: &[u64]| {
+        let tail = |list: &[LookupAvma]| {
             list.iter()
                 .skip(agree.saturating_sub(1))
                 .take(6)
-                .map(|a| format!("{a:x}"))
+                .map(|a| format!("{:x}", a.0))
                 .collect::<Vec<_>>()
                 .join(" ")
         };

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use stackprof::addr::{Avma, CodeAddress};
+use stackprof::addr::{Avma, CodeAddress, LookupAvma};
 use stackprof::arch::X86_64;
 
 /// What an executed instruction was.
@@ -171,9 +171,14 @@ impl Shadow {
     /// of them the memory of the stack that the thread is on tells. That is not all of them in
     /// a handler with a stack of its own, between two stacks, and where the program has
     /// overwritten a return address. `word` reads that memory.
-    pub(crate) fn truth(&self, pc: u64, word: impl Fn(u64) -> Option<u64>, into: &mut Vec<u64>) -> usize {
+    pub(crate) fn truth(
+        &self,
+        pc: u64,
+        word: impl Fn(u64) -> Option<u64>,
+        into: &mut Vec<LookupAvma>,
+    ) -> usize {
         into.clear();
-        into.push(pc);
+        into.push(CodeAddress::Pc(Avma(pc)).lookup());
         let mut stack = self.current;
         let (mut hops, mut told) = (0, self.between.then_some(1));
         'stacks: while let Some(entries) = self.stacks.get(&stack) {
@@ -185,8 +190,8 @@ impl Shadow {
                     told = Some(into.len());
                 }
                 into.push(match entry.address {
-                    CodeAddress::Return(address) if entry.not_called => address.0,
-                    address => address.lookup().0,
+                    CodeAddress::Return(address) if entry.not_called => CodeAddress::Pc(address).lookup(),
+                    address => address.lookup(),
                 });
                 if let Some(other) = entry.interrupted_on
                     && hops < 8
@@ -264,15 +269,15 @@ mod tests {
         call(&mut shadow, &mut memory, 0x1000, 0x2000, STACK);
         call(&mut shadow, &mut memory, 0x2010, 0x3000, STACK - 0x40);
         let told = shadow.truth(0x3000, |at| memory.get(&at).copied(), &mut truth);
-        assert_eq!((told, truth.as_slice()), (3, &[0x3000, 0x2014, 0x1004][..]));
+        assert_eq!((told, truth.as_slice()), (3, &[0x3000, 0x2014, 0x1004].map(LookupAvma)[..]));
         memory.insert(STACK - 8, 0x9999);
         assert_eq!(shadow.truth(0x3000, |at| memory.get(&at).copied(), &mut truth), 2);
-        assert_eq!(truth, [0x3000, 0x2014, 0x1004]);
+        assert_eq!(truth, [0x3000, 0x2014, 0x1004].map(LookupAvma));
         // Return from the inner one.
         let word = |at: u64| memory.get(&at).copied().unwrap_or(0);
         shadow.step(Kind::Return, &at(0x3005, STACK - 0x48), &at(0x2015, STACK - 0x40), |_| true, word);
         shadow.truth(0x2015, |_| None, &mut truth);
-        assert_eq!(truth, [0x2015, 0x1004]);
+        assert_eq!(truth, [0x2015, 0x1004].map(LookupAvma));
     }
 
     #[test]

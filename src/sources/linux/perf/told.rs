@@ -13,7 +13,7 @@ use libc::pid_t;
 
 use super::mapped::Mapped;
 use super::record::{Id, PerfRecord, Sample};
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Activity, Capture, Look, ThreadId};
 
@@ -159,11 +159,12 @@ impl Told {
         capture.stack.extend_from_slice(sample.stack);
         capture.kernel.clear();
         if self.kernel_frames {
-            capture.kernel.extend(sample.kernel());
-        }
-        // Inner frames are return addresses: looked up where the call is.
-        for address in capture.kernel.iter_mut().skip(1) {
-            *address = address.wrapping_sub(1);
+            // All but the innermost are return addresses: looked up where the call is.
+            let frames = sample.kernel().map(Avma).enumerate().map(|(depth, at)| match depth {
+                0 => CodeAddress::Pc(at),
+                _ => CodeAddress::Return(at),
+            });
+            capture.kernel.extend(frames.map(CodeAddress::lookup));
         }
         // In the middle of an exec there are registers, but no program yet.
         capture.only_kernel = sample.registers.is_none_or(|registers| registers.pc() == Avma(0));

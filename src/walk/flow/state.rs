@@ -1,0 +1,123 @@
+//! What registers and the stack hold on one way through instructions, told by what they held
+//! at its start, and where an instruction leads to.
+
+use crate::addr::Avma;
+
+/// Most saved registers that are remembered.
+const STORES_MAX: usize = 24;
+/// Registers of either processor.
+pub(in crate::walk) const REGISTERS: usize = 32;
+
+/// An address as a register's first value plus bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::walk) struct Place {
+    pub(in crate::walk) register: u8,
+    pub(in crate::walk) offset: i64,
+}
+
+impl Place {
+    pub(in crate::walk) fn plus(self, bytes: i64) -> Place {
+        Place { offset: self.offset.wrapping_add(bytes), ..self }
+    }
+}
+
+/// What an instruction does to the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::walk) enum Effect {
+    Plain,
+    Returns,
+    Calls(Option<Avma>),
+    Jumps(Avma),
+    MayJump(Avma),
+    /// To a place not known: a tail call, a stub, or a jump through a table.
+    JumpsAnywhere,
+    /// Nothing is known from here on.
+    Ends,
+}
+
+/// What a register holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::walk) enum Value {
+    /// What that register held at the start.
+    First(u8),
+    /// An address.
+    At(Place),
+    /// What was in memory there at the start.
+    Loaded(Place),
+    Number(u64),
+    Unknown,
+}
+
+/// Registers, where first values were stored, and where a zero was pushed last.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::walk) struct State {
+    pub(in crate::walk) registers: [Value; REGISTERS],
+    pub(in crate::walk) stores: [(Place, Value); STORES_MAX],
+    pub(in crate::walk) stored: usize,
+    pub(in crate::walk) zero: Option<Place>,
+}
+
+impl State {
+    pub(in crate::walk) fn new() -> State {
+        let nothing = (Place { register: 0, offset: 0 }, Value::Unknown);
+        State {
+            registers: std::array::from_fn(|number| Value::First(number as u8)),
+            stores: [nothing; STORES_MAX],
+            stored: 0,
+            zero: None,
+        }
+    }
+
+    pub(in crate::walk) fn get(&self, register: u8) -> Value {
+        self.registers.get(usize::from(register)).copied().unwrap_or(Value::Unknown)
+    }
+
+    pub(in crate::walk) fn set(&mut self, register: u8, value: Value) {
+        if let Some(held) = self.registers.get_mut(usize::from(register)) {
+            *held = value;
+        }
+    }
+
+    /// The address that a register holds.
+    pub(in crate::walk) fn place(&self, register: u8) -> Option<Place> {
+        match self.get(register) {
+            Value::First(register) => Some(Place { register, offset: 0 }),
+            Value::At(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Adds to a register's address.
+    pub(in crate::walk) fn sum(&self, register: u8, bytes: i64) -> Value {
+        match (self.place(register), self.get(register)) {
+            (Some(place), _) => Value::At(place.plus(bytes)),
+            (None, Value::Number(number)) => Value::Number(number.wrapping_add_signed(bytes)),
+            _ => Value::Unknown,
+        }
+    }
+
+    pub(in crate::walk) fn store(&mut self, at: Option<Place>, value: Value) {
+        let Some(at) = at else { return };
+        self.zero = self.zero.filter(|zero| *zero != at);
+        if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
+            known.1 = value;
+        } else if (matches!(value, Value::First(_) | Value::Loaded(_)) || at.offset >= 0)
+            && let Some(free) = self.stores.get_mut(self.stored)
+        {
+            *free = (at, value);
+            self.stored += 1;
+        }
+    }
+
+    /// What is loaded from a place on a stack whose pointer is the register `sp`: below where
+    /// that was at the start there was nothing.
+    pub(in crate::walk) fn load(&self, at: Option<Place>, sp: u8) -> Value {
+        let Some(at) = at else { return Value::Unknown };
+        let known = self.stores[..self.stored].iter().find(|(place, _)| *place == at);
+        match known {
+            Some((_, value)) => *value,
+            None if at.register == sp && at.offset < 0 => Value::Unknown,
+            None => Value::Loaded(at),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Tests quote the disassembly; each instruction has the distance from the stack pointer to
+//! the CFA, and where the return address is.
+
+use super::*;
+use crate::arch::{Aarch64, X86_64};
+use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, RETURN_ADDRESS};
+
+const TEXT: u64 = 0x1_0000_4000;
+
+struct Text {
+    bytes: Vec<u8>,
+    functions: &'static [u64],
+}
+
+impl Code for Text {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        let offset = pc.0.checked_sub(TEXT)?;
+        let after = self.functions.partition_point(|start| *start <= offset);
+        let start = *self.functions.get(after.checked_sub(1)?)?;
+        let end = self.functions.get(after).copied().unwrap_or(self.bytes.len() as u64);
+        (offset < end).then_some(Avma(TEXT + start)..Avma(TEXT + end))
+    }
+}
+
+/// A row in words: CFA from sp (or from fp: marked), return address and frame pointer from
+/// the CFA, if they are on the stack.
+type Short = (u8, i64, Option<i64>, Option<i64>);
+
+fn short<const N: usize>(row: &Row<N>, link: usize, frame_pointer: usize) -> Short {
+    let Cfa::Register(register, offset) = row.cfa else { panic!("{row:?}") };
+    let at = |column: &Column| match column {
+        Column::At(at) => Some(*at),
+        Column::Same => None,
+        other => panic!("{other:?}"),
+    };
+    (register, offset, at(&row.columns[link]), at(&row.columns[frame_pointer]))
+}
+
+fn arm64(words: &[u32], functions: &'static [u64]) -> Text {
+    Text { bytes: words.iter().flat_map(|word| word.to_le_bytes()).collect(), functions }
+}
+
+/// By both ways, where each leads anywhere; they must not differ in what they find.
+fn arm64_rows(text: &Text, at: u64, entry: u64) -> [Option<Short>; 2] {
+    let short = |row: Row<AARCH64_COLUMNS>| short(&row, 30, 29);
+    let (at, entry) = (Avma(TEXT + at), Avma(TEXT + entry));
+    [
+        before_return::<Aarch64, AARCH64_COLUMNS>(at, false, text).map(short),
+        since_entry::<Aarch64, AARCH64_COLUMNS>(entry, at, false, text).map(short),
+    ]
+}
+
+#[test]
+fn arm64_prologues_and_epilogues_are_followed_both_ways() {
+    let text = arm64(
+        &[
+            0xd503_237f, // +00 pacibsp
+            0xa9bd_57f6, // +04 stp x22, x21, [sp, #-48]!
+            0xa901_4ff4, // +08 stp x20, x19, [sp, #16]
+            0xa902_7bfd, // +0c stp x29, x30, [sp, #32]
+            0x9100_83fd, // +10 add x29, sp, #32
+            0xb400_0060, // +14 cbz x0, +20
+            0xd63f_0000, // +18 blr x0
+            0xaa00_03f3, // +1c mov x19, x0
+            0xa942_7bfd, // +20 ldp x29, x30, [sp, #32]
+            0xa941_4ff4, // +24 ldp x20, x19, [sp, #16]
+            0xa8c3_57f6, // +28 ldp x22, x21, [sp], #48
+            0xd65f_0fff, // +2c retab
+        ],
+        &[0],
+    );
+    for at in [0x00, 0x04, 0x2c] {
+        assert_eq!(arm64_rows(&text, at, 0), [Some((31, 0, None, None)); 2], "at +{at:#x}");
+    }
+    for at in [0x08, 0x0c] {
+        assert_eq!(arm64_rows(&text, at, 0), [Some((31, 48, None, None)); 2], "at +{at:#x}");
+    }
+    // From its entry the frame pointer is known to lead to the CFA, and where all was stored.
+    let in_memory = Some((31, 48, Some(-8), Some(-16)));
+    for at in [0x14, 0x18, 0x1c, 0x20] {
+        let rows = arm64_rows(&text, at, 0);
+        assert_eq!(rows[1], Some((29, 16, Some(-8), Some(-16))), "at +{at:#x}");
+        // Both ways out are the same: only the one with the call proves that lr is stale.
+        assert_eq!(rows[0], in_memory, "at +{at:#x}");
+    }
+    for at in [0x24, 0x28] {
+        assert_eq!(arm64_rows(&text, at, 0)[0], Some((31, 48, None, None)), "at +{at:#x}");
+    }
+}
+
+#[test]
+fn arm64_pieces_of_the_outliner_are_followed_into() {
+    let text = arm64(
+        &[
+            0xa9bf_7bfd, // +00 stp x29, x30, [sp, #-16]!
+            0x9400_0004, // +04 bl +14: the end of the prologue
+            0xd63f_0000, // +08 blr x0
+            0x1400_0005, // +0c b +20: the epilogue
+            0xd420_0020, // +10 brk #1
+            0x9100_03fd, // +14 mov x29, sp
+            0xd100_43ff, // +18 sub sp, sp, #16
+            0xd65f_03c0, // +1c ret
+            0x9100_43ff, // +20 add sp, sp, #16
+            0xa8c1_7bfd, // +24 ldp x29, x30, [sp], #16
+            0xd65f_03c0, // +28 ret
+        ],
+        &[0, 0x14, 0x20],
+    );
+    let framed = [Some((31, 32, Some(-8), Some(-16))), Some((29, 16, Some(-8), Some(-16)))];
+    assert_eq!(arm64_rows(&text, 0x08, 0), framed);
+    // In the piece: its caller is the function, with the stack pointer that it leaves.
+    let row = before_return::<Aarch64, AARCH64_COLUMNS>(Avma(TEXT + 0x14), false, &text).expect("a row");
+    assert_eq!((&row.cfa, &row.columns[29]), (&Cfa::Register(31, -16), &Column::Is(16)));
+}
+
+#[test]
+fn arm64_code_without_records_is_followed() {
+    let text = arm64(
+        &[
+            0xf81f_0ffe, // +00 str x30, [sp, #-16]!
+            0xd63f_0000, // +04 blr x0
+            0xf841_07fe, // +08 ldr x30, [sp], #16
+            0xd61f_0020, // +0c br x1
+            0xd284_0010, // +10 mov x16, #8192
+            0xcb30_63ff, // +14 sub sp, sp, x16
+            0x9140_0bff, // +18 add sp, sp, #2, lsl #12
+            0xd65f_03c0, // +1c ret
+        ],
+        &[0, 0x10],
+    );
+    assert_eq!(arm64_rows(&text, 0x04, 0)[0], Some((31, 16, Some(-16), None)));
+    assert_eq!(arm64_rows(&text, 0x08, 0)[0], Some((31, 16, Some(-16), None)));
+    // A jump through a register may be one through a table; the entry tells.
+    assert_eq!(arm64_rows(&text, 0x0c, 0), [None, Some((31, 0, None, None))]);
+    assert_eq!(arm64_rows(&text, 0x18, 0x10), [Some((31, 8192, None, None)); 2]);
+    // After a call the link register is no way home.
+    let returned = |at| before_return::<Aarch64, AARCH64_COLUMNS>(Avma(TEXT + at), true, &text);
+    assert_eq!(returned(0x1c), None);
+    assert!(returned(0x08).is_some());
+}
+
+#[test]
+fn x86_64_frames_of_every_kind_are_followed() {
+    const CODE: &[(&[u8], i64)] = &[
+        (&[0x41, 0x56], 8),                              // +00 push %r14
+        (&[0x53], 16),                                   // +02 push %rbx
+        (&[0xb8, 0, 0x20, 0, 0], 24),                    // +03 mov $8192,%eax
+        (&[0x48, 0x29, 0xc4], 24),                       // +08 sub %rax,%rsp
+        (&[0x85, 0xff], 24 + 8192),                      // +0b test %edi,%edi
+        (&[0x74, 0x02], 24 + 8192),                      // +0d je +11
+        (&[0xff, 0xd6], 24 + 8192),                      // +0f call *%rsi
+        (&[0x48, 0x81, 0xc4, 0, 0x20, 0, 0], 24 + 8192), // +11 add $8192,%rsp
+        (&[0x5b], 24),                                   // +18 pop %rbx
+        (&[0x41, 0x5e], 16),                             // +19 pop %r14
+        (&[0xc3], 8),                                    // +1b ret
+    ];
+    let bytes: Vec<u8> = CODE.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
+    let text = Text { bytes, functions: &[0] };
+    let mut at = 0;
+    for (bytes, cfa) in CODE {
+        let pc = Avma(TEXT + at);
+        let expected = Some((7, *cfa, Some(-8), None));
+        let short = |row: Row<COLUMNS>| short(&row, RETURN_ADDRESS, 6);
+        let entry = since_entry::<X86_64, COLUMNS>(Avma(TEXT), pc, false, &text).map(short);
+        let back = before_return::<X86_64, COLUMNS>(pc, false, &text).map(short);
+        // The number of `sub %rax,%rsp` is not known behind the instruction that sets it.
+        let expected_back = if at == 8 { None } else { expected };
+        assert_eq!((entry, back), (expected, expected_back), "at +{at:#x}");
+        at += bytes.len() as u64;
+    }
+    let row = since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + 0xf), false, &text).expect("a row");
+    assert_eq!((&row.columns[14], &row.columns[3]), (&Column::At(-16), &Column::At(-24)));
+}
+
+#[test]
+fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
+    // push %rbx; jmp *%rax; pop %rbx; jmp *%rcx
+    let text = Text { bytes: vec![0x53, 0xff, 0xe0, 0x5b, 0xff, 0xe1], functions: &[0] };
+    let row = |at| before_return::<X86_64, COLUMNS>(Avma(TEXT + at), false, &text).map(|row| row.cfa);
+    assert_eq!(row(1), None);
+    assert_eq!(row(3), Some(Cfa::Register(7, 16)));
+}
+
+#[test]
+fn frames_larger_than_any_number_are_none() {
+    const LOWEST: u64 = 1 << 63;
+    let [a, b, c, d, e, f, g, h] = LOWEST.to_le_bytes();
+    // +00 movabs $LOWEST,%rax; +0a sub %rax,%rsp; +0d ret
+    let bytes = vec![0x48, 0xb8, a, b, c, d, e, f, g, h, 0x48, 0x29, 0xc4, 0xc3];
+    let text = Text { bytes, functions: &[0] };
+    let row = |at| since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), false, &text);
+    assert!(row(0x0a).is_some());
+    assert_eq!(row(0x0d), None);
+    // The stack pointer stays, and rbp is stored as far away.
+    let bytes = vec![
+        0x48, 0x89, 0xe1, // +00 mov %rsp,%rcx
+        0x48, 0xb8, a, b, c, d, e, f, g, h, // +03 movabs $LOWEST,%rax
+        0x48, 0x29, 0xc1, // +0d sub %rax,%rcx
+        0x48, 0x89, 0x29, // +10 mov %rbp,(%rcx)
+        0xc3, // +13 ret
+    ];
+    let text = Text { bytes, functions: &[0] };
+    let row = |at| since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), false, &text);
+    assert_eq!(
+        row(0x13).map(|row| row.columns[6].clone()),
+        Some(Column::Same),
+        "that is no place to save it"
+    );
+    let text = arm64(
+        &[
+            0xd2f0_0009, // +00 mov x9, #LOWEST
+            0xcb29_63ff, // +04 sub sp, sp, x9, uxtx
+            0xf900_03fd, // +08 str x29, [sp]
+            0xd65f_03c0, // +0c ret
+        ],
+        &[0],
+    );
+    for at in [0x08, 0x0c] {
+        assert_eq!(arm64_rows(&text, at, 0)[1], None, "at +{at:#x}");
+    }
+}
+
+#[test]
+fn any_bytes_are_followed_within_the_bound() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..2000 {
+        let bytes = (0..4096 / 8)
+            .flat_map(|_| {
+                // xorshift64: <https://www.jstatsoft.org/article/view/v008i14>.
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                // Every other round is of short jumps and calls.
+                if round % 2 == 0 { state } else { state & 0x00ff_00ff_00ff_00ff | 0x0f70_0fe8_5474_1400 }
+                    .to_le_bytes()
+            })
+            .collect();
+        let text = Text { bytes, functions: if round % 3 == 0 { &[] } else { &[0, 0x400, 0x800] } };
+        for at in [0, 0x100, 0x404, 0xff0] {
+            let (at, entry) = (Avma(TEXT + at), Avma(TEXT));
+            let _ = before_return::<X86_64, COLUMNS>(at, false, &text);
+            let _ = since_entry::<X86_64, COLUMNS>(entry, at, true, &text);
+            let _ = before_return::<Aarch64, AARCH64_COLUMNS>(at, true, &text);
+            let _ = since_entry::<Aarch64, AARCH64_COLUMNS>(entry, at, false, &text);
+        }
+    }
+}
+
+/// What all ways from the entry of the first function tell of `at`.
+fn on_all_ways(text: &Text, at: u64, returned: bool) -> Option<Short> {
+    let row = since_entry_on_all_ways::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), returned, text)?;
+    Some(short(&row, RETURN_ADDRESS, 6))
+}
+
+#[test]
+fn a_function_that_does_not_return_is_followed_from_its_entry() {
+    // gcc -O2 -fno-unwind-tables: for (;;) leaf(n)
+    let bytes = vec![
+        0x53, //                   +0 push %rbx
+        0x89, 0xfb, //             +1 mov %edi,%ebx
+        0x48, 0x83, 0xec, 0x10, // +3 sub $16,%rsp
+        0x89, 0xdf, //             +7 mov %ebx,%edi
+        0xe8, 0, 0, 0, 0, //       +9 call leaf
+        0xeb, 0xf7, //             +e jmp +7
+    ];
+    let text = Text { bytes, functions: &[0] };
+    assert_eq!(on_all_ways(&text, 0xe, true), Some((7, 32, Some(-8), None)));
+    assert_eq!(on_all_ways(&text, 1, false), Some((7, 16, Some(-8), None)));
+    assert_eq!(before_return::<X86_64, COLUMNS>(Avma(TEXT + 0xe), true, &text), None);
+    // Where the call was the last instruction.
+    let text = Text { bytes: text.bytes[..0xe].to_vec(), functions: &[0, 0xe] };
+    assert_eq!(on_all_ways(&text, 0xe, true), Some((7, 32, Some(-8), None)));
+}
+
+#[test]
+fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_one() {
+    let bytes = vec![
+        0x85, 0xff, //             +00 test %edi,%edi
+        0x74, 0x09, //             +02 je +0d
+        0x48, 0x83, 0xec, 0x08, // +04 sub $8,%rsp
+        0xe8, 0, 0, 0, 0, //       +08 call abort
+        0x31, 0xc0, //             +0d xor %eax,%eax
+        0xc3, //                   +0f ret
+    ];
+    let text = Text { bytes, functions: &[0] };
+    // Only the call leads to its return address.
+    assert_eq!(on_all_ways(&text, 0xd, true), Some((7, 16, Some(-8), None)));
+    // As an instruction it is reached by the jump, and by a way that is never taken.
+    assert_eq!(on_all_ways(&text, 0xd, false), None);
+    assert_eq!(on_all_ways(&text, 0xf, false), None);
+    assert_eq!(on_all_ways(&text, 8, false), Some((7, 16, Some(-8), None)));
+}
+
+#[test]
+fn code_that_pushes_a_zero_under_its_record_ends_the_chain() {
+    let ends = |bytes: &[u8], at: u64| {
+        let text = Text { bytes: bytes.to_vec(), functions: &[0] };
+        ends_chain::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), true, &text)
+    };
+    // thread_start: push $0; push %rbp; mov %rsp,%rbp; sub $16,%rsp; call; +15
+    let thread_start = [0x6a, 0, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(ends(&thread_start, 15));
+    assert!(!ends(&thread_start, 2), "it has made no record yet");
+    // Before: the return address is what lies at the stack pointer that it is entered with.
+    let older = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 24, 0xe8, 0, 0, 0, 0, 0xc9, 0xc3];
+    assert!(!ends(&older, 13));
+    // __dyld_start: pop %rdi; push $0; mov %rsp,%rbp; and $-16,%rsp; call
+    let dyld = [0x5f, 0x6a, 0, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xe4, 0xf0, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(ends(&dyld, 15));
+    // push $1; a zero elsewhere than under the record; a zero that is overwritten.
+    let mut other = thread_start;
+    other[1] = 1;
+    assert!(!ends(&other, 15));
+    let below = [0x55, 0x48, 0x89, 0xe5, 0x6a, 0, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(!ends(&below, 11));
+    let overwritten = [0x6a, 0, 0x48, 0x89, 0x3c, 0x24, 0x55, 0x48, 0x89, 0xe5, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
+    assert!(!ends(&overwritten, 15));
+}

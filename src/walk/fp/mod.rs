@@ -1,0 +1,250 @@
+//! Following frame records: `[fp]` is the caller's frame pointer, and the word above it
+//! the return address, on all processors alike. Input: the first frame pointer; output: one
+//! look-up address per record. Finding the leaf's own caller is the architecture's part.
+
+mod facts;
+
+pub(super) use facts::Facts;
+
+use super::bounds::MAX_STACK_BYTES;
+use super::frames::{Frames, Method};
+use super::processor::Processor;
+use super::words::Words;
+use super::{Code, Ended, Input, Walked, root};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
+
+/// Follows the records from `frame_pointer` on, pushing to `out`.
+///
+/// `above` is the lowest address at which the first record may lie (the stack pointer),
+/// `leaf_return` the return address of a leaf without a record. Each record must lie above
+/// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
+pub(super) fn follow<P: Processor<N>, const N: usize>(
+    mut frame_pointer: u64,
+    above: Avma,
+    leaf_return: Option<Avma>,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    out: &mut Vec<LookupAvma>,
+) -> Walked {
+    let words = Words::new(input.stack);
+    let mut reached = above;
+    let mut outermost = leaf_return;
+    loop {
+        let chain = root::Chain { next: frame_pointer, above, reached, outermost };
+        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(P::POINTER_BYTES)
+        {
+            return Walked { ended: chain.end::<P, N>(input), reached };
+        }
+        let record = Avma(frame_pointer);
+        if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(P::POINTER_BYTES) >= limit.0) {
+            return Walked { ended: chain.end::<P, N>(input), reached };
+        }
+        let (Some(saved), Some(word)) = (words.word(record.0), words.word((record + P::POINTER_BYTES).0))
+        else {
+            return Walked { ended: outside_window::<P, N>(record, &chain, input), reached };
+        };
+        // Swift marks the record of an async function by bit 60 of the frame pointer that it
+        // saves, on arm64 and x86_64 (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp:
+        // SwiftAsyncFramePointer). A word that only the mask makes 0 is no end of a chain.
+        let next = if saved & input.code_mask == 0 { saved } else { saved & input.code_mask };
+        // The masks of aarch64: bits 63..47 may hold a signature.
+        let return_address = word & input.code_mask;
+        if return_address == 0 {
+            let begins =
+                outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()));
+            let ended = if next == 0 && begins != Some(false) { Ended::Root } else { Ended::BadFrame };
+            return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
+        }
+        let Some(lookup) = facts.lookup::<P, N>(Avma(return_address), input.code) else {
+            return Walked { ended: Ended::BadFrame, reached };
+        };
+        reached = record + 2 * P::POINTER_BYTES;
+        if out.len() >= input.max_depth {
+            return Walked { ended: Ended::DepthLimit, reached };
+        }
+        out.push(lookup);
+        outermost = Some(Avma(return_address));
+        frame_pointer = next;
+    }
+}
+
+/// A record outside the copied bytes: a deeper stack than was copied, or no record at all?
+fn outside_window<P: Processor<N>, const N: usize>(
+    record: Avma,
+    chain: &root::Chain,
+    input: &Input<'_>,
+) -> Ended {
+    let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
+    if record.0 < limit && record.0 - chain.above.0 < MAX_STACK_BYTES {
+        return Ended::WindowRanOut;
+    }
+    chain.end::<P, N>(input)
+}
+
+/// Whether a walk by frame records that found these look-up addresses has something to be
+/// measured by: an image of theirs has unwind information, if not of the very function, or
+/// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
+pub(super) fn can_be_checked(addresses: &[LookupAvma], code: &dyn Code) -> bool {
+    let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
+    addresses.iter().map(|lookup| lookup.at()).any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
+}
+
+/// Walks by frame records alone: `walk` pushes the look-up addresses, of which the first is that of
+/// the thread's program counter.
+pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<LookupAvma>) -> Walked) -> Walked {
+    out.clear();
+    let walked = walk(&mut out.addresses);
+    out.methods.resize(out.addresses.len(), Method::FramePointer);
+    if let Some(leaf) = out.methods.first_mut() {
+        *leaf = Method::Context;
+    }
+    walked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::StackBytes;
+    use super::*;
+    use crate::arch::X86_64;
+
+    struct NoCode;
+    impl Code for NoCode {
+        fn is_code(&self, at: Avma) -> bool {
+            at.0 < 0x10_0000
+        }
+        fn code(&self, _: Avma) -> Option<&[u8]> {
+            None
+        }
+    }
+
+    const BASE: u64 = 0x7fff_0000_1000;
+
+    /// A stack as words from `BASE` up, beside it what the walk from `fp` finds.
+    fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let input = Input {
+            stack: StackBytes { base: Avma(BASE), bytes: &bytes },
+            stack_top: stack_top.map(Avma),
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 4,
+            code_mask: 0x7fff_ffff_ffff,
+            code: &NoCode,
+        };
+        let mut out = Vec::new();
+        let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+        let out: Vec<u64> = out.into_iter().map(u64::from).collect();
+        assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
+    }
+
+    #[test]
+    fn a_chain_that_ends_in_zero_is_complete() {
+        let words = [
+            BASE + 0x18, // BASE+00 saved fp
+            0x1005,      // BASE+08 return address
+            0xdead,      // BASE+10 a local
+            0,           // BASE+18 saved fp of the outermost frame
+            0x2005,      // BASE+20
+        ];
+        check(&words, BASE, None, &[0x1004, 0x2004], Ended::Root);
+    }
+
+    #[test]
+    fn a_zero_far_below_the_stack_top_is_a_torn_chain() {
+        // Code without frame pointers uses rbp for anything, zero included.
+        check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], Ended::Unproved);
+        check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
+    }
+
+    #[test]
+    fn a_null_frame_pointer_without_a_record_is_no_complete_stack() {
+        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], Ended::Unproved);
+        // Nothing calls a thread's first function.
+        check(&[0], 0, Some(BASE), &[], Ended::Root);
+    }
+
+    #[test]
+    fn a_word_outside_code_is_no_return_address() {
+        check(&[BASE + 16, 0x20_0000, 0, 0x1005], BASE, Some(BASE + 0x80), &[], Ended::BadFrame);
+    }
+
+    #[test]
+    fn libc_start_code_leaves_any_word_in_the_outermost_record() {
+        check(&[1, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
+        check(&[1, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+    }
+
+    #[test]
+    fn records_must_progress_and_be_aligned() {
+        check(&[BASE, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[BASE + 0x13, 0x1005, 0, 0], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[0; 4], BASE - 8, None, &[], Ended::BadFrame);
+    }
+
+    #[test]
+    fn a_record_above_the_window_is_told_from_garbage() {
+        check(&[BASE + 0x4000, 0x1005], BASE, None, &[0x1004], Ended::WindowRanOut);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x8000), &[0x1004], Ended::WindowRanOut);
+        check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x2000), &[0x1004], Ended::BadFrame);
+        check(&[u64::MAX - 7, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+    }
+
+    #[test]
+    fn depth_is_limited_and_said() {
+        let mut words = Vec::new();
+        for frame in 0..8u64 {
+            words.extend([BASE + (frame + 1) * 16, 0x1001 + frame]);
+        }
+        check(&words, BASE, None, &[0x1000, 0x1001, 0x1002, 0x1003], Ended::DepthLimit);
+    }
+
+    #[test]
+    fn signed_return_addresses_are_stripped() {
+        check(&[0, 0xabcd_8000_0000_1005], BASE, None, &[0x1004], Ended::Root);
+    }
+
+    #[test]
+    fn a_null_return_address_is_the_root_only_with_a_null_frame() {
+        check(&[0, 0], BASE, None, &[], Ended::Root);
+        check(&[BASE + 16, 0], BASE, None, &[], Ended::BadFrame);
+    }
+
+    #[test]
+    fn the_mark_of_swift_async_frames_is_taken_off() {
+        let marked = 1 << 60 | (BASE + 0x18);
+        check(&[marked, 0x1005, 0xdead, 0, 0x2005], BASE, None, &[0x1004, 0x2004], Ended::Root);
+        // A marked zero, or any other word that only the mask makes 0, ends no chain.
+        check(&[1 << 60, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+    }
+
+    #[test]
+    fn where_the_stack_ends_a_record_is_none() {
+        let words = [BASE + 0x10, 0x1005, 0, 0x2005, BASE + 0x30, 0x3005];
+        let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+        let check = |fp, limit: u64, expected: &[u64], ended| {
+            let input = Input {
+                stack: StackBytes { base: Avma(BASE), bytes: &bytes },
+                stack_top: None,
+                stack_limit: Some(Avma(limit)),
+                fp_always: false,
+                max_depth: 4,
+                code_mask: 0x7fff_ffff_ffff,
+                code: &NoCode,
+            };
+            let mut out = Vec::new();
+            let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+            let out: Vec<u64> = out.into_iter().map(u64::from).collect();
+            assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
+        };
+        check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);
+        // The second record would lie above, in part or in whole.
+        check(BASE, BASE + 0x18, &[0x1004], Ended::BadFrame);
+        check(BASE, BASE + 0x10, &[0x1004], Ended::BadFrame);
+        // Outside the window, below the limit and above it.
+        check(BASE + 0x20, BASE + 0x100, &[0x3004], Ended::WindowRanOut);
+        check(BASE + 0x20, BASE + 0x40, &[0x3004], Ended::WindowRanOut);
+        check(BASE + 0x20, BASE + 0x38, &[0x3004], Ended::BadFrame);
+        check(u64::MAX - 7, u64::MAX, &[], Ended::BadFrame);
+    }
+}

@@ -1,0 +1,103 @@
+//! One frame with all its registers, and what every processor has in common of the step to its
+//! caller. Input: a frame, a row of unwind information; output: the caller's registers, not yet
+//! checked.
+
+use std::marker::PhantomData;
+
+use super::bounds::{Failure, why_not};
+use super::expression::Machine;
+use super::processor::Processor;
+use super::{Ended, Input, root};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::RED_ZONE_BYTES;
+use crate::binary::frame_rule::{Cfa, Column, Row};
+
+/// A frame: its registers as they are while it is the leaf, or while its callee runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame<P, const N: usize> {
+    pub address: CodeAddress,
+    /// By DWARF number; the last is the program counter.
+    pub registers: [u64; N],
+    processor: PhantomData<P>,
+}
+
+impl<P: Processor<N>, const N: usize> Frame<P, N> {
+    /// The leaf of a thread that was stopped with these registers; `mask` as in
+    /// [`Processor::columns`].
+    pub(super) fn new(registers: &P, mask: u64) -> Frame<P, N> {
+        let registers = registers.columns(mask);
+        Frame { address: CodeAddress::Pc(Avma(registers[N - 1])), registers, processor: PhantomData }
+    }
+
+    #[inline]
+    pub(super) fn sp(&self) -> Avma {
+        Avma(self.registers[usize::from(P::STACK_POINTER)])
+    }
+
+    /// Lowest address that it may keep words at. Only what no call has left has any below its
+    /// stack pointer.
+    fn lowest(&self) -> Avma {
+        match self.address {
+            CodeAddress::Pc(_) => Avma(self.sp().0.saturating_sub(RED_ZONE_BYTES)),
+            CodeAddress::Return(_) => self.sp(),
+        }
+    }
+
+    /// The registers of the caller by a row of any form, with the stack pointer at the CFA. The
+    /// address is still that of `self`.
+    pub(super) fn by_row(&self, row: &Row<N>, input: &Input<'_>) -> Result<Frame<P, N>, Failure> {
+        let machine = Machine { registers: &self.registers, lowest: self.lowest(), input };
+        let cfa = match &row.cfa {
+            Cfa::Register(register, offset) => {
+                let base = self.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
+                base.wrapping_add_signed(*offset)
+            }
+            Cfa::Expression(code) => machine.evaluate(code, None)?,
+        };
+        let mut next = *self;
+        next.registers[usize::from(P::STACK_POINTER)] = cfa;
+        for (register, column) in row.columns.iter().enumerate() {
+            next.registers[register] = match column {
+                Column::Same | Column::Undefined => continue,
+                // Below the stack pointer: an epilogue has loaded it already, which rows of
+                // compilers do not say.
+                Column::At(offset)
+                    if register < P::RETURN_COLUMN
+                        && !row.signal
+                        && cfa.wrapping_add_signed(*offset) < self.sp().0 =>
+                {
+                    continue;
+                }
+                Column::At(offset) => self.word(Avma(cfa.wrapping_add_signed(*offset)), input)?,
+                Column::Is(offset) => cfa.wrapping_add_signed(*offset),
+                Column::In(other) => *self.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
+                Column::AtExpression(code) => {
+                    let at = machine.evaluate(code, Some(cfa))?;
+                    self.word(Avma(at), input)?
+                }
+                Column::IsExpression(code) => machine.evaluate(code, Some(cfa))?,
+            };
+        }
+        Ok(next)
+    }
+
+    /// What it means that a chain of frame records ends here.
+    pub(super) fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> Ended {
+        let outermost = self.address.is_return().then_some(self.address.at());
+        let next = self.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
+        // The copy begins below the stack pointer, at which a thread's first function has nothing.
+        let above = if outermost.is_none() { self.sp() } else { input.stack.base };
+        let chain = root::Chain { next, above, reached, outermost };
+        match chain.end::<P, N>(input) {
+            Ended::Root if chain.place_decides(input) => Ended::Root,
+            // A search of the stack may lead further.
+            _ => Ended::BadFrame,
+        }
+    }
+
+    /// The word at an address of the stack.
+    #[inline]
+    pub(super) fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
+        input.stack.word(at).ok_or_else(|| why_not(at, input))
+    }
+}

@@ -1,0 +1,58 @@
+//! What a processor is to the walker, in one place: its registers by DWARF number, what its
+//! instructions do, and what code looks like that begins and ends threads. The type of its registers
+//! stands for it (`arch::X86_64`), `arch::Arch` is its name, and it has a folder of that name here.
+//!
+//! `N` is the number of columns of its rows of unwind information.
+
+use super::Code;
+use super::flow::state::{Effect, State};
+use crate::addr::Avma;
+
+/// See the top of this file.
+pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
+    /// Bytes of an address in memory: a return address, half a frame record.
+    const POINTER_BYTES: u64;
+    /// The stack pointer, by DWARF number.
+    const STACK_POINTER: u8;
+    /// The frame pointer, by DWARF number. Where code keeps frame records it is the address of
+    /// the caller's frame pointer, and the return address lies above that.
+    const FRAME_POINTER: u8;
+    /// The register that a call leaves the return address in; else it is on the stack.
+    const LINK: Option<u8>;
+    /// The column of the return address. Those below it are of registers.
+    const RETURN_COLUMN: usize;
+    /// Registers that a function gives back as it found them, without the stack pointer.
+    const SAVED: &'static [u8];
+
+    /// All registers by column, as a thread was stopped with them. `mask`: the bits of a code
+    /// pointer that are address.
+    fn columns(&self, mask: u64) -> [u64; N];
+
+    /// Executes the instruction at the start of `bytes`, which stands at `at`; its length with
+    /// it. `None` for what is no instruction.
+    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)>;
+
+    /// Whether a call stands in front of an address in executable memory.
+    fn returns(address: Avma, code: &dyn Code) -> bool;
+
+    /// Whether code is the trampoline that handlers of signals return to.
+    fn is_sigreturn(code: &[u8]) -> bool;
+
+    /// Whether code is what follows the call of `main`, or of a thread's function, in start code.
+    fn is_start_code(code: &[u8]) -> bool;
+
+    /// Whether code calls the system call `exit` as it does behind a thread's first function,
+    /// whose result it mostly passes.
+    fn ends_thread(code: &[u8]) -> bool;
+
+    /// The bytes that a call puts on the stack: the return address, if that is there.
+    fn pushed_by_call() -> i64 {
+        if Self::LINK.is_some() { 0 } else { Self::POINTER_BYTES.cast_signed() }
+    }
+}
+
+/// Whether a return address of a handler of signals is the first instruction of a trampoline, as on
+/// Linux: that of macOS has called the handler.
+pub(super) fn begins_trampoline<P: Processor<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+    P::is_sigreturn(code.code(at).unwrap_or_default()) || !P::returns(at, code)
+}

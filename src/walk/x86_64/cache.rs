@@ -1,0 +1,333 @@
+//! What was learned of each code address that a stack led to: how its caller is found, and
+//! whether a call returns there. Input: code addresses; output: [`Rule`]s, and for the few
+//! frames that need them all saved registers ([`Saved`]) or a whole row. Void when the
+//! images change.
+
+use std::ops::Range;
+
+use hashbrown::HashMap;
+
+use super::first::First;
+use super::forward::{self, Leads, Proof};
+use super::rule::{self, Kind, Rule, Saved};
+use super::switching::{self, Switch};
+use super::{first, prologue};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::frames::Method;
+use crate::walk::processor::{Processor, begins_trampoline};
+use crate::walk::table::{Table, key, lookup_of};
+use crate::walk::{Code, body, flow};
+
+/// Most rows of unusual form; beyond it the cache is emptied.
+const UNUSUAL_MAX: usize = 4096;
+/// Most rows that were found from an entry.
+const CONFIRMED_MAX: usize = 4096;
+
+/// See the top of this file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cache {
+    rules: Table<Rule>,
+    saved: Table<Saved>,
+    /// Rows of another form, and ordinary ones that are not to be relied on.
+    unusual: Vec<Unusual>,
+    /// Rows at addresses, program counters or not, by the ways from an entry.
+    confirmed: HashMap<(u64, u64, bool), Option<Box<Row>>>,
+}
+
+/// What is known of an address whose rule is of kind `Unusual`.
+#[derive(Clone, Debug)]
+struct Unusual {
+    row: Row,
+    switch: Switch,
+    /// It is a return address without a call: nothing is called from there.
+    not_called: bool,
+    /// Whether something else must lead to the same caller (`confirm.rs`).
+    proof: Proof,
+    /// It is in the first function of a fiber.
+    fiber: bool,
+}
+
+impl Cache {
+    pub(super) fn clear(&mut self) {
+        self.rules.clear();
+        self.saved.clear();
+        self.unusual.clear();
+        self.confirmed.clear();
+    }
+
+    /// What is known of an address.
+    #[inline(always)]
+    pub(super) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        match self.rules.get(key(address)) {
+            Some(rule) => rule,
+            None => self.learn(address, code),
+        }
+    }
+
+    /// The row of a rule of kind `Unusual`, until the next address is learned.
+    pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
+        self.kept(rule).map(|kept| &kept.row)
+    }
+
+    /// Whether the caller that a rule leads to can be relied on, until the next address is
+    /// learned.
+    pub(super) fn switch(&self, rule: Rule) -> Switch {
+        self.kept(rule).map_or(Switch::No, |kept| kept.switch)
+    }
+
+    /// Whether a rule leads to the caller for certain, until the next address is learned.
+    pub(super) fn proof(&self, rule: Rule) -> Proof {
+        self.kept(rule).map_or(Proof::Certain, |kept| kept.proof)
+    }
+
+    /// Whether it is of a return address that no call left: the trampoline that handlers of
+    /// signals return to, the function that the first one of a context returns to.
+    pub(super) fn not_called(&self, rule: Rule) -> bool {
+        self.kept(rule).is_some_and(|kept| kept.not_called)
+    }
+
+    /// Whether an unusual row says that there is no caller.
+    pub(super) fn is_root(&self, rule: Rule) -> bool {
+        self.unusual(rule).is_some_and(|row| row.columns[RETURN_ADDRESS] == Column::Undefined)
+    }
+
+    /// Whether an address that leads to no caller is in the first function of a fiber.
+    pub(super) fn begins_fiber(&self, rule: Rule) -> bool {
+        rule.kind() == Kind::Fiber || self.kept(rule).is_some_and(|kept| kept.fiber)
+    }
+
+    fn kept(&self, rule: Rule) -> Option<&Unusual> {
+        self.unusual.get(rule.row()).filter(|_| rule.kind() == Kind::Unusual)
+    }
+
+    /// Where the registers of the caller are at an address with an ordinary rule.
+    pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> Saved {
+        if let Some(saved) = self.saved.get(key(address)) {
+            return saved;
+        }
+        // Overwritten.
+        self.learn(address, code);
+        self.saved.get(key(address)).unwrap_or_default()
+    }
+
+    /// The address that follows a call, in tests of addresses.
+    pub(super) fn is_return(&mut self, address: Avma, code: &dyn Code) -> bool {
+        self.rule(CodeAddress::Return(address), code).returns()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        let (found, returns) = find(address, code);
+        let proof = Proof::Certain;
+        let (rule, saved) = match found {
+            Found::Row(row, method) => {
+                let switch = switching::at(address, &row, code);
+                let not_called =
+                    row.signal && address.is_return() && begins_trampoline::<X86_64, _>(address.at(), code);
+                self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
+            }
+            Found::Unproved(row) => {
+                let switch = switching::at(address, &row, code);
+                let (not_called, fiber, proof) = (false, false, Proof::Wanted);
+                let kept = Unusual { row: *row, switch, not_called, fiber, proof };
+                (self.keep_unusual(kept).read_from_code(), Saved::default())
+            }
+            Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
+            Found::First(First { not_called: true, fiber }) => {
+                let switch = Switch::No;
+                let kept = Unusual { row: root_row(), switch, not_called: true, fiber, proof };
+                (self.keep_unusual(kept), Saved::default())
+            }
+            Found::First(First { fiber, .. }) => {
+                (Rule::of_kind(if fiber { Kind::Fiber } else { Kind::Root }), Saved::default())
+            }
+            Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
+        };
+        let rule = rule.returning(returns);
+        if code.lacked() {
+            return rule;
+        }
+        self.rules.insert(key(address), rule);
+        if rule.is_ordinary() {
+            self.saved.insert(key(address), saved);
+        }
+        rule
+    }
+
+    fn keep(&mut self, found: Unusual, method: Method) -> (Rule, Saved) {
+        if found.row.columns[RETURN_ADDRESS] == Column::Undefined {
+            return (Rule::of_kind(Kind::Root), Saved::default());
+        }
+        if found.switch == Switch::No
+            && let Some(packed) = rule::pack(&found.row, method)
+        {
+            return packed;
+        }
+        (self.keep_unusual(found), Saved::default())
+    }
+
+    fn keep_unusual(&mut self, unusual: Unusual) -> Rule {
+        if self.unusual.len() >= UNUSUAL_MAX {
+            self.clear();
+        }
+        let number = self.unusual.len() as u16;
+        self.unusual.push(unusual);
+        Rule::unusual(number)
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        let stays = |key: u64| !is_gone(lookup_of(key));
+        self.rules.retain(stays);
+        self.saved.retain(stays);
+        self.confirmed.retain(|(_, at, _), _| stays(*at));
+    }
+
+    /// The row at `address` by the ways from `entry`, which a call leads to: see `confirm.rs`.
+    pub(super) fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
+        let (at, returned) = (address.at(), address.is_return());
+        if self.confirmed.len() >= CONFIRMED_MAX {
+            self.confirmed.clear();
+        }
+        let key = (entry.0, at.0, returned);
+        if !self.confirmed.contains_key(&key) {
+            let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
+            if code.lacked() {
+                return None;
+            }
+            self.confirmed.insert(key, row.map(Box::new));
+        }
+        self.confirmed.get(&key)?.as_deref()
+    }
+}
+
+/// How the caller of a frame at an address is found.
+#[allow(clippy::large_enum_variant, reason = "one at a time, never kept")]
+enum Found {
+    Row(Box<Row>, Method),
+    /// A row that was read from instructions and is not certain.
+    Unproved(Box<Row>),
+    /// The thread's first function.
+    Root,
+    /// The same, of a stack that does not begin as those of threads do.
+    First(First),
+    /// Neither unwind information nor understandable code.
+    Nothing,
+}
+
+/// What there is at an address, and for a return address, whether a call is in front of it.
+fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
+    let (at, is_return) = (address.at(), address.is_return());
+    let follows_call = is_return && X86_64::returns(at, code);
+    if let Some(first) = first::at(address, code) {
+        return (Found::First(first), follows_call || first.not_called);
+    }
+    let here = code.code(at).unwrap_or_default();
+    let row = code.row(address.lookup().at());
+    // Go's table says nothing of what its trampoline is.
+    if X86_64::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
+        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
+    }
+    if let Some(row) = row {
+        // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
+        // it is where that began, whatever the row says (`runtime.clone` of Go).
+        let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
+        if follows_call && is_bare && matches!(forward::follow(at, true, code), Some(Leads::ToExit)) {
+            return (Found::Root, true);
+        }
+        let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == super::RSP as u8);
+        if (follows_call || !is_return) && on_stack_pointer && first::on_other_goroutine(address, code) {
+            return (Found::First(First { not_called: false, fiber: true }), follows_call);
+        }
+        // A handler returns to `__restore_rt`, which begins one byte before itself for
+        // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
+        let returns = follows_call || (is_return && row.signal && code.is_code(at));
+        return (Found::Row(Box::new(row), Method::Cfi), returns);
+    }
+    if let Some(begins_threads) = code.begins_threads(address.lookup().at()) {
+        let found = match begins_threads && body::marks_first::<X86_64, _>(address, code) {
+            true => Found::Root,
+            false => in_macho(address, code),
+        };
+        return (found, follows_call);
+    }
+    if is_return && !follows_call {
+        return (Found::Nothing, false);
+    }
+    if code.entry(at).is_some_and(|entry| forward::is_start(entry, address, code)) {
+        return (Found::Root, follows_call);
+    }
+    (in_bare_code(address, code), follows_call)
+}
+
+/// What the instructions tell where there is no unwind information.
+fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
+    let (at, is_return) = (address.at(), address.is_return());
+    let next_function = is_return && code.code(at).is_some_and(begins_function);
+    let leads = if next_function { None } else { forward::follow(at, is_return, code) };
+    let unproved = match leads {
+        Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
+        Some(Leads::ToExit) => return Found::Root,
+        Some(Leads::Back(row, Proof::Wanted)) => Some(row),
+        None => None,
+    };
+    let since_entry = |function: Range<Avma>| {
+        flow::since_entry_on_all_ways::<X86_64, _>(function.start, at, is_return, code)
+    };
+    let told = match code.function(address.lookup().at()) {
+        Some(function) => since_entry(function),
+        None => prologue::row(at, is_return, code),
+    };
+    match (told, unproved) {
+        (Some(row), _) => Found::Row(Box::new(row), Method::Code),
+        (None, Some(row)) => Found::Unproved(row),
+        (None, None) => Found::Nothing,
+    }
+}
+
+/// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
+fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
+    let said = match code.body(address.lookup().at()) {
+        Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
+        _ => None,
+    };
+    let found = match said {
+        Some((row, method)) if row.signal => Some((row, method)),
+        said => body::row::<X86_64, _>(address, said, code),
+    };
+    found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
+}
+
+/// A row that says that there is no caller.
+fn root_row() -> Row {
+    let mut row = Row::new(Cfa::Register(super::RSP as u8, 0));
+    row.columns[RETURN_ADDRESS] = Column::Undefined;
+    row
+}
+
+/// Whether code after a call is none that the call returns to, but the next function or
+/// the padding before it: the callee does not return.
+fn begins_function(code: &[u8]) -> bool {
+    const STARTS: [&[u8]; 6] =
+        [&[0xf3, 0x0f, 0x1e, 0xfa], &[0x55], &[0x66, 0x2e, 0x0f, 0x1f], &[0x0f, 0x1f], &[0x90], &[0xcc]];
+    STARTS.iter().any(|start| code.starts_with(start))
+}
+
+/// The row of a trampoline that calls `rt_sigreturn` with the context at the stack pointer.
+/// Source: Linux arch/x86/include/asm/sigframe.h and uapi/asm/sigcontext.h; registers
+/// begin 40 bytes into `struct ucontext`.
+fn signal_frame() -> Row {
+    // r8..r15 rdi rsi rbp rbx rdx rax rcx rsp rip, by DWARF number
+    const SAVED: [usize; COLUMNS] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, RETURN_ADDRESS];
+    let mut row = Row { cfa: Cfa::Register(super::RSP as u8, 0), columns: Default::default(), signal: true };
+    for (index, column) in SAVED.into_iter().enumerate() {
+        row.columns[column] = Column::At(40 + 8 * index as i64);
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests;

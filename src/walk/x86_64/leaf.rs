@@ -1,0 +1,320 @@
+//! x86_64: where the caller of the leaf frame is.
+//!
+//! In the body of a function with a frame pointer the caller is in the frame record at
+//! rbp. In a leaf function without one (compilers leave it out even when asked to keep
+//! frame pointers), on entry, between the two instructions of the prologue and at `ret`
+//! rbp belongs to the caller: following it alone would lose the caller. The unwind
+//! information of the leaf's function tells; without it the code (see `record.rs`).
+
+use super::record;
+use crate::addr::{Avma, CodeAddress, LookupAvma};
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{CfaBase, FrameRule};
+use crate::walk::bounds::MAX_STACK_BYTES;
+use crate::walk::fp::{self, Facts};
+use crate::walk::table::Table;
+use crate::walk::{Code, Ended, Input, Walked};
+
+/// What is known of instructions that threads were stopped at. Void when the images change.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leaves(Table<Leaf>);
+
+/// What is known of an instruction that a thread was stopped at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Leaf {
+    /// The ordinary form of its unwind information.
+    rule: Option<FrameRule>,
+    /// Bytes from the stack pointer to the return address, if the code shows that there is no
+    /// frame record.
+    unframed_return_at: Option<u64>,
+}
+
+impl Leaves {
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.0.retain(|pc| !is_gone(Avma(pc)));
+    }
+
+    fn leaf(&mut self, pc: Avma, code: &dyn Code) -> Leaf {
+        if let Some(leaf) = self.0.get(pc.0) {
+            return leaf;
+        }
+        let slot = record::unframed_return_slot(pc, Avma(0), code);
+        let leaf = Leaf { rule: code.frame_rule(pc), unframed_return_at: slot.map(|slot| slot.0) };
+        if !code.lacked() {
+            self.0.insert(pc.0, leaf);
+        }
+        leaf
+    }
+}
+
+/// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+pub(super) fn walk(
+    registers: &X86_64,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    leaves: &mut Leaves,
+    out: &mut Vec<LookupAvma>,
+) -> Walked {
+    let pc = Avma(registers.rip);
+    let sp = Avma(registers.gpr[X86_64::RSP]);
+    // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
+    let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
+    out.push(CodeAddress::Pc(pc).lookup());
+    let leaf = leaves.leaf(pc, input.code);
+    if let Some(rule) = leaf.rule {
+        if rule.return_at.is_none() {
+            return Walked { ended: Ended::Root, reached: sp };
+        }
+        match step(&rule, sp, frame_pointer, input, facts) {
+            Step::To(caller) if out.len() < input.max_depth => {
+                out.push(caller.lookup);
+                let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
+                return fp::follow::<X86_64, _>(at, sp, called_from, input, facts, out);
+            }
+            Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
+            Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
+            Step::NotFollowed => {}
+        }
+    }
+    let leaf_return = leaf
+        .unframed_return_at
+        .and_then(|bytes| input.stack.word(sp + bytes))
+        .map(Avma)
+        .and_then(|address| Some((address, facts.lookup::<X86_64, _>(address, input.code)?)))
+        .filter(|_| out.len() < input.max_depth);
+    if let Some((_, lookup)) = leaf_return {
+        out.push(lookup);
+    }
+    let called_from = leaf_return.map(|(address, _)| address);
+    fp::follow::<X86_64, _>(frame_pointer, sp, called_from, input, facts, out)
+}
+
+/// The caller of the leaf frame.
+struct Caller {
+    address: Avma,
+    lookup: LookupAvma,
+    sp: Avma,
+    frame_pointer: u64,
+}
+
+/// Where a rule leads.
+enum Step {
+    To(Caller),
+    /// The frame is larger than what was copied of the stack.
+    OutsideWindow,
+    /// To what cannot be a caller: the rule does not fit these registers.
+    NotFollowed,
+}
+
+fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts: &mut Facts) -> Step {
+    let base = match rule.base {
+        CfaBase::StackPointer => sp.0,
+        CfaBase::FramePointer => frame_pointer,
+    };
+    let cfa = base.checked_add_signed(rule.cfa_offset).filter(|cfa| *cfa > sp.0);
+    let slot = |at: i64| cfa?.checked_add_signed(at).map(Avma);
+    let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
+    let Some(word) = input.stack.word(return_slot) else {
+        let near = return_slot > sp
+            && return_slot - sp < MAX_STACK_BYTES
+            && input.stack_limit.is_none_or(|limit| return_slot < limit);
+        return if near { Step::OutsideWindow } else { Step::NotFollowed };
+    };
+    let address = Avma(word);
+    let frame_pointer = match rule.frame_pointer_at {
+        Some(at) => slot(at).and_then(|slot| input.stack.word(slot)),
+        None => Some(frame_pointer),
+    };
+    // The byte before a return address is code; the address itself may be the end of it.
+    match frame_pointer.zip(facts.lookup::<X86_64, _>(address, input.code)) {
+        Some((frame_pointer, lookup)) => Step::To(Caller { address, lookup, sp: Avma(cfa), frame_pointer }),
+        None => Step::NotFollowed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::walk::StackBytes;
+
+    const TEXT: u64 = 0x40_1000;
+    const STACK: u64 = 0x7fff_0000_1000;
+
+    /// gcc -O1 -fno-omit-frame-pointer:
+    const FUNCTION: &[u8] = &[
+        0xf3, 0x0f, 0x1e, 0xfa, // +00 endbr64
+        0x55, //                   +04 push %rbp
+        0x48, 0x89, 0xe5, //       +05 mov %rsp,%rbp
+        0x89, 0xf8, //             +08 mov %edi,%eax
+        0x5d, //                   +0a pop %rbp
+        0xc3, //                   +0b ret
+    ];
+
+    struct Text;
+    impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            FUNCTION.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+
+    /// The caller's record is at STACK+0x40; `words` are the words from the stack pointer up.
+    fn addresses(offset: u64, rbp: u64, words: &[u64]) -> Vec<u64> {
+        let mut bytes = vec![0u8; 0x60];
+        for (index, word) in words.iter().enumerate() {
+            bytes[index * 8..index * 8 + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[0x48..0x50].copy_from_slice(&(TEXT + 2).to_le_bytes());
+        let mut registers = X86_64 { rip: TEXT + offset, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = STACK;
+        registers.gpr[X86_64::RBP] = rbp;
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let input = Input {
+            stack,
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 64,
+            code_mask: u64::MAX,
+            code: &Text,
+        };
+        let mut out = Vec::new();
+        assert_eq!(
+            walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out).ended,
+            Ended::Root
+        );
+        out.iter().map(|address| address.0 - TEXT).collect()
+    }
+
+    #[test]
+    fn each_instruction_of_a_small_function_shows_its_caller_once() {
+        let caller = STACK + 0x40;
+        let returns = TEXT + 9;
+        for entry in [0, 4, 0xb] {
+            assert_eq!(addresses(entry, caller, &[returns]), [entry, 8, 1], "at +{entry:#x}");
+        }
+        assert_eq!(addresses(5, caller, &[caller, returns]), [5, 8, 1], "after push %rbp");
+        for body in [8, 0xa] {
+            assert_eq!(addresses(body, STACK, &[caller, returns]), [body, 8, 1], "at +{body:#x}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_code_is_no_return_address() {
+        assert_eq!(addresses(0, STACK + 0x40, &[0x1234]), [0, 1]);
+    }
+
+    /// Text with one unwind rule for all of it.
+    struct Ruled(FrameRule);
+    impl Code for Ruled {
+        fn is_code(&self, at: Avma) -> bool {
+            Text.is_code(at)
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            Text.code(at)
+        }
+        fn frame_rule(&self, _: Avma) -> Option<FrameRule> {
+            Some(self.0)
+        }
+    }
+
+    #[track_caller]
+    fn check_ruled(rule: FrameRule, rbp: u64, words: &[u64], expected: &[u64], ended: Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT + 8, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = STACK;
+        registers.gpr[X86_64::RBP] = rbp;
+        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
+        let code = Ruled(rule);
+        let input = Input {
+            stack,
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 64,
+            code_mask: u64::MAX,
+            code: &code,
+        };
+        let mut out = Vec::new();
+        let walked = walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out);
+        let relative: Vec<u64> = out.iter().map(|address| address.0 - TEXT).collect();
+        assert_eq!((relative.as_slice(), walked.ended), (expected, ended));
+    }
+
+    /// CFA = base + offset, the return address just below it.
+    fn rule(base: CfaBase, cfa_offset: i64, frame_pointer_at: Option<i64>) -> FrameRule {
+        FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) }
+    }
+
+    #[test]
+    fn a_leaf_function_without_a_frame_keeps_its_caller() {
+        // [rsp] return address of the leaf; the caller's record follows.
+        let words = [TEXT + 9, STACK + 0x20, TEXT + 5, 0xdead, 0, TEXT + 2];
+        let bare = rule(CfaBase::StackPointer, 8, None);
+        check_ruled(bare, STACK + 8, &words, &[8, 8, 4, 1], Ended::Root);
+    }
+
+    #[test]
+    fn a_function_that_uses_rbp_for_something_else_gives_it_back() {
+        // sub $8,%rsp; push %rbp: locals, the caller's rbp, the return address.
+        let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
+        let uses_rbp = rule(CfaBase::StackPointer, 24, Some(-16));
+        check_ruled(uses_rbp, 0x1234, &words, &[8, 8, 1], Ended::Root);
+    }
+
+    #[test]
+    fn an_ordinary_frame_is_followed_by_its_rule_as_by_its_record() {
+        let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
+        let framed = rule(CfaBase::FramePointer, 16, Some(-16));
+        check_ruled(framed, STACK + 8, &words, &[8, 8, 1], Ended::Root);
+    }
+
+    #[test]
+    fn a_rule_may_lead_above_the_window_nowhere_or_to_the_end() {
+        let large = rule(CfaBase::StackPointer, 0x4000, None);
+        check_ruled(large, STACK, &[0, TEXT + 9], &[8], Ended::WindowRanOut);
+        let backwards = rule(CfaBase::StackPointer, -64, None);
+        check_ruled(backwards, STACK, &[0, TEXT + 9], &[8, 8], Ended::Root);
+        let overflow = rule(CfaBase::FramePointer, i64::MAX, Some(i64::MIN));
+        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], Ended::BadFrame);
+        let first = FrameRule { return_at: None, ..large };
+        check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], Ended::Root);
+    }
+
+    /// `push %rbp; mov %rsp,%rbp` at 0x1000, and how often it was asked.
+    struct Asked(Cell<u32>);
+
+    impl Code for Asked {
+        fn is_code(&self, _: Avma) -> bool {
+            false
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            (at.0 == 0x1000).then_some(&[0x55, 0x48, 0x89, 0xe5])
+        }
+        fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+            self.0.set(self.0.get() + 1);
+            (pc.0 == 0x1000).then_some(rule(CfaBase::StackPointer, 8, None))
+        }
+    }
+
+    #[test]
+    fn a_leafs_rule_and_its_code_are_kept() {
+        let (code, mut leaves) = (Asked(Cell::new(0)), Leaves::default());
+        for _ in 0..3 {
+            let leaf = leaves.leaf(Avma(0x1000), &code);
+            assert_eq!((leaf.rule.map(|rule| rule.cfa_offset), leaf.unframed_return_at), (Some(8), Some(0)));
+            let other = leaves.leaf(Avma(0x1001), &code);
+            assert_eq!((other.rule, other.unframed_return_at), (None, None));
+        }
+        assert_eq!(code.0.get(), 2);
+    }
+}

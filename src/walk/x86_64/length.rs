@@ -1,0 +1,246 @@
+//! The length of an x86_64 instruction in 64-bit mode, and its parts. Input: bytes, any;
+//! output: `None` where they are cut short or no instruction that programs contain.
+//!
+//! Source: Intel SDM volume 2, chapter 2 and the opcode maps of appendix A.
+
+/// An instruction's parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Instruction {
+    /// All its bytes.
+    pub length: usize,
+    /// The last REX prefix, or 0; of VEX and EVEX the bits that extend registers' numbers.
+    pub rex: u8,
+    /// 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a; of VEX and EVEX the same, and more, from
+    /// [`VECTOR`] on: the same opcodes are other instructions there.
+    pub map: u8,
+    /// Within its map.
+    pub opcode: u8,
+    /// The byte of the addressing form, where there is one.
+    pub modrm: Option<u8>,
+    /// Displacement or immediate that ends the instruction, sign-extended; 0 without one.
+    pub immediate: i64,
+    /// Displacement of the addressing form.
+    pub displacement: i32,
+    /// The SIB byte, or 0.
+    pub sib: u8,
+    /// The register that VEX and EVEX name beside the addressing form (`vvvv`), or 0.
+    pub second: u8,
+}
+
+/// The number of the first map of opcodes that VEX and EVEX lead to.
+pub(super) const VECTOR: u8 = 0x20;
+
+impl Instruction {
+    /// `modrm` as mode, register and operand, without the bits in REX.
+    pub(super) fn operands(&self) -> Option<(u8, u8, u8)> {
+        self.modrm.map(|modrm| (modrm >> 6, modrm >> 3 & 7, modrm & 7))
+    }
+}
+
+/// Decodes the instruction at the start of `code`.
+pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
+    let (mut at, mut rex, mut short, mut address32) = (0, 0, false, false);
+    // At most 15 bytes are an instruction.
+    let code = &code[..code.len().min(15)];
+    loop {
+        match *code.get(at)? {
+            0x66 => short = true,
+            0x67 => address32 = true,
+            0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 => {}
+            byte @ 0x40..=0x4f => {
+                rex = byte;
+                at += 1;
+                break;
+            }
+            _ => break,
+        }
+        at += 1;
+    }
+    let (map, vector) = match *code.get(at)? {
+        0x0f => match *code.get(at + 1)? {
+            0x38 => (2, 2),
+            0x3a => (3, 2),
+            _ => (1, 1),
+        },
+        0xc5 => (1, 2),
+        0xc4 => (code.get(at + 1)? & 0x1f, 3),
+        0x62 => (code.get(at + 1)? & 7, 4),
+        _ => (0, 0),
+    };
+    let prefix = *code.get(at)?;
+    let is_vector = matches!(prefix, 0xc4 | 0xc5 | 0x62);
+    let mut second = 0;
+    if is_vector {
+        // The bits are inverted: R, X and B are the highest of the first byte, or R alone, and
+        // `vvvv` stands in the last byte, or in the second of EVEX.
+        let extensions = !*code.get(at + 1)? >> 5;
+        rex = if prefix == 0xc5 { extensions & 4 } else { extensions };
+        second = !*code.get(at + if prefix == 0xc5 { 1 } else { 2 })? >> 3 & 15;
+    }
+    at += vector;
+    let opcode = *code.get(at)?;
+    at += 1;
+    let has_modrm = match map {
+        0 => has_modrm(opcode),
+        1 if is_vector => opcode != 0x77,
+        1 => !matches!(opcode, 0x05..=0x09 | 0x0b | 0x0e | 0x30..=0x37 | 0x77 | 0x80..=0x8f
+            | 0xa0..=0xa2 | 0xa8..=0xaa | 0xc8..=0xcf),
+        2..=7 => true,
+        _ => return None,
+    };
+    let (mut modrm, mut sib, mut displacement) = (None, 0, 0);
+    if has_modrm {
+        let byte = *code.get(at)?;
+        at += 1;
+        modrm = Some(byte);
+        let (mode, rm) = (byte >> 6, byte & 7);
+        if mode != 3 && rm == 4 {
+            sib = *code.get(at)?;
+            at += 1;
+        }
+        let bytes = match mode {
+            0 if rm == 5 || (rm == 4 && sib & 7 == 5) => 4,
+            1 => 1,
+            2 => 4,
+            _ => 0,
+        };
+        displacement = i32::try_from(signed(code.get(at..at + bytes)?)).ok()?;
+        at += bytes;
+    }
+    let immediate_bytes = match map {
+        0 => immediate(opcode, modrm, rex, short, address32)?,
+        1 if !is_vector && matches!(opcode, 0x80..=0x8f) => 4,
+        1 => usize::from(matches!(opcode, 0x0f | 0x70..=0x73 | 0xa4 | 0xac | 0xba | 0xc2 | 0xc4..=0xc6)),
+        3 => 1,
+        _ => 0,
+    };
+    let immediate = signed(code.get(at..at + immediate_bytes)?);
+    at += immediate_bytes;
+    let map = if is_vector { VECTOR + map } else { map };
+    Some(Instruction { length: at, rex, map, opcode, modrm, immediate, displacement, sib, second })
+}
+
+fn has_modrm(opcode: u8) -> bool {
+    match opcode {
+        0x00..=0x3f => opcode & 7 < 4,
+        0x63 | 0x69 | 0x6b | 0x80..=0x8f | 0xc0 | 0xc1 | 0xc6 | 0xc7 | 0xd0..=0xd3 | 0xd8..=0xdf => true,
+        0xf6 | 0xf7 | 0xfe | 0xff => true,
+        _ => false,
+    }
+}
+
+/// Bytes of what ends a one-byte opcode; `None` for what 64-bit mode does not have.
+fn immediate(opcode: u8, modrm: Option<u8>, rex: u8, short: bool, address32: bool) -> Option<usize> {
+    let full = if short { 2 } else { 4 };
+    let test = modrm.is_some_and(|modrm| modrm >> 3 & 7 < 2);
+    Some(match opcode {
+        0x06 | 0x07 | 0x0e | 0x16 | 0x17 | 0x1e | 0x1f | 0x27 | 0x2f | 0x37 | 0x3f => return None,
+        0x60..=0x61 | 0x82 | 0x9a | 0xce | 0xd4..=0xd6 | 0xea => return None,
+        0x00..=0x3f if opcode & 7 == 4 => 1,
+        0x00..=0x3f if opcode & 7 == 5 => full,
+        0x68 | 0x69 | 0x81 | 0xa9 | 0xc7 => full,
+        0x6a | 0x6b | 0x70..=0x7f | 0x80 | 0x83 | 0xa8 | 0xb0..=0xb7 | 0xc0 | 0xc1 | 0xc6 | 0xcd => 1,
+        0xa0..=0xa3 => {
+            if address32 {
+                4
+            } else {
+                8
+            }
+        }
+        0xb8..=0xbf => {
+            if rex & 8 != 0 {
+                8
+            } else {
+                full
+            }
+        }
+        0xc2 => 2,
+        0xc8 => 3,
+        0xe0..=0xe7 | 0xeb => 1,
+        0xe8 | 0xe9 => 4,
+        0xf6 if test => 1,
+        0xf7 if test => full,
+        _ => 0,
+    })
+}
+
+fn signed(bytes: &[u8]) -> i64 {
+    let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+    let mut word = [if negative { 0xff } else { 0 }; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    i64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_those_of_the_disassembler() {
+        for code in [
+            &[0x90][..],
+            &[0xf3, 0x0f, 0x1e, 0xfa],                      // endbr64
+            &[0x48, 0x83, 0xec, 0x08],                      // sub $8,%rsp
+            &[0x48, 0x8b, 0x05, 1, 2, 3, 4],                // mov 0x4030201(%rip),%rax
+            &[0x48, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8],          // movabs
+            &[0x66, 0xb8, 1, 2],                            // mov $0x201,%ax
+            &[0x80, 0x3d, 1, 2, 3, 4, 0],                   // cmpb $0,0x4030201(%rip)
+            &[0x64, 0x48, 0x8b, 0x04, 0x25, 0x28, 0, 0, 0], // mov %fs:0x28,%rax
+            &[0xc7, 0x44, 0x24, 0x0c, 1, 0, 0, 0],          // movl $1,0xc(%rsp)
+            &[0xf7, 0xc7, 1, 0, 0, 0],                      // test $1,%edi
+            &[0xf7, 0xd8],                                  // neg %eax
+            &[0x0f, 0x84, 1, 0, 0, 0],                      // je
+            &[0x0f, 0xba, 0xe0, 5],                         // bt $5,%eax
+            &[0x66, 0x0f, 0x3a, 0x0f, 0xc1, 8],             // palignr $8,%xmm1,%xmm0
+            &[0x66, 0x0f, 0x38, 0x00, 0xc1],                // pshufb
+            &[0xc5, 0xf8, 0x77],                            // vzeroupper
+            &[0xc5, 0xfd, 0xd7, 0xc1],                      // vpmovmskb
+            &[0xc4, 0xe3, 0x7d, 0x39, 0xc1, 1],             // vextracti128 $1
+            &[0x62, 0xf1, 0x7e, 0x28, 0x6f, 0x07],          // vmovdqu8 (%rdi),%ymm0
+            &[0x42, 0xff, 0x14, 0xc5, 0, 1, 0, 0],          // call *0x100(,%r8,8)
+            &[0xc8, 1, 0, 0],                               // enter
+        ] {
+            let mut longer = code.to_vec();
+            longer.extend([0x90; 8]);
+            assert_eq!(decode(&longer).map(|i| i.length), Some(code.len()), "{code:x?}");
+            for cut in 0..code.len() {
+                assert_eq!(decode(&code[..cut]), None, "{code:x?} cut to {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn operands_are_signed() {
+        let jump = decode(&[0xeb, 0xfe]).map(|i| i.immediate);
+        assert_eq!(jump, Some(-2));
+        let lea = decode(&[0x48, 0x8d, 0x65, 0xd8]); // lea -0x28(%rbp),%rsp
+        assert_eq!(lea.map(|i| (i.displacement, i.operands())), Some((-0x28, Some((1, 4, 5)))));
+    }
+
+    #[test]
+    fn registers_of_vex_are_extended_by_inverted_bits() {
+        let parts = |code: &[u8]| {
+            decode(code)
+                .map(|i| (i.map - VECTOR, i.opcode, i.rex, i.second, i.operands().map(|o| (o.1, o.2))))
+        };
+        // shlx %r10,%rdx,%r9
+        assert_eq!(parts(&[0xc4, 0x62, 0xa9, 0xf7, 0xca]), Some((2, 0xf7, 4, 10, Some((1, 2)))));
+        // kmovd %k1,%r8d
+        assert_eq!(parts(&[0xc5, 0x7b, 0x93, 0xc1]), Some((1, 0x93, 4, 0, Some((0, 1)))));
+        // blsr %rdx,%rbp
+        assert_eq!(parts(&[0xc4, 0xe2, 0xd0, 0xf3, 0xca]), Some((2, 0xf3, 0, 5, Some((1, 2)))));
+    }
+
+    #[test]
+    fn any_bytes_decode_or_not_but_never_beyond_their_end() {
+        let mut state = 1u64;
+        for _ in 0..200_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bytes = (u128::from(state) << 64 | u128::from(state.rotate_left(29))).to_le_bytes();
+            let length = (state >> 60) as usize;
+            if let Some(instruction) = decode(&bytes[..length]) {
+                assert!((1..=length).contains(&instruction.length), "{bytes:x?}");
+            }
+        }
+    }
+}

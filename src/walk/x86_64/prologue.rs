@@ -1,0 +1,135 @@
+//! The frame record of a function whose entry is not known and that may never return: code made
+//! at run time loops so. Input: an address and the code in front of it; output: the row, if the
+//! instructions that make a frame record lead to the address.
+//!
+//! The nearest bytes that look like these instructions may be part of others, or of another
+//! function: what counts is that the ways from there arrive at the address, with that record as its
+//! frame, and none without.
+
+use memchr::memmem;
+
+use super::RBP;
+use crate::addr::Avma;
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{Cfa, Row};
+use crate::walk::{Code, flow};
+
+/// `push %rbp; mov %rsp,%rbp` in both encodings.
+const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
+const PROLOGUE_BYTES: u64 = 4;
+/// Bytes in front of an address that are searched, at first and at most.
+const SEARCHED_MIN: u64 = 4 << 10;
+const SEARCHED_MAX: u64 = 32 << 10;
+/// Most places that are tried.
+const TRIES_MAX: u32 = 4;
+
+/// The row at `at`; `returned`: a call has just come back there.
+pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
+    let (mut bytes, mut tries_left) = (SEARCHED_MIN, TRIES_MAX);
+    // Also those that begin at the address itself: they make a record right below the return
+    // address, or none.
+    let mut end = at.checked_add(PROLOGUE_BYTES)?;
+    loop {
+        let start = start_of_code(at, bytes, code);
+        let mut before = code.code(start)?;
+        before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
+        while let Some(last) = PROLOGUES.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
+            tries_left = tries_left.checked_sub(1)?;
+            let entry = start + last as u64;
+            let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
+            let keeps_record = |row: &Row| row.cfa == Cfa::Register(RBP as u8, 16);
+            if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < PROLOGUE_BYTES) {
+                return Some(row);
+            }
+            before = &before[..last + PROLOGUE_BYTES as usize - 1];
+        }
+        if at - start < bytes || bytes >= SEARCHED_MAX {
+            return None;
+        }
+        end = start + (PROLOGUE_BYTES - 1);
+        bytes *= 2;
+    }
+}
+
+/// The first address, at most so many bytes in front of `at`, from which code reaches to there: the
+/// mapping may begin in between.
+fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
+    let reaches = |bytes: u64| {
+        let start = at.0.checked_sub(bytes).map(Avma);
+        start.and_then(|start| code.code(start)).is_some_and(|code| code.len() as u64 >= bytes)
+    };
+    let (mut known, mut unknown) = (0, bytes + 1);
+    if reaches(bytes) {
+        return Avma(at.0 - bytes);
+    }
+    while unknown - known > 1 {
+        let middle = known + (unknown - known) / 2;
+        if reaches(middle) {
+            known = middle;
+        } else {
+            unknown = middle;
+        }
+    }
+    Avma(at.0 - known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RSP;
+    use super::*;
+    use crate::binary::frame_rule::Column;
+
+    const TEXT: u64 = 0x7000_0000_1000;
+
+    struct Text(Vec<u8>);
+    impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+
+    /// A function that loops for ever behind `before` bytes of nothing.
+    fn looping(before: usize) -> Text {
+        let mut code = vec![0xcc; before];
+        code.extend([
+            0x55, 0x48, 0x89, 0xe5, //       +00 push %rbp; mov %rsp,%rbp
+            0x48, 0x83, 0xec, 0x20, //       +04 sub $32,%rsp
+            0xb8, 0x55, 0x48, 0x89, 0xe5, // +08 mov $0xe5894855,%eax
+            0xff, 0xd0, //                   +0d call *%rax, which takes its argument off
+            0x50, //                         +0f push %rax
+            0xeb, 0xf6, //                   +10 jmp +08
+            0x55, 0x48, 0x89, 0xe5, 0xf4, // +12 another
+        ]);
+        Text(code)
+    }
+
+    #[test]
+    fn a_loop_without_end_is_reached_from_the_instructions_that_make_its_record() {
+        for before in [0, 0x10, 0x2345] {
+            let text = looping(before);
+            let at = |offset: u64| Avma(TEXT + before as u64 + offset);
+            for (offset, returned) in [(0x0f, true), (0x10, false), (0x0d, false), (4, false)] {
+                let row = row(at(offset), returned, &text).expect("a row");
+                assert_eq!(row.cfa, Cfa::Register(RBP as u8, 16));
+                assert_eq!(row.columns[RBP], Column::At(-16));
+            }
+            // In the prologue itself.
+            for (offset, cfa) in [(0, 8), (1, 16)] {
+                let row = row(at(offset), false, &text).expect("a row");
+                assert_eq!(row.cfa, Cfa::Register(RSP as u8, cfa));
+            }
+            // Not reached.
+            assert_eq!(row(at(0x17), false, &text), None);
+        }
+    }
+
+    #[test]
+    fn addresses_at_the_ends_of_memory_have_none() {
+        for at in [0, 1, TEXT - 1, TEXT, u64::MAX] {
+            assert_eq!(row(Avma(at), false, &Text(vec![0x55])), None, "{at:#x}");
+        }
+    }
+}

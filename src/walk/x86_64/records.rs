@@ -1,0 +1,105 @@
+//! When a walk by frame pointers is complete. A chain of frame records that ends near the
+//! thread's birth proves nothing: a function without one leaves rbp alone, or uses it for
+//! something else, and its caller or all others are missing. Input: registers, stack, rows;
+//! output: the frames of a chain in which every function is known to keep a record, to the
+//! thread's first function or to another stack.
+//!
+//! Not for: a way around functions without frame records, which is `How::Auto`.
+
+use super::frame::Frame;
+use super::rule::{Kind, Rule};
+use super::unwinder::Unwinder;
+use super::{RBP, RSP};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::X86_64;
+use crate::walk::bounds::Failure;
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::words::Words;
+use crate::walk::{Ended, Input, Walked};
+
+/// Frames of start code, which C libraries build without frame pointers: `_start`,
+/// `__libc_start_main`, `__libc_start_call_main`; `clone3`, `start_thread`. They are walked
+/// by their rows.
+const START_FRAMES_MAX: usize = 4;
+
+impl Unwinder {
+    /// Walks by records that are all known to be there, to the thread's first function.
+    /// `None`, with `out` as it may be, where that is not known of one.
+    pub(super) fn by_kept_records(
+        &mut self,
+        registers: &X86_64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Option<Walked> {
+        let mut frame = Frame::new(registers, input.code_mask);
+        out.clear();
+        out.push(frame.address, Method::Context);
+        let mut reached = frame.sp();
+        loop {
+            if out.len() >= input.max_depth {
+                return None;
+            }
+            let rule = self.cache.rule(frame.address, input.code);
+            if rule.kind() == Kind::Root {
+                return Some(Walked { ended: Ended::Root, reached });
+            }
+            let is_sure = out.len() == 1 && is_sure_leaf(rule);
+            if !is_sure && !keeps_record(rule) {
+                break;
+            }
+            let next = frame.step(rule, &mut self.cache, input).ok()?;
+            frame = match self.check(&frame, next, Method::FramePointer, input) {
+                Ok((next, _)) => next,
+                // In code that threads begin in, which keeps a record, too.
+                Err(Failure::First) => return Some(Walked { ended: Ended::Root, reached }),
+                Err(_) => return None,
+            };
+            reached = frame.sp();
+            out.push(frame.address, Method::FramePointer);
+        }
+        let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
+        let input = Input { max_depth: limit, ..*input };
+        let walked = self.go_on(How::Cfi, &mut frame, &input, out);
+        // A handler of a signal whose callers are on a stack that was not copied.
+        matches!(walked.ended, Ended::Root | Ended::Fiber | Ended::OtherStack).then_some(walked)
+    }
+
+    /// The same where all rules on the way, those of the start code too, are ordinary: other
+    /// registers than rsp and rbp need not be carried. `None` decides nothing.
+    pub(super) fn by_ordinary_records(
+        &mut self,
+        registers: &X86_64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Option<Walked> {
+        let start = CodeAddress::Pc(Avma(registers.rip));
+        let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
+        let words = Words::new(input.stack);
+        out.clear();
+        out.push(start, Method::Context);
+        let mut is_leaf = true;
+        let run = self.run(start, sp, frame_pointer, words, input, out, |rule| {
+            let is_sure = std::mem::take(&mut is_leaf) && is_sure_leaf(rule);
+            (is_sure || keeps_record(rule)).then_some(Method::FramePointer)
+        });
+        if run.rule.kind() == Kind::Root {
+            return Some(Walked { ended: Ended::Root, reached: run.sp });
+        }
+        let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
+        let input = Input { max_depth: limit, ..*input };
+        let run =
+            self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::ordinary_method);
+        (run.rule.kind() == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
+    }
+}
+
+/// Whether the caller of a leaf can be relied on: rules that are not certain are unusual ones.
+fn is_sure_leaf(rule: Rule) -> bool {
+    rule.is_ordinary()
+}
+
+/// Whether unwind information, or the code itself, says that rbp points to the frame record of
+/// the function.
+fn keeps_record(rule: Rule) -> bool {
+    rule.is_record()
+}

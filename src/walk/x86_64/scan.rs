@@ -1,0 +1,68 @@
+//! The last resort: where neither unwind information nor code nor a frame record leads to
+//! a caller, a word on the stack that is a return address may be it. Input: the frame that
+//! the walk is stuck at; output: more frames, or none.
+//!
+//! A stale word looks the same as a live one. So what is found counts only if the call that it
+//! returns to leads to where the walk is stuck (`confirm.rs`), and if the walk
+//! goes on from it, without a second search, to the thread's first function; and the
+//! stack is then still told apart from complete ones ([`Ended::Scanned`]).
+
+use super::frame::Frame;
+use super::unwinder::Unwinder;
+use super::{RSP, confirm};
+use crate::addr::{Avma, CodeAddress};
+use crate::binary::frame_rule::RETURN_ADDRESS;
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::{Ended, Input, Walked};
+
+/// How far above the stack pointer a return address is searched for.
+const BYTES_MAX: u64 = 4096;
+/// Most return addresses that are tried.
+const TRIES_MAX: u32 = 16;
+
+/// Searches from the stack pointer of `stuck` up, which is the last frame of `out`.
+pub(super) fn reconnect(
+    unwinder: &mut Unwinder,
+    stuck: &Frame,
+    walked: Walked,
+    input: &Input<'_>,
+    out: &mut Frames,
+) -> Walked {
+    let found = out.len();
+    let slots = stuck.sp().0.checked_next_multiple_of(8).map(Avma);
+    let slots = slots.and_then(|first| Some((first, first.checked_add(BYTES_MAX)?)));
+    let Some((mut slot, end)) = slots else { return walked };
+    let mut tries = 0;
+    let mut window_ran_out = false;
+    while slot < end && tries < TRIES_MAX && found < input.max_depth {
+        let Some(word) = input.stack.word(slot) else { break };
+        let below = slot;
+        slot = slot + 8;
+        let address = Avma(word);
+        if !input.code.is_code(CodeAddress::Return(address).lookup().at())
+            || !unwinder.cache.is_return(address, input.code)
+        {
+            continue;
+        }
+        let mut frame = *stuck;
+        frame.address = CodeAddress::Return(address);
+        frame.registers[RSP] = below.0 + 8;
+        frame.registers[RETURN_ADDRESS] = word;
+        let is_called = confirm::calls_function_of(frame.address, stuck, input.code)
+            || confirm::is_called_from(stuck, &frame, &mut unwinder.cache, input);
+        if !is_called {
+            continue;
+        }
+        tries += 1;
+        out.push(frame.address, Method::Scan);
+        let further = unwinder.go_on(How::Auto, &mut frame, input, out);
+        match further.ended {
+            Ended::Root | Ended::Fiber => return Walked { ended: Ended::Scanned, ..further },
+            Ended::WindowRanOut => window_ran_out = true,
+            _ => {}
+        }
+        out.truncate(found);
+    }
+    // With a larger window the search may succeed.
+    if window_ran_out { Walked { ended: Ended::WindowRanOut, ..walked } } else { walked }
+}

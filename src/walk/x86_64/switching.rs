@@ -1,0 +1,286 @@
+//! Instructions at which a thread's registers are half those of one frame and half those of
+//! another: a longjmp, a change of contexts, the installation of an exception's landing pad.
+//! Input: an address, its row, code; output: [`Switch`], whether the caller found there can
+//! be relied on. Not for: recognising functions by their names.
+//! Unwind information describes such code as if the change were done or not begun.
+
+use super::instructions::DWARF;
+use super::length::{Instruction, decode};
+use super::{RBP, RSP};
+use crate::addr::{Avma, CodeAddress};
+use crate::binary::frame_rule::{Cfa, Column, Row};
+use crate::walk::Code;
+
+/// Columns of rax and rdx, which only functions that install a landing pad save: they pass
+/// the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
+const LANDING_PAD_DATA: [usize; 2] = [0, 1];
+/// Instructions that are followed to that jump.
+const INSTRUCTIONS_MAX: u32 = 96;
+/// Bytes before an address in which the stack pointer may have been loaded: the rest of
+/// `swapcontext` and of `setcontext` behind it is shorter.
+const BEHIND_BYTES: u64 = 64;
+
+/// What an address has to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Switch {
+    /// Nothing.
+    No,
+    /// The words that the frame saved are being replaced by those of the frame with the
+    /// landing pad: see [`Installing`](super::installing::Installing).
+    Installing,
+    /// The caller may be that of another frame than the one that runs.
+    Yes,
+}
+
+/// What is switched at `address`, whose row is `row`.
+pub(super) fn at(address: CodeAddress, row: &Row, code: &dyn Code) -> Switch {
+    let at = address.at();
+    let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
+    if row.signal {
+        return Switch::No;
+    }
+    if LANDING_PAD_DATA.iter().all(|column| matches!(row.columns[*column], Column::At(_))) {
+        return match calls_to_landing_pad(at, code) {
+            Some(0) => Switch::Yes,
+            // Of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
+            Some(1) => Switch::Installing,
+            _ => switched(stack_was_loaded(at, code)),
+        };
+    }
+    // A row that counts from another register is right whatever the stack pointer is.
+    let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == RSP);
+    switched(states_stack_pointer(row) || on_stack_pointer && stack_was_loaded(at, code))
+}
+
+/// `__longjmp`, `setcontext`: the row is that of the frame to be gone to, whose stack
+/// pointer is saved like any register. In ordinary rows it is the CFA.
+fn states_stack_pointer(row: &Row) -> bool {
+    !matches!(row.columns[RSP], Column::Same | Column::Undefined | Column::Is(0))
+}
+
+/// Calls between `at` and the end of the code as gcc compiles `__builtin_eh_return`: `mov
+/// %rcx,%rsp; pop %rcx; jmp *%rcx`; `None` if it does not end so.
+fn calls_to_landing_pad(mut at: Avma, code: &dyn Code) -> Option<u32> {
+    const TO_RSP: &[u8] = &[0x48, 0x89, 0xcc];
+    let is_behind = |bytes: u64| {
+        let start = at.0.checked_sub(bytes).and_then(|start| code.code(Avma(start)));
+        start.is_some_and(|code| code.starts_with(TO_RSP))
+    };
+    if is_behind(3) || is_behind(4) {
+        return Some(0);
+    }
+    let mut calls = 0;
+    for _ in 0..INSTRUCTIONS_MAX {
+        let bytes = code.code(at)?;
+        if bytes.starts_with(TO_RSP) {
+            return Some(calls);
+        }
+        let instruction = decode(bytes)?;
+        let next = at + instruction.length as u64;
+        match (instruction.map, instruction.opcode) {
+            (0, 0xc2 | 0xc3 | 0xcc | 0xf4) | (1, 0x0b) => return None,
+            (0, 0xe9 | 0xeb) => at = Avma(next.0.wrapping_add_signed(instruction.immediate)),
+            (0, 0xe8) => {
+                calls += 1;
+                at = next;
+            }
+            _ => at = next,
+        }
+    }
+    None
+}
+
+/// Whether the straight code in front of `at` has loaded the stack pointer from where its
+/// row does not say it is.
+fn stack_was_loaded(at: Avma, code: &dyn Code) -> bool {
+    // The start of the mapping may be nearer.
+    let behind = (1..=BEHIND_BYTES).rev().find_map(|from| {
+        let bytes = code.code(Avma(at.0.checked_sub(from)?))?;
+        Some((at.0 - from, bytes.get(..from as usize)?))
+    });
+    let Some((start, before)) = behind else { return false };
+    (0..before.len()).any(|offset| {
+        // Most bytes are no such instruction, which is cheaper to see than by decoding.
+        let [0x48..=0x4f, 0x89 | 0x8b, ..] = before[offset..] else { return false };
+        let place = Avma(start + offset as u64);
+        before.get(offset..).and_then(decode).is_some_and(|instruction| {
+            let loaded_from = stack_pointer_source(&instruction);
+            loaded_from.is_some_and(|register| !counts_from(register, place, code))
+                && runs_straight_on(before, offset, &instruction)
+        })
+    })
+}
+
+/// Where `mov` loads the stack pointer from: `Some(None)` for memory that neither rsp nor rbp
+/// points to, `Some(register)` by DWARF number for a register.
+fn stack_pointer_source(instruction: &Instruction) -> Option<Option<u8>> {
+    let Instruction { rex, map, opcode, .. } = *instruction;
+    let (mode, register, operand) = instruction.operands()?;
+    let register = register | (rex & 4) << 1;
+    let operand = operand | (rex & 1) << 3;
+    if map != 0 || rex & 8 == 0 {
+        return None;
+    }
+    match (opcode, mode) {
+        (0x89, 3) if operand == 4 => Some(Some(*DWARF.get(usize::from(register))?)),
+        (0x8b, 3) if register == 4 => Some(Some(*DWARF.get(usize::from(operand))?)),
+        (0x8b, _) if register == 4 && !matches!(operand, 4 | 5) => Some(None),
+        _ => None,
+    }
+}
+
+/// Whether the row at the load itself counts from that register: then it moves the stack
+/// pointer within its frame.
+fn counts_from(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
+    let Some(register) = register else { return false };
+    match code.row(at) {
+        Some(row) => matches!(row.cfa, Cfa::Register(from, _) if from == register),
+        None => usize::from(register) == RBP,
+    }
+}
+
+/// Whether the code from an instruction on reaches its end without a jump, and without a
+/// push: contexts are left by a return to the address that is pushed last.
+fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
+    let mut offset = offset + first.length;
+    while offset < code.len() {
+        let Some(instruction) = code.get(offset..).and_then(decode) else { return false };
+        let goes_elsewhere = match (instruction.map, instruction.opcode) {
+            (0, 0x50..=0x57 | 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => true,
+            // call, jmp of a register or memory
+            (0, 0xff) => matches!(instruction.operands(), Some((_, 2..=5, _))),
+            _ => false,
+        };
+        if goes_elsewhere {
+            return false;
+        }
+        offset += instruction.length;
+    }
+    offset == code.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::binary::frame_rule::RETURN_ADDRESS;
+
+    const TEXT: u64 = 0x40_1000;
+
+    /// Code with one row for all of it.
+    struct Text<'a>(&'a [u8], Option<Row>);
+    impl Code for Text<'_> {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+        fn row(&self, _: Avma) -> Option<Row> {
+            self.1.clone()
+        }
+    }
+
+    fn row(register: usize, columns: &[(usize, Column)]) -> Row {
+        let mut row =
+            Row { cfa: Cfa::Register(register as u8, 8), columns: Default::default(), signal: false };
+        row.columns[RETURN_ADDRESS] = Column::At(-8);
+        for (register, column) in columns {
+            row.columns[*register] = column.clone();
+        }
+        row
+    }
+
+    /// The offsets at which the instructions of `code` are not relied on, and whether at all.
+    fn switching(code: &[&[u8]], row: Option<Row>) -> Vec<(u64, bool)> {
+        let bytes = code.concat();
+        // Without unwind information the row is what the code tells.
+        let used = row.clone().unwrap_or_else(|| self::row(RSP, &[]));
+        let text = Text(&bytes, row);
+        let mut found = Vec::new();
+        let mut offset = 0;
+        for instruction in code {
+            let address = CodeAddress::Pc(Avma(TEXT + offset));
+            match super::at(address, &used, &text) {
+                Switch::No => {}
+                switch => found.push((offset, switch == Switch::Yes)),
+            }
+            offset += instruction.len() as u64;
+        }
+        found
+    }
+
+    #[test]
+    fn a_row_that_states_the_stack_pointer_is_of_another_frame() {
+        // __longjmp, once the saved registers are unscrambled.
+        let longjmp = row(5, &[(RSP, Column::In(8)), (RETURN_ADDRESS, Column::In(1))]);
+        assert_eq!(switching(&[&[0x48, 0x8b, 0x1f]], Some(longjmp.clone())), [(0, true)]);
+        assert!(switching(&[&[0x90]], Some(row(RSP, &[(RSP, Column::Is(0))]))).is_empty());
+        let signal = Row { signal: true, ..longjmp };
+        assert!(switching(&[&[0x90]], Some(signal)).is_empty());
+    }
+
+    #[test]
+    fn from_the_installed_registers_to_the_landing_pad_nothing_is_relied_on() {
+        let saves_data = row(6, &[(0, Column::At(-64)), (1, Column::At(-56))]);
+        let resume: [&[u8]; 12] = [
+            &[0xe8, 0, 0, 0, 0],       // +00 call uw_init_context
+            &[0x90],                   // +05 nop
+            &[0xe8, 0, 0, 0, 0],       // +06 call uw_install_context
+            &[0x31, 0xd2],             // +0b xor %edx,%edx
+            &[0xe8, 0, 0, 0, 0],       // +0d call _Unwind_DebugHook
+            &[0x74, 0x02],             // +12 je +16
+            &[0x89, 0xc1],             // +14 mov %eax,%ecx
+            &[0x48, 0x8b, 0x45, 0xc8], // +16 mov -0x38(%rbp),%rax
+            &[0x48, 0x89, 0xcc],       // +1a mov %rcx,%rsp
+            &[0x59],                   // +1d pop %rcx
+            &[0xff, 0xe1],             // +1e jmp *%rcx
+            &[0x90],                   // +20 nop
+        ];
+        let expected = [0x12, 0x14, 0x16, 0x1a, 0x1d, 0x1e].map(|offset| (offset, true));
+        let found = switching(&resume, Some(saves_data));
+        assert_eq!(found[..2], [(0xb, false), (0xd, false)]);
+        assert_eq!(found[2..], expected);
+        assert!(switching(&resume[..9], Some(row(6, &[]))).is_empty());
+        // The stack pointer is that of the landing pad, the row as before.
+        assert_eq!(switching(&resume, Some(row(RSP, &[]))), [(0x1d, true), (0x1e, true)]);
+    }
+
+    #[test]
+    fn swapcontext_has_another_stack_before_it_has_its_return_address() {
+        let swap: [&[u8]; 6] = [
+            &[0x48, 0x8b, 0xa2, 0xa0, 0, 0, 0], // +00 mov 0xa0(%rdx),%rsp
+            &[0x48, 0x8b, 0x6a, 0x78],          // +07 mov 0x78(%rdx),%rbp
+            &[0x51],                            // +0b push %rcx
+            &[0x31, 0xc0],                      // +0c xor %eax,%eax
+            &[0xc3],                            // +0e ret
+            &[0x90],                            // +0f the next function
+        ];
+        let expected = [7, 0xb].map(|offset| (offset, true));
+        assert_eq!(switching(&swap, Some(row(RSP, &[]))), expected);
+        assert_eq!(switching(&swap, None), expected);
+        assert!(switching(&swap, Some(row(6, &[]))).is_empty(), "counts from rbp");
+    }
+
+    #[test]
+    fn frames_may_move_their_own_stack_pointer() {
+        // _dl_runtime_resolve: mov %rbx,%rsp, whose row counts from rbx.
+        let leave: [&[u8]; 2] = [&[0x48, 0x89, 0xdc], &[0x48, 0x8b, 0x1c, 0x24]];
+        let bytes = leave.concat();
+        let text = Text(&bytes, Some(row(3, &[])));
+        let address = CodeAddress::Pc(Avma(TEXT + 3));
+        assert_eq!(super::at(address, &row(RSP, &[]), &text), Switch::No);
+        // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
+        assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
+        assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
+    }
+
+    #[test]
+    fn hostile_code_is_followed_only_so_far() {
+        let saves_data = row(6, &[(0, Column::At(-64)), (1, Column::At(-56))]);
+        assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
+        for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
+            let text = Text(&[0x48, 0x8b], None);
+            assert_eq!(super::at(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text), Switch::No);
+        }
+    }
+}

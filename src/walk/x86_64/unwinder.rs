@@ -1,0 +1,406 @@
+//! Unwinding on x86_64: from each frame to its caller by the row of unwind information at
+//! its address, or else by its code, its frame record, or a search of the stack. Input:
+//! registers, copied stack, `Code`; output: [`Frames`] and why the walk ended.
+//!
+//! Every step is checked: a return address follows a call in executable memory, and the
+//! stack pointer rises. A walk is complete only at the thread's known first function. What
+//! was learned of an address is kept (`cache.rs`), since stacks lead to the same ones again
+//! and again.
+//!
+//! Nearly all rows count the CFA from rsp or rbp (`rule.rs`), so `Unwinder::run` carries
+//! only these two and the address. The few others, in lazy binding, signal frames and
+//! realigned stacks, use other registers or expressions (`expression.rs`). Where a run meets
+//! one, its steps are made again from the frame it began at with all registers
+//! (`frame.rs`), and once only, since the next run begins behind it.
+
+use super::cache::Cache;
+use super::doubts::Doubts;
+use super::forward::Proof;
+use super::frame::Frame;
+use super::leaf::{self, Leaves};
+use super::rule::{Kind, Rule};
+use super::switching::Switch;
+use super::{RBP, RSP, confirm, last, scan};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::X86_64;
+use crate::walk::bounds::{Failure, further, is_on_own_stack};
+use crate::walk::fp::{self, Facts};
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::words::Words;
+use crate::walk::{Ended, Input, Walked, body};
+
+/// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Unwinder {
+    pub(super) cache: Cache,
+    leaves: Leaves,
+    /// What is below the stack pointer was not copied with the rest of the stack.
+    below_is_later: bool,
+}
+
+/// A row of ordinary steps.
+pub(super) struct Run {
+    /// How many.
+    steps: usize,
+    /// The frame where it stopped: its address, stack pointer and frame pointer.
+    pub address: CodeAddress,
+    pub sp: Avma,
+    pub frame_pointer: u64,
+    /// What is known of that frame's address.
+    pub rule: Rule,
+}
+
+impl Unwinder {
+    /// Forgets what was learned.
+    pub(in crate::walk) fn images_changed(&mut self) {
+        self.cache.clear();
+        self.leaves.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.cache.forget(is_gone);
+        self.leaves.forget(is_gone);
+    }
+
+    /// See [`walk::Unwinder::doubt_below`](crate::walk::Unwinder::doubt_below).
+    pub(in crate::walk) fn doubt_below(&mut self, later: bool) {
+        self.below_is_later = later;
+    }
+
+    /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+    pub(in crate::walk) fn unwind(
+        &mut self,
+        how: How,
+        registers: &X86_64,
+        input: &Input<'_>,
+        facts: &mut Facts,
+        out: &mut Frames,
+    ) -> Walked {
+        if how != How::FramePointer {
+            return self.walk(how, registers, input, out);
+        }
+        if let Some(complete) = self.by_ordinary_records(registers, input, out) {
+            return complete;
+        }
+        self.by_other_records(registers, input, facts, out)
+    }
+
+    /// Walks by frame pointers where not all rules on the way are ordinary. By itself, as `walk_on` is,
+    /// so that the loop that needs neither keeps its frame in machine registers.
+    #[inline(never)]
+    fn by_other_records(
+        &mut self,
+        registers: &X86_64,
+        input: &Input<'_>,
+        facts: &mut Facts,
+        out: &mut Frames,
+    ) -> Walked {
+        if let Some(complete) = self.by_kept_records(registers, input, out) {
+            return complete;
+        }
+        let leaves = &mut self.leaves;
+        let walked = fp::by_records(out, |out| leaf::walk(registers, input, facts, leaves, out));
+        // By unwind information it would have been proved.
+        let claims = walked.ended == Ended::Root;
+        let unproved = claims && fp::can_be_checked(&out.addresses, input.code);
+        Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+    }
+
+    /// The same by unwind information.
+    fn walk(&mut self, how: How, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> Walked {
+        let start = CodeAddress::Pc(Avma(registers.rip));
+        let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
+        out.push(start, Method::Context);
+        let run =
+            self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method);
+        if run.rule.kind() == Kind::Root {
+            return Walked { ended: Ended::Root, reached: run.sp };
+        }
+        self.walk_on(how, registers, run, input, out)
+    }
+
+    /// What no run to the root does. By itself, so that those that do are short.
+    #[inline(never)]
+    fn walk_on(
+        &mut self,
+        how: How,
+        registers: &X86_64,
+        run: Run,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        let mut frame = Frame::new(registers, input.code_mask);
+        let mut walked = self.follow(how, &mut frame, run, input, out);
+        if how == How::Auto && walked.ended == Ended::BadFrame {
+            walked = scan::reconnect(self, &frame, walked, input, out);
+        }
+        let is_stuck = walked.ended == Ended::BadFrame;
+        if is_stuck && self.cache.rule(frame.address, input.code).kind() == Kind::Unknown {
+            walked.ended = Ended::Undescribed;
+        }
+        walked
+    }
+
+    /// Goes on from a frame that is in `out`, without a search. Where it ends with
+    /// [`Ended::BadFrame`] it leaves `frame` at the last one.
+    pub(super) fn go_on(
+        &mut self,
+        how: How,
+        frame: &mut Frame,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        let run = self.run_from(frame, input, out);
+        self.follow(how, frame, run, input, out)
+    }
+
+    fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
+        let (sp, frame_pointer) = (frame.registers[RSP], frame.registers[RBP]);
+        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method)
+    }
+
+    /// The same behind a run that began at `frame`.
+    fn follow(
+        &mut self,
+        how: How,
+        frame: &mut Frame,
+        mut run: Run,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        let mut reached = frame.sp();
+        let mut doubts = Doubts::default();
+        loop {
+            reached = further(reached, run.sp, input);
+            let begun_by = match run.rule.kind() {
+                Kind::Root => Some(Ended::Root),
+                Kind::Fiber => Some(Ended::Fiber),
+                _ => None,
+            };
+            if let Some(first) = begun_by
+                && !doubts.need_registers()
+            {
+                return Walked { ended: doubts.at_outermost(first, reached, input), reached };
+            }
+            if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
+                out.truncate(out.len() - left);
+                return Walked { ended: failure.ended(), reached };
+            }
+            if let Some(first) = begun_by {
+                return Walked { ended: doubts.at_outermost(first, reached, input), reached };
+            }
+            // Not that of the run: what was learned since may have replaced its row.
+            let rule = self.cache.rule(frame.address, input.code);
+            if self.cache.not_called(rule) {
+                out.last_is_not_called(frame.address);
+                if self.cache.is_root(rule) {
+                    let first = if self.cache.begins_fiber(rule) { Ended::Fiber } else { Ended::Root };
+                    return Walked { ended: doubts.at_outermost(first, reached, input), reached };
+                }
+            }
+            let switch = self.cache.switch(rule);
+            let proof = self.cache.proof(rule);
+            let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));
+            let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
+            // Only code that nothing else is known of may be walked by frame pointer: where
+            // unwind information leads to no caller, a frame record is that of another frame.
+            let may_use_record =
+                how == How::Auto && (rule.kind() == Kind::Unknown || rule.method() == Method::Code);
+            let checked = match checked {
+                Err(Failure::Refused) if may_use_record => {
+                    let last = last::caller(frame, &mut self.cache, input);
+                    last.map(|next| (next, Method::Scan)).ok_or(Failure::Refused)
+                }
+                other => other,
+            };
+            let checked = match checked {
+                Err(Failure::Refused) if may_use_record => frame
+                    .by_record(input)
+                    .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
+                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
+                    return Walked { ended: doubts.at_outermost(Ended::Fiber, reached, input), reached };
+                }
+                other => other,
+            };
+            let (mut next, method) = match checked {
+                Ok(found) => found,
+                Err(Failure::Refused | Failure::Null) => {
+                    let ended =
+                        if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
+                    return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
+                }
+                Err(Failure::First) => {
+                    return Walked { ended: doubts.at_outermost(Ended::Root, reached, input), reached };
+                }
+                Err(failure) => return Walked { ended: failure.ended(), reached },
+            };
+            reached = further(reached, next.sp(), input);
+            if out.len() >= input.max_depth {
+                return Walked { ended: Ended::DepthLimit, reached };
+            }
+            doubts.note(rule, switch, frame, &mut next, input);
+            if switch == Switch::Installing
+                && let CodeAddress::Return(address) = next.address
+                && !self.cache.is_return(address, input.code)
+            {
+                return Walked { ended: Ended::Switching, reached };
+            }
+            // What may have no record is not known to have one.
+            let is_proved = match (method, proof) {
+                (Method::FramePointer, _) => confirm::is_record_of_v8(frame, input),
+                (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
+                _ => confirm::is_caller(frame, &next, &mut self.cache, input),
+            };
+            if !is_proved {
+                doubts.note_unproved();
+            }
+            *frame = next;
+            out.push(frame.address, method);
+            run = self.run_from(frame, input, out);
+        }
+    }
+
+    /// Whether a row of a leaf may have read what was below the stack pointer at another moment.
+    fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
+        self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == Kind::Unusual
+    }
+
+    /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
+    /// lead to ones that stand every check. Why it stops is for the caller to find out. Each look-up tells of
+    /// an address both that a call returns there and where its own caller is.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // a frame in its parts, which stay in registers
+    pub(super) fn run(
+        &mut self,
+        mut from: CodeAddress,
+        mut sp: u64,
+        mut frame_pointer: u64,
+        words: Words<'_>,
+        input: &Input<'_>,
+        out: &mut Frames,
+        mut may_follow: impl FnMut(Rule) -> Option<Method>,
+    ) -> Run {
+        let mut rule = self.cache.rule(from, input.code);
+        let most = input.max_depth.saturating_sub(out.len());
+        let mut steps = 0;
+        while steps < most
+            && let Some(method) = may_follow(rule)
+        {
+            // The processor foresees this branch, and goes on from record to record before
+            // it has looked up any rule.
+            let caller = if rule.is_record() {
+                by_record(sp, frame_pointer & input.code_mask, words)
+            } else {
+                by_rule(rule, sp, frame_pointer, frame_pointer & input.code_mask, words)
+            };
+            let Some(caller) = caller else { break };
+            let address = CodeAddress::Return(Avma(caller.return_address));
+            let next = self.cache.rule(address, input.code);
+            if !next.returns() {
+                break;
+            }
+            out.push(address, method);
+            steps += 1;
+            from = address;
+            (sp, frame_pointer) = (caller.sp, caller.frame_pointer);
+            rule = next;
+        }
+        Run { steps, address: from, sp: Avma(sp), frame_pointer, rule }
+    }
+
+    /// Makes the steps of a run again, with all registers: these may lie where nothing was
+    /// copied. Then it tells why, and how many steps are left.
+    fn catch_up(
+        &mut self,
+        frame: &mut Frame,
+        steps: usize,
+        doubts: &mut Doubts,
+        input: &Input<'_>,
+    ) -> Result<(), (Failure, usize)> {
+        for done in 0..steps {
+            let rule = self.cache.rule(frame.address, input.code);
+            doubts.note_ordinary(rule, frame);
+            *frame = frame.step(rule, &mut self.cache, input).map_err(|failure| (failure, steps - done))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a step leads to what can be a caller.
+    pub(super) fn check(
+        &mut self,
+        from: &Frame,
+        next: Frame,
+        method: Method,
+        input: &Input<'_>,
+    ) -> Result<(Frame, Method), Failure> {
+        let right = match next.address {
+            // A signal interrupts anywhere, and its handler may have a stack of its own.
+            CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
+            CodeAddress::Return(address) => {
+                let frame_pointer = next.registers[RBP] & input.code_mask;
+                if address == Avma(0)
+                    && body::is_first(from.address, address, frame_pointer, input.code) == Some(true)
+                {
+                    return Err(Failure::First);
+                }
+                if address == Avma(0)
+                    && method == Method::Cfi
+                    && matches!(from.address, CodeAddress::Return(_))
+                    && !is_on_own_stack(from.sp(), input)
+                {
+                    return Err(Failure::Null);
+                }
+                next.sp() > from.sp()
+                    && next.sp().0.is_multiple_of(8)
+                    && self.cache.is_return(address, input.code)
+            }
+        };
+        if right { Ok((next, method)) } else { Err(Failure::Refused) }
+    }
+}
+
+/// Whether a null return address that a rule leads to is the end of a fiber, whose maker puts it
+/// above its first function: only where every frame was found by unwind information is it that
+/// word, and not where that says that a function that made a call had pushed nothing. Only
+/// assembly does, whose tables may be wrong (a call leaves the stack pointer 8 short of a
+/// multiple of 16: System V AMD64 ABI, 3.2.2).
+fn may_end_in_null(rule: Rule, methods: &[Method]) -> bool {
+    let is_bare = rule.is_on_stack_pointer() && rule.cfa() == 1;
+    !is_bare && methods.iter().skip(1).all(|method| *method == Method::Cfi)
+}
+
+/// What an ordinary step finds.
+struct Caller {
+    return_address: u64,
+    sp: u64,
+    frame_pointer: u64,
+}
+
+/// The caller by a rule, if every word was copied and the stack pointer rises; `base` is the
+/// address that the frame pointer is.
+#[inline(always)]
+fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>) -> Option<Caller> {
+    let base = if rule.is_on_stack_pointer() { sp } else { base };
+    let at = |words: i64| base.wrapping_add_signed(words * 8);
+    let (cfa, return_at, saved_at) = (at(rule.cfa()), at(rule.return_at()), at(rule.frame_pointer_at()));
+    // Below the stack pointer: see `Frame::ordinary`.
+    let is_saved = rule.saves_frame_pointer() && saved_at >= sp;
+    let saved = words.word(if is_saved { saved_at } else { return_at });
+    // Only aligned words are read, so the CFA is aligned too.
+    let (Some(return_address), Some(saved)) = (words.word(return_at), saved) else { return None };
+    let frame_pointer = if is_saved { saved } else { frame_pointer };
+    (cfa > sp).then_some(Caller { return_address, sp: cfa, frame_pointer })
+}
+
+/// The same by a frame record that lies above the stack pointer.
+#[inline(always)]
+fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
+    let [frame_pointer, return_address] = words.two(record)?;
+    (record >= sp).then_some(Caller { return_address, sp: record.wrapping_add(16), frame_pointer })
+}
+
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod tests;

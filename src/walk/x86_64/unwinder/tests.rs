@@ -1,0 +1,408 @@
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::*;
+use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::{Code, StackBytes};
+
+pub(super) const TEXT: u64 = 0x40_1000;
+pub(super) const STACK: u64 = 0x7fff_0000_1000;
+/// After `call *%rax`, wherever a return address is wanted: TEXT+2, +4, +6, ...
+const CALLS: [u8; 512] = {
+    let mut code = [0xff; 512];
+    let mut at = 1;
+    while at < 512 {
+        code[at] = 0xd0;
+        at += 2;
+    }
+    code
+};
+
+/// Code whose bytes are not known.
+const MADE_AT_RUN_TIME: std::ops::Range<u64> = 0x7e00_0000_0000..0x7e00_0000_1000;
+
+/// Code that is nothing but calls, with a row for each address that has one.
+pub(super) struct Rows(pub(super) BTreeMap<u64, Row>);
+
+impl Code for Rows {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some() || MADE_AT_RUN_TIME.contains(&at.0)
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        CALLS.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        self.0.get(&at.0.checked_sub(TEXT)?).cloned()
+    }
+}
+
+pub(super) fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
+    let mut row = Row { cfa, columns: Default::default(), signal: false };
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    for (register, column) in columns {
+        row.columns[*register] = column.clone();
+    }
+    row
+}
+
+fn sp_plus(bytes: i64) -> Row {
+    row(Cfa::Register(RSP as u8, bytes), &[])
+}
+
+fn first_function() -> Row {
+    row(Cfa::Register(RSP as u8, 8), &[(RETURN_ADDRESS, Column::Undefined)])
+}
+
+struct Case {
+    rows: Vec<(u64, Row)>,
+    words: Vec<u64>,
+    registers: Vec<(usize, u64)>,
+}
+
+impl Case {
+    /// Walks from TEXT+0, or the register 16; addresses come back relative to TEXT.
+    fn walk(&self, how: How) -> (Vec<u64>, Vec<Method>, Ended) {
+        let (addresses, methods, walked) = self.walk_below(how, None, None);
+        (addresses, methods, walked.ended)
+    }
+
+    fn walk_below(
+        &self,
+        how: How,
+        stack_top: Option<u64>,
+        stack_limit: Option<u64>,
+    ) -> (Vec<u64>, Vec<Method>, Walked) {
+        let rows = Rows(self.rows.iter().cloned().collect());
+        let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
+        registers.gpr[RSP] = STACK;
+        for &(register, value) in &self.registers {
+            match register {
+                RETURN_ADDRESS => registers.rip = value,
+                register => registers.gpr[register] = value,
+            }
+        }
+        let sp = registers.gpr[RSP];
+        let base = if (STACK..STACK + bytes.len() as u64).contains(&sp) { STACK } else { sp };
+        let input = Input {
+            stack: StackBytes { base: Avma(base), bytes: &bytes },
+            stack_top: stack_top.map(Avma),
+            stack_limit: stack_limit.map(Avma),
+            fp_always: false,
+            max_depth: 16,
+            code_mask: u64::MAX,
+            code: &rows,
+        };
+        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+        let walked = unwinder.walk(how, &registers, &input, &mut out);
+        (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), out.methods, walked)
+    }
+
+    #[track_caller]
+    fn check(&self, addresses: &[u64], ended: Ended) {
+        let (found, _, why) = self.walk(How::Auto);
+        assert_eq!((found.as_slice(), why), (addresses, ended));
+    }
+}
+
+#[test]
+fn registers_other_than_the_frame_pointer_carry_the_cfa() {
+    // As in _dl_runtime_resolve: CFA = rbx+32, rbx saved in the frame; its caller has
+    // its own CFA on the rbx that is restored.
+    let case = Case {
+        rows: vec![
+            (0, row(Cfa::Register(3, 32), &[(3, Column::At(-16))])),
+            (9, row(Cfa::Register(3, 16), &[])),
+            (19, first_function()),
+        ],
+        words: vec![1, 2, 3, STACK + 0x20, TEXT + 10, TEXT + 20, 6, 7],
+        registers: vec![(3, STACK + 8)],
+    };
+    // CFA of the leaf: rbx+32 = STACK+0x28; rbx from STACK+0x18 = STACK+0x20, and so on.
+    case.check(&[0, 9, 19], Ended::Root);
+}
+
+#[test]
+fn a_realigned_stack_is_left_by_reading_memory() {
+    // lea 8(%rsp),%r10; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp; push %r10:
+    // CFA = *(rbp-8), rbp = *rbp.
+    let deref = |offset: u8| Cfa::Expression([0x76, offset, 0x06].into());
+    let rbp = Column::AtExpression([0x76, 0].into());
+    let case = Case {
+        rows: vec![
+            (0, row(deref(0x78), &[(RBP, rbp)])),
+            (9, row(Cfa::Register(6, 16), &[])),
+            (19, first_function()),
+        ],
+        words: vec![
+            STACK + 0x28, // the CFA
+            STACK + 0x28, // <- rbp: the caller's
+            TEXT + 10,    // a copy of the return address
+            0,
+            TEXT + 10, // the return address itself
+            0x1234,    // <- CFA
+            TEXT + 20,
+        ],
+        registers: vec![(RBP, STACK + 8)],
+    };
+    case.check(&[0, 9, 19], Ended::Root);
+    assert_eq!(case.walk(How::Auto).1, [Method::Context, Method::Cfi, Method::Cfi]);
+}
+
+#[test]
+fn what_a_signal_interrupted_is_no_call_and_has_all_its_registers() {
+    let mut frame = row(Cfa::Register(RSP as u8, 0), &[]);
+    frame.signal = true;
+    frame.columns[RSP] = Column::At(0x10);
+    frame.columns[3] = Column::At(0x18);
+    frame.columns[RETURN_ADDRESS] = Column::At(0x20);
+    let case = Case {
+        rows: vec![
+            (0, sp_plus(8)),
+            (9, frame),
+            // Interrupted at +31, which no call precedes; its row is that of +31, not +30.
+            (31, row(Cfa::Register(3, 8), &[])),
+            (39, first_function()),
+        ],
+        words: vec![TEXT + 10, 0, 0, STACK + 0x28, STACK + 0x30, TEXT + 31, TEXT + 40, 0, 0],
+        registers: vec![],
+    };
+    case.check(&[0, 9, 31, 39], Ended::Root);
+}
+
+/// A signal frame: rsp and the return address at these words from the stack pointer.
+fn signal_frame(sp: i64, pc: i64) -> Row {
+    let mut frame = row(Cfa::Register(RSP as u8, 0), &[(RSP, Column::At(sp * 8))]);
+    frame.signal = true;
+    frame.columns[RETURN_ADDRESS] = Column::At(pc * 8);
+    frame
+}
+
+#[test]
+fn a_trampoline_of_signals_called_nothing() {
+    // Its row begins one byte before it, at +10, as glibc's does.
+    let case = |trampoline| Case {
+        rows: vec![(0, sp_plus(8)), (trampoline - 1, signal_frame(0, 1)), (31, first_function())],
+        words: vec![TEXT + trampoline, STACK + 24, TEXT + 31],
+        registers: vec![],
+    };
+    case(11).check(&[0, 11, 31], Ended::Root);
+    // That of macOS called the handler.
+    case(10).check(&[0, 9, 31], Ended::Root);
+    // Where the walk goes no further, and where it may not.
+    let mut torn = case(11);
+    torn.words.truncate(2);
+    assert_eq!(torn.walk(How::Cfi).0, [0, 11]);
+}
+
+#[test]
+fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
+    const FAR: u64 = 9 << 20;
+    let check = |sp: u64, stack_top, stack_limit, ended| {
+        let case = Case {
+            rows: vec![(0, sp_plus(8)), (10, signal_frame(0, 1)), (31, sp_plus(16))],
+            words: vec![TEXT + 11, sp, TEXT + 31, 0],
+            registers: vec![],
+        };
+        for how in [How::Auto, How::Cfi] {
+            let (addresses, _, walked) = case.walk_below(how, stack_top, stack_limit);
+            assert_eq!((addresses.as_slice(), walked.ended), (&[0, 11, 31][..], ended), "{sp:#x}");
+            // What lies elsewhere does not make the window larger.
+            assert!(ended != Ended::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
+        }
+    };
+    check(STACK - 0x100, None, None, Ended::OtherStack);
+    // Alternate stacks in memory of the program lie far below the interrupted one.
+    check(STACK + FAR, None, None, Ended::OtherStack);
+    check(STACK + FAR, Some(STACK + FAR + 0x1000), None, Ended::OtherStack);
+    check(STACK + 0x2000, None, Some(STACK + 0x1000), Ended::OtherStack);
+    check(STACK + 0x2000, Some(STACK + 0x1000), None, Ended::OtherStack);
+    check(u64::MAX - 3, None, None, Ended::OtherStack);
+    // It may be this one, of which too little was copied.
+    check(STACK + 0x1000, None, None, Ended::WindowRanOut);
+    check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), Ended::WindowRanOut);
+    // In the window, and no caller there.
+    check(STACK + 16, None, None, Ended::BadFrame);
+}
+
+#[test]
+fn a_record_that_is_followed_from_code_that_is_not_known_is_no_proof() {
+    let pc = MADE_AT_RUN_TIME.start + 0x10;
+    let check = |words: &[u64], record: u64| {
+        let case = Case {
+            rows: vec![(9, first_function()), (19, first_function())],
+            words: words.to_vec(),
+            registers: vec![(RETURN_ADDRESS, pc), (RBP, record)],
+        };
+        case.check(&[pc.wrapping_sub(TEXT), 19], Ended::Unproved);
+    };
+    // rbp is the caller's, whose own return address is in the record: it returns to +10.
+    check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16);
+    // push %rbp is done, mov %rsp,%rbp is not.
+    check(&[STACK + 16, TEXT + 10, 0, TEXT + 20], STACK + 16);
+    // Or it is that of the function: both look the same.
+    check(&[7, TEXT + 10, 0, TEXT + 20], STACK + 16);
+    check(&[0, TEXT + 20], STACK);
+}
+
+#[test]
+fn a_return_address_that_no_call_precedes_is_refused() {
+    let case = |word| Case {
+        rows: vec![(0, sp_plus(8)), (9, first_function()), (10, first_function())],
+        words: vec![word, 0, 0, 0],
+        registers: vec![],
+    };
+    case(TEXT + 10).check(&[0, 9], Ended::Root);
+    case(TEXT + 11).check(&[0], Ended::BadFrame);
+    case(0x1234).check(&[0], Ended::BadFrame);
+    case(0).check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn the_stack_pointer_must_rise() {
+    for bytes in [0, -8, 4] {
+        let case = Case {
+            rows: vec![(0, sp_plus(bytes)), (9, first_function())],
+            words: vec![TEXT + 10; 4],
+            registers: vec![],
+        };
+        let (_, methods, ended) = case.walk(How::Cfi);
+        assert_eq!((methods.len(), ended), (1, Ended::BadFrame), "{bytes}");
+    }
+}
+
+/// Functions without rows, but for the two that call: `f` at +40, which nothing leads out of, is
+/// called from +00 by way of a jump at +50; `h` at +60 from +05. +0a calls through a register.
+struct Calls;
+
+impl Calls {
+    const CODE: [u8; 0x70] = {
+        let mut code = [0xf4; 0x70];
+        let text: [(usize, &[u8]); 6] = [
+            (0x00, &[0xe8, 0x4b, 0, 0, 0]),                // call +50
+            (0x05, &[0xe8, 0x56, 0, 0, 0]),                // call +60
+            (0x0a, &[0xff, 0xd0]),                         // call *%rax
+            (0x40, &[0x53, 0x48, 0x8b, 0x67, 0x30, 0xf4]), // push %rbx; mov 0x30(%rdi),%rsp
+            (0x50, &[0xf3, 0x0f, 0x1e, 0xfa, 0xeb, 0xea]), // endbr64; jmp +40
+            (0x60, &[0xc3]),
+        ];
+        let mut piece = 0;
+        while piece < text.len() {
+            let mut at = 0;
+            while at < text[piece].1.len() {
+                code[text[piece].0 + at] = text[piece].1[at];
+                at += 1;
+            }
+            piece += 1;
+        }
+        code
+    };
+
+    /// The frames from +45, where the walk is stuck, with these words above the stack pointer.
+    fn walk(words: &[u64]) -> (Vec<u64>, Ended) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT + 0x45, ..X86_64::default() };
+        registers.gpr[RSP] = STACK;
+        let input = Input {
+            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: 16,
+            code_mask: u64::MAX,
+            code: &Calls,
+        };
+        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+        let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
+        (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), walked.ended)
+    }
+}
+
+impl Code for Calls {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        Self::CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        (at.0 < TEXT + 0x40).then(first_function)
+    }
+    fn function(&self, at: Avma) -> Option<Range<Avma>> {
+        let start = Avma(TEXT + [0, 0x40, 0x50, 0x60][..].iter().rev().find(|start| TEXT + **start <= at.0)?);
+        Some(start..start + 0x10)
+    }
+}
+
+#[test]
+fn a_scan_finds_only_the_caller_of_the_function_that_it_is_stuck_in() {
+    let (stale, indirect, live) = (TEXT + 0x0a, TEXT + 0x0c, TEXT + 0x05);
+    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], Ended::Scanned));
+    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], Ended::Undescribed));
+}
+
+#[test]
+fn at_the_end_of_the_address_space_walks_end() {
+    for bytes in [0, 3, 7, 8, 15] {
+        let base = u64::MAX - bytes;
+        let registers = vec![(RSP, base), (RBP, u64::MAX - 15)];
+        let framed = row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]);
+        for rows in [vec![], vec![(0, framed)]] {
+            let case = Case { rows, words: vec![0, TEXT + 10], registers: registers.clone() };
+            let ended = case.walk(How::Auto).2;
+            assert!(matches!(ended, Ended::BadFrame | Ended::Undescribed), "{bytes}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn the_window_is_told_from_garbage() {
+    let case = |bytes| Case { rows: vec![(0, sp_plus(bytes))], words: vec![0; 4], registers: vec![] };
+    case(0x1000).check(&[0], Ended::WindowRanOut);
+    case(1 << 40).check(&[0], Ended::BadFrame);
+}
+
+#[test]
+fn a_walk_that_only_ends_is_not_complete() {
+    // Neither row nor frame record, and rbp is 0: with frame pointers that would do.
+    let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
+    case.check(&[0], Ended::Undescribed);
+}
+
+#[test]
+fn a_threads_first_instruction_has_nothing_above_its_stack_pointer() {
+    // What lies below it is copied, too.
+    let registers = vec![(RSP, STACK + 16)];
+    let case = Case { rows: vec![], words: vec![0; 8], registers };
+    assert_eq!(case.walk_below(How::Auto, Some(STACK + 16), None).2.ended, Ended::Root);
+    assert_ne!(case.walk_below(How::Auto, Some(STACK), None).2.ended, Ended::Root);
+}
+
+#[test]
+fn a_null_return_address_ends_a_stack_that_is_not_the_threads_own() {
+    let mut case = Case {
+        rows: vec![(0, sp_plus(8)), (9, sp_plus(16))],
+        words: vec![TEXT + 10, 7, 0, 0],
+        registers: vec![],
+    };
+    let ended = |case: &Case, top| case.walk_below(How::Auto, top, None).2.ended;
+    assert_eq!(ended(&case, None), Ended::Fiber);
+    assert_eq!(ended(&case, Some(STACK - 0x10_0000)), Ended::Fiber);
+    assert_eq!(ended(&case, Some(STACK + 0x1000)), Ended::BadFrame);
+    // In the leaf, whose row may be wrong at this instruction, it proves nothing.
+    case.words[0] = 0;
+    assert_eq!(ended(&case, None), Ended::BadFrame);
+    // Nor in a frame that was found by a frame record.
+    case.rows = vec![(9, sp_plus(16))];
+    case.words = vec![0, TEXT + 10, 7, 0];
+    case.registers = vec![(RBP, STACK)];
+    assert_ne!(ended(&case, None), Ended::Fiber);
+}
+
+#[test]
+fn depth_is_limited() {
+    let case =
+        Case { rows: vec![(0, sp_plus(8)), (9, sp_plus(8))], words: vec![TEXT + 10; 40], registers: vec![] };
+    let (addresses, _, ended) = case.walk(How::Auto);
+    assert_eq!((addresses.len(), ended), (16, Ended::DepthLimit));
+}
