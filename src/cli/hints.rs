@@ -66,7 +66,8 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
     let seen = Seen::of(profile, names);
     hints.extend(early(profile, names, how, &seen));
     hints.extend(nameless(&seen, stats.samples));
-    if stats.ticks_late * 20 > stats.ticks {
+    // Those of the kernel come late where a host takes the CPU away, at any rate.
+    if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
         hints.push(format!(
             "more than 5% of ticks came too late; a lower --hz than {} fits better",
             profile.hz

@@ -161,6 +161,7 @@ impl PushedDriver<'_> {
             }
             What::ImagesMayHaveChanged => self.recorder.images_changed(process),
             What::Dropped(samples, reason) => self.recorder.lose(reason, samples),
+            What::Late(ticks) => self.recorder.stats.ticks_late += ticks,
             What::Exited(status) => self.recorder.stats.exit_status = Some(status),
             What::Terminate => self.live.ask_to_stop(),
         }

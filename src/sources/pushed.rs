@@ -44,6 +44,8 @@ pub enum What {
     ImagesMayHaveChanged,
     /// So many samples were dropped before anybody saw them, for this reason.
     Dropped(u64, &'static str),
+    /// So many ticks came late, because the machine ran something else, and are no samples.
+    Late(u64),
     /// The process has ended.
     Exited(ExitStatus),
     /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).

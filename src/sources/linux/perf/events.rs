@@ -14,8 +14,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER,
-    PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
+    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_CPU, PERF_SAMPLE_REGS_USER,
+    PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
 use super::sys::{self, Ring};
@@ -89,6 +89,7 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
         config: PERF_COUNT_SW_CPU_CLOCK.into(),
         sample_type: (PERF_SAMPLE_TID
             | PERF_SAMPLE_TIME
+            | PERF_SAMPLE_CPU
             | PERF_SAMPLE_CALLCHAIN
             | PERF_SAMPLE_REGS_USER
             | PERF_SAMPLE_STACK_USER)
@@ -206,18 +207,20 @@ impl Events {
     /// Lets the events of CPUs tick at another rate, a quarter more or less than was asked for, so
     /// that work in step with the rate is seen in all of its phases. `random` is any number.
     ///
-    /// Each change begins a period anew, which costs half of one; the mean makes up for that.
-    pub(super) fn vary(&self, random: u64) {
+    /// Each change begins a period anew, which costs half of one; the mean makes up for that. The
+    /// new distance, nanoseconds; `None` for events of threads, whose rate stays.
+    pub(super) fn vary(&self, random: u64) -> Option<u64> {
         if self.how.scope != Scope::Cpus {
-            return;
+            return None;
         }
-        const PER_MILLE: u64 = 760;
+        const PER_MILLE: u64 = 770;
         let per_mille = PER_MILLE + random % 500;
-        let period_ns = SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille);
+        let period_ns = (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(10_000);
         for (_, event) in &self.rings {
             // It ticks on as before where that fails.
-            let _ = sys::set_period(event, period_ns.max(10_000));
+            let _ = sys::set_period(event, period_ns);
         }
+        Some(period_ns)
     }
 
     /// Samples no more; what was sampled can still be read.

@@ -3,11 +3,12 @@
 //! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of
 //! the user stack and the frames in the kernel at one moment, so it is exact where a stop by
 //! ptrace shows the thread a few microseconds later. `events.rs` says what is opened, `filter.rs`
-//! which samples the kernel drops at once, `record.rs` reads what it wrote, `told.rs` weighs it,
+//! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
 //! `window.rs` decides how much of each stack is copied, `source.rs` is the whole.
 
 mod events;
 mod filter;
+mod grid;
 mod mapped;
 mod record;
 mod registers;

@@ -14,8 +14,8 @@ use crate::arch::Registers;
 
 /// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
-/// What stands behind every record that is no sample: process, thread, time (`sample_id_all`).
-const SAMPLE_ID_BYTES: usize = 16;
+/// What stands behind every record that is no sample: process, thread, time, CPU (`sample_id_all`).
+const SAMPLE_ID_BYTES: usize = 24;
 
 /// Who and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub(super) struct Id {
     pub(super) tid: pid_t,
     /// Monotonic clock, nanoseconds.
     pub(super) time_ns: u64,
+    /// On which CPU.
+    pub(super) cpu: u32,
 }
 
 /// A record, borrowed from the ring.
@@ -106,7 +108,9 @@ impl<'a> Fields<'a> {
 
     fn id(&mut self) -> Option<Id> {
         let (pid, tid) = (self.u32()?, self.u32()?);
-        Some(Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns: self.u64()? })
+        let (time_ns, cpu) = (self.u64()?, self.u32()?);
+        self.take(4)?;
+        Some(Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu })
     }
 }
 
@@ -218,7 +222,7 @@ mod tests {
     }
 
     fn a_sample() -> Vec<u8> {
-        let mut body = words(&[7 << 32 | 5, 1000, 5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]);
+        let mut body = words(&[7 << 32 | 5, 1000, 3, 5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]);
         body.extend(words(&[0xffff_ffff_8000_2000, PERF_CONTEXT_USER, 0x4000, 2]));
         body.extend(words(&(0..registers::COUNT as u64).collect::<Vec<_>>()));
         body.extend(words(&[16, 11, 12, 8]));
@@ -229,7 +233,7 @@ mod tests {
     fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
         let bytes = a_sample();
         let (id, read) = read(&bytes).unwrap();
-        assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000 });
+        assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 });
         let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
         assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
         assert_eq!(sample.stack, words(&[11]));
@@ -240,7 +244,7 @@ mod tests {
     fn a_name_of_a_new_program_is_told_from_one_that_a_thread_gave_itself() {
         let mut body = words(&[7 << 32 | 5]);
         body.extend(b"work\0\0\0\0");
-        body.extend(words(&[7 << 32 | 5, 1000]));
+        body.extend(words(&[7 << 32 | 5, 1000, 0]));
         let exec = record(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC as u16, &body);
         assert_eq!(read(&exec).unwrap().1, PerfRecord::Comm { name: b"work", exec: true });
         let renamed = record(PERF_RECORD_COMM, 0, &body);

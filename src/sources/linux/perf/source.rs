@@ -159,7 +159,10 @@ impl PerfSource {
         }
         self.told.finish_batch(used_ns, into);
         if !self.disabled {
-            self.events.vary(self.random.next());
+            let since_ns = sys::monotonic_ns();
+            if let Some(period_ns) = self.events.vary(self.random.next()) {
+                self.told.grid.changed(since_ns, period_ns);
+            }
         }
         if self.over
             && !self.events.how.kernel

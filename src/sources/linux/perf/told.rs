@@ -11,6 +11,7 @@
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::grid::Grid;
 use super::mapped::Mapped;
 use super::record::{Id, PerfRecord, Sample};
 use crate::addr::{Avma, CodeAddress};
@@ -57,6 +58,8 @@ pub(super) struct Told {
     kernel_frames: bool,
     /// Executable memory by what the records say.
     pub(super) mapped: Mapped,
+    /// When ticks are due.
+    pub(super) grid: Grid,
     /// Where the first thread's stack begins.
     pub(super) main_stack_top: Option<Avma>,
     batch: Vec<(Id, Happened)>,
@@ -89,6 +92,7 @@ impl Told {
             waits_for_exec,
             kernel_frames,
             mapped: Mapped::default(),
+            grid: Grid::default(),
             main_stack_top: None,
             batch: Vec::new(),
             samples: 0,
@@ -151,6 +155,7 @@ impl Told {
 
     fn sampled(&mut self, id: Id, sample: &Sample<'_>) {
         self.samples += 1;
+        self.grid.see(id.cpu, id.time_ns);
         if sample.compat {
             return self.batch.push((id, Happened::Missed("32-bit code")));
         }
@@ -189,6 +194,7 @@ impl Told {
     pub(super) fn finish_batch(&mut self, used_ns: Option<u64>, into: &mut Vec<Record>) {
         let mut batch = std::mem::take(&mut self.batch);
         batch.sort_by_key(|(id, _)| id.time_ns);
+        let late = self.drop_late(&mut batch);
         let share = used_ns.filter(|_| self.dropped == 0).map(|used_ns| (used_ns, self.samples.max(1)));
         let (mut weighed, period_ns) = (0, self.period_ns);
         let mut next_weight_ns = || {
@@ -225,10 +231,30 @@ impl Told {
         }
         self.batch = batch;
         if self.dropped > 0 {
-            let nobody = Id { pid: self.pid, tid: 0, time_ns: last_ns };
+            let nobody = Id { pid: self.pid, time_ns: last_ns, ..Id::default() };
             into.push(self.record(nobody, What::Dropped(self.dropped, "the kernel dropped them")));
         }
+        if late > 0 {
+            let nobody = Id { pid: self.pid, time_ns: last_ns, ..Id::default() };
+            into.push(self.record(nobody, What::Late(late)));
+        }
         (self.samples, self.dropped) = (0, 0);
+    }
+
+    /// Takes samples out whose ticks were held up, unless no others are there; how many. What
+    /// threads used meanwhile is shared by the others.
+    fn drop_late(&mut self, batch: &mut Vec<(Id, Happened)>) -> u64 {
+        let grid = &self.grid;
+        let is_late = |(id, happened): &(Id, Happened)| {
+            matches!(happened, Happened::Sampled(_)) && grid.is_late(id.cpu, id.time_ns)
+        };
+        let late = batch.iter().filter(|one| is_late(one)).count() as u64;
+        if late == 0 || late == self.samples {
+            return 0;
+        }
+        self.samples -= late;
+        batch.retain(|one| !is_late(one));
+        late
     }
 
     /// At the end of a recording that saw user mode only: what of `used_ns` no sample stands for
