@@ -20,7 +20,10 @@ const COST_SHARE: u64 = 20;
 #[derive(Debug, Default)]
 pub(super) struct ImageUpkeep {
     mappings: Vec<Mapping>,
+    /// When the last reading ended.
     read_ns: u64,
+    /// When it began: what was mapped by then is known.
+    covers_ns: u64,
     wait_ns: u64,
     /// What reading them cost makes the next time wait at least.
     cost_ns: u64,
@@ -31,9 +34,9 @@ pub(super) struct ImageUpkeep {
 }
 
 impl ImageUpkeep {
-    /// When they were read last.
-    pub(super) fn read_ns(&self) -> u64 {
-        self.read_ns
+    /// Up to when they are known: when the last reading of them began.
+    pub(super) fn covers_ns(&self) -> u64 {
+        self.covers_ns
     }
 
     /// How often in a row reading them showed nothing new.
@@ -92,6 +95,7 @@ impl ImageUpkeep {
         }
         self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
         self.changed = false;
+        self.covers_ns = before_ns;
         self.read_ns = now_ns();
         self.cost_ns = (self.read_ns - before_ns).saturating_mul(COST_SHARE);
         // Torn stacks ask again and again: less often the longer nothing changes.

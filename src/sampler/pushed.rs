@@ -89,7 +89,7 @@ pub fn record(
             break;
         }
         driver.recorder.refresh_images(source);
-        driver.publish(source);
+        driver.publish(source, clock.now_ns() - start_ns);
     }
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
@@ -105,11 +105,14 @@ pub fn record(
     if let Some(cpu_ns) = source.target_cpu_ns() {
         stats.target_cpu_ns = cpu_ns;
     }
-    // As many as of a thread that runs all the time.
-    let per_cpu_ns = |samples: u64| u128::from(samples) * u128::from(stats.duration_ns);
-    let ticks = per_cpu_ns(stats.samples_pushed).checked_div(stats.target_cpu_ns.into());
-    stats.ticks = ticks.and_then(|ticks| ticks.try_into().ok()).unwrap_or(stats.samples_pushed);
+    stats.ticks = ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns);
     Ok(profile)
+}
+
+/// As many ticks as a thread that ran all of the time that has passed would have had samples.
+fn ticks(samples: u64, passed_ns: u64, target_cpu_ns: u64) -> u64 {
+    let ticks = (u128::from(samples) * u128::from(passed_ns)).checked_div(target_cpu_ns.into());
+    ticks.and_then(|ticks| ticks.try_into().ok()).unwrap_or(samples)
 }
 
 struct PushedDriver<'a> {
@@ -169,12 +172,13 @@ impl PushedDriver<'_> {
     }
 
     /// Shows others how the recording goes.
-    fn publish(&self, source: &dyn PushedSource) {
+    fn publish(&self, source: &dyn PushedSource, passed_ns: u64) {
         let (stats, live) = (&self.recorder.stats, self.live);
-        live.ticks.store(stats.samples_pushed, Ordering::Relaxed);
+        let target_cpu_ns = source.target_cpu_ns().unwrap_or(0);
+        live.ticks.store(ticks(stats.samples_pushed, passed_ns, target_cpu_ns), Ordering::Relaxed);
         live.samples.store(stats.samples, Ordering::Relaxed);
         live.threads.store(self.recorder.accounts.len() as u64, Ordering::Relaxed);
-        live.target_cpu_ns.store(source.target_cpu_ns().unwrap_or(0), Ordering::Relaxed);
+        live.target_cpu_ns.store(target_cpu_ns, Ordering::Relaxed);
     }
 
     /// Walks samples that waited for images.

@@ -395,9 +395,9 @@ impl<'a> Recorder<'a> {
         self.unwinder.images_changed();
     }
 
-    /// When the images were read last, and how often in a row that showed nothing new.
+    /// Up to when the images are known, and how often in a row reading them showed nothing new.
     pub(super) fn images_read(&self) -> (u64, u32) {
-        (self.upkeep.read_ns(), self.upkeep.fruitless())
+        (self.upkeep.covers_ns(), self.upkeep.fruitless())
     }
 
     // ---- the end

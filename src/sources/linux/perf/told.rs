@@ -63,6 +63,8 @@ pub(super) struct Told {
     /// Where the first thread's stack begins.
     pub(super) main_stack_top: Option<Avma>,
     batch: Vec<(Id, Happened)>,
+    /// Threads that are told to have ended in the batch.
+    leaving: Vec<Id>,
     /// Samples in the batch.
     samples: u64,
     /// Records that did not fit, of anybody, in the batch.
@@ -95,6 +97,7 @@ impl Told {
             grid: Grid::default(),
             main_stack_top: None,
             batch: Vec::new(),
+            leaving: Vec::new(),
             samples: 0,
             dropped: 0,
             throttled_since_ns: None,
@@ -206,6 +209,8 @@ impl Told {
             weighed += 1;
             weight_ns
         };
+        // On its way out a thread still runs for a while after it is told to have ended.
+        let leaving = std::mem::take(&mut self.leaving);
         let last_ns = batch.last().map_or(0, |(id, _)| id.time_ns);
         for (id, happened) in batch.drain(..) {
             let what = match happened {
@@ -214,10 +219,10 @@ impl Told {
                     What::Sampled(capture)
                 }
                 Happened::Missed(why) => What::Missed(self.used(id, next_weight_ns(), into), why),
-                Happened::Ended => match self.threads.remove(&id.tid) {
-                    Some(seen) => What::Ended(Some(seen.cpu_ns), "thread ended before its next sample"),
-                    None => continue,
-                },
+                Happened::Ended => {
+                    self.leaving.push(id);
+                    continue;
+                }
                 Happened::Exec => {
                     for (tid, seen) in std::mem::take(&mut self.threads) {
                         let what = What::Ended(Some(seen.cpu_ns), "replaced by exec before its next sample");
@@ -230,6 +235,12 @@ impl Told {
             into.push(self.record(id, what));
         }
         self.batch = batch;
+        for id in leaving {
+            if let Some(seen) = self.threads.remove(&id.tid) {
+                let what = What::Ended(Some(seen.cpu_ns), "thread ended before its next sample");
+                into.push(self.record(Id { time_ns: last_ns.max(id.time_ns), ..id }, what));
+            }
+        }
         if self.dropped > 0 {
             let nobody = Id { pid: self.pid, time_ns: last_ns, ..Id::default() };
             into.push(self.record(nobody, What::Dropped(self.dropped, "the kernel dropped them")));
