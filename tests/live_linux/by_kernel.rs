@@ -53,8 +53,10 @@ fn counts_are_cpu_seconds_times_the_rate_and_nobody_is_traced() {
         let process = said.iter().find(|line| line.starts_with("process ")).map(|line| numbers(line));
         let seconds = process.expect("it tells its CPU time")["cpu_ns"] as f64 / 1e9;
         let counts = recorded.total() as f64 / HZ;
-        // What it used before `go` and while it told is in neither or in both.
-        recorded.check((counts / seconds - 1.0).abs() < 0.02, format!("{counts} s instead of {seconds}"));
+        let (used, lost) = (recorded.figure("target_cpu_s"), recorded.lost() as f64 / HZ);
+        recorded.check(((counts + lost) / used - 1.0).abs() < 0.01, format!("{counts} s of {used} s"));
+        // Its own figure is without its beginning and its end, which take longer on a busy machine.
+        recorded.check((counts / seconds - 1.0).abs() < 0.12, format!("{counts} s instead of {seconds}"));
         recorded.check(recorded.figure("stops") == 0.0, "it was stopped");
         let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
         recorded.check(complete > 0.98, format!("{complete} of the stacks are complete"));

@@ -29,6 +29,12 @@ impl Mapped {
         &self.list
     }
 
+    /// Whether an address is in one of them.
+    pub(super) fn contains(&self, at: Avma) -> bool {
+        let next = self.list.partition_point(|mapping| mapping.avma.end <= at);
+        self.list.get(next).is_some_and(|mapping| mapping.avma.start <= at)
+    }
+
     /// Takes a new one in.
     pub(super) fn add(&mut self, mmap: &Mmap<'_>) {
         let Some(end) = mmap.start.checked_add(mmap.len).filter(|end| *end > mmap.start) else { return };

@@ -54,6 +54,8 @@ pub(super) struct Told {
     names: HashMap<pid_t, String>,
     /// Of the command that is to be run, nothing was seen yet.
     waits_for_exec: bool,
+    /// A new program was named and has not run yet.
+    in_exec: bool,
     /// Frames in the kernel are told.
     kernel_frames: bool,
     /// Executable memory by what the records say.
@@ -92,6 +94,7 @@ impl Told {
             threads: HashMap::new(),
             names: HashMap::new(),
             waits_for_exec,
+            in_exec: false,
             kernel_frames,
             mapped: Mapped::default(),
             grid: Grid::default(),
@@ -151,6 +154,7 @@ impl Told {
         }
         self.mapped.clear();
         self.main_stack_top = None;
+        self.in_exec = true;
         if !std::mem::take(&mut self.waits_for_exec) {
             self.batch.push((id, Happened::Exec));
         }
@@ -177,6 +181,11 @@ impl Told {
         // In the middle of an exec there are registers, but no program yet.
         capture.only_kernel = sample.registers.is_none_or(|registers| registers.pc() == Avma(0));
         capture.registers = sample.registers.unwrap_or_default();
+        if self.in_exec {
+            // Until the new program runs, the registers are those of the one that it replaced.
+            self.in_exec = !self.mapped.contains(capture.registers.pc());
+            capture.only_kernel |= self.in_exec && sample.kernel().next().is_some();
+        }
         capture.stack_base = capture.registers.sp();
         (capture.pause_ns, capture.stood_ns, capture.stack_limit) = (0, 0, None);
         self.batch.push((id, Happened::Sampled(capture)));
