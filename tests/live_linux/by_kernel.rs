@@ -115,7 +115,7 @@ fn a_program_that_replaces_itself_is_named_by_both() {
 #[test]
 fn a_program_of_a_few_milliseconds_has_its_names() {
     let Some(_one) = sampled() else { return };
-    let mut counts = 0;
+    let (mut counts, mut unknown) = (0, 0);
     for _ in 0..10 {
         let recorded = record(["--hz", "9973", "--source", "perf", "--", "ls", "/proc"]).wait();
         // 4: it was over before a sample.
@@ -124,10 +124,12 @@ fn a_program_of_a_few_milliseconds_has_its_names() {
         }
         recorded.check_success();
         counts += recorded.total();
-        let unknown = recorded.count(|stack| stack.has("[unknown]"));
-        recorded.check(unknown * 10 <= recorded.total(), format!("{unknown} without a name"));
+        unknown += recorded.count(|stack| stack.has("[unknown]"));
     }
     assert!(counts > 0, "ten runs without a sample");
+    // A sample that falls between an exec and the first instruction of the new program may have an
+    // address of the old one.
+    assert!(unknown * 4 <= counts, "{unknown} of {counts} without a name");
 }
 
 #[test]
