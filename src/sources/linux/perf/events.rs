@@ -45,6 +45,13 @@ pub(super) struct How {
     pub(super) window_bytes: u32,
 }
 
+impl How {
+    /// Nanoseconds between two samples of a thread that runs all the time.
+    pub(super) fn period_ns(self) -> u64 {
+        SECOND_NS / u64::from(self.hz.max(1))
+    }
+}
+
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
 pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, 60 << 10];
 
@@ -99,7 +106,7 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };
-    attributes.__bindgen_anon_1.sample_period = SECOND_NS / u64::from(how.hz.max(1));
+    attributes.__bindgen_anon_1.sample_period = how.period_ns();
     // Nobody is woken for a sample, but the reader before half of the ring is full.
     attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
     attributes.set_watermark(1);

@@ -145,12 +145,7 @@ impl PerfSource {
         }
         // A process that has ended and was waited for has no clock any more.
         self.cpu_ns = sys::process_cpu_ns(self.pid).or(self.cpu_ns);
-        let PerfSource { events, scratch, told, .. } = self;
-        events.drain(scratch, |bytes| {
-            if let Some((id, record)) = record::read(bytes) {
-                told.take(id, record);
-            }
-        });
+        read_rings(&mut self.events, &mut self.scratch, &mut self.told);
         let used_ns = self.cpu_ns.map(|cpu_ns| cpu_ns.saturating_sub(self.weighed_cpu_ns));
         // Samples in user mode only say nothing of the time in the kernel.
         let used_ns = used_ns.filter(|used_ns| self.events.how.kernel && *used_ns > 0);
@@ -177,23 +172,29 @@ impl PerfSource {
     fn change_window(&mut self, window_bytes: u32) {
         let how = How { window_bytes, ..self.events.how };
         let Ok(new) = Events::open(self.pid, how) else { return };
+        let since_ns = sys::monotonic_ns();
         if new.enable().is_err() {
             return;
         }
+        self.told.grid.changed(since_ns, how.period_ns());
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
-        let (scratch, told) = (&mut self.scratch, &mut self.told);
-        old.drain(scratch, |bytes| {
-            if let Some((id, record)) = record::read(bytes) {
-                told.take(id, record);
-            }
-        });
+        read_rings(&mut old, &mut self.scratch, &mut self.told);
     }
 
     fn exit_status(&self) -> ExitStatus {
         let status = self.launched.then(|| sys::child_end(self.pid)).flatten();
         status.unwrap_or(ExitStatus::Unknown)
     }
+}
+
+/// Takes in all that rings hold.
+fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, told: &mut Told) {
+    events.drain(scratch, |bytes| {
+        if let Some((id, record)) = record::read(bytes) {
+            told.take(id, record);
+        }
+    });
 }
 
 /// The stack pointer that the first thread of a process began with.

@@ -219,7 +219,7 @@ impl Told {
             weight_ns
         };
         // On its way out a thread still runs for a while after it is told to have ended.
-        let leaving = std::mem::take(&mut self.leaving);
+        let mut leaving = std::mem::take(&mut self.leaving);
         let last_ns = batch.last().map_or(0, |(id, _)| id.time_ns);
         for (id, happened) in batch.drain(..) {
             let what = match happened {
@@ -233,6 +233,9 @@ impl Told {
                     continue;
                 }
                 Happened::Exec => {
+                    // One of these numbers is that of the thread that goes on.
+                    leaving.clear();
+                    self.leaving.clear();
                     for (tid, seen) in std::mem::take(&mut self.threads) {
                         let what = What::Ended(Some(seen.cpu_ns), "replaced by exec before its next sample");
                         into.push(self.record(Id { tid, ..id }, what));
