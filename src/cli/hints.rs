@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::text::percent;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
+use crate::sources::pushed::IN_KERNEL;
 use crate::symbol::runtime::Makers;
 use crate::symbol::{Names, kernel, sections};
 use crate::trie::FrameId;
@@ -49,8 +50,6 @@ const ADVICE: [Advice; 7] = [
     Advice { runtime: "qemu", stacks: None, names: Some("start qemu with -perfmap") },
 ];
 
-/// The reason for which the source of the kernel's samples loses time that it may not see.
-const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 /// A hint is worth its line from this part of the samples on.
 const WORTH_PERCENT: u64 = 10;
 

@@ -6,6 +6,9 @@
 use super::{Capture, ExitStatus, Fault, Look, Observed, ThreadId};
 use crate::addr::Avma;
 
+/// Why time is lost that was used in the kernel where only user mode may be sampled.
+pub const IN_KERNEL: &str = "in the kernel, which may not be sampled";
+
 /// Something that happened, and when.
 #[derive(Debug)]
 pub struct Record {

@@ -56,6 +56,27 @@ impl Maps {
         Ok(())
     }
 
+    /// The same through a thread that still has the memory: `through`, or one of `others` that
+    /// then takes its place. One that has left shows an empty list.
+    pub(super) fn read_through(
+        &mut self,
+        through: &mut pid_t,
+        others: impl Iterator<Item = pid_t>,
+        out: &mut Vec<Mapping>,
+    ) -> Result<(), Fault> {
+        let read = self.read(*through, out);
+        if !out.is_empty() {
+            return read;
+        }
+        for tid in others {
+            if self.read(tid, out).is_ok() && !out.is_empty() {
+                *through = tid;
+                return Ok(());
+            }
+        }
+        read.and(Err(Fault::Transient("the process is ending")))
+    }
+
     /// The bytes of the image behind a mapping, or the reason why not.
     pub(super) fn bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
         match mapping.kind {

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use libc::{c_int, c_void, pid_t};
 
+use crate::sources::ExitStatus;
+
 /// `wait` status of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
@@ -23,6 +25,24 @@ pub(super) enum Waited {
     Exited { tid: pid_t, code: i32 },
     /// Ended by a signal.
     Killed { tid: pid_t, signal: c_int },
+}
+
+impl Waited {
+    /// Which thread.
+    pub(super) fn tid(self) -> pid_t {
+        match self {
+            Waited::Stopped { tid, .. } | Waited::Exited { tid, .. } | Waited::Killed { tid, .. } => tid,
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn exit_status(self) -> Option<ExitStatus> {
+        match self {
+            Waited::Exited { code, .. } => Some(ExitStatus::Code(code)),
+            Waited::Killed { signal, .. } => Some(ExitStatus::Signal(signal)),
+            Waited::Stopped { .. } => None,
+        }
+    }
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
@@ -109,10 +129,16 @@ pub(super) fn read_memory(pid: pid_t, from: u64, into: &mut [u8]) -> io::Result<
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
+/// Of what the calling thread traces. Never blocks.
+fn wait_traced(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Waited>> {
+    wait(which, tid, flags | libc::__WALL | libc::__WNOTHREAD)
+}
+
+/// waitid(2), which never blocks.
 fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Waited>> {
     // SAFETY: siginfo_t is plain data for which all zeroes is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let flags = flags | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    let flags = flags | libc::WNOHANG;
     // SAFETY: `info` is live and of the type that waitid(2) fills.
     if unsafe { libc::waitid(which, tid as libc::id_t, &raw mut info, flags) } == -1 {
         return Err(io::Error::last_os_error());
@@ -137,24 +163,36 @@ fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Wa
 /// signal that is on its way (kernel/exit.c, wait_task_stopped), which then was lost if
 /// this process were killed before PTRACE_CONT gave it back.
 pub(super) fn look_for_stopped() -> io::Result<Option<Waited>> {
-    wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
+    wait_traced(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
 /// Takes a stop that [`look_for_stopped`] showed and that has no signal on its way. After
 /// an exec by another thread than the first, the kernel lets nobody continue a thread whose
 /// new number was not waited for (kernel/ptrace.c, `looks_like_a_spurious_pid`).
 pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<Waited>> {
-    wait(libc::P_PID, tid, libc::WSTOPPED)
+    wait_traced(libc::P_PID, tid, libc::WSTOPPED)
 }
 
 /// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
 pub(super) fn peek_exited() -> io::Result<Option<Waited>> {
-    wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
+    wait_traced(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
 }
 
 /// Takes the end of a thread that [`peek_exited`] showed; its real parent is told now.
 pub(super) fn reap(tid: pid_t) -> io::Result<Option<Waited>> {
-    wait(libc::P_PID, tid, libc::WEXITED)
+    wait_traced(libc::P_PID, tid, libc::WEXITED)
+}
+
+/// Whether a child of this process, whichever thread started it, has ended, and how; it stays to
+/// be asked for its CPU time.
+pub(super) fn child_end(pid: pid_t) -> Option<ExitStatus> {
+    wait(libc::P_PID, pid, libc::WEXITED | libc::WNOWAIT).ok()??.exit_status()
+}
+
+/// Takes the end of a child that [`child_end`] showed.
+pub(super) fn reap_child(pid: pid_t) {
+    // Fails where somebody else has done that.
+    let _ = wait(libc::P_PID, pid, libc::WEXITED);
 }
 
 fn signal_set(signals: &[c_int]) -> libc::sigset_t {

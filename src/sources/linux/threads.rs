@@ -170,6 +170,12 @@ pub(super) fn sched(schedstat: &File) -> Option<Sched> {
     proc::schedstat(&buffer[..len])
 }
 
+/// The name of a thread, while it exists.
+pub(super) fn name(pid: pid_t, tid: pid_t) -> Option<String> {
+    let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+}
+
 /// The tids of a process, from `/proc/PID/task`.
 pub(super) fn list(pid: pid_t) -> io::Result<Vec<pid_t>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;

@@ -360,11 +360,8 @@ impl LinuxTarget {
 
     /// Acts on the end of a thread: its last figures are read before it is let go.
     fn ended(&mut self, how: Waited) {
-        let (tid, status) = match how {
-            Waited::Exited { tid, code } => (tid, ExitStatus::Code(code)),
-            Waited::Killed { tid, signal } => (tid, ExitStatus::Signal(signal)),
-            Waited::Stopped { .. } => return,
-        };
+        let Some(status) = how.exit_status() else { return };
+        let tid = how.tid();
         let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
         self.no_longer_pending(tid);
         self.threads.remove(&tid);
@@ -431,23 +428,11 @@ impl Observed for LinuxTarget {
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        let name = fs::read(format!("/proc/{}/task/{}/comm", self.pid, thread.0)).ok()?;
-        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+        threads::name(self.pid, tid_of(thread))
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        let read = self.maps.read(self.memory_of, out);
-        if !out.is_empty() {
-            return read;
-        }
-        // A thread that has left shows an empty list: another one has the memory.
-        for tid in self.threads.keys() {
-            if self.maps.read(*tid, out).is_ok() && !out.is_empty() {
-                self.memory_of = *tid;
-                return Ok(());
-            }
-        }
-        read.and(Err(Fault::Transient("the process is ending")))
+        self.maps.read_through(&mut self.memory_of, self.threads.keys().copied(), out)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {

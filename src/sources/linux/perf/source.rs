@@ -18,7 +18,7 @@ use crate::clock::{Clock, RealClock};
 use crate::rng::Rng;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::Maps;
-use crate::sources::linux::{proc, sys as linux_sys};
+use crate::sources::linux::{proc, sys as linux_sys, threads};
 use crate::sources::pushed::{Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
@@ -75,7 +75,7 @@ impl PerfSource {
         let began_ns = clock.now_ns();
         let origin_ns = sys::monotonic_ns().saturating_sub(began_ns);
         PerfSource {
-            told: Told::new(pid, origin_ns, events.how.hz, kernel_frames, launched),
+            told: Told::new(pid, origin_ns, events.how.period_ns(), kernel_frames, launched),
             pid,
             memory_of: pid,
             process,
@@ -133,7 +133,7 @@ impl PerfSource {
     fn has_ended(&self) -> bool {
         match &self.end {
             Some(_) => self.readable.first() == Some(&true),
-            None => linux_sys::kill(self.pid, 0).is_err() || sys::child_end(self.pid).is_some(),
+            None => linux_sys::kill(self.pid, 0).is_err() || linux_sys::child_end(self.pid).is_some(),
         }
     }
 
@@ -183,7 +183,7 @@ impl PerfSource {
     }
 
     fn exit_status(&self) -> ExitStatus {
-        let status = self.launched.then(|| sys::child_end(self.pid)).flatten();
+        let status = self.launched.then(|| linux_sys::child_end(self.pid)).flatten();
         status.unwrap_or(ExitStatus::Unknown)
     }
 }
@@ -215,27 +215,20 @@ impl Observed for PerfSource {
         if let Some(name) = self.told.name(thread) {
             return Some(name.clone());
         }
-        let name = fs::read(format!("/proc/{}/task/{}/comm", self.pid, thread.0)).ok()?;
-        Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+        threads::name(self.pid, pid_t::try_from(thread.0).ok()?)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        let read = self.maps.read(self.pid, out);
-        if read.is_ok() && !out.is_empty() {
-            self.memory_of = self.pid;
+        out.clear();
+        // After an exec the first thread has the memory again.
+        self.memory_of = self.pid;
+        let read = self.maps.read_through(&mut self.memory_of, self.told.sampled_threads(), out);
+        if read.is_ok() {
             return read;
         }
-        // A thread that has left shows an empty list: another one has the memory.
-        for tid in self.told.sampled_threads() {
-            if self.maps.read(tid, out).is_ok() && !out.is_empty() {
-                self.memory_of = tid;
-                return Ok(());
-            }
-        }
         // It is ending, or has ended.
-        out.clear();
         out.extend_from_slice(self.told.mapped.list());
-        if out.is_empty() { read.and(Err(Fault::Transient("the process is ending"))) } else { Ok(()) }
+        if out.is_empty() { read } else { Ok(()) }
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
@@ -322,7 +315,7 @@ impl PushedSource for PerfSource {
 impl Drop for PerfSource {
     fn drop(&mut self) {
         if self.launched {
-            sys::reap_child(self.pid);
+            linux_sys::reap_child(self.pid);
         }
     }
 }

@@ -11,8 +11,6 @@ use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
-use crate::sources::ExitStatus;
-
 /// Opens an event of a thread on a CPU; -1 stands for every thread, or every CPU.
 ///
 /// # Errors
@@ -239,33 +237,4 @@ fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     // SAFETY: `time` is live and of the type that clock_gettime(2) fills.
     let told = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
     told.then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}
-
-/// Whether a child of this process has ended, and how; it stays to be asked for its CPU time.
-pub(super) fn child_end(pid: pid_t) -> Option<ExitStatus> {
-    wait_child(pid, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT)
-}
-
-/// Takes the end of a child that [`child_end`] showed.
-pub(super) fn reap_child(pid: pid_t) {
-    wait_child(pid, libc::WEXITED | libc::WNOHANG);
-}
-
-fn wait_child(pid: pid_t, flags: c_int) -> Option<ExitStatus> {
-    // SAFETY: siginfo_t is plain data for which all zeroes is a value.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `info` is live and of the type that waitid(2) fills.
-    if unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, flags) } == -1 {
-        return None;
-    }
-    // SAFETY: waitid returned 0, so the SIGCHLD members are filled, or the whole is the zeroes of
-    // above when nothing has ended (waitid(2)).
-    let (ended, status) = unsafe { (info.si_pid(), info.si_status()) };
-    if ended == 0 {
-        return None;
-    }
-    Some(match info.si_code {
-        libc::CLD_EXITED => ExitStatus::Code(status),
-        _ => ExitStatus::Signal(status),
-    })
 }

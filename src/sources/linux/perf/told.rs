@@ -15,11 +15,9 @@ use super::grid::Grid;
 use super::mapped::Mapped;
 use super::record::{Id, PerfRecord, Sample};
 use crate::addr::{Avma, CodeAddress};
-use crate::sources::pushed::{Record, What};
+use crate::sources::pushed::{IN_KERNEL, Record, What};
 use crate::sources::{Activity, Capture, Look, ThreadId};
 
-/// Why time is lost that was used in the kernel where only user mode may be sampled.
-const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 /// Buffers that are kept for samples to come.
 const SPARE_MAX: usize = 1024;
 
@@ -83,14 +81,14 @@ impl Told {
     pub(super) fn new(
         pid: pid_t,
         origin_ns: u64,
-        hz: u32,
+        period_ns: u64,
         kernel_frames: bool,
         waits_for_exec: bool,
     ) -> Told {
         Told {
             pid,
             origin_ns,
-            period_ns: 1_000_000_000 / u64::from(hz.max(1)),
+            period_ns,
             threads: HashMap::new(),
             names: HashMap::new(),
             waits_for_exec,
