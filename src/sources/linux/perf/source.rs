@@ -30,6 +30,8 @@ const BATCH_NS: u64 = 50_000_000;
 /// At the beginning, when a program loads its libraries, more often.
 const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
+/// The rings are read so often until the clock of the process is that of their end.
+const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
 const SETTLED_NS: u64 = 1_000_000;
 
@@ -143,13 +145,25 @@ impl PerfSource {
         if self.told.main_stack_top.is_none() {
             self.told.main_stack_top = main_stack_top(self.pid);
         }
-        // A process that has ended and was waited for has no clock any more.
-        self.cpu_ns = sys::process_cpu_ns(self.pid).or(self.cpu_ns);
-        read_rings(&mut self.events, &mut self.scratch, &mut self.told);
+        let period_ns = self.events.how.period_ns();
+        for _ in 0..READS_MAX {
+            let before_ns = sys::process_cpu_ns(self.pid);
+            read_rings(&mut self.events, &mut self.scratch, &mut self.told);
+            let after_ns = sys::process_cpu_ns(self.pid);
+            self.cpu_ns = after_ns.or_else(|| {
+                // A process that has ended and was waited for has no clock any more: its last
+                // samples tell what it used at its end.
+                Some(self.cpu_ns? + (self.told.samples() + self.told.dropped()) * period_ns)
+            });
+            // Held up between the two, more samples may be there.
+            if after_ns.zip(before_ns).is_none_or(|(after_ns, before_ns)| after_ns - before_ns < period_ns) {
+                break;
+            }
+        }
         let used_ns = self.cpu_ns.map(|cpu_ns| cpu_ns.saturating_sub(self.weighed_cpu_ns));
         // Samples in user mode only say nothing of the time in the kernel.
-        let used_ns = used_ns.filter(|used_ns| self.events.how.kernel && *used_ns > 0);
-        if self.told.samples() > 0 {
+        let used_ns = used_ns.filter(|_| self.events.how.kernel);
+        if self.told.samples() + self.told.dropped() > 0 {
             self.weighed_cpu_ns = self.cpu_ns.unwrap_or(0);
         }
         self.told.finish_batch(used_ns, into);

@@ -70,6 +70,8 @@ pub(super) struct Told {
     /// Records that did not fit, of anybody, in the batch.
     dropped: u64,
     throttled_since_ns: Option<u64>,
+    /// Time of samples that were dropped and not told yet: less than a period.
+    unsampled_ns: u64,
     /// What all samples so far weigh.
     weighed_ns: u64,
     /// Boxes, since the records that they go out in are small with them.
@@ -102,6 +104,7 @@ impl Told {
             samples: 0,
             dropped: 0,
             throttled_since_ns: None,
+            unsampled_ns: 0,
             weighed_ns: 0,
             spare: Vec::new(),
         }
@@ -199,13 +202,18 @@ impl Told {
         self.samples
     }
 
+    /// How many more the kernel dropped, as far as it says.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
     /// Hands the batch over, in the order of its times. `used_ns` is the CPU time that its
-    /// samples share: without, or where samples were dropped, each stands for its period.
+    /// samples, and those that were dropped, share: without, each stands for its period.
     pub(super) fn finish_batch(&mut self, used_ns: Option<u64>, into: &mut Vec<Record>) {
         let mut batch = std::mem::take(&mut self.batch);
         batch.sort_by_key(|(id, _)| id.time_ns);
         let late = self.drop_late(&mut batch);
-        let share = used_ns.filter(|_| self.dropped == 0).map(|used_ns| (used_ns, self.samples.max(1)));
+        let share = used_ns.map(|used_ns| (used_ns, (self.samples + self.dropped).max(1)));
         let (mut weighed, period_ns) = (0, self.period_ns);
         let mut next_weight_ns = || {
             // Whole nanoseconds that add up to all of it.
@@ -251,9 +259,19 @@ impl Told {
                 into.push(self.record(Id { time_ns: last_ns.max(id.time_ns), ..id }, what));
             }
         }
-        if self.dropped > 0 {
+        // What the samples above were not given of the time that they share.
+        self.unsampled_ns += match share {
+            Some((used_ns, all)) if self.dropped > 0 => {
+                (u128::from(used_ns) * u128::from(self.dropped) / u128::from(all)) as u64
+            }
+            Some(_) => 0,
+            None => self.dropped * period_ns,
+        };
+        let dropped = self.unsampled_ns / period_ns;
+        if dropped > 0 {
+            self.unsampled_ns %= period_ns;
             let nobody = Id { pid: self.pid, time_ns: last_ns, ..Id::default() };
-            into.push(self.record(nobody, What::Dropped(self.dropped, "the kernel dropped them")));
+            into.push(self.record(nobody, What::Dropped(dropped, "the kernel dropped them")));
         }
         if late > 0 {
             let nobody = Id { pid: self.pid, time_ns: last_ns, ..Id::default() };
