@@ -17,7 +17,7 @@ use clap::Parser;
 use clap_complete::Shell;
 
 use super::clap_text::usage_error;
-use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SourceFlags};
+use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SeveralFlags, SourceFlags};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::symbol::Style;
@@ -58,6 +58,8 @@ pub enum Command {
 pub enum Source {
     /// A running process.
     Pid(u32),
+    /// Several that run, or a part of the machine, or all of it.
+    Several(Several),
     /// A command to start: program and arguments, never empty.
     Launch(Vec<OsString>),
     /// The built-in workload.
@@ -67,6 +69,21 @@ pub enum Source {
         /// Replays the same run.
         seed: u64,
     },
+}
+
+/// Which processes of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Several {
+    /// By process id.
+    pub pids: Vec<u32>,
+    /// All of them.
+    pub all: bool,
+    /// Those of a control group.
+    pub cgroup: Option<OsString>,
+    /// Those of a container, by the beginning of its id.
+    pub container: Option<OsString>,
+    /// Those of a user, by name or number.
+    pub user: Option<OsString>,
 }
 
 /// How much is told on standard error.
@@ -142,7 +159,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
     if !flags.stray.is_empty() {
         return Err(stray_words(&flags.stray));
     }
-    let source = source(&flags.source, launch)?;
+    let source = several(&flags.source, flags.several, launch)?;
     Ok(Command::Record(record::recording(source, flags.recording)?))
 }
 
@@ -203,6 +220,51 @@ fn stray_words(words: &[OsString]) -> Error {
     usage(format!("to run a command, put it after --: stackprof -- {}", command.join(" ")))
 }
 
+/// What is to be recorded, where that may be more than one process.
+fn several(flags: &SourceFlags, many: SeveralFlags, launch: Option<Vec<OsString>>) -> Result<Source> {
+    let SeveralFlags { all, cgroup, container, user } = many;
+    let chosen = [
+        ("-a", all),
+        ("--cgroup", cgroup.is_some()),
+        ("--container", container.is_some()),
+        ("--user", user.is_some()),
+    ];
+    let mut chosen = chosen.into_iter().filter_map(|(name, given)| given.then_some(name));
+    let Some(option) = chosen.next() else {
+        if flags.pid.len() < 2 {
+            return source(flags, launch);
+        }
+        if launch.is_some() || flags.target.is_some() {
+            return Err(usage("give processes by --pid, or one as a command after --"));
+        }
+        let mut pids = flags.pid.iter().map(|pid| process_id(pid)).collect::<Result<Vec<u32>>>()?;
+        pids.sort_unstable();
+        pids.dedup();
+        return Ok(match pids[..] {
+            [pid] => Source::Pid(pid),
+            _ => Source::Several(Several { pids, ..Several::default() }),
+        });
+    };
+    if let Some(other) = chosen.next() {
+        return Err(usage(format!("{option} and {other} both say which processes; give one of them")));
+    }
+    if !flags.pid.is_empty() || flags.target.is_some() {
+        return Err(usage(format!("{option} and --pid both say which processes; give one of them")));
+    }
+    if let Some(command) = launch {
+        let command: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        return Err(usage(format!(
+            "{option} records what runs; without it, stackprof -- {} records the command and what it starts",
+            command.join(" ")
+        )));
+    }
+    Ok(Source::Several(Several { pids: Vec::new(), all, cgroup, container, user }))
+}
+
+fn process_id(text: &OsStr) -> Result<u32> {
+    number("--pid", text, "a process id, 1 or more (ps shows them)", |pid| pid >= 1)
+}
+
 fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> {
     const EXAMPLES: &str = "stackprof --pid 4242 attaches, stackprof -- ./prog arg launches";
     let given = flags.pid.len() + usize::from(launch.is_some()) + usize::from(flags.target.is_some());
@@ -210,8 +272,7 @@ fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> 
         return Err(usage(format!("give one process, by --pid or as a command after --: {EXAMPLES}")));
     }
     if let Some(pid) = flags.pid.first() {
-        let expected = "a process id, 1 or more (ps shows them)";
-        return Ok(Source::Pid(number("--pid", pid, expected, |pid| pid >= 1)?));
+        return Ok(Source::Pid(process_id(pid)?));
     }
     if let Some(command) = launch {
         if command.is_empty() {

@@ -49,7 +49,7 @@ pub fn run(dump: &Dump) -> Result<()> {
             system::prepare();
             system::with_target(&system::Process::Running(*pid), show)??
         }
-        Source::Launch(_) | Source::Demo => Shown::whole(String::new()),
+        Source::Launch(_) | Source::Demo | Source::Several(_) => Shown::whole(String::new()),
     };
     messages::result(&shown.text);
     shown.missing.map_or(Ok(()), Err)

@@ -14,6 +14,7 @@ and get a flame graph of where its CPU time goes.";
 
 const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof [record] [OPTIONS] -- COMMAND [ARGS...]
+       stackprof [record] -a [OPTIONS]
        stackprof demo [OPTIONS]
        stackprof dump WHAT --pid N
        stackprof render PROFILE... -o FILE
@@ -28,6 +29,7 @@ const EXAMPLES: &str = "Examples:
   stackprof -- ./prog arg               start a program and record all of it
   stackprof -d 10 -o a.svg -o a.folded --pid 4242
   stackprof -o a.pb.gz -- ./prog        keep it; go tool pprof reads it
+  sudo stackprof -a -d 10               the whole machine for ten seconds
   stackprof render a.pb.gz -o a.svg     turn a saved profile into a flame graph
   stackprof demo                        see a profile without a program at hand
 
@@ -63,6 +65,8 @@ pub(super) const TEMPLATE: &str = "{about}\n\nUsage: {usage}\n\n{before-help}{al
 pub(super) struct RecordFlags {
     #[command(flatten)]
     pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) several: SeveralFlags,
     #[command(flatten)]
     pub(super) recording: RecordingFlags,
     /// Words before `--` that are not options: always a mistake, kept for the message.
@@ -136,12 +140,30 @@ pub(super) struct DumpFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Process")]
 pub(super) struct SourceFlags {
-    /// Process to attach to
+    /// Process to attach to; a recording may have several
     #[arg(short, long, value_name = "N", action = ArgAction::Append, allow_hyphen_values = true)]
     pub(super) pid: Vec<OsString>,
     /// `sim:SEED`, a simulated process: for tests of the profiler itself.
     #[arg(long, hide = true, value_name = "sim:SEED")]
     pub(super) target: Option<OsString>,
+}
+
+/// Which processes, where there may be many; Linux, by perf_event.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Process")]
+pub(super) struct SeveralFlags {
+    /// The whole machine: all processes, and the kernel's threads
+    #[arg(short, long)]
+    pub(super) all: bool,
+    /// The processes of a control group: /system.slice/nginx.service
+    #[arg(long, value_name = "PATH")]
+    pub(super) cgroup: Option<OsString>,
+    /// The processes of a container, by the beginning of its id
+    #[arg(long, value_name = "ID")]
+    pub(super) container: Option<OsString>,
+    /// The processes of a user
+    #[arg(long, value_name = "NAME")]
+    pub(super) user: Option<OsString>,
 }
 
 /// How to record and what to write.
@@ -157,6 +179,15 @@ pub(super) struct RecordingFlags {
     /// Also record threads that wait: a profile of wall-clock time
     #[arg(long, help_heading = RECORDING)]
     pub(super) idle: bool,
+    /// Also record the processes that it starts [default for a command]
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) children: bool,
+    /// Record the process alone [default with --pid]
+    #[arg(long, overrides_with = "children", help_heading = RECORDING)]
+    pub(super) no_children: bool,
+    /// Processes of one name apart, each under `name (pid)`
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) per_process: bool,
     /// One subtree per thread instead of one for all
     #[arg(long, help_heading = RECORDING)]
     pub(super) threads: bool,

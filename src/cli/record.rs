@@ -46,11 +46,12 @@ pub fn run(asked: &Recording) -> Result<()> {
     destinations.check(asked.reverse, asked.stats.as_ref())?;
 
     // Record.
-    let circumstances = circumstances(&asked.source, launched, asked.idle);
+    let circumstances = circumstances(asked, launched);
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
     let options = sampling_options(asked, launched);
-    let (profile, files) =
-        sampling::run(&asked.source, (asked.way, asked.kernel), &options, asked.verbosity, &check_name)?;
+    let &Recording { way, kernel, children, children_needed, .. } = asked;
+    let how = sampling::How { way, kernel, children, children_needed };
+    let (profile, files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
         return Err(tell::nothing_sampled(&profile, asked.idle));
     }
@@ -60,6 +61,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
     let lines = asked.naming.lines || outputs.iter().any(keeps_lines);
     let options = naming::options(Naming { lines, ..asked.naming }, &*files);
+    let options = symbol::Options { files_by_process: &profile.files, ..options };
     let frames = profile.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbol::symbolicate(frames, &profile.images, &options);
@@ -83,14 +85,15 @@ pub fn run(asked: &Recording) -> Result<()> {
 }
 
 /// What is known of the recording beside its profile.
-fn circumstances(source: &Source, launched: bool, idle: bool) -> Circumstances {
-    let simulated = matches!(source, Source::Sim { .. });
+fn circumstances(asked: &Recording, launched: bool) -> Circumstances {
+    let simulated = matches!(asked.source, Source::Sim { .. });
     let now = std::time::UNIX_EPOCH.elapsed().ok().and_then(|since| u64::try_from(since.as_nanos()).ok());
     Circumstances {
         // A simulated run has no time of its own.
         time_unix_ns: now.filter(|_| !simulated),
         launched,
-        idle,
+        idle: asked.idle,
+        per_process: asked.per_process,
     }
 }
 

@@ -35,11 +35,14 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
 
 fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
     let mut line = format!(
-        "{} (pid {}): {} of {} in {}, {:.1} of {hz} Hz",
-        visible(&process.name),
-        process.pid,
+        "{}: {} of {}{} in {}, {:.1} of {hz} Hz",
+        crate::cli::text::process(&process.name, process.pid),
         plural(stats.samples, "sample"),
         plural(stats.threads_seen, "thread"),
+        match stats.processes_seen {
+            0 | 1 => String::new(),
+            processes => format!(" of {processes} processes"),
+        },
         duration(stats.duration_ns),
         hz_achieved(stats),
     );

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use super::args::Several;
 use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
@@ -14,6 +15,8 @@ pub(super) enum Process {
     Running(u32),
     /// A new one: program and arguments.
     New(Vec<OsString>),
+    /// Several that run.
+    Several(Several),
 }
 
 /// Prepares this process; called before other threads start.
@@ -23,12 +26,32 @@ pub(super) fn prepare() {
 }
 
 #[cfg(target_os = "linux")]
-fn linux_source(process: &Process) -> crate::sources::linux::Source {
+fn linux_source(process: &Process) -> Result<crate::sources::linux::Source> {
     use crate::sources::linux::Source;
-    match process {
+    Ok(match process {
         Process::Running(pid) => Source::Attach(*pid),
         Process::New(command) => Source::Launch(command.clone()),
-    }
+        Process::Several(several) => Source::Several(linux_chosen(several)?),
+    })
+}
+
+/// The processes as the system has them.
+///
+/// # Errors
+/// One line: there is no such user, control group or container.
+#[cfg(target_os = "linux")]
+fn linux_chosen(several: &Several) -> Result<crate::sources::Chosen> {
+    use crate::sources::linux::{cgroup_of_container, cgroup_path, user_id};
+    let Several { pids, all, cgroup, container, user } = several;
+    let by_path = cgroup.as_ref().map(|path| cgroup_path(path)).transpose()?;
+    let by_container = container.as_ref().map(|id| cgroup_of_container(id)).transpose()?;
+    Ok(crate::sources::Chosen {
+        pids: pids.clone(),
+        all: *all,
+        cgroup: by_path.or(by_container),
+        uid: user.as_ref().map(|name| user_id(name)).transpose()?,
+        children: false,
+    })
 }
 
 /// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
@@ -43,7 +66,7 @@ pub(super) fn with_source<R: Send>(
 ) -> Result<R> {
     use crate::sources::linux;
     let clock = crate::clock::RealClock::new();
-    linux::with_source(&linux_source(process), sampling, clock.clone(), |source| body(source, &clock))
+    linux::with_source(&linux_source(process)?, sampling, clock.clone(), |source| body(source, &clock))
 }
 
 /// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
@@ -62,6 +85,10 @@ pub(super) fn with_source<R: Send>(
         let why = "--source: this system has one source; leave the option out";
         return Err(Error::new(ErrorKind::Usage, why));
     }
+    if sampling.children_needed || matches!(process, Process::Several(_)) {
+        let why = "this system's source records one process: leave --children, -a and a second --pid out";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
     with_target(process, |target, clock| body(Recordable::Stopped(target), clock))
 }
 
@@ -75,7 +102,7 @@ pub(super) fn with_target<R: Send>(
     body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::sources::linux;
-    let source = linux_source(process);
+    let source = linux_source(process)?;
     let clock = crate::clock::RealClock::new();
     linux::with_target(&source, clock.clone(), |target| body(target, &clock))
 }
@@ -94,6 +121,7 @@ pub(super) fn with_target<R: Send>(
     let mut target = match process {
         Process::Running(pid) => MachTarget::attach(&Xnu, *pid)?,
         Process::New(command) => MachTarget::launch(&Xnu, command)?,
+        Process::Several(_) => unreachable!("refused before"),
     };
     let clock = target.clock();
     Ok(body(&mut target, &clock))
@@ -112,6 +140,7 @@ pub(super) fn with_target<R: Send>(
     let what = match process {
         Process::Running(pid) => format!("pid {pid}"),
         Process::New(command) => format!("`{}`", command.join(" ".as_ref()).display()),
+        Process::Several(_) => "several processes".to_owned(),
     };
     Err(Error::new(ErrorKind::System, format!("cannot look at {what}: stackprof works on macOS and Linux")))
 }

@@ -1,6 +1,12 @@
 //! Numbers as people read them, shared by the summary and the progress line.
 //! Pure functions; none of them rounds "almost all" to 100% or "a few" to 0%.
 
+/// `work (pid 4242)`; what stands for several processes has no number.
+#[must_use]
+pub fn process(name: &str, pid: u32) -> String {
+    if pid == 0 { visible(name) } else { format!("{} (pid {pid})", visible(name)) }
+}
+
 /// `1 sample`, `2 samples`.
 #[must_use]
 pub fn plural(count: u64, one: &str) -> String {

@@ -68,6 +68,12 @@ impl Made {
         );
     }
 
+    /// Whether there is any code without a file.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        !self.regions.is_empty()
+    }
+
     /// Whether an address is in code without a file.
     #[must_use]
     pub fn contains(&self, at: Avma) -> bool {

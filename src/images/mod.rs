@@ -1,8 +1,10 @@
-//! The images of a process over time: which image a code address belongs to, and where in it.
+//! The images of processes over time: which image a code address belongs to, and where in it.
 //!
 //! Input: the executable mappings as they are from time to time, and a closure that
 //! opens a file. Output: address → image and stated address, in any address space the
-//! process had. Pure: no OS calls, no clock. Not for: names (see `symbol`).
+//! processes had. Files are shared by all; each process has its own spaces, and what is asked of
+//! the *current* space is of the process that was selected last. Pure: no OS calls, no clock. Not
+//! for: names (see `symbol`).
 
 mod code;
 mod frames;
@@ -23,7 +25,7 @@ pub use made::{Made, Read, TargetCode};
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
 /// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
-pub const MAX_SPACES: usize = 1024;
+pub const MAX_SPACES: usize = 16_384;
 
 /// Most images over time: each may hold a mapped file. Code of further ones is
 /// `[unknown]`, counted by [`Images::images_refused`].
@@ -53,7 +55,16 @@ pub struct Location<'a> {
     pub relative: u64,
 }
 
-/// The images of a process over time.
+/// The spaces of one process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Process {
+    /// The one that it has now.
+    current: u32,
+    /// The one that its last program began with.
+    program: u32,
+}
+
+/// The images of processes over time.
 #[derive(Clone, Debug)]
 pub struct Images {
     images: Vec<Image>,
@@ -61,11 +72,13 @@ pub struct Images {
     by_identity: BTreeMap<(u64, u64), Vec<u32>>,
     /// What the system calls regions without image, by number; the first is empty.
     labels: Vec<String>,
-    /// Numbered by position; the last one is current. Never empty.
+    /// Numbered by position. Never empty.
     spaces: Vec<Space>,
-    /// The space that the last program began with.
-    program_space: u32,
-    /// Regions of all spaces but the current one.
+    /// Numbered by position. Never empty.
+    processes: Vec<Process>,
+    /// The process that was selected.
+    process: u32,
+    /// Regions of all spaces but the current one of that process.
     regions_before: usize,
     spaces_full: bool,
     images_refused: u64,
@@ -79,7 +92,8 @@ impl Default for Images {
             by_identity: BTreeMap::new(),
             labels: vec![String::new()],
             spaces: vec![Space::default()],
-            program_space: 0,
+            processes: vec![Process::default()],
+            process: 0,
             regions_before: 0,
             spaces_full: false,
             images_refused: 0,
@@ -123,20 +137,59 @@ impl Images {
     pub fn begin_space(&mut self) {
         self.new_space(0);
         self.current_mut().replace(Vec::new(), Vec::new());
-        self.program_space = self.space();
+        let current = self.space();
+        self.selected_mut().program = current;
     }
 
-    /// The first space of the program that the process ran last: earlier ones are of programs
-    /// that it replaced (`exec`).
+    /// Begins another process, with an empty space, and selects it. Its number; `None` beyond
+    /// [`MAX_SPACES`] and [`MAX_REGIONS`]. The first process, number 0, is there from the beginning.
+    pub fn begin_process(&mut self) -> Option<u32> {
+        let before = self.space();
+        self.new_space(0);
+        let space = self.space();
+        if space == before {
+            return None;
+        }
+        self.selected_mut().current = before;
+        self.process = self.processes.len() as u32;
+        self.processes.push(Process { current: space, program: space });
+        self.current_mut().process = self.process;
+        Some(self.process)
+    }
+
+    /// Selects a process, by the number that [`Images::begin_process`] gave.
+    #[inline]
+    pub fn select(&mut self, process: u32) {
+        if process != self.process && (process as usize) < self.processes.len() {
+            self.regions_before += self.current().regions.len();
+            self.process = process;
+            self.regions_before -= self.current().regions.len();
+        }
+    }
+
+    /// The process that an address space is of.
     #[must_use]
-    pub fn program_space(&self) -> u32 {
-        self.program_space
+    pub fn process_of(&self, space: u32) -> u32 {
+        self.spaces.get(space as usize).map_or(0, |space| space.process)
+    }
+
+    /// Whether a space is of a program that its process has replaced since (`exec`).
+    #[must_use]
+    pub fn is_of_earlier_program(&self, space: u32) -> bool {
+        let process = self.processes.get(self.process_of(space) as usize);
+        process.is_some_and(|process| space < process.program)
     }
 
     /// The number of the current address space.
     #[must_use]
+    #[inline]
     pub fn space(&self) -> u32 {
-        (self.spaces.len() - 1) as u32
+        self.processes.get(self.process as usize).map_or(0, |process| process.current)
+    }
+
+    fn selected_mut(&mut self) -> &mut Process {
+        let process = self.process as usize;
+        &mut self.processes[process]
     }
 
     /// Whether an address is in executable memory of the current space, as last updated.
@@ -243,12 +296,12 @@ impl Images {
     }
 
     fn current(&self) -> &Space {
-        &self.spaces[self.spaces.len() - 1]
+        &self.spaces[self.space() as usize]
     }
 
     fn current_mut(&mut self) -> &mut Space {
-        let last = self.spaces.len() - 1;
-        &mut self.spaces[last]
+        let current = self.space() as usize;
+        &mut self.spaces[current]
     }
 
     /// Makes room for a new space, unless a limit says that the current one must do.
@@ -261,7 +314,9 @@ impl Images {
         }
         self.regions_before = regions_before;
         self.current_mut().regions.shrink_to_fit();
-        self.spaces.push(Space::default());
+        self.spaces.push(Space::of(self.process));
+        let last = (self.spaces.len() - 1) as u32;
+        self.selected_mut().current = last;
     }
 
     fn cut_to_limit(&mut self, regions: &mut Vec<Region>) {

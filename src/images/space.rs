@@ -47,9 +47,16 @@ pub(super) struct Space {
     /// JIT engines do that all the time. It has no name anyway, so it begins a new space
     /// only if a file is mapped there later: otherwise old addresses would get its names.
     vanished: Vec<Range<u64>>,
+    /// The process that it is of.
+    pub process: u32,
 }
 
 impl Space {
+    /// An empty one, of this process.
+    pub(super) fn of(process: u32) -> Space {
+        Space { process, ..Space::default() }
+    }
+
     /// The region that contains an address.
     pub(super) fn find(&self, address: u64) -> Option<&Region> {
         let after = self.regions.partition_point(|region| region.start <= address);
@@ -141,7 +148,7 @@ mod tests {
     }
 
     fn space(regions: &[Region]) -> Space {
-        Space { regions: regions.to_vec(), vanished: Vec::new() }
+        Space { regions: regions.to_vec(), ..Space::default() }
     }
 
     #[test]

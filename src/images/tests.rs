@@ -190,7 +190,7 @@ fn the_number_of_regions_is_bounded() {
     let three_quarters = MAX_REGIONS as u64 / 4 * 3;
     images.update(&many(0, three_quarters), &mut open);
     images.begin_space();
-    assert_eq!((images.space(), images.program_space(), images.spaces_full()), (1, 1, false));
+    assert_eq!((images.space(), images.is_of_earlier_program(0), images.spaces_full()), (1, true, false));
     images.update(&many(0, three_quarters), &mut open);
     assert_eq!(images.regions_refused(), three_quarters - MAX_REGIONS as u64 / 4);
     assert!(images.contains(Avma(0)) && !images.contains(Avma(0x2000 * (three_quarters - 1))));
@@ -206,4 +206,31 @@ fn mappings_that_cannot_be_are_left_out() {
     images.update(&overlapping, &mut open);
     assert_eq!(images.regions_refused(), 2);
     assert!(images.contains(Avma(0x3fff)) && !images.contains(Avma(0x4000)));
+}
+
+#[test]
+fn processes_share_files_and_keep_their_addresses_apart() {
+    let mut images = Images::default();
+    let mut opened = 0;
+    let mut open = |_: &Mapping| {
+        opened += 1;
+        Err("not needed".to_owned())
+    };
+    let (a, b) = (mapping("/lib/a.so", 1, BASE), mapping("/lib/a.so", 1, BASE + 0x10_0000));
+    let at = a.avma.start;
+    images.update(std::slice::from_ref(&a), &mut open);
+    let child = images.begin_process().unwrap();
+    assert!(!images.contains(at), "nothing is known of it yet");
+    images.update(std::slice::from_ref(&b), &mut open);
+    assert_eq!((images.contains(at), images.contains(b.avma.start)), (false, true));
+    let space = images.space();
+    images.select(0);
+    assert_eq!((images.contains(at), images.space(), images.process_of(space)), (true, 0, child));
+    images.select(child);
+    images.begin_space();
+    assert!(images.is_of_earlier_program(space) && !images.is_of_earlier_program(images.space()));
+    images.select(0);
+    assert!(!images.is_of_earlier_program(0), "the other one runs on");
+    assert_eq!(images.locate(space, b.avma.start).unwrap().index, 0);
+    assert_eq!(opened, 1);
 }

@@ -3,6 +3,8 @@
 //! Input: the profile and the names that were found. Output: [`Saved`]. Every name, address
 //! and count of the recording is in it. Not for: looking up names.
 
+use std::borrow::Cow;
+
 use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
@@ -20,6 +22,20 @@ pub struct Circumstances {
     pub launched: bool,
     /// Waiting threads were recorded too.
     pub idle: bool,
+    /// Processes of one name are kept apart, by their ids.
+    pub per_process: bool,
+}
+
+impl Circumstances {
+    /// What the stacks of a program are shown under.
+    fn name<'p>(&self, profile: &'p Profile, program: u32) -> Cow<'p, str> {
+        let Some(program) = profile.programs.get(program as usize) else { return Cow::Borrowed("") };
+        if self.per_process {
+            Cow::Owned(format!("{} ({})", program.name, program.pid))
+        } else {
+            Cow::Borrowed(&program.name)
+        }
+    }
 }
 
 impl Saved {
@@ -33,7 +49,6 @@ impl Saved {
         circumstances: Circumstances,
     ) -> Result<Saved, Full> {
         let mut builder = SavedBuilder::new(about(profile, circumstances));
-        let process = builder.text(&profile.process.name)?;
         let mut frames: Vec<Option<u32>> = vec![None; profile.trie.frame_count()];
         let mut stack = Vec::new();
         let mut full = Ok(());
@@ -41,10 +56,12 @@ impl Saved {
             let mut add = || -> Result<(), Full> {
                 let Some((root, code)) = path.split_first() else { return Ok(()) };
                 let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(()) };
-                let thread = match profile.threads.get(begin.thread as usize) {
+                let Some(branch) = profile.branches.get(begin.branch as usize) else { return Ok(()) };
+                let thread = match &branch.thread {
                     Some(thread) => Some((builder.text(&thread.name)?, thread.id)),
                     None => None,
                 };
+                let process = builder.text(&circumstances.name(profile, branch.program))?;
                 let (complete, waiting) = (begin.complete, begin.waiting);
                 let root = builder.root(StackRoot { process, thread, complete, waiting })?;
                 stack.clear();

@@ -5,12 +5,12 @@ use std::cmp::Ordering;
 use crate::addr::LookupAvma;
 use crate::trie::{Key, Stacked, hash_of};
 
-/// Where a stack begins: which thread, whether the stacks below reached the thread's root, and
+/// Where a stack begins: of which program or thread, whether the stacks below reached the thread's root, and
 /// whether the thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
-    /// Index into [`Profile::threads`](super::Profile::threads).
-    pub thread: u32,
+    /// Index into [`Profile::branches`](super::Profile::branches).
+    pub branch: u32,
     /// False for stacks that are shown under `[incomplete]`.
     pub complete: bool,
     /// True for stacks of fibers, which are shown under `[fiber]`.
@@ -21,9 +21,9 @@ pub struct Root {
 
 impl Root {
     /// All of it in one number, by which roots are in order: complete before torn ones,
-    /// waiting ones and fibers behind, thread after thread.
+    /// waiting ones and fibers behind, branch after branch.
     fn number(self) -> u32 {
-        self.thread << 3
+        self.branch << 3
             | u32::from(self.fiber) << 2
             | u32::from(self.waiting) << 1
             | u32::from(!self.complete)
@@ -93,13 +93,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_that_differ_have_other_bits_and_stand_in_the_order_of_threads() {
+    fn roots_that_differ_have_other_bits_and_stand_in_the_order_of_branches() {
         let mut roots = Vec::new();
-        for thread in [0, 1, 77] {
+        for branch in [0, 1, 77] {
             for fiber in [false, true] {
                 for waiting in [false, true] {
                     for complete in [true, false] {
-                        roots.push(Root { thread, complete, fiber, waiting });
+                        roots.push(Root { branch, complete, fiber, waiting });
                     }
                 }
             }

@@ -5,7 +5,9 @@ mod frame;
 mod pause;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::binary::Files;
 use crate::images::Images;
 use crate::sources::{ExitStatus, Process};
 use crate::trie::Trie;
@@ -13,6 +15,24 @@ use crate::walk::Method;
 
 pub use frame::{Frame, Root};
 pub use pause::PauseHistogram;
+
+/// A program that a process ran, under which stacks are shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The process.
+    pub pid: u32,
+    /// The name that it had then.
+    pub name: String,
+}
+
+/// Where stacks are kept together: under a program, or a thread of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// Index into [`Profile::programs`].
+    pub program: u32,
+    /// `None` for the stacks of all its threads.
+    pub thread: Option<Thread>,
+}
 
 /// A thread that was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +44,8 @@ pub struct Thread {
 }
 
 /// A finished recording.
-#[derive(Debug)]
 pub struct Profile {
-    /// The process.
+    /// The process, or what stands for all of them.
     pub process: Process,
     /// Ticks per second that were asked for. One count in the trie is 1/hz seconds.
     pub hz: u32,
@@ -34,11 +53,41 @@ pub struct Profile {
     pub trie: Trie<Frame>,
     /// Images of the process, over time.
     pub images: Images,
-    /// Threads, in the order in which they were first seen; [`Root::thread`] points here.
-    /// Empty if stacks of all threads were merged.
-    pub threads: Vec<Thread>,
+    /// Programs, in the order in which they were first seen.
+    pub programs: Vec<Program>,
+    /// Programs or their threads, in the order in which they were first seen; [`Root::branch`]
+    /// points here.
+    pub branches: Vec<Branch>,
+    /// The files of the processes that made code at run time, with the number that
+    /// [`Images::process_of`] gives.
+    pub files: Vec<(u32, Arc<dyn Files>)>,
     /// What happened, and what was lost.
     pub stats: Stats,
+}
+
+impl std::fmt::Debug for Profile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Profile")
+            .field("process", &self.process)
+            .field("hz", &self.hz)
+            .field("programs", &self.programs)
+            .field("branches", &self.branches)
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Profile {
+    /// The thread that stacks with this root are of, if those of threads are kept apart.
+    #[must_use]
+    pub fn thread(&self, root: Root) -> Option<&Thread> {
+        self.branches.get(root.branch as usize)?.thread.as_ref()
+    }
+
+    /// The threads whose stacks are kept apart, in the order in which they were first seen.
+    pub fn threads(&self) -> impl Iterator<Item = &Thread> {
+        self.branches.iter().filter_map(|branch| branch.thread.as_ref())
+    }
 }
 
 /// Counters of a recording; everything lost is here by cause.
@@ -73,6 +122,8 @@ pub struct Stats {
     pub samples_idle_reused: u64,
     /// Threads seen.
     pub threads_seen: u64,
+    /// Processes seen.
+    pub processes_seen: u64,
     /// Stacks walked to their thread's root.
     pub stacks_complete: u64,
     /// Stacks that ended early, by reason.

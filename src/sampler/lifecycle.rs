@@ -2,6 +2,7 @@
 //! of all.
 
 use super::postponed::Due;
+use super::process::FIRST;
 use super::stops::{Stop, StopDriver};
 use super::thread::unknown_look;
 use crate::addr::Avma;
@@ -28,7 +29,7 @@ impl StopDriver<'_> {
 
     pub(super) fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
         self.stops.insert(id, Stop::new());
-        self.recorder.add_thread(self.target, id, stack_top, look, found);
+        self.recorder.add_thread(FIRST, self.target, id, stack_top, look, found);
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {

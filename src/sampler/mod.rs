@@ -12,6 +12,7 @@ mod decide;
 mod image_upkeep;
 mod lifecycle;
 mod postponed;
+mod process;
 pub mod pushed;
 mod recorder;
 mod snapshot;
@@ -28,6 +29,7 @@ use crate::sources::{Fault, Target};
 use crate::walk::How;
 use stops::StopDriver;
 
+pub use process::{FIRST, ProcessIndex};
 pub use recorder::{Recorder, Sample};
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
 

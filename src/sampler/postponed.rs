@@ -3,6 +3,7 @@
 //! limited. When a program starts that is the rule: it loads its libraries in the first
 //! milliseconds, and the first reading costs most.
 
+use super::process::ProcessIndex;
 use super::recorder::{Recorder, Sample};
 use crate::sources::{Capture, Observed, ThreadId};
 use crate::walk::{Ended, Frames};
@@ -19,6 +20,7 @@ const FRUITLESS_MAX: u32 = 3;
 pub(super) struct Postponed {
     sample: Sample,
     counts: u64,
+    process: ProcessIndex,
     /// The address space it was captured in.
     space: u32,
 }
@@ -45,19 +47,24 @@ impl Recorder<'_> {
     /// Keeps the sample of a running thread whose walk ended so because the images were not
     /// read since, perhaps; gives back any other.
     pub(super) fn postpone(&mut self, sample: Sample, ended: Ended, counts: u64) -> Option<Sample> {
-        let (read_ns, fruitless) = self.images_read();
+        let Some(of) = self.accounts.get(&sample.thread).map(|account| account.process) else {
+            return Some(sample);
+        };
+        let (read_ns, fruitless) = self.images_read(of);
         let may_be_new_code = matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && read_ns < sample.at_ns
             && fruitless < FRUITLESS_MAX;
-        if !may_be_new_code
-            || sample.waiting
-            || !self.has_room_for(&sample.capture)
-            || !self.accounts.contains_key(&sample.thread)
-        {
+        if !may_be_new_code || sample.waiting || !self.has_room_for(&sample.capture) {
             return Some(sample);
         }
-        self.postponed.push(Postponed { sample, counts, space: self.space() });
+        let space = self.space(of);
+        self.postponed.push(Postponed { sample, counts, process: of, space });
         None
+    }
+
+    /// Whether samples of a process wait.
+    pub(super) fn has_postponed(&self, of: ProcessIndex) -> bool {
+        self.postponed.iter().any(|postponed| postponed.process == of)
     }
 
     fn has_room_for(&self, capture: &Capture) -> bool {
@@ -66,20 +73,29 @@ impl Recorder<'_> {
         self.postponed.len() < POSTPONED_MAX && bytes + capture.stack.capacity() <= POSTPONED_BYTES_MAX
     }
 
-    /// Walks again those that are due, and inserts them.
-    pub(super) fn walk_postponed(&mut self, process: &mut dyn Observed, due: Due, rewalk: &mut Rewalk<'_>) {
-        let (read_ns, _) = self.images_read();
-        let is_due = |postponed: &Postponed| match due {
-            Due::ImagesRead => postponed.sample.at_ns <= read_ns,
-            Due::ThreadEnded(thread) => postponed.sample.thread == thread,
-            Due::All => true,
+    /// Walks again those of a process that are due, and inserts them.
+    pub(super) fn walk_postponed(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        due: Due,
+        rewalk: &mut Rewalk<'_>,
+    ) {
+        let (read_ns, _) = self.images_read(of);
+        let is_due = |postponed: &Postponed| {
+            let due = match due {
+                Due::ImagesRead => postponed.sample.at_ns <= read_ns,
+                Due::ThreadEnded(thread) => postponed.sample.thread == thread,
+                Due::All => true,
+            };
+            due && postponed.process == of
         };
         if !self.postponed.iter().any(&is_due) {
             return;
         }
         let (due, later) = std::mem::take(&mut self.postponed).into_iter().partition(is_due);
         self.postponed = later;
-        for Postponed { sample, counts, space } in due {
+        for Postponed { sample, counts, space, .. } in due {
             let Sample { thread, capture, .. } = sample;
             let (ended, _) = self.walk_with_known_images(
                 process,
@@ -89,7 +105,7 @@ impl Recorder<'_> {
                 rewalk.frames,
             );
             // What it led to may have been replaced since.
-            let ended = if self.space() == space { ended } else { Ended::BadFrame };
+            let ended = if self.space(of) == space { ended } else { Ended::BadFrame };
             self.insert(thread, ended, &capture.kernel, rewalk.frames, counts, false);
             rewalk.spare.push(capture);
         }

@@ -7,7 +7,10 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
+use hashbrown::HashMap;
+
 use super::postponed::{Due, Rewalk};
+use super::process::{FIRST, ProcessIndex};
 use super::recorder::{Recorder, Sample};
 use super::{Options, Result};
 use crate::clock::Clock;
@@ -15,7 +18,7 @@ use crate::error::{Error, ErrorKind};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sources::pushed::{PushedSource, Record, What};
-use crate::sources::{Capture, Fault};
+use crate::sources::{Capture, Fault, Observed};
 use crate::walk::Frames;
 
 /// Stack bytes that the source may be asked to copy at most: it decides itself.
@@ -57,7 +60,9 @@ pub fn record(
     let mut driver = PushedDriver {
         time: &time,
         live,
-        recorder: Recorder::new(&time, options),
+        recorder: Recorder::new(&time, options, source.process()),
+        known: HashMap::from([(source.process().pid, FIRST)]),
+        seen: Vec::new(),
         frames: Frames::default(),
         spare: Vec::new(),
     };
@@ -78,7 +83,7 @@ pub fn record(
             }
         };
         // What one thread tells stays in its order, since this sort is stable.
-        waiting.sort_by_key(|record| (record.at_ns, record.thread));
+        waiting.sort_by_key(|record| (record.at_ns, record.process, record.thread));
         let due = told_until_ns.map_or(waiting.len(), |told_until_ns| {
             waiting.partition_point(|record| record.at_ns < told_until_ns)
         });
@@ -88,14 +93,13 @@ pub fn record(
         if told_until_ns.is_none() {
             break;
         }
-        driver.recorder.refresh_images(source);
+        driver.refresh_images(source);
         driver.publish(source, clock.now_ns() - start_ns);
     }
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
-    driver.recorder.read_wanted_images(source);
-    driver.walk_postponed(source, Due::All);
+    driver.settle_all(source);
     if live.shall_stop() && driver.recorder.stats.exit_status.is_none() {
         let until_ns = clock.now_ns().saturating_add(options.linger_ns);
         driver.recorder.stats.exit_status = source.exit_before(until_ns);
@@ -119,18 +123,50 @@ struct PushedDriver<'a> {
     time: &'a RecordTime<'a>,
     live: &'a Live,
     recorder: Recorder<'a>,
+    /// Processes by their ids.
+    known: HashMap<u32, ProcessIndex>,
+    /// Those that the batch told of.
+    seen: Vec<u32>,
     frames: Frames,
     spare: Vec<Capture>,
 }
 
 impl PushedDriver<'_> {
-    fn take(&mut self, process: &mut dyn PushedSource, record: Record) {
-        let Record { at_ns, thread, what } = record;
+    /// The index of a process, which is taken in if it is new, under this name.
+    fn index(&mut self, pid: u32, name: &str) -> Option<ProcessIndex> {
+        let known = self.known.get(&pid).copied();
+        known.or_else(|| {
+            let index = self.recorder.add_process(pid, name)?;
+            self.known.insert(pid, index);
+            Some(index)
+        })
+    }
+
+    fn take(&mut self, source: &mut dyn PushedSource, record: Record) {
+        let Record { at_ns, process: pid, thread, what } = record;
         self.time.go_to(at_ns);
-        process.go_to(at_ns);
+        source.go_to(at_ns);
+        match what {
+            What::Dropped(samples, reason) => return self.recorder.lose(reason, samples),
+            What::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
+            What::Exited(status) => return self.recorder.stats.exit_status = Some(status),
+            What::Terminate => return self.live.ask_to_stop(),
+            _ => {}
+        }
+        let Some(process) = source.observed(pid) else { return };
+        let name = match &what {
+            What::Began { name } => name,
+            _ => &process.process().name,
+        };
+        let Some(of) = self.index(pid, name) else {
+            return self.recorder.lose("too many processes", u64::from(matches!(what, What::Sampled(_))));
+        };
+        if self.seen.last() != Some(&pid) {
+            self.seen.push(pid);
+        }
         match what {
             What::Started { stack_top, look, found } => {
-                self.recorder.add_thread(process, thread, stack_top, look, found);
+                self.recorder.add_thread(of, process, thread, stack_top, look, found);
             }
             What::Sampled(mut boxed) => {
                 self.recorder.stats.samples_pushed += 1;
@@ -143,32 +179,63 @@ impl PushedDriver<'_> {
                 if let Some(sample) = taken.sample {
                     *boxed = sample.capture;
                 }
-                process.walked(boxed, taken.needed);
-                self.walk_postponed(process, Due::ImagesRead);
+                self.walk_postponed(of, process, Due::ImagesRead);
+                source.walked(boxed, taken.needed);
             }
             What::Missed(look, reason) => {
                 let counts = self.recorder.weigh(thread, Some(look));
                 self.recorder.lose(reason, counts.unwrap_or(0));
             }
             What::Ended(cpu_ns, reason) => {
-                self.recorder.read_wanted_images(process);
-                self.walk_postponed(process, Due::ThreadEnded(thread));
+                self.recorder.read_wanted_images(of, process);
+                self.walk_postponed(of, process, Due::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
             }
-            What::Exec => {
-                self.walk_postponed(process, Due::All);
-                self.recorder.begin_program();
+            What::Began { .. } => {}
+            What::Exec { name } => {
+                self.walk_postponed(of, process, Due::All);
+                self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
+            }
+            What::Gone => {
+                self.settle(of, process);
+                self.recorder.end_process(of);
+                self.known.remove(&pid);
             }
             What::ImagesChanged => {
-                self.recorder.read_images(process);
+                self.recorder.read_images(of, process);
             }
-            What::ImagesMayHaveChanged => self.recorder.images_changed(process),
-            What::Dropped(samples, reason) => self.recorder.lose(reason, samples),
-            What::Late(ticks) => self.recorder.stats.ticks_late += ticks,
-            What::Exited(status) => self.recorder.stats.exit_status = Some(status),
-            What::Terminate => self.live.ask_to_stop(),
+            What::ImagesMayHaveChanged => self.recorder.images_changed(of, process),
+            What::Dropped(..) | What::Late(_) | What::Exited(_) | What::Terminate => {}
         }
         self.spare.clear();
+    }
+
+    /// Walks what waits for images of a process: none will come.
+    fn settle(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        self.recorder.read_wanted_images(of, process);
+        self.walk_postponed(of, process, Due::All);
+    }
+
+    fn settle_all(&mut self, source: &mut dyn PushedSource) {
+        let known: Vec<(u32, ProcessIndex)> = self.known.iter().map(|(pid, of)| (*pid, *of)).collect();
+        for (pid, of) in known {
+            if let Some(process) = source.observed(pid) {
+                self.settle(of, process);
+            }
+        }
+    }
+
+    /// Reads images of processes that the batch told of, where it is time.
+    fn refresh_images(&mut self, source: &mut dyn PushedSource) {
+        self.seen.sort_unstable();
+        self.seen.dedup();
+        for pid in self.seen.drain(..) {
+            if let Some(of) = self.known.get(&pid)
+                && let Some(process) = source.observed(pid)
+            {
+                self.recorder.refresh_images(*of, process);
+            }
+        }
     }
 
     /// Shows others how the recording goes.
@@ -182,9 +249,9 @@ impl PushedDriver<'_> {
     }
 
     /// Walks samples that waited for images.
-    fn walk_postponed(&mut self, process: &mut dyn PushedSource, due: Due) {
+    fn walk_postponed(&mut self, of: ProcessIndex, process: &mut dyn Observed, due: Due) {
         let (frames, spare) = (&mut self.frames, &mut self.spare);
         let mut rewalk = Rewalk { window_max_bytes: WINDOW_MAX_BYTES, frames, spare };
-        self.recorder.walk_postponed(process, due, &mut rewalk);
+        self.recorder.walk_postponed(of, process, due, &mut rewalk);
     }
 }

@@ -10,19 +10,18 @@ use hashbrown::HashMap;
 use super::Options;
 use super::image_upkeep::ImageUpkeep;
 use super::postponed::Postponed;
+use super::process::{ProcessIndex, Recorded};
 use super::thread::{Account, unknown_look};
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::{RED_ZONE_BYTES, Registers};
 use crate::clock::Clock;
-use crate::images::{ImageCode, Images, Made, TargetCode};
-use crate::recording::{Frame, Profile, Root, Stats, Thread};
+use crate::images::{ImageCode, Images, TargetCode};
+use crate::recording::{Branch, Frame, Profile, Program, Root, Stats};
 use crate::sources::pushed::Needed;
-use crate::sources::{Capture, Look, Observed, ThreadId};
+use crate::sources::{Capture, Look, Observed, Process, ThreadId};
 use crate::trie::{NodeId, Trie};
-use crate::walk::{self, Ended, Frames, How, StackBytes, Unwinder};
+use crate::walk::{self, Ended, Frames, How, StackBytes};
 
-/// Threads that are kept apart; later ones share an entry.
-const MAX_THREADS: usize = 65_536;
 /// Times that one stack is walked to read the code made at run time that it leads to: each leads
 /// further up.
 const MADE_ROUNDS_MAX: u32 = 64;
@@ -56,17 +55,17 @@ pub struct Recorder<'a> {
     clock: &'a dyn Clock,
     pub(super) options: &'a Options,
     trie: Trie<Frame>,
-    images: Images,
-    /// Code that belongs to none of them.
-    made: Made,
-    upkeep: ImageUpkeep,
-    pub(super) threads: Vec<Thread>,
+    pub(super) images: Images,
+    pub(super) processes: Vec<Recorded>,
+    /// Those whose unwinders know something.
+    pub(super) learned: Vec<ProcessIndex>,
+    pub(super) programs: Vec<Program>,
+    pub(super) branches: Vec<Branch>,
     pub(super) accounts: HashMap<ThreadId, Account>,
     /// What happened, and what was lost.
     pub stats: Stats,
     /// Captured before the images were read again, and waiting for that.
     pub(super) postponed: Vec<Postponed>,
-    unwinder: Unwinder,
 }
 
 /// A capture with what is below the stack pointer now, if that was not copied: code may keep words
@@ -85,21 +84,24 @@ fn with_what_is_below(process: &mut dyn Observed, capture: &Capture) -> Option<C
 }
 
 impl<'a> Recorder<'a> {
-    /// Without threads or images.
-    pub fn new(clock: &'a dyn Clock, options: &'a Options) -> Recorder<'a> {
-        Recorder {
+    /// Of a process, whose index is [`FIRST`](super::FIRST), without threads or images.
+    pub fn new(clock: &'a dyn Clock, options: &'a Options, process: &Process) -> Recorder<'a> {
+        let mut recorder = Recorder {
             clock,
             options,
             trie: Trie::new(),
             images: Images::default(),
-            made: Made::default(),
-            upkeep: ImageUpkeep::default(),
-            threads: Vec::new(),
+            processes: Vec::new(),
+            learned: Vec::new(),
+            programs: Vec::new(),
+            branches: Vec::new(),
             accounts: HashMap::new(),
-            stats: Stats::default(),
+            stats: Stats { processes_seen: 1, ..Stats::default() },
             postponed: Vec::new(),
-            unwinder: Unwinder::default(),
-        }
+        };
+        let program = recorder.add_program(process.pid, &process.name);
+        recorder.processes.push(Recorded::new(0, program));
+        recorder
     }
 
     // ---- threads
@@ -107,6 +109,7 @@ impl<'a> Recorder<'a> {
     /// Takes a thread in: one that is `found` running, or one seen from its first instruction on.
     pub fn add_thread(
         &mut self,
+        of: ProcessIndex,
         process: &mut dyn Observed,
         id: ThreadId,
         stack_top: Option<Avma>,
@@ -114,8 +117,9 @@ impl<'a> Recorder<'a> {
         found: bool,
     ) {
         self.stats.threads_seen += 1;
-        let index = self.thread_index(process, id);
-        self.accounts.insert(id, Account::new(index, id.0, stack_top, look, self.clock.now_ns(), found));
+        let branch = self.branch(of, process, id);
+        let now_ns = self.clock.now_ns();
+        self.accounts.insert(id, Account::new(of, branch, id.0, stack_top, look, now_ns, found));
     }
 
     /// Closes a thread's account: what it used since its last sample is lost for this reason.
@@ -137,8 +141,8 @@ impl<'a> Recorder<'a> {
             return;
         };
         account.name_tries_left -= 1;
-        let unnamed = self.threads.get_mut(account.index as usize);
-        if let Some(thread) = unnamed.filter(|thread| thread.id == id.0 && thread.name.is_empty())
+        let branch = account.branch;
+        if let Some(thread) = self.own_branch(branch, id).filter(|thread| thread.name.is_empty())
             && let Some(name) = process.thread_name(id)
         {
             thread.name = name;
@@ -147,27 +151,12 @@ impl<'a> Recorder<'a> {
 
     /// Asks for a thread's name again at the end.
     pub(super) fn rename(&mut self, process: &mut dyn Observed, id: ThreadId) {
-        let Some(account) = self.accounts.get(&id) else { return };
-        if let Some(thread) = self.threads.get_mut(account.index as usize)
-            && thread.id == id.0
+        let Some(branch) = self.accounts.get(&id).map(|account| account.branch) else { return };
+        if let Some(thread) = self.own_branch(branch, id)
             && let Some(name) = process.thread_name(id)
         {
             thread.name = name;
         }
-    }
-
-    /// The entry that a thread's stacks are kept under.
-    fn thread_index(&mut self, process: &mut dyn Observed, id: ThreadId) -> u32 {
-        if !self.options.threads {
-            return 0;
-        }
-        if self.threads.len() < MAX_THREADS {
-            let name = process.thread_name(id).unwrap_or_default();
-            self.threads.push(Thread { id: id.0, name });
-        } else if self.threads.len() == MAX_THREADS {
-            self.threads.push(Thread { id: 0, name: format!("threads after the first {MAX_THREADS}") });
-        }
-        u32::try_from(self.threads.len() - 1).unwrap_or(u32::MAX)
     }
 
     // ---- samples
@@ -234,7 +223,9 @@ impl<'a> Recorder<'a> {
         waiting: bool,
     ) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
-        let root = Root { thread: self.accounts.get(&id)?.index, complete, fiber, waiting };
+        let account = self.accounts.get(&id)?;
+        let root = Root { branch: account.branch, complete, fiber, waiting };
+        self.images.select(self.processes.get(account.process.0 as usize)?.number);
         frames.addresses.splice(0..0, kernel.iter().copied());
         match self.trie.insert((root, self.images.space()), &frames.addresses, counts) {
             Ok(node) => {
@@ -276,22 +267,27 @@ impl<'a> Recorder<'a> {
             frames.clear();
             return (Ended::Root, 0);
         }
+        let Some(of) = self.accounts.get(&id).map(|account| account.process) else {
+            return (Ended::BadFrame, 0);
+        };
+        self.touch(of);
+        self.select(of);
         if !self.images.contains(capture.registers.pc()) {
-            self.retry_images(process);
+            self.retry_images(of, process);
         }
         let (ended, needed) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         if ended == Ended::BadFrame
             && frames.addresses.len() == 1
             && let Some(fuller) = with_what_is_below(process, capture)
         {
-            self.unwinder.doubt_below(true);
+            self.doubt_below(of, true);
             let walked = self.walk_with_known_images(process, id, &fuller, window_max_bytes, frames);
-            self.unwinder.doubt_below(false);
+            self.doubt_below(of, false);
             return walked;
         }
         // A torn chain, or a library that was loaded since?
         if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
-            && self.retry_images(process)
+            && self.retry_images(of, process)
         {
             return self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         }
@@ -308,15 +304,19 @@ impl<'a> Recorder<'a> {
     ) -> (Ended, usize) {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
-        if self.made.is_old(self.clock.now_ns()) {
-            let made = &self.made;
-            self.unwinder.forget(&|at| made.contains(at));
-        }
-        self.made.begin_walk();
-        let mut rounds_left = MADE_ROUNDS_MAX;
         let Some(account) = self.accounts.get_mut(&id) else { return (Ended::BadFrame, 0) };
+        let Some(recorded) = self.processes.get_mut(account.process.0 as usize) else {
+            return (Ended::BadFrame, 0);
+        };
+        self.images.select(recorded.number);
+        let Recorded { made, unwinder, .. } = recorded;
+        if made.is_old(self.clock.now_ns()) {
+            unwinder.forget(&|at| made.contains(at));
+        }
+        made.begin_walk();
+        let mut rounds_left = MADE_ROUNDS_MAX;
         loop {
-            let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
+            let code = TargetCode { images: ImageCode(&self.images), made };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -327,9 +327,9 @@ impl<'a> Recorder<'a> {
                 code: &code,
             };
             let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
-            let walked = walk::unwind(how, &capture.registers, &input, &mut self.unwinder, frames);
+            let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
             let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
-            if rounds_left > 0 && self.made.fill(&mut read) {
+            if rounds_left > 0 && made.fill(&mut read) {
                 rounds_left -= 1;
                 continue;
             }
@@ -352,52 +352,66 @@ impl<'a> Recorder<'a> {
 
     // ---- images
 
-    /// Reads the images; whether they changed.
-    pub fn read_images(&mut self, process: &mut dyn Observed) -> bool {
-        let clock = self.clock;
-        let changed = self.upkeep.read(process, &|| clock.now_ns(), &mut self.images, &mut self.made);
-        if changed {
-            self.unwinder.images_changed();
+    /// Selects the images of a process.
+    fn select(&mut self, of: ProcessIndex) {
+        if let Some(recorded) = self.processes.get(of.0 as usize) {
+            self.images.select(recorded.number);
         }
-        changed
+    }
+
+    /// See [`walk::Unwinder::doubt_below`].
+    fn doubt_below(&mut self, of: ProcessIndex, later: bool) {
+        if let Some(recorded) = self.processes.get_mut(of.0 as usize) {
+            recorded.unwinder.doubt_below(later);
+        }
+    }
+
+    /// Reads the images of a process; whether they changed.
+    pub fn read_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
+        let clock = self.clock;
+        let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return false };
+        recorded.read_images(process, &|| clock.now_ns(), &mut self.images)
     }
 
     /// Reads the images again unless that was done just now; whether they changed.
-    fn retry_images(&mut self, process: &mut dyn Observed) -> bool {
-        self.upkeep.may_retry(self.clock.now_ns()) && self.read_images(process)
+    fn retry_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
+        let now_ns = self.clock.now_ns();
+        let may = self.upkeep(of).is_some_and(|upkeep| upkeep.may_retry(now_ns));
+        may && self.read_images(of, process)
     }
 
     /// Reads the images if they have changed, or may have: in a storm of changes not each time,
     /// since what reading costs is limited.
-    pub fn refresh_images(&mut self, process: &mut dyn Observed) {
-        if self.upkeep.is_due(self.clock.now_ns(), !self.postponed.is_empty()) {
-            self.read_images(process);
+    pub fn refresh_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        let (now_ns, wanted) = (self.clock.now_ns(), self.has_postponed(of));
+        if self.upkeep(of).is_some_and(|upkeep| upkeep.is_due(now_ns, wanted)) {
+            self.read_images(of, process);
         }
     }
 
     /// Reads images that are known to have changed, whatever that costs: samples wait for them
     /// that cannot wait longer.
-    pub(super) fn read_wanted_images(&mut self, process: &mut dyn Observed) {
-        if !self.postponed.is_empty() && self.upkeep.has_changed() {
-            self.read_images(process);
+    pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        if self.has_postponed(of) && self.upkeep(of).is_some_and(ImageUpkeep::has_changed) {
+            self.read_images(of, process);
         }
     }
 
     /// The process says that its images have changed. Samples of before are walked first.
-    pub fn images_changed(&mut self, process: &mut dyn Observed) {
-        self.upkeep.note_change();
-        self.refresh_images(process);
+    pub fn images_changed(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        if let Some(recorded) = self.processes.get_mut(of.0 as usize) {
+            recorded.upkeep.note_change();
+        }
+        self.refresh_images(of, process);
     }
 
-    /// The process runs another program: addresses mean something else from now on.
-    pub fn begin_program(&mut self) {
-        self.images.begin_space();
-        self.unwinder.images_changed();
+    fn upkeep(&self, of: ProcessIndex) -> Option<&ImageUpkeep> {
+        self.processes.get(of.0 as usize).map(|recorded| &recorded.upkeep)
     }
 
     /// Up to when the images are known, and how often in a row reading them showed nothing new.
-    pub(super) fn images_read(&self) -> (u64, u32) {
-        (self.upkeep.covers_ns(), self.upkeep.fruitless())
+    pub(super) fn images_read(&self, of: ProcessIndex) -> (u64, u32) {
+        self.upkeep(of).map_or((0, 0), |upkeep| (upkeep.covers_ns(), upkeep.fruitless()))
     }
 
     // ---- the end
@@ -407,8 +421,9 @@ impl<'a> Recorder<'a> {
         self.accounts.values().map(Account::used_cpu_ns).sum()
     }
 
-    /// Number of the address space that is current.
-    pub(super) fn space(&self) -> u32 {
+    /// Number of the address space that a process has now.
+    pub(super) fn space(&mut self, of: ProcessIndex) -> u32 {
+        self.select(of);
         self.images.space()
     }
 
@@ -427,9 +442,11 @@ impl<'a> Recorder<'a> {
         Profile {
             process: process.process().clone(),
             hz: self.options.hz,
+            files: self.files(),
             trie: self.trie,
             images: self.images,
-            threads: self.threads,
+            programs: self.programs,
+            branches: self.branches,
             stats: self.stats,
         }
     }

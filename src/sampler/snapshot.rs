@@ -2,6 +2,7 @@
 //! a recording, without ticks and weights.
 
 use super::Options;
+use super::process::FIRST;
 use super::recorder::Sample;
 use super::stops::StopDriver;
 use super::window::FIRST_WINDOW_BYTES;
@@ -81,11 +82,12 @@ pub fn snapshot(
     driver.budget = super::budget::Budget::unlimited();
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
     driver.add_threads();
-    driver.recorder.read_images(driver.target);
+    driver.recorder.read_images(FIRST, driver.target);
     let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
     for (id, account) in &driver.recorder.accounts {
         let Ok(look) = driver.target.look(*id) else { continue };
-        let name = driver.recorder.threads.get(account.index as usize).map(|thread| thread.name.clone());
+        let branch = driver.recorder.branches.get(account.branch as usize);
+        let name = branch.and_then(|branch| Some(branch.thread.as_ref()?.name.clone()));
         let activity = look.activity;
         stacks.push(ThreadStack {
             thread: *id,

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use super::Options;
 use super::budget::Budget;
 use super::postponed::{Due, Rewalk};
+use super::process::FIRST;
 use super::recorder::{Recorder, Sample};
 use super::thread::unknown_look;
 use super::ticks::Ticks;
@@ -103,6 +104,7 @@ impl<'a> StopDriver<'a> {
         options: &'a Options,
         live: &'a Live,
     ) -> Self {
+        let recorder = Recorder::new(clock, options, target.process());
         StopDriver {
             target,
             clock,
@@ -110,7 +112,7 @@ impl<'a> StopDriver<'a> {
             live,
             start_ns: clock.now_ns(),
             end_ns: u64::MAX,
-            recorder: Recorder::new(clock, options),
+            recorder,
             stops: HashMap::new(),
             captured: Vec::new(),
             spare: Vec::new(),
@@ -130,7 +132,7 @@ impl<'a> StopDriver<'a> {
 
     pub(super) fn run(&mut self) -> std::result::Result<(), Fault> {
         self.add_threads();
-        self.recorder.read_images(self.target);
+        self.recorder.read_images(FIRST, self.target);
         self.start_ns = self.clock.now_ns();
         self.end_ns =
             self.options.duration_ns.map_or(u64::MAX, |duration| self.start_ns.saturating_add(duration));
@@ -201,7 +203,7 @@ impl<'a> StopDriver<'a> {
 
     /// One tick: look at every thread, ask those that ran to stop, collect and weigh.
     fn tick(&mut self) -> std::result::Result<(), Fault> {
-        self.recorder.refresh_images(self.target);
+        self.recorder.refresh_images(FIRST, self.target);
         let now_ns = self.clock.now_ns();
         let passed_ns = now_ns.saturating_sub(self.earned_until_ns);
         if self.target.process().stops_hold_all {
@@ -304,9 +306,9 @@ impl<'a> StopDriver<'a> {
                 for id in gone {
                     self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
                 }
-                self.recorder.begin_program();
+                self.recorder.begin_program(FIRST, None);
                 self.add_thread(thread, stack_top, look, false);
-                self.recorder.read_images(self.target);
+                self.recorder.read_images(FIRST, self.target);
             }
             Event::Exited(status) => {
                 self.recorder.stats.exit_status = Some(status);
@@ -316,7 +318,7 @@ impl<'a> StopDriver<'a> {
                 // Those captured before belong to the images of before.
                 self.walk_captured();
                 self.walk_postponed(Due::All);
-                self.recorder.images_changed(self.target);
+                self.recorder.images_changed(FIRST, self.target);
             }
             Event::Terminate => self.live.ask_to_stop(),
             Event::Timeout | Event::Stopped { .. } => {}
@@ -374,7 +376,7 @@ impl<'a> StopDriver<'a> {
             frames: &mut self.frames,
             spare: &mut self.spare,
         };
-        self.recorder.walk_postponed(self.target, due, &mut rewalk);
+        self.recorder.walk_postponed(FIRST, self.target, due, &mut rewalk);
     }
 
     /// Counts for a thread that was just stopped; `None` if it is accounted for already.

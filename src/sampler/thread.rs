@@ -1,5 +1,6 @@
 //! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
+use super::process::ProcessIndex;
 use super::ticks::splitmix64;
 use super::window::Window;
 use crate::addr::Avma;
@@ -13,8 +14,9 @@ const LAG_NS: u64 = 10_000_000;
 /// One thread's account.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// Index into the profile's threads.
-    pub(super) index: u32,
+    pub(super) process: ProcessIndex,
+    /// Index into the profile's branches.
+    pub(super) branch: u32,
     pub(super) stack_top: Option<Avma>,
     /// Times that the name of a thread without one may still be asked for.
     pub(super) name_tries_left: u8,
@@ -51,7 +53,8 @@ impl Account {
     /// A thread that is `found` running, or else one seen from its first instruction on.
     /// `seed`, different for each thread, places its counts within their periods.
     pub(super) fn new(
-        index: u32,
+        process: ProcessIndex,
+        branch: u32,
         seed: u64,
         stack_top: Option<Avma>,
         look: Look,
@@ -59,7 +62,8 @@ impl Account {
         found: bool,
     ) -> Account {
         Account {
-            index,
+            process,
+            branch,
             stack_top,
             name_tries_left: 8,
             birth_searches_left: 8,
@@ -191,6 +195,7 @@ pub(super) fn unknown_look() -> Look {
 
 #[cfg(test)]
 mod tests {
+    use super::super::process::FIRST;
     use super::*;
 
     fn look(cpu_ns: u64) -> Look {
@@ -199,7 +204,7 @@ mod tests {
 
     #[test]
     fn counts_add_up_to_cpu_seconds_times_hz() {
-        let mut account = Account::new(0, 0, None, look(7_000), 0, true);
+        let mut account = Account::new(FIRST, 0, 0, None, look(7_000), 0, true);
         let (mut cpu_ns, mut counts) = (7_000, 0);
         for step in 0..10_000u64 {
             cpu_ns += 1 + step * 7919 % 2_000_000;
@@ -212,7 +217,7 @@ mod tests {
 
     #[test]
     fn counts_do_not_depend_on_where_in_a_period_a_sample_ends() {
-        let mut account = Account::new(0, 0, None, look(0), 0, false);
+        let mut account = Account::new(FIRST, 0, 0, None, look(0), 0, false);
         let (mut cpu_ns, mut by_phase) = (0, [(0, 0); 4]);
         for step in 0..100_000u64 {
             let used_ns = 750_000 + splitmix64(step) % 500_000;
@@ -228,7 +233,7 @@ mod tests {
 
     #[test]
     fn the_first_sample_weighs_at_most_the_time_that_passed() {
-        let mut account = Account::new(0, 0, None, look(0), 1_000_000, true);
+        let mut account = Account::new(FIRST, 0, 0, None, look(0), 1_000_000, true);
         // 4 ms of CPU time show up 1 ms after we came.
         assert!(account.weigh_cpu(Some(look(4_000_000)), 2_000_000, 1000) <= 1);
         assert_eq!(account.used_cpu_ns(), 1_000_000);
@@ -236,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
-        let mut account = Account::new(0, 0, None, look(0), 0, true);
+        let mut account = Account::new(FIRST, 0, 0, None, look(0), 0, true);
         assert!(account.moved(look(0)), "nothing is known before the first sample");
         account.weigh_cpu(Some(look(5)), 10, 997);
         assert!(!account.moved(look(5)));

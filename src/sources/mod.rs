@@ -56,6 +56,25 @@ pub struct Sampling {
     pub idle: bool,
     /// Frames in the kernel are wanted, where they are to be had.
     pub kernel: bool,
+    /// Processes that it starts are wanted, too.
+    pub children: bool,
+    /// They are wanted in any case: what cannot record them will not do.
+    pub children_needed: bool,
+}
+
+/// Which processes of a machine are recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chosen {
+    /// These, by process id.
+    pub pids: Vec<u32>,
+    /// What they start, and what that starts, too.
+    pub children: bool,
+    /// All, the kernel's threads too.
+    pub all: bool,
+    /// Those in this control group, and in groups below it: its path as `/proc/PID/cgroup` has it.
+    pub cgroup: Option<String>,
+    /// Those of this user.
+    pub uid: Option<u32>,
 }
 
 /// A process to record, by who takes its samples.

@@ -14,7 +14,9 @@ pub const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 pub struct Record {
     /// When, nanoseconds of the engine's clock.
     pub at_ns: u64,
-    /// To which thread.
+    /// To which process.
+    pub process: u32,
+    /// To which of its threads.
     pub thread: ThreadId,
     /// What.
     pub what: What,
@@ -39,8 +41,18 @@ pub enum What {
     /// It ended, or the recording did; all that it used, where that is known, and for what
     /// reason the rest of it is lost.
     Ended(Option<u64>, &'static str),
+    /// The process is told of for the first time.
+    Began {
+        /// The name that it has now, under which its stacks are shown.
+        name: String,
+    },
     /// The process runs another program; all other threads have ended.
-    Exec,
+    Exec {
+        /// The name that its stacks are shown under from now on; `None`: as before.
+        name: Option<String>,
+    },
+    /// The process has ended; others may go on.
+    Gone,
     /// The images of the process are to be read now: it had others before.
     ImagesChanged,
     /// The images of the process may have changed: they are read again when that is cheap.
@@ -49,7 +61,7 @@ pub enum What {
     Dropped(u64, &'static str),
     /// So many ticks came late, because the machine ran something else, and are no samples.
     Late(u64),
-    /// The process has ended.
+    /// The process that the recording is of has ended, and the recording does.
     Exited(ExitStatus),
     /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
     Terminate,
@@ -64,8 +76,12 @@ pub struct Needed {
     pub ran_out: bool,
 }
 
-/// A process whose samples are pushed.
+/// Processes whose samples are pushed. What it is itself, as [`Observed`], is the first of them, or
+/// what stands for all.
 pub trait PushedSource: Observed {
+    /// What can be asked of a process that records were of; `None` for one that was never told of.
+    fn observed(&mut self, process: u32) -> Option<&mut dyn Observed>;
+
     /// Appends the records that are there, waiting for some until `until_ns` of the engine's
     /// clock at the latest. Records of one thread are in their order. Gives the time up to which
     /// nothing more will come, or `None` at the end.
@@ -90,7 +106,7 @@ pub trait PushedSource: Observed {
     /// A sample was walked; its buffers are given back.
     fn walked(&mut self, _capture: Box<Capture>, _needed: Needed) {}
 
-    /// CPU time that the process used while recorded, nanoseconds, where the system tells it
+    /// CPU time that the processes used while recorded, nanoseconds, where the system tells it
     /// beside the samples.
     fn target_cpu_ns(&self) -> Option<u64> {
         None

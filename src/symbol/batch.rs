@@ -281,13 +281,13 @@ fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'
 /// Names for addresses that are in no image: those of JIT compilers. Sorted, with duplicates.
 pub(super) fn name_anonymous(
     addresses: impl Iterator<Item = u64>,
-    options: &Options<'_>,
+    files: &dyn Files,
     shared: &TextsShared,
 ) -> Answer {
     let mut wanted: Vec<u64> = addresses.collect();
     wanted.dedup();
     let mut answer = Answer { names: vec![Err(Why::NoImage); wanted.len()], problems: Vec::new() };
-    match options.files.jit_map() {
+    match files.jit_map() {
         None => {}
         Some((path, Err(why))) => answer.problems.push(format!("{path}: {why}")),
         Some((path, Ok(text))) => {

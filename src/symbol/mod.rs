@@ -127,6 +127,8 @@ impl Names {
 struct Address {
     /// Index of the image; [`IN_NO_IMAGE`] and [`OF_EARLIER_PROGRAM`] in none.
     image: u32,
+    /// In no image, the number of the process.
+    process: u32,
     /// Stated address; in no image, the address itself.
     svma: u64,
     frame: FrameId,
@@ -168,6 +170,9 @@ pub struct Options<'f> {
     pub swift: Demangler,
     /// Where debug files are.
     pub files: &'f dyn Files,
+    /// Files of single processes, by their numbers in the images: what JIT compilers say of their
+    /// code there. Of others, `files` say it.
+    pub files_by_process: &'f [(u32, Arc<dyn Files>)],
     /// How many threads.
     pub threads: usize,
 }
@@ -176,7 +181,16 @@ impl Default for Options<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let (style, swift): (_, Demangler) = (Style::Readable, |_| None);
-        Options { inlines: true, lines: false, style, swift, files: &NoFiles, threads }
+        let files = &NoFiles;
+        Options { inlines: true, lines: false, style, swift, files, files_by_process: &[], threads }
+    }
+}
+
+impl Options<'_> {
+    /// The files of a process, by its number in the images.
+    fn files_of(&self, process: u32) -> &dyn Files {
+        let of_process = self.files_by_process.iter().find(|(number, _)| *number == process);
+        of_process.map_or(self.files, |(_, files)| &**files)
     }
 }
 
@@ -199,18 +213,21 @@ pub fn symbolicate(
             Frame::Root(_) => None,
             Frame::Code { space, address } => {
                 if address.at().is_kernel() {
-                    return Some(Address { image: IN_KERNEL, svma: address.0, frame, relative: 0, space });
+                    let (svma, relative) = (address.0, 0);
+                    return Some(Address { image: IN_KERNEL, process: 0, svma, frame, relative, space });
                 }
                 let made = images.made_at_run_time(space, address.at()).is_some();
                 let at = images.locate(space, address.at()).filter(|_| !made);
                 Some(match at {
                     Some(at) => {
-                        Address { image: at.index, svma: at.svma.0, frame, relative: at.relative, space }
+                        let (svma, relative) = (at.svma.0, at.relative);
+                        Address { image: at.index, process: 0, svma, frame, relative, space }
                     }
                     None => {
-                        let earlier = space < images.program_space();
+                        let earlier = images.is_of_earlier_program(space);
                         let image = if earlier { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
-                        Address { image, svma: address.0, frame, relative: 0, space }
+                        let process = images.process_of(space);
+                        Address { image, process, svma: address.0, frame, relative: 0, space }
                     }
                 })
             }
@@ -224,7 +241,8 @@ pub fn symbolicate(
     let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
     let mut makers = Makers::new(images);
-    let groups: Vec<&[Address]> = addresses.chunk_by(|a, b| a.image == b.image).collect();
+    let groups: Vec<&[Address]> =
+        addresses.chunk_by(|a, b| (a.image, a.process) == (b.image, b.process)).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
     let size_of = |group: &[Address]| {
         image_of(group).and_then(|image| image.bytes.as_ref().ok()).map_or(0, |bytes| bytes.bytes().len())
@@ -249,7 +267,10 @@ pub fn symbolicate(
                 Some(_) => answers.next().unwrap_or_default(),
                 None if group[0].image == OF_EARLIER_PROGRAM => Answer::default(),
                 None if group[0].image == IN_KERNEL => name_kernel(group, options.files),
-                None => batch::name_anonymous(group.iter().map(|address| address.svma), options, &shared),
+                None => {
+                    let files = options.files_of(group[0].process);
+                    batch::name_anonymous(group.iter().map(|address| address.svma), files, &shared)
+                }
             };
             names.notes.extend(answer.problems.iter().cloned());
             take(group, image, answer, &mut names, (&mut texts, &mut makers));

@@ -55,7 +55,7 @@ fn each_unique_address_is_looked_up_once() {
 
     let zoo = BASE + address_of(&bytes, "zoo_sized");
     let frames = [
-        Frame::Root(crate::recording::Root { thread: 0, complete: true, fiber: false, waiting: false }),
+        Frame::Root(crate::recording::Root { branch: 0, complete: true, fiber: false, waiting: false }),
         code(0, zoo + 4),
         code(1, zoo + 0x1000_0000 + 4), // the same place in the file
         code(0, zoo + 8),               // the same function
@@ -364,7 +364,10 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     images.update(&[anonymous(0x1000, 0x2000), library], &mut open);
     // The library is gone: a new space, of the same program.
     images.update(&[anonymous(0x1000, 0x2000)], &mut open);
-    assert_eq!((images.space(), images.program_space()), (2, 1));
+    assert_eq!(
+        (images.space(), images.is_of_earlier_program(0), images.is_of_earlier_program(1)),
+        (2, true, false)
+    );
 
     let frames = [code(0, 0x1008), code(1, 0x1008), code(2, 0x1010)];
     let frames = frames.into_iter().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));

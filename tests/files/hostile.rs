@@ -168,7 +168,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
         }
     }
     assert!(images.spaces_full() || (images.space() as usize) < MAX_SPACES);
-    let mut frames = vec![Frame::Root(Root { thread: 0, complete: true, fiber: false, waiting: false })];
+    let mut frames = vec![Frame::Root(Root { branch: 0, complete: true, fiber: false, waiting: false })];
     for svma in svmas {
         let avma = Avma(svma.wrapping_add(BASE));
         let _ = (images.contains(avma), images.code(avma).map(<[u8]>::len), images.locate(0, avma));

@@ -110,7 +110,7 @@ fn stacks(profile: &Profile, names: &Names) -> Stacks {
     let mut stacks = Stacks::new();
     profile.trie.for_each_stack(|frames, count| {
         let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
-        let id = profile.threads[root.thread as usize].id;
+        let id = profile.thread(root).unwrap().id;
         let text = frames[1..].iter().flat_map(|frame| names.get(*frame)).map(|name| name.to_string());
         *stacks.entry((id, root.complete, text.collect())).or_default() += count;
     });
@@ -161,7 +161,7 @@ impl Recorded {
     /// Folded text, threads apart.
     pub fn folded(&self) -> String {
         let stacks = self.stacks.iter().map(|((id, complete, names), count)| {
-            let thread = self.profile.threads.iter().find(|thread| thread.id == *id);
+            let thread = self.profile.threads().find(|thread| thread.id == *id);
             let thread = (thread.map_or("", |thread| thread.name.as_str()), *id);
             folded::Stack { thread, complete: *complete, names, count: *count }
         });
@@ -188,7 +188,7 @@ impl Recorded {
         }
         assert_eq!(stats.stops, stats.pause.count(), "each stop has its pause");
         assert!(stats.stops <= self.ledger.stops());
-        assert_eq!(stats.threads_seen, self.profile.threads.len() as u64);
+        assert_eq!(stats.threads_seen, self.profile.threads().count() as u64);
         self.check_lookups();
         self.check_stacks();
     }
@@ -231,7 +231,7 @@ impl Recorded {
     /// their CPU time up to date.
     pub fn check_balance(&self) {
         let alive = if self.profile.stats.exit_status.is_some() { 0.0 } else { self.counts(4_000_000) };
-        let threads = self.profile.threads.len() as f64;
+        let threads = self.profile.threads().count() as f64;
         let told = (self.profile.stats.samples + self.lost()) as f64;
         let real = self.true_counts();
         let slack = threads * (1.0 + alive) + 1.0;

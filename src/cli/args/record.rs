@@ -48,6 +48,12 @@ pub struct Recording {
     pub way: Way,
     /// Frames in the kernel are kept, where the source tells them.
     pub kernel: bool,
+    /// Processes that it starts are recorded, too.
+    pub children: bool,
+    /// They were asked for, so that a source that does not see them will not do.
+    pub children_needed: bool,
+    /// Processes of one name are kept apart.
+    pub per_process: bool,
     /// One subtree per thread.
     pub threads: bool,
     /// How stacks are walked.
@@ -103,6 +109,17 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         })?,
         None => MIN_WIDTH_DEFAULT_PERCENT,
     };
+    let (children, children_needed) = children(&source, flags.children, flags.no_children);
+    let way = way(flags.source.as_deref(), flags.idle)?;
+    let many = matches!(source, Source::Several(_)) || children_needed;
+    if many && flags.idle {
+        let why = "--idle records one process: by the kernel's samples threads that wait are not seen";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
+    if many && way == Way::Ptrace {
+        let why = "--source ptrace records one process; leave it out for several";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
     Ok(Recording {
         source,
         hz,
@@ -110,8 +127,11 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         outputs,
         default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
-        way: way(flags.source.as_deref(), flags.idle)?,
+        way,
         kernel: flags.kernel || !flags.no_kernel,
+        children,
+        children_needed,
+        per_process: flags.per_process,
         threads: flags.threads,
         unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
         naming: Naming::from(&flags.naming),
@@ -131,6 +151,15 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
             .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
             .transpose()?,
     })
+}
+
+/// Whether the processes that it starts are recorded, and whether they must be.
+fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
+    match source {
+        Source::Launch(_) => (wanted || !unwanted, wanted),
+        Source::Pid(_) | Source::Several(_) => (wanted, wanted),
+        Source::Demo | Source::Sim { .. } => (false, false),
+    }
 }
 
 /// Who takes the samples.

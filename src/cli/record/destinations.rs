@@ -26,11 +26,13 @@ impl Destinations<'_> {
         if !self.asked.is_empty() {
             return self.asked.to_vec();
         }
-        let extension = self.default_format.extension();
+        let (extension, pid) = (self.default_format.extension(), pid.to_string());
         let path = if self.demo {
             format!("stackprof-demo.{extension}")
         } else {
-            format!("stackprof-{}-{pid}.{extension}", file_name(process))
+            // What stands for several processes has no number.
+            let pid = if pid == "0" { String::new() } else { format!("-{pid}") };
+            format!("stackprof-{}{pid}.{extension}", file_name(process))
         };
         vec![Output { to: Destination::File(path.into()), format: self.default_format }]
     }

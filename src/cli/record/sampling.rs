@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::binary::Files;
 use crate::cli::args::{Source, Verbosity};
 use crate::cli::progress::Progress;
-use crate::cli::{demo, system};
+use crate::cli::{demo, system, text};
 use crate::clock::{Clock, FakeClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
@@ -22,14 +22,26 @@ const GIVEN_UP: i32 = 130;
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
 
-/// Samples whatever `source` is, the way that is wanted, with frames in the kernel or without. `check_name` is asked as soon as the name of the process and its
+/// How a process is sampled, as far as systems differ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    /// Who takes the samples.
+    pub(super) way: Way,
+    /// With frames in the kernel.
+    pub(super) kernel: bool,
+    /// With the processes that it starts; and whether they must be there.
+    pub(super) children: bool,
+    pub(super) children_needed: bool,
+}
+
+/// Samples whatever `source` is. `check_name` is asked as soon as the name of the process and its
 /// id are known, before the first sample.
 ///
 /// # Errors
 /// One line: attaching refused, or what `check_name` says.
 pub(super) fn run(
     source: &Source,
-    (way, kernel): (Way, bool),
+    how: How,
     options: &Options,
     verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
@@ -41,7 +53,7 @@ pub(super) fn run(
         let files = observed.files();
         let process = observed.process();
         check_name(&process.name, process.pid)?;
-        let title = format!("{} (pid {})", process.name, process.pid);
+        let title = text::process(&process.name, process.pid);
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
         let profile = match sampled {
@@ -59,6 +71,7 @@ pub(super) fn run(
         }
         Source::Pid(pid) => system::Process::Running(*pid),
         Source::Launch(command) => system::Process::New(command.clone()),
+        Source::Several(several) => system::Process::Several(several.clone()),
         Source::Demo => {
             let program = std::env::current_exe().map_err(|error| {
                 Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
@@ -69,7 +82,9 @@ pub(super) fn run(
     };
     system::prepare();
     end_on_interrupt(&live)?;
-    let sampling = Sampling { way, hz: options.hz, idle: options.idle, kernel };
+    let How { way, kernel, children, children_needed } = how;
+    let (hz, idle) = (options.hz, options.idle);
+    let sampling = Sampling { way, hz, idle, kernel, children, children_needed };
     system::with_source(&process, sampling, record)?
 }
 

@@ -125,6 +125,14 @@ impl Maps {
     }
 }
 
+/// The vDSO of this process: the kernel gives all of one processor the same.
+pub(super) fn own_vdso() -> Option<ImageBytes> {
+    let (mut maps, mut list, own) = (Maps::default(), Vec::new(), std::process::id().cast_signed());
+    maps.read(own, &mut list).ok()?;
+    let vdso = list.iter().find(|mapping| mapping.kind == MappingKind::Vdso)?;
+    vdso_bytes(own, vdso).ok()
+}
+
 fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
     let len = addr::len(&mapping.avma);
     if len > MAX_VDSO_BYTES {

@@ -11,6 +11,7 @@
 //! in a thread of its own ([`with_target`]), which ends with it — also by panic.
 
 mod attach;
+mod cgroup;
 mod files;
 mod images;
 mod launch;
@@ -23,11 +24,11 @@ mod sys;
 mod threads;
 mod trace;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{Recordable, Sampling, Way};
+use crate::sources::{Chosen, Recordable, Sampling, Way};
 
 pub use trace::LinuxTarget;
 
@@ -38,6 +39,8 @@ pub enum Source {
     Attach(u32),
     /// A new one: program and arguments.
     Launch(Vec<OsString>),
+    /// Running ones, of which there may be more later.
+    Several(Chosen),
 }
 
 /// Prepares this process for tracing; call it from the first thread before others start,
@@ -77,19 +80,30 @@ pub fn with_source<R: Send>(
     body: impl FnOnce(Recordable<'_>) -> R + Send,
 ) -> Result<R> {
     in_thread(move || {
-        let Sampling { way, hz, idle, kernel } = sampling;
+        let Sampling { way, hz, idle, kernel, children, children_needed } = sampling;
         let by_kernel = match way {
             Way::Ptrace => Err("--source ptrace".to_owned()),
             Way::Auto if idle => Err("perf_event does not show threads that wait".to_owned()),
             Way::Auto | Way::Perf => match source {
-                Source::Attach(pid) => perf::attach(*pid, hz, kernel, clock.clone())?,
-                Source::Launch(command) => perf::launch(command, hz, kernel, clock.clone())?,
+                Source::Attach(pid) => {
+                    let chosen = Chosen { pids: vec![*pid], children, ..Chosen::default() };
+                    perf::attach(&chosen, hz, kernel, clock.clone())?
+                }
+                Source::Several(chosen) => {
+                    let chosen = Chosen { children, ..chosen.clone() };
+                    perf::attach(&chosen, hz, kernel, clock.clone())?
+                }
+                Source::Launch(command) => perf::launch(command, children, hz, kernel, clock.clone())?,
             },
         };
         match by_kernel {
             Ok(mut source) => Ok(body(Recordable::Pushed(&mut source))),
             Err(why) if way == Way::Perf => {
                 Err(Error::new(ErrorKind::Attach, format!("cannot sample by --source perf: {why}")))
+            }
+            Err(why) if children_needed || matches!(source, Source::Several(_)) => {
+                let why = format!("several processes can be recorded by perf_event only: {why}");
+                Err(Error::new(ErrorKind::Attach, why))
             }
             Err(why) => {
                 let mut target = trace(source, clock)?;
@@ -104,6 +118,12 @@ fn trace(source: &Source, clock: RealClock) -> Result<LinuxTarget> {
     let target = match source {
         Source::Attach(pid) => attach::attach(*pid, clock)?,
         Source::Launch(command) => attach::launch(command, clock)?,
+        Source::Several(_) => {
+            return Err(Error::new(
+                ErrorKind::Attach,
+                "only one process can be recorded by stopping its threads",
+            ));
+        }
     };
     // Not sooner: a launched command inherits the priority of the thread that starts it.
     sys::prefer_this_thread();
@@ -126,6 +146,20 @@ fn in_thread<R: Send>(body: impl FnOnce() -> Result<R> + Send) -> Result<R> {
         })
     })
 }
+
+/// The number of a user, by name or as it stands.
+///
+/// # Errors
+/// One line: there is none of this name.
+pub fn user_id(name: &OsStr) -> Result<u32> {
+    let number = || name.to_str()?.parse().ok();
+    sys::user_id(name).or_else(number).ok_or_else(|| {
+        let why = format!("--user `{}`: there is no such user; `getent passwd` lists them", name.display());
+        Error::new(ErrorKind::Attach, why)
+    })
+}
+
+pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
 #[must_use]

@@ -5,10 +5,11 @@
 //! A failed call gives its errno as an `io::Error`; nothing here decides anything.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
@@ -308,6 +309,22 @@ pub(super) fn cpus_of(pid: pid_t) -> usize {
         }
     }
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The number of a user of this name (getpwnam_r(3)).
+pub(super) fn user_id(name: &OsStr) -> Option<u32> {
+    const TEXT_BYTES: usize = 16 << 10;
+    let name = CString::new(name.as_bytes()).ok()?;
+    let mut text = vec![0; TEXT_BYTES];
+    // SAFETY: passwd is plain data for which zeros are valid.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: a C string, and live buffers of the sizes that are given; the entry's pointers lead into
+    // `text`, and only its number is read afterwards.
+    let failed = unsafe {
+        libc::getpwnam_r(name.as_ptr(), &raw mut entry, text.as_mut_ptr(), text.len(), &raw mut found)
+    };
+    (failed == 0 && !found.is_null()).then_some(entry.pw_uid)
 }
 
 /// User and system CPU time of this process in nanoseconds, and its peak resident bytes.

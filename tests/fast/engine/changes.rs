@@ -70,7 +70,7 @@ fn an_exchange_of_images_is_noticed_within_a_second() {
     let (mut wrong, mut right) = (0, 0);
     profile.trie.for_each_stack(|frames, count| {
         let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { return };
-        if profile.threads[root.thread as usize].name == "new" {
+        if profile.thread(root).unwrap().name == "new" {
             let Some(Frame::Code { space, .. }) = profile.trie.frame(frames[1]) else { return };
             *(if space == 0 { &mut wrong } else { &mut right }) += count;
         }
@@ -105,14 +105,14 @@ fn an_exec_separates_what_was_before_from_what_is_after() {
             recorded.check_balance();
             recorded.check_shares(600.0);
             // The first thread before, the three others, the first one after.
-            assert_eq!(recorded.profile.threads.len(), 5);
+            assert_eq!(recorded.profile.threads().count(), 5);
             assert!(recorded.lost() <= 5, "{:?}", recorded.profile.stats.samples_lost);
             let mut programs: BTreeMap<u32, BTreeSet<char>> = BTreeMap::new();
             recorded.profile.trie.for_each_stack(|frames, _| {
                 let Some(Frame::Root(root)) = recorded.profile.trie.frame(frames[0]) else { return };
                 let names = frames[1..].iter().flat_map(|frame| recorded.names.get(*frame));
                 let letters = names.filter_map(|name| name.chars().next());
-                programs.entry(root.thread).or_default().extend(letters);
+                programs.entry(root.branch).or_default().extend(letters);
             });
             let programs: Vec<String> = programs.values().map(|letters| letters.iter().collect()).collect();
             assert_eq!(programs, ["f", "f", "f", "f", "g"]);

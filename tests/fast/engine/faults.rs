@@ -163,7 +163,7 @@ fn a_thread_born_during_a_clock_jump_has_all_its_time() {
 fn names_of_threads_and_images_may_be_missing() {
     let _replay = replay(12);
     let recorded = with_fault(SimFault::always(FaultKind::NoName).of_thread(thread(1)));
-    let named: Vec<&str> = recorded.profile.threads.iter().map(|thread| thread.name.as_str()).collect();
+    let named: Vec<&str> = recorded.profile.threads().map(|thread| thread.name.as_str()).collect();
     assert_eq!(named, ["t0", "", "t2", "t3"]);
     recorded.check_shares(1_000.0);
 

@@ -42,12 +42,14 @@ struct Logged {
 
 impl Logged {
     fn note(&mut self, thread: ThreadId, what: What) {
-        self.records.push(Record { at_ns: self.clock.now_ns(), thread, what });
+        let process = self.target.process().pid;
+        self.records.push(Record { at_ns: self.clock.now_ns(), process, thread, what });
     }
 
     fn walk_stopped(&mut self) {
+        let process = self.target.process().pid;
         for (thread, what) in self.stopped.drain(..) {
-            self.records.push(Record { at_ns: self.told_ns, thread, what });
+            self.records.push(Record { at_ns: self.told_ns, process, thread, what });
         }
     }
 }
@@ -117,7 +119,9 @@ impl Target for Logged {
                     }
                     Outcome::Unreadable(why) => {
                         let what = capture.look.map(|look| What::Missed(look, why));
+                        let process = self.target.process().pid;
                         self.records.extend(what.map(|what| Record {
+                            process,
                             at_ns: self.told_ns,
                             thread: *thread,
                             what,
@@ -221,6 +225,10 @@ impl Observed for Pushed {
 }
 
 impl PushedSource for Pushed {
+    fn observed(&mut self, _process: u32) -> Option<&mut dyn Observed> {
+        Some(self)
+    }
+
     fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
         let (told_until_ns, records) = self.batches.next().ok_or(Fault::Gone)?;
         into.extend(records);

@@ -26,8 +26,8 @@ fn for_every_seed_wall_clock_time_adds_up() {
         let least = recorded.counts(waited) + recorded.true_counts();
         let told = (recorded.profile.stats.samples + recorded.lost()) as f64;
         // Time under job control and for want of a CPU comes to that.
-        let most = recorded.counts(recorded.now_ns) * recorded.profile.threads.len() as f64;
-        let threads = recorded.profile.threads.len() as f64;
+        let most = recorded.counts(recorded.now_ns) * recorded.profile.threads().count() as f64;
+        let threads = recorded.profile.threads().count() as f64;
         assert!(told <= most + threads && told >= least - 6.0 * threads, "{least} <= {told} <= {most}");
     }
 }

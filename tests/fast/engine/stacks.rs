@@ -115,7 +115,7 @@ fn sixty_four_threads_at_depth_200_are_all_there() {
         .collect();
     let recorded = record(&process(Arch::Aarch64, 16, 3, scripts), &options(499, 11));
     recorded.check_balance();
-    assert_eq!(recorded.profile.threads.len(), 64);
+    assert_eq!(recorded.profile.threads().count(), 64);
     for index in 0..64 {
         let (shown, real) =
             (recorded.counts_of(thread(index)) as f64, recorded.true_counts_of(thread(index)));

@@ -39,7 +39,7 @@ fn a_waiting_thread_is_stopped_about_once_per_wait_in_a_wall_clock_profile() {
 
 /// Each thread's counts are its wall-clock time.
 fn check_wall(recorded: &Recorded, ns: u64) {
-    for thread in &recorded.profile.threads {
+    for thread in recorded.profile.threads() {
         let shown = recorded.counts_of(stackprof::sources::ThreadId(thread.id));
         let real = recorded.counts(ns);
         assert!((shown as f64 - real).abs() <= 3.0, "thread {}: {shown} of {real:.1} counts", thread.id);

@@ -11,7 +11,7 @@ fn always(method: Method, code: i32) -> Recorded {
 }
 
 fn name_of(recorded: &Recorded, index: usize) -> &str {
-    &recorded.profile.threads[index].name
+    &recorded.profile.threads().nth(index).unwrap().name
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn without_names_stacks_are_the_same() {
 #[test]
 fn without_identifiers_threads_are_told_apart_by_their_names_in_the_port_space() {
     let recorded = always(Method::ThreadIdentifierInfo, 46);
-    assert_eq!(recorded.profile.threads.len(), 4);
+    assert_eq!(recorded.profile.threads().count(), 4);
     assert!(recorded.profile.stats.stacks_complete > 100, "{:?}", recorded.profile.stats);
 }
 

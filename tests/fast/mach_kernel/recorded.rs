@@ -79,7 +79,7 @@ pub fn with(kernel: &SimKernel, target: Result<MachTarget<'_>>, options: &Option
     let mut stacks = BTreeMap::new();
     profile.trie.for_each_stack(|frames, count| {
         let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };
-        let id = profile.threads[root.thread as usize].id;
+        let id = profile.thread(root).unwrap().id;
         let text = frames[1..].iter().flat_map(|frame| names.get(*frame)).map(|name| name.to_string());
         *stacks.entry((id, root.complete, text.collect())).or_default() += count;
     });
@@ -98,7 +98,7 @@ impl Recorded {
     /// Folded text, threads apart.
     pub fn folded(&self) -> String {
         let stacks = self.stacks.iter().map(|((id, complete, names), count)| {
-            let thread = self.profile.threads.iter().find(|thread| thread.id == *id);
+            let thread = self.profile.threads().find(|thread| thread.id == *id);
             let thread = (thread.map_or("", |thread| thread.name.as_str()), *id);
             folded::Stack { thread, complete: *complete, names, count: *count }
         });

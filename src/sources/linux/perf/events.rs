@@ -1,12 +1,12 @@
 //! The events that sample a process, and the rings that they write to: what is opened, for whom.
 //!
 //! On every CPU, for all that runs there ([`Scope::Cpus`]): one event and one ring for each CPU,
-//! however many threads come and go; a program in the kernel says which process is sampled. Its
+//! however many threads come and go; a program in the kernel says which processes are sampled. Its
 //! timer ticks whatever runs, so where a thread is found does not depend on when it was switched
 //! to. It takes rights over the whole machine (CAP_PERFMON, or kernel.perf_event_paranoid ≤ 0).
 //!
-//! Without these, for the threads of one process ([`Scope::Threads`]): an event for each thread
-//! and CPU, inherited by the threads that it starts; one ring for each CPU, which all share.
+//! Without these, for the threads of some processes ([`Scope::Threads`]): an event for each thread
+//! and CPU, inherited by what it starts; one ring for each CPU, which all share.
 
 use std::fs;
 use std::io;
@@ -18,8 +18,10 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
+use super::grid::PERIODS_BETWEEN_CHANGES;
+use super::registers;
+use super::sieve::Sieve;
 use super::sys::{self, Ring};
-use super::{filter, registers};
 use crate::sources::linux::threads;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -128,22 +130,20 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
 }
 
 impl Events {
-    /// Opens what samples a process. Nothing is sampled before [`Events::enable`].
+    /// Opens what samples processes: on CPUs all that `sieve` lets through, else those that are
+    /// listed. Nothing is sampled before [`Events::enable`].
     ///
     /// # Errors
-    /// What the kernel refused the first event, ring or program with.
-    pub(super) fn open(pid: pid_t, how: How) -> io::Result<Events> {
+    /// What the kernel refused the first event or ring with.
+    pub(super) fn open(pids: &[pid_t], sieve: &Sieve, how: How) -> io::Result<Events> {
         match how.scope {
-            Scope::Cpus => Events::of_cpus(pid, how),
-            Scope::Threads => Events::of_threads(pid, how),
+            Scope::Cpus => Events::of_cpus(sieve, how),
+            Scope::Threads => Events::of_threads(pids, how),
         }
     }
 
-    fn of_cpus(pid: pid_t, how: How) -> io::Result<Events> {
+    fn of_cpus(sieve: &Sieve, how: How) -> io::Result<Events> {
         let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
-        // Where the kernel takes no program, the samples of others are read and thrown away.
-        let program =
-            pid_namespace().and_then(|namespace| sys::load_program(&filter::of_process(pid, namespace)).ok());
         let cpus = online_cpus()?;
         let ring_bytes = (RINGS_BYTES / cpus.len()).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
         let ring_bytes = 1 << ring_bytes.ilog2();
@@ -154,35 +154,39 @@ impl Events {
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
-            if let Some(program) = &program {
-                // Refused for one, it is refused for all.
-                let _ = sys::set_filter(&event, program);
-            }
+            sieve.put_before(&event);
             events.rings.push((Ring::map(&event, ring_bytes)?, event));
         }
         Ok(events)
     }
 
-    fn of_threads(pid: pid_t, how: How) -> io::Result<Events> {
+    fn of_threads(pids: &[pid_t], how: How) -> io::Result<Events> {
         let cpus = online_cpus()?;
         let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
+        for pid in pids {
+            events.add_process(*pid, &cpus)?;
+        }
+        if events.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(events) }
+    }
+
+    fn add_process(&mut self, pid: pid_t, cpus: &[c_int]) -> io::Result<()> {
         let mut known: Vec<pid_t> = Vec::new();
         for _ in 0..MAX_PASSES {
-            let new: Vec<pid_t> =
-                threads::list(pid)?.into_iter().filter(|tid| !known.contains(tid)).collect();
+            let Ok(listed) = threads::list(pid) else { break };
+            let new: Vec<pid_t> = listed.into_iter().filter(|tid| !known.contains(tid)).collect();
             if new.is_empty() {
                 break;
             }
             for tid in new {
                 known.push(tid);
-                match events.add_thread(tid, &cpus) {
+                match self.add_thread(tid, cpus) {
                     // Ended since the listing.
-                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) && tid != pid => {}
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                     other => other?,
                 }
             }
         }
-        Ok(events)
+        Ok(())
     }
 
     fn add_thread(&mut self, tid: pid_t, cpus: &[c_int]) -> io::Result<()> {
@@ -214,14 +218,15 @@ impl Events {
     /// Lets the events of CPUs tick at another rate, a quarter more or less than was asked for, so
     /// that work in step with the rate is seen in all of its phases. `random` is any number.
     ///
-    /// Each change begins a period anew, which costs half of one; the mean makes up for that. The
-    /// new distance, nanoseconds; `None` for events of threads, whose rate stays.
+    /// Each change begins a period anew, which costs half of one; the mean makes up for that
+    /// (`grid.rs` says how often). The new distance, nanoseconds; `None` for events of threads, whose rate stays.
     pub(super) fn vary(&self, random: u64) -> Option<u64> {
         if self.how.scope != Scope::Cpus {
             return None;
         }
-        const PER_MILLE: u64 = 770;
-        let per_mille = PER_MILLE + random % 500;
+        const SPREAD_PER_MILLE: u64 = 500;
+        let mean_per_mille = 1000 + 1000 / (2 * PERIODS_BETWEEN_CHANGES);
+        let per_mille = mean_per_mille - SPREAD_PER_MILLE / 2 + random % SPREAD_PER_MILLE;
         let period_ns = (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(10_000);
         for (_, event) in &self.rings {
             // It ticks on as before where that fails.
@@ -253,13 +258,6 @@ impl Events {
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         self.rings.iter().map(|(_, event)| event.as_raw_fd())
     }
-}
-
-/// Device and inode of our PID namespace.
-fn pid_namespace() -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = fs::metadata("/proc/self/ns/pid").ok()?;
-    Some((meta.dev(), meta.ino()))
 }
 
 /// The CPUs that are online, by number.

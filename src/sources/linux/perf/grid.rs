@@ -13,6 +13,9 @@ use hashbrown::HashMap;
 /// time that the thread uses.
 const LATE_NS: u64 = 25_000;
 
+/// Each change of the distance begins a period anew, which costs half of one.
+pub(super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
+
 /// Ticks at one distance.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
@@ -35,6 +38,20 @@ impl Grid {
         let old = self.stretches[0];
         self.least_ns.retain(|(_, since), _| old.is_some_and(|old| old.since_ns == *since));
         self.stretches = [Some(Stretch { since_ns, period_ns }), old];
+    }
+
+    /// How much of a CPU's time a sample of this time stands for: the distance of ticks, and what
+    /// changing it costs.
+    pub(super) fn period_ns(&self, time_ns: u64) -> Option<u64> {
+        let stretch = self.stretches.iter().flatten().find(|stretch| stretch.since_ns <= time_ns)?;
+        Some(stretch.period_ns + stretch.period_ns / (2 * PERIODS_BETWEEN_CHANGES))
+    }
+
+    /// Whether it is time to change the distance.
+    pub(super) fn may_change(&self, now_ns: u64) -> bool {
+        self.stretches[0].is_none_or(|stretch| {
+            now_ns.saturating_sub(stretch.since_ns) >= PERIODS_BETWEEN_CHANGES * stretch.period_ns
+        })
     }
 
     fn behind(&self, time_ns: u64) -> Option<(u64, u64)> {

@@ -6,12 +6,15 @@
 //! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
 //! `window.rs` decides how much of each stack is copied, `source.rs` is the whole.
 
+mod choice;
 mod events;
 mod filter;
 mod grid;
 mod mapped;
+mod member;
 mod record;
 mod registers;
+mod sieve;
 mod source;
 mod sys;
 mod told;
@@ -19,14 +22,20 @@ mod window;
 
 use std::ffi::OsString;
 use std::io;
+use std::sync::Arc;
 
 use libc::pid_t;
 
+use super::files::TargetFiles;
 use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Result;
-use crate::sources::Process;
+use crate::sources::{Chosen, Process};
+use choice::Choice;
 use events::{Events, How, Scope};
+use member::Member;
+use sieve::Sieve;
+use source::Begin;
 use window::Window;
 
 pub(super) use source::PerfSource;
@@ -37,39 +46,67 @@ pub(super) type Refused = String;
 /// What became of an attempt: the source, or why not, which need not end the recording.
 type Attempt = Result<std::result::Result<PerfSource, Refused>>;
 
-/// Samples a running process.
+/// Samples processes that run.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile.
-pub(super) fn attach(pid: u32, hz: u32, kernel_frames: bool, clock: RealClock) -> Attempt {
-    let pid = attach::process_id(pid)?;
-    refusal::check_process(pid)?;
-    if let Err(error) = std::fs::read(format!("/proc/{pid}/maps")) {
-        return Ok(Err(format!("/proc/{pid}/maps cannot be read: {error}")));
+pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealClock) -> Attempt {
+    let mut listed = Vec::new();
+    for pid in &chosen.pids {
+        let pid = attach::process_id(*pid)?;
+        refusal::check_process(pid)?;
+        if let Err(error) = std::fs::read(format!("/proc/{pid}/maps")) {
+            return Ok(Err(format!("/proc/{pid}/maps cannot be read: {error}")));
+        }
+        listed.push(pid);
     }
-    let events = match open(pid, hz) {
+    let choice = Choice::new(chosen.clone());
+    let sieve = match listed[..] {
+        _ if choice.is_all() => Sieve::default(),
+        [pid] if choice.is_one() => Sieve::of_process(pid),
+        _ => Sieve::unless_refused(),
+    };
+    let events = match open(&listed, &sieve, hz) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
-    let process = describe(pid, events.how);
-    let mut source = PerfSource::new(pid, process, clock, events, kernel_frames, false);
+    let mut members: Vec<Member> = Vec::new();
+    for pid in &listed {
+        members.push(Member::new(describe(*pid, events.how), Arc::new(TargetFiles::of(*pid))));
+    }
+    let main = members.pop().filter(|_| members.is_empty()).unwrap_or_else(|| of_all(chosen, events.how));
+    let others = if members.is_empty() { &[][..] } else { &listed[..] };
+    let begin = Begin { main, listed: listed.clone(), choice, kernel_frames, launched: false };
+    let mut source = PerfSource::new(begin, clock, events, sieve);
+    source.add(others);
     Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
 }
 
-/// Starts a command and samples it from its first instruction on.
+/// Starts a command and samples it from its first instruction on, with what it starts if `children`.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
-pub(super) fn launch(command: &[OsString], hz: u32, kernel_frames: bool, clock: RealClock) -> Attempt {
+pub(super) fn launch(
+    command: &[OsString],
+    children: bool,
+    hz: u32,
+    kernel_frames: bool,
+    clock: RealClock,
+) -> Attempt {
     let held = launch::hold(command).map_err(|error| attach::cannot_run(command, &error))?;
     let pid = held.pid;
+    let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
-    let events = match open(pid, hz) {
+    let events = match open(&[pid], &sieve, hz) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
     let how = events.how;
-    let mut source = PerfSource::new(pid, describe(pid, how), clock, events, kernel_frames, true);
+    let chosen = Chosen { pids: vec![pid.unsigned_abs()], children, ..Chosen::default() };
+    let main = Member::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
+    let choice = Choice::new(chosen);
+    let begin = Begin { main, listed: vec![pid], choice, kernel_frames, launched: true };
+    let mut source = PerfSource::new(begin, clock, events, sieve);
     if let Err(error) = source.enable() {
         return Ok(Err(refused(&error)));
     }
@@ -77,6 +114,19 @@ pub(super) fn launch(command: &[OsString], hz: u32, kernel_frames: bool, clock: 
     started.join().map_err(|error| attach::cannot_run(command, &error))?;
     source.set_spawned(describe(pid, how));
     Ok(Ok(source))
+}
+
+/// What stands for several processes.
+fn of_all(chosen: &Chosen, how: How) -> Member {
+    let own = std::process::id().cast_signed();
+    let name = match chosen {
+        Chosen { all: true, .. } => "all processes".to_owned(),
+        Chosen { cgroup: Some(cgroup), .. } => format!("processes of {cgroup}"),
+        Chosen { uid: Some(uid), .. } => format!("processes of user {uid}"),
+        Chosen { pids, .. } => format!("{} processes", pids.len()),
+    };
+    let process = Process { pid: 0, name, command: String::new(), ..describe(own, how) };
+    Member::new(process, Arc::new(TargetFiles::of(own)))
 }
 
 fn describe(pid: pid_t, how: How) -> Process {
@@ -95,14 +145,14 @@ fn describe(pid: pid_t, how: How) -> Process {
 
 /// Opens the best events that the system allows: of user code and the kernel on each CPU, then of
 /// the threads of the process, then of user code only.
-fn open(pid: pid_t, hz: u32) -> std::result::Result<Events, Refused> {
+fn open(pids: &[pid_t], sieve: &Sieve, hz: u32) -> std::result::Result<Events, Refused> {
     let window_bytes = Window::new().bytes();
-    let threads = threads::list(pid).map_or(1, |threads| threads.len());
-    let first = events::scope_for(events::cpu_count(), threads);
+    let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
+    let first = if pids.is_empty() { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
-        match Events::open(pid, How { scope, kernel, hz, window_bytes }) {
+        match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes }) {
             Ok(events) => return Ok(events),
             Err(error) => {
                 why.get_or_insert(error);

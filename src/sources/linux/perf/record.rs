@@ -5,8 +5,9 @@
 
 use libc::pid_t;
 use perf_event_open_sys::bindings::{
-    PERF_CONTEXT_KERNEL, PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_LOST, PERF_RECORD_MISC_COMM_EXEC,
-    PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, PERF_RECORD_THROTTLE, PERF_RECORD_UNTHROTTLE,
+    PERF_CONTEXT_KERNEL, PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST,
+    PERF_RECORD_MISC_COMM_EXEC, PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, PERF_RECORD_THROTTLE,
+    PERF_RECORD_UNTHROTTLE,
 };
 
 use super::registers;
@@ -43,6 +44,8 @@ pub(super) enum PerfRecord<'a> {
     Comm { name: &'a [u8], exec: bool },
     /// PERF_RECORD_EXIT: a thread has ended.
     Exit,
+    /// PERF_RECORD_FORK: it was started, by a thread of this process.
+    Fork { parent: pid_t },
     /// PERF_RECORD_LOST: so many records did not fit.
     Lost(u64),
     /// PERF_RECORD_THROTTLE: samples took too long, none come until the next.
@@ -136,10 +139,12 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
                 PerfRecord::Comm { name: until_nul(fields.0), exec }
             }
             // Of whom it tells stands in the record itself: the parent may be told of.
-            PERF_RECORD_EXIT => {
-                let (pid, _, tid) = (fields.u32()?, fields.u32()?, fields.u32()?);
+            PERF_RECORD_EXIT | PERF_RECORD_FORK => {
+                let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
                 let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
-                return Some((id, PerfRecord::Exit));
+                let told =
+                    if kind == PERF_RECORD_EXIT { PerfRecord::Exit } else { PerfRecord::Fork { parent } };
+                return Some((id, told));
             }
             PERF_RECORD_LOST => {
                 fields.take(8)?;

@@ -1,24 +1,24 @@
-//! A process that the kernel samples: rings are read in batches, images and names are asked of
-//! /proc. Nothing of the process is stopped, or changed.
+//! Processes that the kernel samples: rings are read in batches, images and names are asked of
+//! /proc. Nothing of them is stopped, or changed.
 
-use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{c_int, pid_t};
 
+use super::choice::Choice;
 use super::events::{Events, How};
+use super::member::Member;
+use super::sieve::Sieve;
 use super::told::Told;
 use super::window::Window;
 use super::{record, sys};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
 use crate::rng::Rng;
-use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::images::Maps;
-use crate::sources::linux::{proc, sys as linux_sys, threads};
+use crate::sources::linux::sys as linux_sys;
 use crate::sources::pushed::{Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
@@ -30,32 +30,39 @@ const BATCH_NS: u64 = 50_000_000;
 /// At the beginning, when a program loads its libraries, more often.
 const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
-/// The rings are read so often until the clock of the process is that of their end.
+/// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
 const SETTLED_NS: u64 = 1_000_000;
 
+/// What is sampled, and how it began.
+pub(super) struct Begin {
+    /// The process that the recording is of, or what stands for all.
+    pub(super) main: Member,
+    /// Those whose end is that of the recording; none for a whole machine.
+    pub(super) listed: Vec<pid_t>,
+    /// Which others are sampled.
+    pub(super) choice: Choice,
+    /// Frames in the kernel are kept.
+    pub(super) kernel_frames: bool,
+    /// It is a command that has not been run yet.
+    pub(super) launched: bool,
+}
+
 /// See the top of this file.
 pub(crate) struct PerfSource {
-    pid: pid_t,
-    /// The thread through which /proc shows the memory: the first, until it has left.
-    memory_of: pid_t,
-    process: Process,
+    main: pid_t,
     clock: RealClock,
     events: Events,
+    sieve: Sieve,
     told: Told,
     window: Window,
-    maps: Maps,
-    files: Arc<TargetFiles>,
-    /// Readable when the process has ended.
-    end: Option<OwnedFd>,
+    /// Of each process that the recording ends with: readable when it has ended.
+    ends: Vec<(pid_t, Option<OwnedFd>)>,
     launched: bool,
     began_ns: u64,
-    /// CPU time of the process when it was sampled first, and when it was asked last.
-    first_cpu_ns: Option<u64>,
-    cpu_ns: Option<u64>,
-    /// The same up to which samples have been weighed.
-    weighed_cpu_ns: u64,
+    /// The monotonic clock at the engine's 0.
+    origin_ns: u64,
     disabled: bool,
     over: bool,
     /// Where the rate varies.
@@ -65,33 +72,26 @@ pub(crate) struct PerfSource {
 }
 
 impl PerfSource {
-    /// A process whose `events` are open; `kernel_frames` keeps those in the kernel. `launched` is a command that has not been run yet.
-    pub(super) fn new(
-        pid: pid_t,
-        process: Process,
-        clock: RealClock,
-        events: Events,
-        kernel_frames: bool,
-        launched: bool,
-    ) -> PerfSource {
+    /// Of processes whose `events` are open behind the `sieve`.
+    pub(super) fn new(begin: Begin, clock: RealClock, events: Events, sieve: Sieve) -> PerfSource {
+        let Begin { mut main, listed, choice, kernel_frames, launched } = begin;
         let began_ns = clock.now_ns();
         let origin_ns = sys::monotonic_ns().saturating_sub(began_ns);
+        main.waits_for_exec = launched;
+        // The engine knows of it from the beginning.
+        main.told = true;
+        let pid = main.pid();
         PerfSource {
-            told: Told::new(pid, origin_ns, events.how.period_ns(), kernel_frames, launched),
-            pid,
-            memory_of: pid,
-            process,
+            told: Told::new(choice, main, origin_ns, events.how.period_ns(), kernel_frames),
+            main: pid,
             clock,
             events,
+            sieve,
             window: Window::new(),
-            maps: Maps::default(),
-            files: Arc::new(TargetFiles::of(pid)),
-            end: sys::watch_end(pid).ok(),
+            ends: listed.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect(),
             launched,
             began_ns,
-            first_cpu_ns: None,
-            cpu_ns: None,
-            weighed_cpu_ns: 0,
+            origin_ns,
             disabled: false,
             over: false,
             random: Rng::new(u64::from(pid.unsigned_abs())),
@@ -102,19 +102,31 @@ impl PerfSource {
 
     /// Begins to sample.
     pub(super) fn enable(&mut self) -> std::io::Result<()> {
-        self.first_cpu_ns = sys::process_cpu_ns(self.pid);
-        self.cpu_ns = self.first_cpu_ns;
-        self.weighed_cpu_ns = self.first_cpu_ns.unwrap_or(0);
+        self.told.judge_all();
+        self.tell_verdicts();
+        for (pid, member) in &mut self.told.members {
+            member.clock.begin(*pid);
+        }
         self.events.enable()
     }
 
     /// The launched command runs, as `process`. What was used before is not its own.
     pub(super) fn set_spawned(&mut self, process: Process) {
-        self.process = process;
-        let files = TargetFiles::of(self.pid);
-        // One that has ended already has no root any more; what it forked from had the same.
-        if files.has_root() {
-            self.files = Arc::new(files);
+        if let Some(main) = self.told.members.get_mut(&self.main) {
+            main.set_spawned(process);
+        }
+    }
+
+    /// Samples these processes, too.
+    pub(super) fn add(&mut self, pids: &[pid_t]) {
+        for pid in pids {
+            self.told.judge(*pid, None, 0);
+        }
+    }
+
+    fn tell_verdicts(&mut self) {
+        for (pid, refused) in self.told.verdicts.drain(..) {
+            self.sieve.refuse(pid, refused);
         }
     }
 
@@ -123,8 +135,8 @@ impl PerfSource {
         let now_ns = self.clock.now_ns();
         let batch_ns = if now_ns - self.began_ns < BEGINNING_NS { FIRST_BATCHES_NS } else { BATCH_NS };
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
-        let end = self.end.iter().map(AsRawFd::as_raw_fd);
-        let descriptors: Vec<RawFd> = end.chain(self.events.descriptors()).collect();
+        let ends = self.ends.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd);
+        let descriptors: Vec<RawFd> = ends.chain(self.events.descriptors()).collect();
         sys::wait_readable(
             &descriptors,
             c_int::try_from(at_most_ms).unwrap_or(c_int::MAX),
@@ -132,52 +144,43 @@ impl PerfSource {
         );
     }
 
-    fn has_ended(&self) -> bool {
-        match &self.end {
-            Some(_) => self.readable.first() == Some(&true),
-            None => linux_sys::kill(self.pid, 0).is_err() || linux_sys::child_end(self.pid).is_some(),
-        }
+    /// Whether all processes have ended that the recording ends with.
+    fn has_ended(&mut self) -> bool {
+        let of_machine = self.ends.is_empty();
+        let mut watched = self.readable.iter();
+        self.ends.retain(|(pid, end)| match end {
+            Some(_) => watched.next() != Some(&true),
+            None => linux_sys::kill(*pid, 0).is_ok() && linux_sys::child_end(*pid).is_none(),
+        });
+        self.readable.clear();
+        !of_machine && self.ends.is_empty()
     }
 
     /// Reads the rings; the time up to which everything was told.
     fn read(&mut self, into: &mut Vec<Record>) -> u64 {
         let told_ns = self.clock.now_ns();
-        if self.told.main_stack_top.is_none() {
-            self.told.main_stack_top = main_stack_top(self.pid);
-        }
-        let period_ns = self.events.how.period_ns();
         for _ in 0..READS_MAX {
-            let before_ns = sys::process_cpu_ns(self.pid);
+            let before_ns = sys::monotonic_ns();
             read_rings(&mut self.events, &mut self.scratch, &mut self.told);
-            let after_ns = sys::process_cpu_ns(self.pid);
-            self.cpu_ns = after_ns.or_else(|| {
-                // A process that has ended and was waited for has no clock any more: its last
-                // samples tell what it used at its end.
-                Some(self.cpu_ns? + (self.told.samples() + self.told.dropped()) * period_ns)
-            });
-            // Held up between the two, more samples may be there.
-            if after_ns.zip(before_ns).is_none_or(|(after_ns, before_ns)| after_ns - before_ns < period_ns) {
+            // Held up in between, more samples may be there than the clocks will be asked for.
+            if sys::monotonic_ns() - before_ns < 2 * self.events.how.period_ns() {
                 break;
             }
         }
-        let used_ns = self.cpu_ns.map(|cpu_ns| cpu_ns.saturating_sub(self.weighed_cpu_ns));
+        self.tell_verdicts();
         // Samples in user mode only say nothing of the time in the kernel.
-        let used_ns = used_ns.filter(|_| self.events.how.kernel);
-        if self.told.samples() + self.told.dropped() > 0 {
-            self.weighed_cpu_ns = self.cpu_ns.unwrap_or(0);
-        }
-        self.told.finish_batch(used_ns, into);
-        if !self.disabled {
-            let since_ns = sys::monotonic_ns();
+        self.told.finish_batch(self.events.how.kernel, into);
+        let since_ns = sys::monotonic_ns();
+        if !self.disabled && self.told.grid.may_change(since_ns) {
             if let Some(period_ns) = self.events.vary(self.random.next()) {
                 self.told.grid.changed(since_ns, period_ns);
             }
         }
-        if self.over
-            && !self.events.how.kernel
-            && let Some(used_ns) = self.target_cpu_ns()
-        {
-            self.told.tell_unseen(used_ns, self.clock.now_ns(), into);
+        if self.over && !self.events.how.kernel {
+            for (pid, member) in &mut self.told.members {
+                member.clock.end(*pid);
+            }
+            self.told.tell_unseen(self.told.used_ns(), self.clock.now_ns(), into);
         }
         told_ns.saturating_sub(SETTLED_NS)
     }
@@ -185,7 +188,7 @@ impl PerfSource {
     /// Opens the events anew, with another window.
     fn change_window(&mut self, window_bytes: u32) {
         let how = How { window_bytes, ..self.events.how };
-        let Ok(new) = Events::open(self.pid, how) else { return };
+        let Ok(new) = Events::open(&self.told.running(), &self.sieve, how) else { return };
         let since_ns = sys::monotonic_ns();
         if new.enable().is_err() {
             return;
@@ -196,8 +199,13 @@ impl PerfSource {
         read_rings(&mut old, &mut self.scratch, &mut self.told);
     }
 
+    fn of_nobody(&self, what: What) -> Record {
+        let process = self.main.unsigned_abs();
+        Record { at_ns: self.clock.now_ns(), process, thread: ThreadId(0), what }
+    }
+
     fn exit_status(&self) -> ExitStatus {
-        let status = self.launched.then(|| linux_sys::child_end(self.pid)).flatten();
+        let status = self.launched.then(|| linux_sys::child_end(self.main)).flatten();
         status.unwrap_or(ExitStatus::Unknown)
     }
 }
@@ -211,54 +219,50 @@ fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, told: &mut Told) {
     });
 }
 
-/// The stack pointer that the first thread of a process began with.
-fn main_stack_top(pid: pid_t) -> Option<Avma> {
-    proc::stat_start_stack(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+impl PerfSource {
+    fn main(&self) -> &Member {
+        // It is there from the beginning to the end.
+        self.told.members.get(&self.main).unwrap_or_else(|| unreachable!("the main process is kept"))
+    }
+
+    fn main_mut(&mut self) -> &mut Member {
+        let main = self.told.members.get_mut(&self.main);
+        main.unwrap_or_else(|| unreachable!("the main process is kept"))
+    }
 }
 
 impl Observed for PerfSource {
     fn process(&self) -> &Process {
-        &self.process
+        self.main().process()
     }
 
     fn files(&mut self) -> Arc<dyn Files> {
-        Arc::clone(&self.files) as Arc<dyn Files>
+        self.main_mut().files()
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        if let Some(name) = self.told.name(thread) {
-            return Some(name.clone());
-        }
-        threads::name(self.pid, pid_t::try_from(thread.0).ok()?)
+        self.main_mut().thread_name(thread)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        out.clear();
-        // After an exec the first thread has the memory again.
-        self.memory_of = self.pid;
-        let read = self.maps.read_through(&mut self.memory_of, self.told.sampled_threads(), out);
-        if read.is_ok() {
-            return read;
-        }
-        // It is ending, or has ended.
-        out.extend_from_slice(self.told.mapped.list());
-        if out.is_empty() { read } else { Ok(()) }
+        self.main_mut().mappings(out)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
-            _ => Err(why),
-        })
+        self.main_mut().image_bytes(mapping)
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        linux_sys::read_memory(self.memory_of, from.0, into)
-            .map_err(|_| Fault::Transient("memory not mapped"))
+        self.main_mut().read_memory(from, into)
     }
 }
 
 impl PushedSource for PerfSource {
+    fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
+        let pid = pid_t::try_from(process).ok()?;
+        self.told.members.get_mut(&pid).map(|member| member as &mut dyn Observed)
+    }
+
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
         if self.over {
             return Ok(None);
@@ -272,23 +276,23 @@ impl PushedSource for PerfSource {
         if let Some(signal) = linux_sys::sleep_for_signal(&SIGNALS, Duration::ZERO) {
             if self.launched {
                 // The command decides what it does; the recording ends when it ends.
-                let _ = linux_sys::kill(self.pid, signal);
+                let _ = linux_sys::kill(self.main, signal);
             } else {
-                let what = What::Terminate;
-                into.push(Record { at_ns: self.clock.now_ns(), thread: ThreadId(0), what });
+                into.push(self.of_nobody(What::Terminate));
             }
         }
         self.over = self.has_ended();
         let told_ns = self.read(into);
         if self.over {
-            let what = What::Exited(self.exit_status());
-            into.push(Record { at_ns: self.clock.now_ns(), thread: ThreadId(0), what });
+            into.push(self.of_nobody(What::Exited(self.exit_status())));
             return Ok(None);
         }
         Ok(Some(told_ns))
     }
 
-    fn go_to(&mut self, _at_ns: u64) {}
+    fn go_to(&mut self, at_ns: u64) {
+        self.told.go_to(at_ns.saturating_add(self.origin_ns));
+    }
 
     fn end(&mut self) {
         if !self.disabled {
@@ -300,9 +304,10 @@ impl PushedSource for PerfSource {
     fn exit_before(&mut self, until_ns: u64) -> Option<ExitStatus> {
         loop {
             let at_most_ms = until_ns.saturating_sub(self.clock.now_ns()).div_ceil(1_000_000);
-            let end: Vec<RawFd> = self.end.iter().map(AsRawFd::as_raw_fd).collect();
-            let at_most_ms = if end.is_empty() { at_most_ms.min(10) } else { at_most_ms };
-            sys::wait_readable(&end, c_int::try_from(at_most_ms).unwrap_or(c_int::MAX), &mut self.readable);
+            let ends = self.ends.iter().filter_map(|(_, end)| end.as_ref());
+            let ends: Vec<RawFd> = ends.map(AsRawFd::as_raw_fd).collect();
+            let at_most_ms = if ends.len() < self.ends.len() { at_most_ms.min(10) } else { at_most_ms };
+            sys::wait_readable(&ends, c_int::try_from(at_most_ms).unwrap_or(c_int::MAX), &mut self.readable);
             if self.has_ended() {
                 return Some(self.exit_status());
             }
@@ -322,14 +327,14 @@ impl PushedSource for PerfSource {
     }
 
     fn target_cpu_ns(&self) -> Option<u64> {
-        Some(self.cpu_ns?.saturating_sub(self.first_cpu_ns?))
+        Some(self.told.used_ns())
     }
 }
 
 impl Drop for PerfSource {
     fn drop(&mut self) {
         if self.launched {
-            linux_sys::reap_child(self.pid);
+            linux_sys::reap_child(self.main);
         }
     }
 }

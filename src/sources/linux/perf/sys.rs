@@ -108,6 +108,67 @@ pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
+/// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
+#[repr(C)]
+struct CreateMap {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` for BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM.
+#[repr(C)]
+struct ChangeMap {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// A set of numbers in the kernel that programs can look into (BPF_MAP_TYPE_HASH), with room for
+/// so many.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(super) fn create_set(max_entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_CREATE: c_int = 0;
+    const BPF_MAP_TYPE_HASH: u32 = 1;
+    let mut create =
+        CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size: 4, max_entries, flags: 0 };
+    // SAFETY: `create` is live during the call; the size passed is its own.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw mut create, size_of::<CreateMap>() as libc::c_uint)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Puts a number into a set, or takes it out. That the set is full, or does not have it, is no matter.
+pub(super) fn change_set(set: &OwnedFd, number: u32, member: bool) {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    const BPF_MAP_DELETE_ELEM: c_int = 3;
+    let value = 1u32;
+    let mut change = ChangeMap {
+        map: set.as_raw_fd().cast_unsigned(),
+        padding: 0,
+        key: &raw const number as u64,
+        value: if member { &raw const value as u64 } else { 0 },
+        flags: 0,
+    };
+    let command = if member { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
+    // SAFETY: `change` and the key and value of 4 bytes that it points to, as the map has them, are
+    // live during the call, which keeps none.
+    unsafe {
+        libc::syscall(libc::SYS_bpf, command, &raw mut change, size_of::<ChangeMap>() as libc::c_uint);
+    }
+}
+
 /// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -223,6 +284,9 @@ pub(super) fn wait_readable(fds: &[RawFd], at_most_ms: c_int, ready: &mut Vec<bo
 pub(super) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
     // CPUCLOCK_SCHED of a process: include/linux/posix-timers.h, `make_process_cpuclock`.
     const CPUCLOCK_SCHED: libc::clockid_t = 2;
+    if pid <= 0 {
+        return None;
+    }
     let clock = !pid << 3 | CPUCLOCK_SCHED;
     clock_ns(clock)
 }

@@ -1,0 +1,182 @@
+//! One of the processes that a recorder records: which addresses it has, what is known of its code,
+//! and under which names its stacks are kept.
+//!
+//! Thousands of processes come and go on a whole machine: of one that has ended only the numbers
+//! are kept, and of those that have not been walked for long nothing of what walks learned.
+
+use std::sync::Arc;
+
+use super::image_upkeep::ImageUpkeep;
+use super::recorder::Recorder;
+use crate::binary::Files;
+use crate::images::{Images, Made};
+use crate::recording::{Branch, Program, Thread};
+use crate::sources::{Observed, ThreadId};
+use crate::walk::Unwinder;
+
+/// Threads and programs that are kept apart; later ones share an entry.
+const MAX_BRANCHES: usize = 65_536;
+/// Processes of which what walks learned is kept; some tens of kilobytes each.
+const MAX_LEARNED: usize = 256;
+
+/// A process of a recorder, by the order in which they were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessIndex(pub(super) u32);
+
+/// The process that a recorder is made for.
+pub const FIRST: ProcessIndex = ProcessIndex(0);
+
+/// See the top of this file.
+pub(super) struct Recorded {
+    /// Its number in the images.
+    pub(super) number: u32,
+    /// Index of the program that it runs.
+    program: u32,
+    /// Where the stacks of all threads of that program are kept, if any were.
+    merged: Option<u32>,
+    /// Code that belongs to no image.
+    pub(super) made: Made,
+    pub(super) upkeep: ImageUpkeep,
+    pub(super) unwinder: Unwinder,
+    /// Its files, once it has code without an image.
+    files: Option<Arc<dyn Files>>,
+    /// Its unwinder was used since unwinders were cleared.
+    learned: bool,
+}
+
+impl Recorded {
+    pub(super) fn new(number: u32, program: u32) -> Recorded {
+        Recorded {
+            number,
+            program,
+            merged: None,
+            made: Made::default(),
+            upkeep: ImageUpkeep::default(),
+            unwinder: Unwinder::default(),
+            files: None,
+            learned: false,
+        }
+    }
+
+    /// Reads the images; whether they changed.
+    pub(super) fn read_images(
+        &mut self,
+        process: &mut dyn Observed,
+        now_ns: &dyn Fn() -> u64,
+        images: &mut Images,
+    ) -> bool {
+        images.select(self.number);
+        let changed = self.upkeep.read(process, now_ns, images, &mut self.made);
+        if changed {
+            self.unwinder.images_changed();
+            if self.files.is_none() && self.made.is_any() {
+                self.files = Some(process.files());
+            }
+        }
+        changed
+    }
+}
+
+impl Recorder<'_> {
+    /// Takes another process in, which runs a program of this name; `None` where no more fit.
+    pub fn add_process(&mut self, pid: u32, name: &str) -> Option<ProcessIndex> {
+        let number = self.images.begin_process()?;
+        let index = ProcessIndex(u32::try_from(self.processes.len()).ok()?);
+        let program = self.add_program(pid, name);
+        self.processes.push(Recorded::new(number, program));
+        self.stats.processes_seen += 1;
+        Some(index)
+    }
+
+    pub(super) fn add_program(&mut self, pid: u32, name: &str) -> u32 {
+        if self.programs.len() >= MAX_BRANCHES {
+            return (MAX_BRANCHES - 1) as u32;
+        }
+        let name = if self.programs.len() == MAX_BRANCHES - 1 {
+            format!("programs after the first {MAX_BRANCHES}")
+        } else {
+            name.to_owned()
+        };
+        self.programs.push(Program { pid, name });
+        (self.programs.len() - 1) as u32
+    }
+
+    /// The process runs another program: addresses mean something else from now on. Its stacks are
+    /// kept under the name that the process, of this number, has now, if it is given.
+    pub fn begin_program(&mut self, of: ProcessIndex, renamed: Option<(u32, &str)>) {
+        let program = renamed.map(|(pid, name)| self.add_program(pid, name));
+        let process = self.processes.get_mut(of.0 as usize);
+        let Some(process) = process else { return };
+        self.images.select(process.number);
+        self.images.begin_space();
+        process.unwinder.images_changed();
+        process.files = None;
+        if let Some(program) = program {
+            (process.program, process.merged) = (program, None);
+        }
+    }
+
+    /// Forgets what only a process that runs needs. Samples of it that wait are settled before.
+    pub fn end_process(&mut self, of: ProcessIndex) {
+        if let Some(process) = self.processes.get_mut(of.0 as usize) {
+            let (merged, files) = (process.merged, process.files.take());
+            *process = Recorded { merged, files, ..Recorded::new(process.number, process.program) };
+            self.learned.retain(|other| *other != of);
+        }
+    }
+
+    /// The entry that a thread's stacks are kept under.
+    pub(super) fn branch(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) -> u32 {
+        let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return 0 };
+        let program = recorded.program;
+        if !self.options.threads {
+            let branches = &mut self.branches;
+            return *recorded.merged.get_or_insert_with(|| {
+                if branches.len() <= MAX_BRANCHES {
+                    branches.push(Branch { program, thread: None });
+                }
+                (branches.len() - 1) as u32
+            });
+        }
+        if self.branches.len() < MAX_BRANCHES {
+            let name = process.thread_name(id).unwrap_or_default();
+            self.branches.push(Branch { program, thread: Some(Thread { id: id.0, name }) });
+        } else if self.branches.len() == MAX_BRANCHES {
+            let name = format!("threads after the first {MAX_BRANCHES}");
+            self.branches.push(Branch { program, thread: Some(Thread { id: 0, name }) });
+        }
+        u32::try_from(self.branches.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// The entry of a thread at an index, if that is its own.
+    pub(super) fn own_branch(&mut self, branch: u32, id: ThreadId) -> Option<&mut Thread> {
+        let thread = self.branches.get_mut(branch as usize)?.thread.as_mut();
+        thread.filter(|thread| thread.id == id.0)
+    }
+
+    /// Notes that a process is walked: where too many were, what was learned of them is forgotten.
+    pub(super) fn touch(&mut self, of: ProcessIndex) {
+        let Some(process) = self.processes.get_mut(of.0 as usize).filter(|process| !process.learned) else {
+            return;
+        };
+        process.learned = true;
+        self.learned.push(of);
+        if self.learned.len() > MAX_LEARNED {
+            for other in self.learned.drain(..).filter(|other| *other != of) {
+                if let Some(other) = self.processes.get_mut(other.0 as usize) {
+                    other.unwinder.images_changed();
+                    other.learned = false;
+                }
+            }
+            self.learned.push(of);
+        }
+    }
+
+    /// The files of processes that made code at run time, by their numbers in the images.
+    pub(super) fn files(&mut self) -> Vec<(u32, Arc<dyn Files>)> {
+        self.processes
+            .iter_mut()
+            .filter_map(|process| Some((process.number, process.files.take()?)))
+            .collect()
+    }
+}

@@ -1,0 +1,103 @@
+//! Control groups by what people call them: their paths, or the ids of containers.
+//!
+//! Output: the path as `/proc/PID/cgroup` has it (cgroups(7)).
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Where the hierarchies are mounted: the only one (version 2), or one for each controller.
+const MOUNTED: &str = "/sys/fs/cgroup";
+
+/// The path of a group: `/system.slice/nginx.service`, or that of its directory.
+///
+/// # Errors
+/// One line: there is no such group.
+pub fn path(asked: &OsStr) -> Result<String> {
+    let text = asked.to_string_lossy();
+    let below = text.strip_prefix(MOUNTED).unwrap_or(&text);
+    let path = format!("/{}", below.trim_matches('/'));
+    let exists = |hierarchy: &Path| hierarchy.join(&path[1..]).is_dir();
+    let hierarchies = fs::read_dir(MOUNTED).into_iter().flatten().flatten().map(|entry| entry.path());
+    if exists(Path::new(MOUNTED)) || hierarchies.into_iter().any(|hierarchy| exists(&hierarchy)) {
+        return Ok(path);
+    }
+    let why = format!("--cgroup `{text}`: no such control group; `systemd-cgls` lists them");
+    Err(Error::new(ErrorKind::Attach, why))
+}
+
+/// The group of a container whose id begins so, as the processes that run show it.
+///
+/// # Errors
+/// One line: no process is in such a container, or those of several are.
+pub fn of_container(id: &OsStr) -> Result<String> {
+    let id = id.to_string_lossy();
+    let refused = |why: &str| Err(Error::new(ErrorKind::Attach, format!("--container `{id}`: {why}")));
+    if id.is_empty() {
+        return refused("give the beginning of a container's id; `docker ps` lists them");
+    }
+    let mut groups: Vec<String> = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(text) = fs::read_to_string(entry.path().join("cgroup")) else { continue };
+        groups.extend(text.lines().filter_map(|line| container(line.splitn(3, ':').nth(2)?, &id)));
+    }
+    groups.sort_unstable();
+    groups.dedup();
+    match &groups[..] {
+        [one] => Ok(one.clone()),
+        [] => refused("no process runs in such a container; `docker ps` lists them"),
+        [first, second, ..] => {
+            refused(&format!("it may be {first} or {second}; give more of the container's id"))
+        }
+    }
+}
+
+/// The part of a path up to a group that is called like a container whose id begins so:
+/// `/docker/ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`, `lxc.payload.ID`.
+fn container(path: &str, id: &str) -> Option<String> {
+    let mut end = 0;
+    for name in path.split('/').skip(1) {
+        end += 1 + name.len();
+        let bare = name.strip_suffix(".scope").unwrap_or(name);
+        let ids = [Some(bare), bare.rsplit_once('-').map(|(_, id)| id), bare.strip_prefix("lxc.payload.")];
+        if ids.into_iter().flatten().any(|of| of.starts_with(id)) {
+            return path.get(..end).map(str::to_owned);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_found_by_the_beginning_of_their_ids() {
+        let id = "4f8e2a6c9d";
+        for (path, group) in [
+            ("/docker/4f8e2a6c9d00/init.scope", "/docker/4f8e2a6c9d00"),
+            ("/system.slice/docker-4f8e2a6c9d00.scope", "/system.slice/docker-4f8e2a6c9d00.scope"),
+            (
+                "/kubepods.slice/pod1/cri-containerd-4f8e2a6c9d00.scope",
+                "/kubepods.slice/pod1/cri-containerd-4f8e2a6c9d00.scope",
+            ),
+            ("/lxc.payload.4f8e2a6c9d00/x", "/lxc.payload.4f8e2a6c9d00"),
+        ] {
+            assert_eq!(container(path, id).as_deref(), Some(group));
+        }
+        assert_eq!(container("/user.slice/user-0.slice", id), None);
+        assert_eq!(container("/", id), None);
+    }
+
+    #[test]
+    fn what_does_not_exist_is_told() {
+        let text = |error: Error| error.to_string();
+        assert!(
+            path(OsStr::new("/no/such/group")).map_err(text).unwrap_err().contains("no such control group")
+        );
+        assert!(of_container(OsStr::new("zzz")).map_err(text).unwrap_err().contains("no process runs"));
+        assert!(of_container(OsStr::new("")).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! Which processes of the machine are sampled, judged when they are first heard of.
+//!
+//! Input: what was asked for, and for each process its parent or what /proc says of it; output: yes
+//! or no. Those that are refused are told to the kernel (`sieve.rs`), so that their samples are not
+//! copied; one that nobody has heard of yet is sampled, so that no short process is missed.
+
+use std::fs;
+
+use libc::pid_t;
+
+use crate::sources::Chosen;
+use crate::sources::linux::proc;
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Choice {
+    chosen: Chosen,
+}
+
+impl Choice {
+    pub(super) fn new(chosen: Chosen) -> Choice {
+        Choice { chosen }
+    }
+
+    /// Whether processes that are not known yet may be wanted.
+    fn is_open(&self) -> bool {
+        let Chosen { pids: _, children, all, cgroup, uid } = &self.chosen;
+        *children || *all || cgroup.is_some() || uid.is_some()
+    }
+
+    /// Whether one process is all that is wanted, ever.
+    pub(super) fn is_one(&self) -> bool {
+        self.chosen.pids.len() == 1 && !self.is_open()
+    }
+
+    /// Whether it matters who started a process.
+    pub(super) fn asks_parents(&self) -> bool {
+        self.chosen.children
+    }
+
+    /// All processes are wanted.
+    pub(super) fn is_all(&self) -> bool {
+        self.chosen.all
+    }
+
+    /// A refused process is judged again when it runs another program: it may have been put into a
+    /// control group, or have become another user's, in between.
+    pub(super) fn may_change(&self) -> bool {
+        self.chosen.cgroup.is_some() || self.chosen.uid.is_some()
+    }
+
+    /// Whether a process is wanted that this one started; `of_wanted` says that its parent is.
+    pub(super) fn wants(&self, pid: pid_t, of_wanted: bool) -> bool {
+        let Chosen { pids, children, all, cgroup, uid } = &self.chosen;
+        *all || *children && of_wanted
+            || pids.contains(&pid.unsigned_abs())
+            || cgroup.as_ref().is_some_and(|cgroup| is_in_cgroup(pid, cgroup))
+            || uid.is_some_and(|uid| uid_of(pid) == Some(uid))
+    }
+}
+
+/// The process that started one, as /proc has it now.
+pub(super) fn parent_of(pid: pid_t) -> Option<pid_t> {
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    proc::status_value(&String::from_utf8_lossy(&status), "PPid")?.trim().parse().ok()
+}
+
+/// All processes, by number.
+pub(super) fn all_processes() -> Vec<pid_t> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The effective user.
+fn uid_of(pid: pid_t) -> Option<u32> {
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    proc::status_value(&String::from_utf8_lossy(&status), "Uid")?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Whether a process is in a control group or one below it: lines of `/proc/PID/cgroup` are
+/// `HIERARCHY:CONTROLLERS:PATH` (cgroups(7)).
+fn is_in_cgroup(pid: pid_t, cgroup: &str) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| is_below(path, cgroup))
+}
+
+fn is_below(path: &str, cgroup: &str) -> bool {
+    let cgroup = cgroup.trim_end_matches('/');
+    path.strip_prefix(cgroup).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_holds_itself_and_what_is_below_it() {
+        assert!(is_below("/user.slice", "/user.slice"));
+        assert!(is_below("/user.slice/a.scope", "/user.slice/"));
+        assert!(!is_below("/user.slices", "/user.slice"));
+        assert!(is_below("/anything", "/"));
+    }
+
+    #[test]
+    fn children_are_wanted_with_their_parents_only() {
+        let choice = |children, pids: &[u32]| {
+            Choice::new(Chosen { pids: pids.to_vec(), children, ..Chosen::default() })
+        };
+        assert!(choice(true, &[7]).wants(1 << 30, true));
+        assert!(!choice(true, &[7]).wants(1 << 30, false));
+        assert!(!choice(false, &[7]).wants(1 << 30, true));
+        assert!(choice(false, &[7]).wants(7, false) && !choice(false, &[7]).is_open());
+    }
+
+    #[test]
+    fn our_own_process_has_a_parent_and_a_user() {
+        let pid = std::process::id().cast_signed();
+        assert!(parent_of(pid).is_some_and(|parent| parent >= 0));
+        assert!(uid_of(pid).is_some());
+        assert!(all_processes().contains(&pid));
+    }
+}

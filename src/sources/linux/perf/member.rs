@@ -1,0 +1,288 @@
+//! One process among those that are sampled: what can be asked of it, what records told of it, and
+//! the CPU time that its samples share.
+//!
+//! Much of it outlives the process: one that ran for two milliseconds is named by what the records
+//! said of it, and by the files of the process that started it.
+
+use std::fs;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::mapped::Mapped;
+use super::record::Id;
+use super::sys;
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::{proc, sys as linux_sys, threads};
+use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
+
+/// So long records alone tell of the memory of a new program, nanoseconds.
+const RECORDS_HOLD_NS: u64 = 1_000_000_000;
+
+/// See the top of this file.
+pub(super) struct Member {
+    pid: pid_t,
+    /// The thread through which /proc shows the memory: the first, until it has left.
+    memory_of: pid_t,
+    process: Process,
+    maps: Maps,
+    files: Arc<TargetFiles>,
+    /// They are those of the process that started it.
+    files_inherited: bool,
+    /// Executable memory by what the records say, or as it was last read.
+    pub(super) mapped: Mapped,
+    /// Where the first thread's stack begins; the inner value once it was asked.
+    main_stack_top: Option<Option<Avma>>,
+    /// Names that threads gave themselves.
+    pub(super) names: HashMap<pid_t, String>,
+    /// What each thread that was sampled used, as far as its samples say, nanoseconds.
+    pub(super) threads: HashMap<pid_t, u64>,
+    /// Of the command that is to be run, nothing was seen yet.
+    pub(super) waits_for_exec: bool,
+    /// A new program was named and has not run yet; what code it has.
+    in_exec: bool,
+    new_code: Vec<Range<Avma>>,
+    /// Since when all of its executable memory is known from records (monotonic clock): a new
+    /// program was named then, or the process was started.
+    from_records_ns: Option<u64>,
+    /// The engine was told of it.
+    pub(super) told: bool,
+    /// Threads that are told to have ended in the batch, and in the batch before.
+    pub(super) leaving: Vec<Id>,
+    pub(super) left: Vec<Id>,
+    /// The first thread is among those that have ended.
+    pub(super) first_left: bool,
+    /// Samples in the batch.
+    pub(super) samples: u64,
+    /// The batches left until what is known of it is forgotten, once it has ended.
+    pub(super) ends_in: Option<u8>,
+    pub(super) clock: CpuClock,
+}
+
+/// The CPU clock of a process, and how much of it samples stand for.
+#[derive(Debug, Default)]
+pub(super) struct CpuClock {
+    /// When it was sampled first, if it was known then; and when it was asked last.
+    first_ns: Option<u64>,
+    last_ns: Option<u64>,
+    /// Up to which samples have been weighed.
+    weighed_ns: Option<u64>,
+    /// What all samples so far weigh.
+    pub(super) told_ns: u64,
+}
+
+impl CpuClock {
+    /// Begins to count: what was used before is nobody's.
+    pub(super) fn begin(&mut self, pid: pid_t) {
+        self.last_ns = sys::process_cpu_ns(pid);
+        (self.first_ns, self.weighed_ns) = (self.last_ns, self.last_ns);
+    }
+
+    /// What the samples of this batch share, `samples` and more that were dropped. `None` where
+    /// the clock does not tell: it was not asked before, or the process is gone.
+    pub(super) fn share_ns(&mut self, pid: pid_t) -> Option<u64> {
+        let now_ns = sys::process_cpu_ns(pid);
+        self.last_ns = now_ns.or(self.last_ns);
+        let before_ns = std::mem::replace(&mut self.weighed_ns, now_ns);
+        Some(now_ns?.saturating_sub(before_ns?))
+    }
+
+    /// Asks the clock a last time.
+    pub(super) fn end(&mut self, pid: pid_t) {
+        self.last_ns = sys::process_cpu_ns(pid).or(self.last_ns);
+    }
+
+    /// CPU time that was used while it was sampled, as far as is known: a process that is gone has
+    /// no clock, and its samples tell what it used at its end.
+    pub(super) fn used_ns(&self) -> u64 {
+        let by_clock = self.first_ns.zip(self.last_ns);
+        by_clock.map_or(0, |(first_ns, last_ns)| last_ns.saturating_sub(first_ns)).max(self.told_ns)
+    }
+}
+
+impl Member {
+    /// A process that runs, or one that is about to run a command.
+    pub(super) fn new(process: Process, files: Arc<TargetFiles>) -> Member {
+        let pid = pid_t::try_from(process.pid).unwrap_or(0);
+        Member {
+            pid,
+            memory_of: pid,
+            process,
+            maps: Maps::default(),
+            files,
+            files_inherited: false,
+            mapped: Mapped::default(),
+            main_stack_top: None,
+            names: HashMap::new(),
+            threads: HashMap::new(),
+            waits_for_exec: false,
+            in_exec: false,
+            new_code: Vec::new(),
+            from_records_ns: None,
+            told: false,
+            leaving: Vec::new(),
+            left: Vec::new(),
+            first_left: false,
+            samples: 0,
+            ends_in: None,
+            clock: CpuClock::default(),
+        }
+    }
+
+    /// Another process like this one: `started` by it just now, or one that was found.
+    pub(super) fn new_for(&self, pid: pid_t, started: bool) -> Member {
+        let name = if started { self.process.name.clone() } else { name_of(pid) };
+        let pid = pid.unsigned_abs();
+        let process = Process { pid, name, command: String::new(), ..self.process.clone() };
+        Member {
+            files_inherited: true,
+            mapped: if started { self.mapped.clone() } else { Mapped::default() },
+            ..Member::new(process, Arc::clone(&self.files))
+        }
+    }
+
+    /// Its number.
+    pub(super) fn pid(&self) -> pid_t {
+        self.pid
+    }
+
+    /// The command runs now, as this process.
+    pub(super) fn set_spawned(&mut self, process: Process) {
+        self.process = process;
+        self.take_own_files();
+    }
+
+    /// Looks at the files through the process itself, as long as it is there. One that has ended
+    /// has no root any more; what it was forked from had the same.
+    fn take_own_files(&mut self) {
+        let files = TargetFiles::of(self.pid);
+        if files.has_root() {
+            self.files = Arc::new(files);
+        }
+        self.files_inherited = false;
+    }
+
+    /// It runs another program, of this name.
+    pub(super) fn replaced(&mut self, name: &str) {
+        name.clone_into(&mut self.process.name);
+        self.main_stack_top = None;
+        self.in_exec = true;
+        self.new_code.clear();
+    }
+
+    /// It has mapped code; its memory for the engine changes with the engine's time.
+    pub(super) fn mapped_now(&mut self, mapping: &Mapping) {
+        if self.in_exec {
+            self.new_code.push(mapping.avma.clone());
+        }
+    }
+
+    /// It runs another program from now on, of which records tell.
+    pub(super) fn exec_at(&mut self, at_ns: u64) {
+        self.mapped.clear();
+        self.from_records_ns = Some(at_ns);
+    }
+
+    /// It was started with a copy of this memory, which may be unknown.
+    pub(super) fn forked_at(&mut self, mapped: Mapped, at_ns: u64) {
+        self.from_records_ns = (!mapped.list().is_empty()).then_some(at_ns);
+        self.mapped = mapped;
+    }
+
+    /// Until a new program runs, registers are those of the one that it replaced.
+    pub(super) fn sampled(&mut self, capture: &mut Capture) {
+        if self.in_exec {
+            let pc = capture.registers.pc();
+            self.in_exec = !self.new_code.iter().any(|code| code.contains(&pc));
+            capture.only_kernel |= self.in_exec && !capture.kernel.is_empty();
+        }
+    }
+
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        &self.process.name
+    }
+
+    /// The stack pointer that the first thread began with.
+    pub(super) fn main_stack_top(&mut self) -> Option<Avma> {
+        let pid = self.pid;
+        let ask = || proc::stat_start_stack(&fs::read(format!("/proc/{pid}/stat")).ok()?);
+        *self.main_stack_top.get_or_insert_with(ask)
+    }
+
+    /// Whether the process has ended: nothing of it runs.
+    pub(super) fn has_ended(&self) -> bool {
+        linux_sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+            || fs::read(format!("/proc/{}/stat", self.pid))
+                .is_ok_and(|stat| matches!(proc::stat_state(&stat), Some(b'Z' | b'X')))
+    }
+}
+
+/// What a process is shown under: its name, or that of a kind of kernel threads (`[kworker]`).
+fn name_of(pid: pid_t) -> String {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned();
+    let of_kernel = fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| command.is_empty())
+        && fs::read_link(format!("/proc/{pid}/exe")).is_err();
+    match name.split(['/', ':']).next() {
+        Some(kind) if of_kernel => format!("[{kind}]"),
+        _ => name,
+    }
+}
+
+impl Observed for Member {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        if self.files_inherited {
+            self.take_own_files();
+        }
+        Arc::clone(&self.files) as Arc<dyn Files>
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let tid = pid_t::try_from(thread.0).ok()?;
+        self.names.get(&tid).cloned().or_else(|| threads::name(self.pid, tid))
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        out.clear();
+        // What /proc shows is of now, and may be another program already; what was unmapped is not
+        // in records, and matters after a while only.
+        if self.from_records_ns.is_some_and(|since_ns| sys::monotonic_ns() < since_ns + RECORDS_HOLD_NS) {
+            out.extend_from_slice(self.mapped.list());
+            return if out.is_empty() { Err(Fault::Transient("nothing is mapped yet")) } else { Ok(()) };
+        }
+        // After an exec the first thread has the memory again.
+        self.memory_of = self.pid;
+        let read = self.maps.read_through(&mut self.memory_of, self.threads.keys().copied(), out);
+        if read.is_ok() {
+            self.mapped.replace(out);
+            return read;
+        }
+        // It is ending, or has ended.
+        out.extend_from_slice(self.mapped.list());
+        if out.is_empty() { read } else { Ok(()) }
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
+            MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
+            // All processes have the same.
+            MappingKind::Vdso => images::own_vdso().ok_or(why),
+            MappingKind::Anonymous => Err(why),
+        })
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        linux_sys::read_memory(self.memory_of, from.0, into)
+            .map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
