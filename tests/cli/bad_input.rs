@@ -49,7 +49,7 @@ fn processes_that_cannot_be_meant() {
         ("", "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches"),
         ("--hz 99", "say what to profile: "),
         ("--pid 1 -- touch marker", "give one process, by --pid or as a command after --"),
-        ("--pid 1 --pid 2", "give one process, by --pid or as a command after --"),
+        ("--pid 1 -- ls", "give one process, by --pid or as a command after --"),
         ("--pid 1 --target sim:1", "give one process, by --pid or as a command after --"),
         ("--", "no command after --: stackprof -- ./prog arg"),
         ("--pid self", "--pid `self`: expected a process id, 1 or more (ps shows them)"),

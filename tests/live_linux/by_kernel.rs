@@ -15,10 +15,10 @@ use crate::support::{
     wait_for,
 };
 
-const HZ: f64 = 997.0;
+pub(crate) const HZ: f64 = 997.0;
 
 /// As [`live`], where the kernel samples for us; says why it does not.
-fn sampled() -> Option<MutexGuard<'static, ()>> {
+pub(crate) fn sampled() -> Option<MutexGuard<'static, ()>> {
     let one = live()?;
     let tried = stackprof().args(["-q", "--source", "perf", "-o", "-", "--", "true"]).output().unwrap();
     let said = String::from_utf8_lossy(&tried.stderr).into_owned();
@@ -29,11 +29,11 @@ fn sampled() -> Option<MutexGuard<'static, ()>> {
     Some(one)
 }
 
-fn attach_by_kernel(pid: u32, options: &[&str]) -> Running {
+pub(crate) fn attach_by_kernel(pid: u32, options: &[&str]) -> Running {
     attach(pid, &[&["--source", "perf"], options].concat())
 }
 
-fn launch_by_kernel(options: &[&str], program: &Path, arguments: &[&str]) -> Recorded {
+pub(crate) fn launch_by_kernel(options: &[&str], program: &Path, arguments: &[&str]) -> Recorded {
     let recorded = launch(&[&["--source", "perf"], options].concat(), program, arguments);
     recorded.check_success();
     recorded

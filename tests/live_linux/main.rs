@@ -10,6 +10,7 @@
 mod support;
 
 mod by_kernel;
+mod by_kernel_tree;
 mod counts;
 mod dump;
 mod frames;

@@ -191,10 +191,15 @@ fn mistakes_are_told_with_the_next_step() {
             "--pid 5 -- cmd",
             "give one process, by --pid or as a command after --: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches",
         ),
+        ("--pid 5 --pid 6 -- cmd", "give processes by --pid, or one as a command after --"),
+        ("-a --pid 6", "-a and --pid both say which processes; give one of them"),
+        ("-a --user me", "-a and --user both say which processes; give one of them"),
         (
-            "--pid 5 --pid 6",
-            "give one process, by --pid or as a command after --: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches",
+            "-a -- cmd x",
+            "-a records what runs; without it, stackprof -- cmd x records the command and what it starts",
         ),
+        ("-a --idle", "--idle records one process: by the kernel's samples threads that wait are not seen"),
+        ("-a --source ptrace", "--source ptrace records one process; leave it out for several"),
         ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
         ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
         ("4242", "to attach to process 4242: stackprof --pid 4242"),
@@ -242,6 +247,24 @@ fn mistakes_are_told_with_the_next_step() {
         assert_eq!(refused(line), expected, "{line}");
     }
     assert_eq!(refused("top --pid 1"), "command `top` is not in this version (try 'stackprof --help')");
+}
+
+#[test]
+fn several_processes_are_chosen_by_number_or_by_what_they_have_in_common() {
+    let source = |line: &str| match parsed(line) {
+        Ok(Command::Record(recording)) => (recording.source, recording.children),
+        other => panic!("{line}: {other:?}"),
+    };
+    let several = |several: Several| (Source::Several(several), false);
+    let none = Several::default;
+    assert_eq!(source("-p 7 -p 5 -p 7"), several(Several { pids: vec![5, 7], ..none() }));
+    assert_eq!(source("-p 7 -p 7"), (Source::Pid(7), false));
+    assert_eq!(source("-a"), several(Several { all: true, ..none() }));
+    assert_eq!(source("--cgroup /x"), several(Several { cgroup: Some("/x".into()), ..none() }));
+    assert_eq!(source("--container 4f"), several(Several { container: Some("4f".into()), ..none() }));
+    assert_eq!(source("--user me"), several(Several { user: Some("me".into()), ..none() }));
+    assert!(source("-- cmd").1 && !source("--no-children -- cmd").1);
+    assert!(source("--pid 7 --children").1 && !source("--pid 7").1);
 }
 
 #[test]

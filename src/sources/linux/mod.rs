@@ -107,7 +107,9 @@ pub fn with_source<R: Send>(
             }
             Err(why) => {
                 let mut target = trace(source, clock)?;
-                target.chosen_because(why);
+                // Those of an attached process are recorded only where that is asked for.
+                let alone = if children { "; processes that it starts are not recorded" } else { "" };
+                target.chosen_because(why + alone);
                 Ok(body(Recordable::Stopped(&mut target)))
             }
         }

@@ -1,0 +1,172 @@
+//! Several processes in one recording: those that a command starts, that are given by number, that a
+//! user or a control group has, all of the machine.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::by_kernel::{HZ, attach_by_kernel, launch_by_kernel, sampled};
+use crate::support::{Fixture, Recorded, compile, fixture, numbers, record, stackprof, wait_for};
+
+/// A program that burns in a function of its own name.
+fn tree(name: &str) -> PathBuf {
+    compile("tree", &format!("tree_{name}"), &[&format!("-DNAME={name}")])
+}
+
+/// Counts of stacks under a root, and of those with a function.
+fn under(recorded: &Recorded, root: &str, function: &str) -> u64 {
+    recorded.count(|stack| stack.frames[0] == root && (function.is_empty() || stack.has(function)))
+}
+
+fn roots(recorded: &Recorded) -> String {
+    let mut roots: Vec<&str> = recorded.stacks.iter().map(|stack| stack.frames[0].as_str()).collect();
+    roots.sort_unstable();
+    roots.dedup();
+    roots.join(", ")
+}
+
+/// CPU time that the fixture says its children used, and it did, in seconds.
+fn used_s(recorded: &Recorded) -> (f64, f64) {
+    let said = recorded.stdout.lines().find(|line| line.starts_with("children_ns")).map(numbers);
+    let said = said.expect("it tells what its children used");
+    (said["children_ns"] as f64 / 1e9, said["own_ns"] as f64 / 1e9)
+}
+
+#[test]
+fn what_a_command_starts_is_recorded_under_the_names_of_its_programs() {
+    let Some(_one) = sampled() else { return };
+    let (one, two) = (tree("one"), tree("two"));
+    let arguments = ["6", "2", "150000", one.to_str().unwrap(), two.to_str().unwrap()];
+    let recorded = launch_by_kernel(&["--no-kernel"], &fixture("tree"), &arguments);
+    let (children_s, own_s) = used_s(&recorded);
+    let counts = (recorded.total() + recorded.lost()) as f64 / HZ;
+    // Each process may use some time before its first sample that no clock is asked about.
+    recorded.check((counts / (children_s + own_s) - 1.0).abs() < 0.08, format!("{counts} s of {children_s}"));
+    for (root, function) in [("tree_one", "burn_in_one"), ("tree_two", "burn_in_two")] {
+        let seconds = under(&recorded, root, function) as f64 / HZ;
+        recorded.check((seconds / 0.45 - 1.0).abs() < 0.15, format!("{seconds} s of 0.45 in {function}"));
+        let (all, right) = (recorded.count(|stack| stack.has(function)), under(&recorded, root, function));
+        recorded.check(all == right, format!("{function} under {}", roots(&recorded)));
+    }
+    recorded.check(recorded.figure("processes_seen") >= 6.0, "too few processes");
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    recorded.check(complete > 0.95, format!("{complete} of the stacks are complete"));
+    let apart = launch_by_kernel(&["--no-kernel", "--per-process"], &fixture("tree"), &arguments);
+    let ones = roots(&apart).matches("tree_one (").count();
+    apart.check(ones == 3, format!("{ones} processes of three in {}", roots(&apart)));
+    let alone = launch_by_kernel(&["--no-children"], &fixture("tree"), &arguments);
+    alone.check(roots(&alone) == "tree", roots(&alone));
+}
+
+#[test]
+fn a_thousand_processes_of_two_to_five_milliseconds_are_all_accounted_for() {
+    let Some(_one) = sampled() else { return };
+    let (one, two) = (tree("one"), tree("two"));
+    let arguments = ["1000", "2", "3000", one.to_str().unwrap(), two.to_str().unwrap()];
+    let recorded = launch_by_kernel(&[], &fixture("tree"), &arguments);
+    let (children_s, own_s) = used_s(&recorded);
+    let used_s = children_s + own_s;
+    let (counts, lost) = (recorded.total() as f64 / HZ, recorded.lost() as f64 / HZ);
+    println!("{counts:.3} s and {lost:.3} s lost of {used_s:.3}");
+    // What is sampled is some thousand moments: four standard deviations, and what the kernel does for
+    // a process that is no longer or not yet one.
+    recorded.check((counts + lost) / used_s > 0.93, format!("{counts} s, {lost} s lost, of {used_s}"));
+    recorded.check((counts + lost) / used_s < 1.07, format!("{counts} s, {lost} s lost, of {used_s}"));
+    let burning = ["one", "two"].map(|name| {
+        let function = format!("burn_in_{name}");
+        let named = under(&recorded, &format!("tree_{name}"), &function);
+        let (all, right) = (recorded.count(|stack| stack.has(&function)), named);
+        recorded.check(all == right, format!("{function} under another name: {}", roots(&recorded)));
+        named as f64 / HZ
+    });
+    let burned = burning.iter().sum::<f64>();
+    recorded.check((burned / 3.0 - 1.0).abs() < 0.15, format!("{burned} s of 3 named"));
+    recorded.check(roots(&recorded) == "tree, tree_one, tree_two", roots(&recorded));
+}
+
+#[test]
+fn children_of_an_attached_process_are_recorded_where_asked_for() {
+    let Some(_one) = sampled() else { return };
+    for (options, expected) in [(&[][..], 1.0), (&["--children"][..], 2.0)] {
+        let mut target = Fixture::start("tree", ["fork", "0.5"]);
+        let line = target.line("ready");
+        println!("{line}");
+        let running = attach_by_kernel(target.pid(), &[&["--no-kernel"], options].concat());
+        target.go();
+        target.done();
+        let recorded = running.interrupt();
+        recorded.check_success();
+        let seconds = recorded.count(|stack| stack.has("burn_in_tree")) as f64 / HZ;
+        recorded.check(
+            (seconds / (0.5 * expected) - 1.0).abs() < 0.1,
+            format!("{seconds} s of {expected} processes that burn 0.5 s"),
+        );
+        recorded.check(roots(&recorded) == "tree", roots(&recorded));
+        recorded.check(recorded.figure("processes_seen") == expected, "another number of processes");
+    }
+}
+
+#[test]
+fn processes_are_recorded_by_number_by_user_by_group_and_all() {
+    let Some(_one) = sampled() else { return };
+    let burning = |name: &str| {
+        let mut command = Command::new(tree(name));
+        command.args(["burn", "60000000"]);
+        let mut child = Killed(command.spawn().unwrap());
+        wait_for("it burns", || child.0.try_wait().unwrap().is_none());
+        child
+    };
+    let (one, two) = (burning("one"), burning("two"));
+    let pids = [&one, &two].map(|child| child.0.id().to_string());
+    let group = fs::read_to_string(format!("/proc/{}/cgroup", pids[0])).unwrap_or_default();
+    let group = group.lines().rev().find_map(|line| line.splitn(3, ':').nth(2)).unwrap_or("/").to_owned();
+    let ways: [(&[&str], bool); 4] = [
+        (&["--pid", &pids[0], "--pid", &pids[1]], true),
+        (&["-a"], false),
+        (&["--user", "root"], false),
+        (&["--cgroup", &group], false),
+    ];
+    for (way, alone) in ways {
+        let recorded = record(way.iter().chain(&["--source", "perf", "-d", "1"])).wait();
+        recorded.check_success();
+        for (root, function) in [("tree_one", "burn_in_one"), ("tree_two", "burn_in_two")] {
+            let (all, right) =
+                (recorded.count(|stack| stack.has(function)), under(&recorded, root, function));
+            recorded.check(right > 20 && all == right, format!("{way:?}: {right} of {all} of {function}"));
+        }
+        if alone {
+            recorded.check(roots(&recorded) == "tree_one, tree_two", roots(&recorded));
+        }
+        let used = recorded.figure("target_cpu_s");
+        let counts = (recorded.total() + recorded.lost()) as f64 / HZ;
+        recorded.check((counts / used - 1.0).abs() < 0.03, format!("{way:?}: {counts} s of {used} s"));
+    }
+}
+
+/// A child that is ended when this is dropped.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_cannot_be_recorded_together_is_told() {
+    let Some(_one) = sampled() else { return };
+    let own = std::process::id().to_string();
+    for (arguments, said) in [
+        (&["--user", "nobody-of-this-name"][..], "--user `nobody-of-this-name`: there is no such user"),
+        (&["--cgroup", "/no/such/group"], "--cgroup `/no/such/group`: no such control group"),
+        (&["--container", "ffffffffffff"], "--container `ffffffffffff`: no process runs in such a container"),
+        (&["-a", "--source", "ptrace"], "--source ptrace records one process"),
+        (&["--children", "--idle", "--pid", &own], "--idle records one process"),
+    ] {
+        let output = stackprof().args(arguments).args(["-o", "-"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains(said) && text.lines().count() == 1, "{arguments:?}: {text}");
+        assert!(!output.status.success());
+    }
+}
