@@ -27,7 +27,19 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("walk", &["addr", "arch", "binary::frame_rule"]),
     ("images", &["addr", "binary", "walk::Code"]),
     // The names of the ways to find a frame, which are counted.
-    ("recording", &["addr", "images", "sources::ExitStatus", "sources::Process", "trie", "walk::Method"]),
+    // Files of processes that made code, for the names of that code.
+    (
+        "recording",
+        &[
+            "addr",
+            "binary::Files",
+            "images",
+            "sources::ExitStatus",
+            "sources::Process",
+            "trie",
+            "walk::Method",
+        ],
+    ),
     // Debug files are opened through `Files`, as the target sees them.
     (
         "symbol",

@@ -66,7 +66,8 @@ pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealC
         [pid] if choice.is_one() => Sieve::of_process(pid),
         _ => Sieve::unless_refused(),
     };
-    let events = match open(&listed, &sieve, hz) {
+    let window = if choice.is_one() { Window::new() } else { Window::of_many() };
+    let events = match open(&listed, &sieve, &window, hz) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -77,7 +78,7 @@ pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealC
     let main = members.pop().filter(|_| members.is_empty()).unwrap_or_else(|| of_all(chosen, events.how));
     let others = if members.is_empty() { &[][..] } else { &listed[..] };
     let begin = Begin { main, listed: listed.clone(), choice, kernel_frames, launched: false };
-    let mut source = PerfSource::new(begin, clock, events, sieve);
+    let mut source = PerfSource::new(begin, clock, events, sieve, window);
     source.add(others);
     Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
 }
@@ -97,7 +98,8 @@ pub(super) fn launch(
     let pid = held.pid;
     let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
-    let events = match open(&[pid], &sieve, hz) {
+    let window = Window::new();
+    let events = match open(&[pid], &sieve, &window, hz) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -106,7 +108,7 @@ pub(super) fn launch(
     let main = Member::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
     let choice = Choice::new(chosen);
     let begin = Begin { main, listed: vec![pid], choice, kernel_frames, launched: true };
-    let mut source = PerfSource::new(begin, clock, events, sieve);
+    let mut source = PerfSource::new(begin, clock, events, sieve, window);
     if let Err(error) = source.enable() {
         return Ok(Err(refused(&error)));
     }
@@ -145,8 +147,8 @@ fn describe(pid: pid_t, how: How) -> Process {
 
 /// Opens the best events that the system allows: of user code and the kernel on each CPU, then of
 /// the threads of the process, then of user code only.
-fn open(pids: &[pid_t], sieve: &Sieve, hz: u32) -> std::result::Result<Events, Refused> {
-    let window_bytes = Window::new().bytes();
+fn open(pids: &[pid_t], sieve: &Sieve, window: &Window, hz: u32) -> std::result::Result<Events, Refused> {
+    let window_bytes = window.bytes();
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
     let first = if pids.is_empty() { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };

@@ -73,7 +73,13 @@ pub(crate) struct PerfSource {
 
 impl PerfSource {
     /// Of processes whose `events` are open behind the `sieve`.
-    pub(super) fn new(begin: Begin, clock: RealClock, events: Events, sieve: Sieve) -> PerfSource {
+    pub(super) fn new(
+        begin: Begin,
+        clock: RealClock,
+        events: Events,
+        sieve: Sieve,
+        window: Window,
+    ) -> PerfSource {
         let Begin { mut main, listed, choice, kernel_frames, launched } = begin;
         let began_ns = clock.now_ns();
         let origin_ns = sys::monotonic_ns().saturating_sub(began_ns);
@@ -87,7 +93,7 @@ impl PerfSource {
             clock,
             events,
             sieve,
-            window: Window::new(),
+            window,
             ends: listed.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect(),
             launched,
             began_ns,
@@ -171,10 +177,11 @@ impl PerfSource {
         // Samples in user mode only say nothing of the time in the kernel.
         self.told.finish_batch(self.events.how.kernel, into);
         let since_ns = sys::monotonic_ns();
-        if !self.disabled && self.told.grid.may_change(since_ns) {
-            if let Some(period_ns) = self.events.vary(self.random.next()) {
-                self.told.grid.changed(since_ns, period_ns);
-            }
+        if !self.disabled
+            && self.told.grid.may_change(since_ns)
+            && let Some(period_ns) = self.events.vary(self.random.next())
+        {
+            self.told.grid.changed(since_ns, period_ns);
         }
         if self.over && !self.events.how.kernel {
             for (pid, member) in &mut self.told.members {

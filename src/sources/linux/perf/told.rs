@@ -85,6 +85,8 @@ pub(super) struct Told {
     forked: HashSet<pid_t>,
     /// What is to change with the time of the engine: time, process, what.
     changes: VecDeque<(u64, pid_t, Change)>,
+    /// The time of the last record so far.
+    last_ns: u64,
     /// Samples in the batch.
     samples: u64,
     /// Records that did not fit, of anybody, in the batch.
@@ -160,6 +162,7 @@ impl Told {
             batch: Vec::new(),
             forked: HashSet::new(),
             changes: VecDeque::new(),
+            last_ns: 0,
             samples: 0,
             dropped: 0,
             throttled_since_ns: None,
@@ -432,7 +435,8 @@ impl Told {
             }
         }
         let late = self.drop_late(&mut batch);
-        let last_ns = batch.last().map_or(0, |(id, _)| id.time_ns);
+        self.last_ns = batch.last().map_or(0, |(id, _)| id.time_ns).max(self.last_ns);
+        let last_ns = self.last_ns;
         let mut left: Vec<pid_t> = Vec::new();
         for (id, happened) in batch.drain(..) {
             let what = match happened {
@@ -506,7 +510,9 @@ impl Told {
                 continue;
             }
             if member.told {
-                told.push((Id { pid, tid: pid, time_ns: last_ns, ..Id::default() }, What::Gone));
+                // Behind what its threads tell at the same time.
+                let last = Id { pid, tid: pid_t::MAX, time_ns: last_ns, ..Id::default() };
+                told.push((last, What::Gone));
             }
             member.ends_in = Some(BATCHES_AFTER_END);
             self.ended.push(pid);

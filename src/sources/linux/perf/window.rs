@@ -56,6 +56,12 @@ impl Window {
         }
     }
 
+    /// The usual size: of many processes the first samples, with all that is to be read of their
+    /// images, would fill the rings.
+    pub(super) fn of_many() -> Window {
+        Window { size: USUAL, ..Window::new() }
+    }
+
     /// The size, bytes.
     pub(super) fn bytes(&self) -> u32 {
         WINDOWS_BYTES[self.size]
