@@ -24,7 +24,7 @@ use stackprof::trie::Trie;
 /// The map as one would write it: hashbrown with foldhash, its default.
 type Map = hashbrown::HashMap<Vec<LookupAvma>, u64>;
 
-const BEGIN: Root = Root { thread: 0, complete: true, fiber: false, waiting: false };
+const BEGIN: Root = Root { branch: 0, complete: true, fiber: false, waiting: false };
 const DEPTH: usize = 50;
 const DISTINCT: usize = 20_000;
 const CALL_SITES: usize = 8_000;
