@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::text::percent;
+use super::text::{self, percent};
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::sources::pushed::IN_KERNEL;
@@ -92,7 +92,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
         );
     }
     if launched && stats.exit_status.is_none() {
-        hints.push(format!("{} (pid {}) still runs", profile.process.name, profile.process.pid));
+        hints.push(format!("{} still runs", text::process(&profile.process.name, profile.process.pid)));
     }
     for unnamed in names.unnamed_by_image.iter().take(3) {
         if let Some(image) = profile.images.images().get(unnamed.image as usize)

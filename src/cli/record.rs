@@ -126,7 +126,7 @@ fn shown(asked: &Recording, profile: &Profile) -> Shown {
     let stats = &profile.stats;
     let caption = Caption {
         process: &profile.process.name,
-        pid: Some(profile.process.pid),
+        pid: Some(profile.process.pid).filter(|pid| *pid > 0),
         hz_requested: Some(profile.hz),
         ticks: Some(stats.ticks),
         duration_ns: Some(stats.duration_ns),

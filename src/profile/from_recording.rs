@@ -100,7 +100,7 @@ fn about(profile: &Profile, circumstances: Circumstances) -> About {
         hz: Some(profile.hz),
         time_unix_ns: circumstances.time_unix_ns,
         duration_ns: Some(stats.duration_ns),
-        pid: Some(profile.process.pid),
+        pid: Some(profile.process.pid).filter(|pid| *pid > 0),
         arch: Some(profile.process.arch.name().to_owned()),
         command: Some(profile.process.command.clone()).filter(|command| !command.is_empty()),
         // `launched` says that the recording holds all of the program: not if it still ran at the end.

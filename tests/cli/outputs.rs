@@ -30,6 +30,7 @@ const KEYS: [&str; 39] = [
     "samples",
     "samples_idle_reused",
     "threads_seen",
+    "processes_seen",
     "stacks_complete",
     "stacks_incomplete",
     "frames_by_method",

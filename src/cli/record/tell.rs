@@ -73,7 +73,7 @@ fn missing_names(profile: &Profile, names: &Names) -> String {
 
 /// Why a recording has no samples; `idle`: waiting threads were to be recorded, too.
 pub(super) fn nothing_sampled(profile: &Profile, idle: bool) -> Error {
-    let process = format!("{} (pid {})", profile.process.name, profile.process.pid);
+    let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
     let why = match profile.stats.exit_status {
         Some(status) => {
@@ -91,6 +91,7 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool) -> Error {
             format!("in {seconds:.1} s it was stopped by job control; let it run: kill -CONT {pid}")
         }
         None if idle => format!("in {seconds:.1} s no thread could be stopped"),
+        None if profile.process.pid == 0 => format!("in {seconds:.1} s they used no CPU time"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };
     Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"))

@@ -67,7 +67,7 @@ pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealC
         _ => Sieve::unless_refused(),
     };
     let window = if choice.is_one() { Window::new() } else { Window::of_many() };
-    let events = match open(&listed, &sieve, &window, hz) {
+    let events = match open(&listed, !choice.is_one(), &sieve, &window, hz) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -99,7 +99,7 @@ pub(super) fn launch(
     let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
     let window = Window::new();
-    let events = match open(&[pid], &sieve, &window, hz) {
+    let events = match open(&[pid], children, &sieve, &window, hz) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -146,7 +146,7 @@ fn describe(pid: pid_t, how: How) -> Process {
 }
 
 /// Opens the best events that the system allows: of user code and the kernel on each CPU, then of
-/// the threads of the process, then of user code only.
+/// the threads of the processes, then of user code only. `many`: there may be more processes.
 fn open(pids: &[pid_t], sieve: &Sieve, window: &Window, hz: u32) -> std::result::Result<Events, Refused> {
     let window_bytes = window.bytes();
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
