@@ -50,6 +50,8 @@ pub(super) struct Told {
     threads: HashMap<pid_t, Seen>,
     /// Names that threads gave themselves.
     names: HashMap<pid_t, String>,
+    /// Threads that have ended, whose names nobody asks for after this batch.
+    forget: Vec<pid_t>,
     /// Of the command that is to be run, nothing was seen yet.
     waits_for_exec: bool,
     /// A new program was named and has not run yet.
@@ -93,6 +95,7 @@ impl Told {
             period_ns,
             threads: HashMap::new(),
             names: HashMap::new(),
+            forget: Vec::new(),
             waits_for_exec,
             in_exec: false,
             kernel_frames,
@@ -141,15 +144,15 @@ impl Told {
                 self.mapped.add(&mmap);
                 self.batch.push((id, Happened::Mapped));
             }
-            PerfRecord::Exit => {
-                self.names.remove(&id.tid);
-                self.batch.push((id, Happened::Ended));
-            }
+            // Its name is asked for when its samples are taken in, which is later.
+            PerfRecord::Exit => self.batch.push((id, Happened::Ended)),
         }
     }
 
     fn named(&mut self, id: Id, name: &[u8], exec: bool) {
         self.names.insert(id.tid, String::from_utf8_lossy(name).into_owned());
+        // After an exec a thread has the number of the first one, which has ended.
+        self.forget.retain(|tid| *tid != id.tid);
         if !exec {
             return;
         }
@@ -210,6 +213,9 @@ impl Told {
     /// Hands the batch over, in the order of its times. `used_ns` is the CPU time that its
     /// samples, and those that were dropped, share: without, each stands for its period.
     pub(super) fn finish_batch(&mut self, used_ns: Option<u64>, into: &mut Vec<Record>) {
+        for tid in self.forget.drain(..) {
+            self.names.remove(&tid);
+        }
         let mut batch = std::mem::take(&mut self.batch);
         batch.sort_by_key(|(id, _)| id.time_ns);
         let late = self.drop_late(&mut batch);
@@ -254,6 +260,7 @@ impl Told {
         }
         self.batch = batch;
         for id in leaving {
+            self.forget.push(id.tid);
             if let Some(seen) = self.threads.remove(&id.tid) {
                 let what = What::Ended(Some(seen.cpu_ns), "thread ended before its next sample");
                 into.push(self.record(Id { time_ns: last_ns.max(id.time_ns), ..id }, what));
