@@ -19,7 +19,7 @@ use crate::rng::Rng;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::Maps;
 use crate::sources::linux::{proc, sys as linux_sys, threads};
-use crate::sources::pushed::{Needed, PushedSource, Record, What};
+use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Signals that ask the profiler to end; blocked in all of its threads.
@@ -174,10 +174,10 @@ impl PerfSource {
             }
         }
         if self.over
-            && !self.events.how.kernel
             && let Some(used_ns) = self.target_cpu_ns()
         {
-            self.told.tell_unseen(used_ns, self.clock.now_ns(), into);
+            let reason = if self.events.how.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
+            self.told.tell_rest(used_ns, self.clock.now_ns(), reason, into);
         }
         told_ns.saturating_sub(SETTLED_NS)
     }

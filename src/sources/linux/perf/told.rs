@@ -15,7 +15,7 @@ use super::grid::Grid;
 use super::mapped::Mapped;
 use super::record::{Id, PerfRecord, Sample};
 use crate::addr::{Avma, CodeAddress};
-use crate::sources::pushed::{IN_KERNEL, Record, What};
+use crate::sources::pushed::{Record, What};
 use crate::sources::{Activity, Capture, Look, ThreadId};
 
 /// Buffers that are kept for samples to come.
@@ -74,8 +74,8 @@ pub(super) struct Told {
     throttled_since_ns: Option<u64>,
     /// Time of samples that were dropped and not told yet: less than a period.
     unsampled_ns: u64,
-    /// What all samples so far weigh.
-    weighed_ns: u64,
+    /// What all samples so far weigh, and those that are told as dropped.
+    told_ns: u64,
     /// Boxes, since the records that they go out in are small with them.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Capture>>,
@@ -108,7 +108,7 @@ impl Told {
             dropped: 0,
             throttled_since_ns: None,
             unsampled_ns: 0,
-            weighed_ns: 0,
+            told_ns: 0,
             spare: Vec::new(),
         }
     }
@@ -277,6 +277,7 @@ impl Told {
         let dropped = self.unsampled_ns / period_ns;
         if dropped > 0 {
             self.unsampled_ns %= period_ns;
+            self.told_ns += dropped * period_ns;
             let nobody = Id { pid: self.pid, time_ns: last_ns, ..Id::default() };
             into.push(self.record(nobody, What::Dropped(dropped, "the kernel dropped them")));
         }
@@ -303,12 +304,11 @@ impl Told {
         late
     }
 
-    /// At the end of a recording that saw user mode only: what of `used_ns` no sample stands for
-    /// was used in the kernel.
-    pub(super) fn tell_unseen(&self, used_ns: u64, at_ns: u64, into: &mut Vec<Record>) {
-        let samples = used_ns.saturating_sub(self.weighed_ns) / self.period_ns;
-        let what = What::Dropped(samples, IN_KERNEL);
-        into.push(Record { at_ns, thread: ThreadId(0), what });
+    /// At the end of a recording: what of `used_ns` nothing stands for that was told so far is lost
+    /// for this reason.
+    pub(super) fn tell_rest(&self, used_ns: u64, at_ns: u64, reason: &'static str, into: &mut Vec<Record>) {
+        let samples = used_ns.saturating_sub(self.told_ns) / self.period_ns;
+        into.push(Record { at_ns, thread: ThreadId(0), what: What::Dropped(samples, reason) });
     }
 
     /// What a thread has used with a sample of this weight. One that is new is told first.
@@ -319,7 +319,7 @@ impl Told {
         }
         let seen = self.threads.entry(id.tid).or_default();
         seen.cpu_ns += weight_ns;
-        self.weighed_ns += weight_ns;
+        self.told_ns += weight_ns;
         look(seen.cpu_ns)
     }
 
