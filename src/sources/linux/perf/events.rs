@@ -62,6 +62,11 @@ const RING_BYTES_MAX: usize = 4 << 20;
 const RING_BYTES_MIN: usize = 512 << 10;
 /// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
 const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
+/// Why no ring can be had, and why there are not as many events as it takes.
+const TOO_LITTLE_MEMORY: &str = "perf_event may lock no more memory: sudo, or raise `ulimit -l` \
+                                 or sysctl kernel.perf_event_mlock_kb";
+const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
+                               sudo, with which it takes one for each CPU";
 /// More events than this are not opened for the threads of one process.
 const EVENTS_MAX: usize = 16_384;
 /// CPUs on which a timer may tick for the sake of a few threads.
@@ -72,7 +77,7 @@ const MAX_PASSES: u32 = 8;
 /// Open events and their rings. They stop when this is dropped.
 #[derive(Debug)]
 pub(super) struct Events {
-    /// The CPU of each ring, the ring and the event that it is mapped from.
+    /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
@@ -87,6 +92,24 @@ pub(super) fn scope_for(cpus: usize, threads: usize) -> Scope {
     } else {
         Scope::Cpus
     }
+}
+
+/// Bytes of the ring of each of so many CPUs, a power of two.
+fn ring_bytes_for(cpus: usize) -> usize {
+    let bytes = (RINGS_BYTES / cpus.max(1)).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+    1 << bytes.ilog2()
+}
+
+fn map_ring(event: &OwnedFd, bytes: usize) -> io::Result<Ring> {
+    Ring::map(event, bytes).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => io::Error::new(io::ErrorKind::QuotaExceeded, TOO_LITTLE_MEMORY),
+        _ => error,
+    })
+}
+
+/// Whether an error is one of the limits above, which have their own words.
+pub(super) fn is_limit(error: &io::Error) -> bool {
+    error.raw_os_error().is_none() && error.kind() == io::ErrorKind::QuotaExceeded
 }
 
 fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
@@ -139,15 +162,28 @@ impl Events {
         }
     }
 
+    fn none(how: How) -> Events {
+        Events { rings: Vec::new(), others: Vec::new(), how }
+    }
+
+    /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
+    /// that all recordings of a user share.
     fn of_cpus(pid: pid_t, how: How) -> io::Result<Events> {
-        let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
+        let mut ring_bytes = ring_bytes_for(cpu_count());
+        loop {
+            match Events::of_cpus_with(pid, how, ring_bytes) {
+                Err(error) if is_limit(&error) && ring_bytes > RING_BYTES_MIN => ring_bytes /= 2,
+                result => return result,
+            }
+        }
+    }
+
+    fn of_cpus_with(pid: pid_t, how: How, ring_bytes: usize) -> io::Result<Events> {
+        let mut events = Events::none(how);
         // Where the kernel takes no program, the samples of others are read and thrown away.
         let program =
             pid_namespace().and_then(|namespace| sys::load_program(&filter::of_process(pid, namespace)).ok());
-        let cpus = online_cpus()?;
-        let ring_bytes = (RINGS_BYTES / cpus.len()).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
-        let ring_bytes = 1 << ring_bytes.ilog2();
-        for cpu in cpus {
+        for cpu in online_cpus()? {
             let event = match sys::open(&attributes(how, ring_bytes), -1, cpu) {
                 Ok(event) => event,
                 // It was taken offline in between.
@@ -158,14 +194,14 @@ impl Events {
                 // Refused for one, it is refused for all.
                 let _ = sys::set_filter(&event, program);
             }
-            events.rings.push((Ring::map(&event, ring_bytes)?, event));
+            events.rings.push((map_ring(&event, ring_bytes)?, event));
         }
         Ok(events)
     }
 
     fn of_threads(pid: pid_t, how: How) -> io::Result<Events> {
         let cpus = online_cpus()?;
-        let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
+        let mut events = Events::none(how);
         let mut known: Vec<pid_t> = Vec::new();
         for _ in 0..MAX_PASSES {
             let new: Vec<pid_t> =
@@ -187,14 +223,14 @@ impl Events {
 
     fn add_thread(&mut self, tid: pid_t, cpus: &[c_int]) -> io::Result<()> {
         if self.others.len() + cpus.len() > EVENTS_MAX {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_EVENTS));
         }
         let first = self.rings.is_empty();
         let attributes = attributes(self.how, RING_BYTES_OF_EVERYBODY);
         for (at, cpu) in cpus.iter().enumerate() {
             let event = sys::open(&attributes, tid, *cpu)?;
             if first {
-                self.rings.push((Ring::map(&event, RING_BYTES_OF_EVERYBODY)?, event));
+                self.rings.push((map_ring(&event, RING_BYTES_OF_EVERYBODY)?, event));
             } else if let Some((_, ring_of)) = self.rings.get(at) {
                 sys::write_into(&event, ring_of)?;
                 self.others.push(event);
@@ -300,6 +336,46 @@ mod tests {
         assert_eq!(scope_for(2, 2_001), Scope::Cpus);
         assert_eq!(scope_for(64, 1), Scope::Threads);
         assert_eq!(scope_for(64, 2_001), Scope::Cpus);
+    }
+
+    /// What is opened for so many CPUs and threads: the scope, descriptors of events, bytes of rings.
+    fn opened(cpus: usize, threads: usize) -> (Scope, usize, usize) {
+        match scope_for(cpus, threads) {
+            Scope::Cpus => (Scope::Cpus, cpus, cpus * ring_bytes_for(cpus)),
+            // One ring for each CPU, whatever the number of threads.
+            Scope::Threads => (Scope::Threads, cpus * threads, cpus * RING_BYTES_OF_EVERYBODY),
+        }
+    }
+
+    #[test]
+    fn what_is_opened_is_bounded_by_the_number_of_cpus() {
+        assert_eq!(opened(1, 2_000), (Scope::Cpus, 1, 4 << 20));
+        assert_eq!(opened(2, 2_000), (Scope::Cpus, 2, 8 << 20));
+        assert_eq!(opened(64, 2_000), (Scope::Cpus, 64, 32 << 20));
+        assert_eq!(opened(64, 64), (Scope::Cpus, 64, 32 << 20));
+        // Fewer threads than CPUs: below 64 × 64 events.
+        assert_eq!(opened(64, 63), (Scope::Threads, 4_032, 32 << 20));
+        assert_eq!(opened(64, 1), (Scope::Threads, 64, 32 << 20));
+        for cpus in [1, 2, 3, 16, 17, 48, 64, 100, 128, 256, 1_024] {
+            for threads in [1, 2, 15, 16, 17, 63, 64, 127, 128, 2_000, 100_000] {
+                let (scope, descriptors, bytes) = opened(cpus, threads);
+                assert!(descriptors <= cpus.max(EVENTS_MAX), "{cpus} CPUs, {threads} threads: {descriptors}");
+                // The least that a ring must hold is more than its share from 64 CPUs on.
+                let most = RINGS_BYTES.max(cpus * RING_BYTES_MIN);
+                assert!(bytes <= most, "{cpus} CPUs, {threads} threads: {bytes} bytes of rings");
+                let few = threads < cpus && cpus > CPUS_FOR_FEW_THREADS && cpus * threads <= EVENTS_MAX;
+                assert_eq!(scope == Scope::Threads, few, "{cpus} CPUs, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn rings_are_powers_of_two_of_whole_pages() {
+        for cpus in 0..5_000 {
+            let bytes = ring_bytes_for(cpus);
+            let fits = (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes);
+            assert!(bytes.is_power_of_two() && fits, "{cpus} CPUs: {bytes}");
+        }
     }
 
     #[test]

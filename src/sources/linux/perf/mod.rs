@@ -100,13 +100,12 @@ fn open(pid: pid_t, hz: u32) -> std::result::Result<Events, Refused> {
     let threads = threads::list(pid).map_or(1, |threads| threads.len());
     let first = events::scope_for(events::cpu_count(), threads);
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
+    // Of the least that can be asked for: why that is refused is the reason that nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
         match Events::open(pid, How { scope, kernel, hz, window_bytes }) {
             Ok(events) => return Ok(events),
-            Err(error) => {
-                why.get_or_insert(error);
-            }
+            Err(error) => why = Some(error),
         }
     }
     Err(why.map_or_else(|| "perf_event is refused".to_owned(), |error| refused(&error)))
@@ -115,6 +114,9 @@ fn open(pid: pid_t, hz: u32) -> std::result::Result<Events, Refused> {
 /// The words for perf_event_open(2) having failed with `error`.
 fn refused(error: &io::Error) -> Refused {
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+    if events::is_limit(error) {
+        return error.to_string();
+    }
     match (error.raw_os_error(), paranoid) {
         (Some(libc::EACCES | libc::EPERM), Ok(level)) if level.trim().parse::<i32>().is_ok_and(|n| n > 1) => {
             let level = level.trim();
