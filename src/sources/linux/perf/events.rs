@@ -69,6 +69,8 @@ const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU
                                sudo, with which it takes one for each CPU";
 /// More events than this are not opened for the threads of one process.
 const EVENTS_MAX: usize = 16_384;
+/// Whether CPUs came or went is looked at this often, nanoseconds.
+const CPUS_LOOK_NS: u64 = 500_000_000;
 /// CPUs on which a timer may tick for the sake of a few threads.
 const CPUS_FOR_FEW_THREADS: usize = 16;
 /// Passes over the list of threads until one finds nothing new.
@@ -79,6 +81,11 @@ const MAX_PASSES: u32 = 8;
 pub(super) struct Events {
     /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
+    /// The CPUs that there were.
+    cpus: Vec<c_int>,
+    /// What the event of each ring had counted when the CPUs were looked at last, and when that was.
+    counted_ns: Vec<u64>,
+    looked_ns: u64,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
     pub(super) how: How,
@@ -162,8 +169,8 @@ impl Events {
         }
     }
 
-    fn none(how: How) -> Events {
-        Events { rings: Vec::new(), others: Vec::new(), how }
+    fn none(how: How, cpus: Vec<c_int>) -> Events {
+        Events { rings: Vec::new(), cpus, counted_ns: Vec::new(), looked_ns: 0, others: Vec::new(), how }
     }
 
     /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
@@ -179,12 +186,12 @@ impl Events {
     }
 
     fn of_cpus_with(pid: pid_t, how: How, ring_bytes: usize) -> io::Result<Events> {
-        let mut events = Events::none(how);
+        let mut events = Events::none(how, online_cpus()?);
         // Where the kernel takes no program, the samples of others are read and thrown away.
         let program =
             pid_namespace().and_then(|namespace| sys::load_program(&filter::of_process(pid, namespace)).ok());
-        for cpu in online_cpus()? {
-            let event = match sys::open(&attributes(how, ring_bytes), -1, cpu) {
+        for cpu in &events.cpus {
+            let event = match sys::open(&attributes(how, ring_bytes), -1, *cpu) {
                 Ok(event) => event,
                 // It was taken offline in between.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
@@ -201,7 +208,7 @@ impl Events {
 
     fn of_threads(pid: pid_t, how: How) -> io::Result<Events> {
         let cpus = online_cpus()?;
-        let mut events = Events::none(how);
+        let mut events = Events::none(how, cpus.clone());
         let mut known: Vec<pid_t> = Vec::new();
         for _ in 0..MAX_PASSES {
             let new: Vec<pid_t> =
@@ -264,6 +271,22 @@ impl Events {
             let _ = sys::set_period(event, period_ns);
         }
         Some(period_ns)
+    }
+
+    /// Whether these are no longer the events that would be opened now: a CPU came, or one went, and
+    /// may be back since. The event of a CPU that was away samples no more, and nothing says so but
+    /// that it stands still. Events of threads are not asked: they go where their threads go.
+    ///
+    /// Looks now and then only; the first look makes up no mind.
+    pub(super) fn lack_a_cpu(&mut self, now_ns: u64) -> bool {
+        if self.how.scope != Scope::Cpus || now_ns.saturating_sub(self.looked_ns) < CPUS_LOOK_NS {
+            return false;
+        }
+        self.looked_ns = now_ns;
+        let counted: Vec<u64> = self.rings.iter().map(|(_, event)| sys::count(event).unwrap_or(0)).collect();
+        let before = std::mem::replace(&mut self.counted_ns, counted);
+        before.iter().zip(&self.counted_ns).any(|(before, now)| before == now)
+            || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
     }
 
     /// Samples no more; what was sampled can still be read.

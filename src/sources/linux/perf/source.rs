@@ -172,6 +172,9 @@ impl PerfSource {
             if let Some(period_ns) = self.events.vary(self.random.next()) {
                 self.told.grid.changed(since_ns, period_ns);
             }
+            if self.events.lack_a_cpu(since_ns) {
+                self.change_window(self.events.how.window_bytes);
+            }
         }
         if self.over
             && let Some(used_ns) = self.target_cpu_ns()
@@ -182,7 +185,7 @@ impl PerfSource {
         told_ns.saturating_sub(SETTLED_NS)
     }
 
-    /// Opens the events anew, with another window.
+    /// Opens the events anew, with another window or for other CPUs.
     fn change_window(&mut self, window_bytes: u32) {
         let how = How { window_bytes, ..self.events.how };
         let Ok(new) = Events::open(self.pid, how) else { return };

@@ -51,6 +51,18 @@ pub(super) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
     done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
 }
 
+/// What an event has counted so far: of a clock, nanoseconds.
+pub(super) fn count(event: &OwnedFd) -> io::Result<u64> {
+    let mut count = [0; 8];
+    // SAFETY: the buffer is live, and its length is given.
+    let len = unsafe { libc::read(event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    match len {
+        8 => Ok(u64::from_ne_bytes(count)),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 /// Lets an event write into the ring of another one of the same CPU.
 pub(super) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.
