@@ -42,7 +42,8 @@ struct Steady {
     batch_samples: usize,
     samples: usize,
     cpu_ns: u64,
-    /// Buffers that were given back.
+    /// Buffers that were given back, in the boxes that records take them in.
+    #[allow(clippy::vec_box)]
     spare: Vec<Box<Capture>>,
     allocations_before: u64,
     read_images: bool,
