@@ -199,7 +199,7 @@ fn little_memory_to_lock_is_enough_or_told() {
         command
     };
     // The second one at a time finds nothing left.
-    let mut target = Fixture::run(&mut somebody.run(&somebody.fixture("shares")).arg("30"));
+    let mut target = Fixture::run(somebody.run(&somebody.fixture("shares")).arg("30"));
     target.line("ready");
     let pid = target.pid().to_string();
     let first = record_by(command(), ["--source", "auto", "--hz", "997", "--pid", &pid]);
