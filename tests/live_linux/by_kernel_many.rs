@@ -36,10 +36,12 @@ fn two_thousand_sleepers_cost_nothing_beside_one_and_two_busy_threads() {
         let mut target = Fixture::start("many", [THREADS, busy, cpu_s]);
         target.line("ready");
         let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
+        let profiler_s = || cpu_time(running.pid()).expect("it records").as_secs_f64();
+        // To start, to name and to write cost the same for a recording of any length.
+        let before_s = profiler_s();
         target.go();
         let said = target.done();
-        // Naming and writing, which come after this, cost the same after a recording of any length.
-        let recording_s = cpu_time(running.pid()).expect("it records").as_secs_f64();
+        let recording_s = profiler_s() - before_s;
         let recorded = running.interrupt();
         recorded.check_success();
         let (seconds, used) = (process_seconds(&said), recorded.figure("target_cpu_s"));

@@ -90,9 +90,9 @@ fn outcome(recorded: &Recorded) -> String {
     }
 }
 
-/// Records 0.2 s of CPU time of `shares` by a command that ends in the profiler's path.
+/// Records 0.15 s of CPU time of `shares` by a command that ends in the profiler's path.
 fn shares_by(command: Command, source: &str, shares: &Path) -> Recorded {
-    record_by(command, ["--source", source, "--hz", "997", "--", shares.to_str().unwrap(), "0.2"]).wait()
+    record_by(command, ["--source", source, "--hz", "997", "--", shares.to_str().unwrap(), "0.15"]).wait()
 }
 
 /// Both ways of asking; `auto` always has a profile, and in it the program's own functions.
@@ -226,7 +226,7 @@ fn a_target_that_ends_in_any_phase_leaves_a_profile_or_a_line() {
     gone.finish();
     let recorded = ended(record(["--source", "perf", "--pid", &pid.to_string()]), "before");
     recorded.check(recorded.status.code() == Some(1), "a process that is gone was recorded");
-    for _ in 0..6 {
+    for _ in 0..5 {
         let mut target = Fixture::start("threads", ["2", "10", "told"]);
         target.line("ready");
         target.go();
@@ -248,7 +248,7 @@ fn a_target_that_ends_in_any_phase_leaves_a_profile_or_a_line() {
             check_profile(&ended(running, "in the middle, and not waited for"));
         }
     }
-    for _ in 0..4 {
+    for _ in 0..3 {
         let mut target = Fixture::start("shares", ["30"]);
         target.line("ready");
         let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
@@ -308,7 +308,7 @@ fn a_cpu_that_goes_and_comes_back_is_sampled_again() {
     let pid = target.pid().to_string();
     let moved = Command::new("taskset").args(["-p", "2", &pid]).output().unwrap();
     assert!(moved.status.success(), "{moved:?}");
-    after(1_500);
+    after(1_300);
     let recorded = running.interrupt();
     println!("{}", check_profile(&recorded));
     let (counts, used) = (recorded.total() as f64 / HZ, recorded.figure("target_cpu_s"));
