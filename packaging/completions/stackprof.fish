@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= F/hz= d/duration= idle threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
+    string join \n p/pid= a/all cgroup= container= user= F/hz= d/duration= idle children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
 end
 
 function __fish_stackprof_needs_command
@@ -24,7 +24,10 @@ function __fish_stackprof_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l container -d 'The processes of a container, by the beginning of its id' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l user -d 'The processes of a user' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
@@ -44,7 +47,11 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading o
 complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also record the processes that it starts [default for a command]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-children -d 'Record the process alone [default with --pid]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'With the kernel\'s frames, marked _[k], where the source sees them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'Time in the kernel counts for the function that called it'
@@ -67,7 +74,10 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "diff" -d 'Show 
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l container -d 'The processes of a container, by the beginning of its id' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l user -d 'The processes of a user' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
@@ -87,7 +97,11 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that it starts [default for a command]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'With the kernel\'s frames, marked _[k], where the source sees them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'Time in the kernel counts for the function that called it'
@@ -122,6 +136,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l children -d 'Also record the processes that it starts [default for a command]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-children -d 'Record the process alone [default with --pid]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'With the kernel\'s frames, marked _[k], where the source sees them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'Time in the kernel counts for the function that called it'
@@ -136,7 +153,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s q -l quiet 
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s v -l verbose -d 'When recording, say why each thing was lost'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to; a recording may have several' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''"

@@ -9,6 +9,9 @@ use crate::addr::Avma;
 /// Why time is lost that was used in the kernel where only user mode may be sampled.
 pub const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 
+/// Why time is lost that was used after the last sample.
+pub const NOT_SAMPLED_AGAIN: &str = "not sampled again before the end";
+
 /// Something that happened, and when.
 #[derive(Debug)]
 pub struct Record {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 39] = [
+const KEYS: [&str; 40] = [
     "version",
     "command",
     "pid",
@@ -60,6 +60,18 @@ fn keys(json: &str) -> Vec<&str> {
 
 fn number(stats: &Value, key: &str) -> u64 {
     stats[key].as_u64().unwrap_or_else(|| panic!("{key}: {}", stats[key]))
+}
+
+/// Between fork and exec the new process is as large as its parent, and the system remembers that.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_memory_that_the_profiler_tells_is_its_own() {
+    let large = std::hint::black_box(vec![1_u8; 300 << 20]);
+    let place = Place::new();
+    place.run("-q --target sim:1 -o a.folded --stats s.json").succeeds();
+    let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();
+    let bytes = number(&stats, "profiler_peak_rss_bytes");
+    assert!((1 << 20..200 << 20).contains(&bytes), "{bytes} bytes, started by {} of memory", large.len());
 }
 
 #[test]

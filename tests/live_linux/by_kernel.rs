@@ -5,14 +5,16 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::support::{
-    Fixture, Recorded, Running, attach, fixture, kill, launch, live, numbers, record, stackprof, tracer_of,
-    wait_for,
+    Fixture, Recorded, Running, attach, fixture, kill, launch, live, not_here, numbers, record, stackprof,
+    tracer_of, wait_for,
 };
 
 pub(crate) const HZ: f64 = 997.0;
@@ -206,26 +208,58 @@ fn a_command_that_cannot_be_run_is_told() {
     recorded.check(recorded.stderr == expected, "other words");
 }
 
+/// A user without rights, with copies of the programs: the build directory may be closed to others.
+pub(crate) struct Somebody {
+    dir: TempDir,
+}
+
+impl Somebody {
+    /// `None`, after a line that says why, where no command can be run as another user.
+    pub(crate) fn new() -> Option<Somebody> {
+        if fs::metadata("/proc/self").unwrap().uid() != 0 {
+            not_here("only root can run a command as another user");
+            return None;
+        }
+        if Command::new("setpriv").arg("--version").output().is_err() {
+            not_here("there is no setpriv");
+            return None;
+        }
+        let dir = TempDir::new().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        Some(Somebody { dir })
+    }
+
+    fn copy(&self, program: &Path) -> PathBuf {
+        let copy = self.dir.path().join(program.file_name().unwrap());
+        if !copy.exists() {
+            fs::copy(program, &copy).unwrap();
+        }
+        copy
+    }
+
+    pub(crate) fn stackprof(&self) -> PathBuf {
+        self.copy(Path::new(env!("CARGO_BIN_EXE_stackprof")))
+    }
+
+    pub(crate) fn fixture(&self, name: &str) -> PathBuf {
+        self.copy(&fixture(name))
+    }
+
+    /// The beginning of a command of this user.
+    pub(crate) fn run(&self, program: &Path) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program);
+        command
+    }
+}
+
 /// What everybody may: their own processes, in user mode, unless the system says otherwise.
 #[test]
 fn somebody_without_rights_samples_user_code_or_hears_why_not() {
     let Some(_one) = sampled() else { return };
-    if fs::metadata("/proc/self").unwrap().uid() != 0 {
-        println!("SKIP only root can run a command as another user");
-        return;
-    }
-    if Command::new("setpriv").arg("--version").output().is_err() {
-        println!("SKIP there is no setpriv");
-        return;
-    }
-    let dir = tempfile::TempDir::new().unwrap();
-    // The build directory may be closed to others.
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let (program, shares) = (dir.path().join("stackprof"), dir.path().join("shares"));
-    fs::copy(env!("CARGO_BIN_EXE_stackprof"), &program).unwrap();
-    fs::copy(fixture("shares"), &shares).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+    let Some(somebody) = Somebody::new() else { return };
+    let shares = somebody.fixture("shares");
+    let command = somebody.run(&somebody.stackprof());
     let words = ["--source", "auto", "--hz", "997", "--", shares.to_str().unwrap(), "1", "20"];
     let recorded = crate::support::record_by(command, words).wait();
     recorded.check_success();

@@ -10,6 +10,8 @@
 mod support;
 
 mod by_kernel;
+mod by_kernel_many;
+mod by_kernel_refused;
 mod by_kernel_tree;
 mod counts;
 mod dump;

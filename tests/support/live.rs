@@ -178,15 +178,20 @@ pub(crate) fn wait_for_ticks(what: impl Display, profiler: u32) {
     });
 }
 
+/// CPU time that the threads of a process have used so far, those that ended left out; `None` when
+/// it is gone.
+pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let schedstats = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
+    let cpu_ns = |text: String| text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos);
+    Some(schedstats.filter_map(cpu_ns).sum())
+}
+
 /// Waits until a process has used this much CPU time since it began.
 pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
-    let used = || -> Option<Duration> {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
-        let schedstats = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
-        let cpu_ns = |text: String| text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos);
-        Some(schedstats.filter_map(cpu_ns).sum())
-    };
-    wait_for(format!("pid {pid} to use {least:?} of CPU time"), || used().is_none_or(|used| used >= least));
+    wait_for(format!("pid {pid} to use {least:?} of CPU time"), || {
+        cpu_time(pid).is_none_or(|used| used >= least)
+    });
 }
 
 /// Percentage points that a share of `percent` may be off in so many stacks: four standard

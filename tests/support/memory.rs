@@ -3,6 +3,7 @@
 #![allow(dead_code, unsafe_code, reason = "an allocator; each test uses a part")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,11 +13,17 @@ static IN_USE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+thread_local! {
+    /// Of this thread only: the test harness has others, which allocate when they like.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
 // SAFETY: every call goes to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let used = IN_USE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(used, Ordering::Relaxed);
+        ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
         // SAFETY: as above.
         unsafe { System.alloc(layout) }
     }
@@ -29,6 +36,11 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// How often the calling thread has allocated memory so far; making a buffer larger counts.
+pub(crate) fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
 
 /// Held by a test that counts memory.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {

@@ -114,8 +114,11 @@ fn program(command: &[OsString]) -> String {
 
 /// The words for a command that could not be started.
 pub(super) fn cannot_run(command: &[OsString], error: &std::io::Error) -> Error {
-    let next =
-        if error.kind() == std::io::ErrorKind::NotFound { "; check the name or give a path" } else { "" };
+    let next = match error.raw_os_error() {
+        Some(libc::ENOENT) => "; check the name or give a path",
+        Some(libc::EMFILE) => "; raise `ulimit -n`",
+        _ => "",
+    };
     let program = program(command);
     Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(error)))
 }

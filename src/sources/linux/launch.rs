@@ -53,8 +53,8 @@ pub(super) fn inherit(mask: libc::sigset_t, files: Option<libc::rlimit>) {
 pub(super) struct Held {
     /// Its process id.
     pub(super) pid: pid_t,
-    go: PipeWriter,
-    spawner: JoinHandle<io::Result<()>>,
+    /// There until it is let go.
+    waits: Option<(PipeWriter, JoinHandle<io::Result<()>>)>,
 }
 
 /// Forks; the new process waits before `exec`.
@@ -89,7 +89,7 @@ pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
         // The other ends are closed: fork itself failed, and the spawner knows why.
         return Err(joined(spawner).err().unwrap_or_else(|| io::ErrorKind::Other.into()));
     }
-    Ok(Held { pid: pid_t::from_ne_bytes(pid), go, spawner })
+    Ok(Held { pid: pid_t::from_ne_bytes(pid), waits: Some((go, spawner)) })
 }
 
 fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
@@ -110,8 +110,20 @@ fn joined(spawner: JoinHandle<io::Result<()>>) -> io::Result<()> {
 impl Held {
     /// Lets the process go on to its `exec`; the result of that is for [`Started::join`].
     pub(super) fn go(mut self) -> io::Result<Started> {
-        self.go.write_all(&[1])?;
-        Ok(Started(self.spawner))
+        let (mut go, spawner) = self.waits.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        go.write_all(&[1])?;
+        Ok(Started(spawner))
+    }
+}
+
+impl Drop for Held {
+    /// Waits for the end of a process that is not let go: it tells its spawner that it could not run
+    /// the command, and aborts with a message of its own if nobody is there any more.
+    fn drop(&mut self) {
+        if let Some((go, spawner)) = self.waits.take() {
+            drop(go);
+            let _ = joined(spawner);
+        }
     }
 }
 

@@ -166,5 +166,9 @@ pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
 #[must_use]
 pub fn own_usage() -> (u64, u64) {
-    sys::own_usage()
+    let (cpu_ns, most_bytes) = sys::own_usage();
+    // getrusage(2) has the peak of what this process was before `exec`, too: its parent's copy.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = proc::status_value(&status, "VmHWM").and_then(|kib| kib.split(' ').next()?.parse::<u64>().ok());
+    (cpu_ns, kib.map_or(most_bytes, |kib| kib * 1024))
 }

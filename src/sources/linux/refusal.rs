@@ -111,6 +111,10 @@ fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
 
 /// The words for PTRACE_SEIZE having failed with `error`.
 pub(super) fn explain(pid: pid_t, error: &std::io::Error) -> Error {
+    // Nothing can be found out of it then.
+    if error.raw_os_error() == Some(libc::EMFILE) {
+        return refuse(pid, None, &format!("{}; raise `ulimit -n`", io_text(error)));
+    }
     // It may have become a zombie or been traced by another since the check.
     if let Err(refused) = check(pid) {
         return refused;

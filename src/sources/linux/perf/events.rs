@@ -64,8 +64,15 @@ const RING_BYTES_MAX: usize = 4 << 20;
 const RING_BYTES_MIN: usize = 512 << 10;
 /// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
 const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
+/// Why no ring can be had, and why there are not as many events as it takes.
+const TOO_LITTLE_MEMORY: &str = "perf_event may lock no more memory: sudo, or raise `ulimit -l` \
+                                 or sysctl kernel.perf_event_mlock_kb";
+const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
+                               sudo, with which it takes one for each CPU";
 /// More events than this are not opened for the threads of one process.
 const EVENTS_MAX: usize = 16_384;
+/// Whether CPUs came or went is looked at this often, nanoseconds.
+const CPUS_LOOK_NS: u64 = 500_000_000;
 /// CPUs on which a timer may tick for the sake of a few threads.
 const CPUS_FOR_FEW_THREADS: usize = 16;
 /// Passes over the list of threads until one finds nothing new.
@@ -74,8 +81,13 @@ const MAX_PASSES: u32 = 8;
 /// Open events and their rings. They stop when this is dropped.
 #[derive(Debug)]
 pub(super) struct Events {
-    /// The CPU of each ring, the ring and the event that it is mapped from.
+    /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
+    /// The CPUs that there were.
+    cpus: Vec<c_int>,
+    /// What the event of each ring had counted when the CPUs were looked at last, and when that was.
+    counted_ns: Vec<u64>,
+    looked_ns: u64,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
     pub(super) how: How,
@@ -89,6 +101,24 @@ pub(super) fn scope_for(cpus: usize, threads: usize) -> Scope {
     } else {
         Scope::Cpus
     }
+}
+
+/// Bytes of the ring of each of so many CPUs, a power of two.
+fn ring_bytes_for(cpus: usize) -> usize {
+    let bytes = (RINGS_BYTES / cpus.max(1)).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+    1 << bytes.ilog2()
+}
+
+fn map_ring(event: &OwnedFd, bytes: usize) -> io::Result<Ring> {
+    Ring::map(event, bytes).map_err(|error| match error.raw_os_error() {
+        Some(libc::EPERM) => io::Error::new(io::ErrorKind::QuotaExceeded, TOO_LITTLE_MEMORY),
+        _ => error,
+    })
+}
+
+/// Whether an error is one of the limits above, which have their own words.
+pub(super) fn is_limit(error: &io::Error) -> bool {
+    error.raw_os_error().is_none() && error.kind() == io::ErrorKind::QuotaExceeded
 }
 
 fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
@@ -142,27 +172,40 @@ impl Events {
         }
     }
 
+    fn none(how: How, cpus: Vec<c_int>) -> Events {
+        Events { rings: Vec::new(), cpus, counted_ns: Vec::new(), looked_ns: 0, others: Vec::new(), how }
+    }
+
+    /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
+    /// that all recordings of a user share.
     fn of_cpus(sieve: &Sieve, how: How) -> io::Result<Events> {
-        let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
-        let cpus = online_cpus()?;
-        let ring_bytes = (RINGS_BYTES / cpus.len()).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
-        let ring_bytes = 1 << ring_bytes.ilog2();
-        for cpu in cpus {
-            let event = match sys::open(&attributes(how, ring_bytes), -1, cpu) {
+        let mut ring_bytes = ring_bytes_for(cpu_count());
+        loop {
+            match Events::of_cpus_with(sieve, how, ring_bytes) {
+                Err(error) if is_limit(&error) && ring_bytes > RING_BYTES_MIN => ring_bytes /= 2,
+                result => return result,
+            }
+        }
+    }
+
+    fn of_cpus_with(sieve: &Sieve, how: How, ring_bytes: usize) -> io::Result<Events> {
+        let mut events = Events::none(how, online_cpus()?);
+        for cpu in &events.cpus {
+            let event = match sys::open(&attributes(how, ring_bytes), -1, *cpu) {
                 Ok(event) => event,
                 // It was taken offline in between.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
             sieve.put_before(&event);
-            events.rings.push((Ring::map(&event, ring_bytes)?, event));
+            events.rings.push((map_ring(&event, ring_bytes)?, event));
         }
         Ok(events)
     }
 
     fn of_threads(pids: &[pid_t], how: How) -> io::Result<Events> {
         let cpus = online_cpus()?;
-        let mut events = Events { rings: Vec::new(), others: Vec::new(), how };
+        let mut events = Events::none(how, cpus.clone());
         for pid in pids {
             events.add_process(*pid, &cpus)?;
         }
@@ -191,14 +234,14 @@ impl Events {
 
     fn add_thread(&mut self, tid: pid_t, cpus: &[c_int]) -> io::Result<()> {
         if self.others.len() + cpus.len() > EVENTS_MAX {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_EVENTS));
         }
         let first = self.rings.is_empty();
         let attributes = attributes(self.how, RING_BYTES_OF_EVERYBODY);
         for (at, cpu) in cpus.iter().enumerate() {
             let event = sys::open(&attributes, tid, *cpu)?;
             if first {
-                self.rings.push((Ring::map(&event, RING_BYTES_OF_EVERYBODY)?, event));
+                self.rings.push((map_ring(&event, RING_BYTES_OF_EVERYBODY)?, event));
             } else if let Some((_, ring_of)) = self.rings.get(at) {
                 sys::write_into(&event, ring_of)?;
                 self.others.push(event);
@@ -233,6 +276,22 @@ impl Events {
             let _ = sys::set_period(event, period_ns);
         }
         Some(period_ns)
+    }
+
+    /// Whether these are no longer the events that would be opened now: a CPU came, or one went, and
+    /// may be back since. The event of a CPU that was away samples no more, and nothing says so but
+    /// that it stands still. Events of threads are not asked: they go where their threads go.
+    ///
+    /// Looks now and then only; the first look makes up no mind.
+    pub(super) fn lack_a_cpu(&mut self, now_ns: u64) -> bool {
+        if self.how.scope != Scope::Cpus || now_ns.saturating_sub(self.looked_ns) < CPUS_LOOK_NS {
+            return false;
+        }
+        self.looked_ns = now_ns;
+        let counted: Vec<u64> = self.rings.iter().map(|(_, event)| sys::count(event).unwrap_or(0)).collect();
+        let before = std::mem::replace(&mut self.counted_ns, counted);
+        before.iter().zip(&self.counted_ns).any(|(before, now)| before == now)
+            || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
     }
 
     /// Samples no more; what was sampled can still be read.
@@ -298,6 +357,46 @@ mod tests {
         assert_eq!(scope_for(2, 2_001), Scope::Cpus);
         assert_eq!(scope_for(64, 1), Scope::Threads);
         assert_eq!(scope_for(64, 2_001), Scope::Cpus);
+    }
+
+    /// What is opened for so many CPUs and threads: the scope, descriptors of events, bytes of rings.
+    fn opened(cpus: usize, threads: usize) -> (Scope, usize, usize) {
+        match scope_for(cpus, threads) {
+            Scope::Cpus => (Scope::Cpus, cpus, cpus * ring_bytes_for(cpus)),
+            // One ring for each CPU, whatever the number of threads.
+            Scope::Threads => (Scope::Threads, cpus * threads, cpus * RING_BYTES_OF_EVERYBODY),
+        }
+    }
+
+    #[test]
+    fn what_is_opened_is_bounded_by_the_number_of_cpus() {
+        assert_eq!(opened(1, 2_000), (Scope::Cpus, 1, 4 << 20));
+        assert_eq!(opened(2, 2_000), (Scope::Cpus, 2, 8 << 20));
+        assert_eq!(opened(64, 2_000), (Scope::Cpus, 64, 32 << 20));
+        assert_eq!(opened(64, 64), (Scope::Cpus, 64, 32 << 20));
+        // Fewer threads than CPUs: below 64 × 64 events.
+        assert_eq!(opened(64, 63), (Scope::Threads, 4_032, 32 << 20));
+        assert_eq!(opened(64, 1), (Scope::Threads, 64, 32 << 20));
+        for cpus in [1, 2, 3, 16, 17, 48, 64, 100, 128, 256, 1_024] {
+            for threads in [1, 2, 15, 16, 17, 63, 64, 127, 128, 2_000, 100_000] {
+                let (scope, descriptors, bytes) = opened(cpus, threads);
+                assert!(descriptors <= cpus.max(EVENTS_MAX), "{cpus} CPUs, {threads} threads: {descriptors}");
+                // The least that a ring must hold is more than its share from 64 CPUs on.
+                let most = RINGS_BYTES.max(cpus * RING_BYTES_MIN);
+                assert!(bytes <= most, "{cpus} CPUs, {threads} threads: {bytes} bytes of rings");
+                let few = threads < cpus && cpus > CPUS_FOR_FEW_THREADS && cpus * threads <= EVENTS_MAX;
+                assert_eq!(scope == Scope::Threads, few, "{cpus} CPUs, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn rings_are_powers_of_two_of_whole_pages() {
+        for cpus in 0..5_000 {
+            let bytes = ring_bytes_for(cpus);
+            let fits = (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes);
+            assert!(bytes.is_power_of_two() && fits, "{cpus} CPUs: {bytes}");
+        }
     }
 
     #[test]

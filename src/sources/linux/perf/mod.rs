@@ -6,6 +6,7 @@
 //! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
 //! `window.rs` decides how much of each stack is copied, `source.rs` is the whole.
 
+mod batch;
 mod choice;
 mod events;
 mod filter;
@@ -14,6 +15,7 @@ mod mapped;
 mod member;
 mod record;
 mod registers;
+mod share;
 mod sieve;
 mod source;
 mod sys;
@@ -147,26 +149,41 @@ fn describe(pid: pid_t, how: How) -> Process {
 
 /// Opens the best events that the system allows: of user code and the kernel on each CPU, then of
 /// the threads of the processes, then of user code only. `many`: there may be more processes.
-fn open(pids: &[pid_t], sieve: &Sieve, window: &Window, hz: u32) -> std::result::Result<Events, Refused> {
+fn open(
+    pids: &[pid_t],
+    many: bool,
+    sieve: &Sieve,
+    window: &Window,
+    hz: u32,
+) -> std::result::Result<Events, Refused> {
     let window_bytes = window.bytes();
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
-    let first = if pids.is_empty() { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
+    // Of many, each process that is started would inherit an event for each CPU.
+    let first = if many { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
+    // Of the least that can be asked for: why that is refused is the reason that nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
+        // Where nobody is listed there is no thread to begin with.
+        if scope == Scope::Threads && pids.is_empty() {
+            continue;
+        }
         match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes }) {
             Ok(events) => return Ok(events),
-            Err(error) => {
-                why.get_or_insert(error);
-            }
+            Err(error) => why = Some(error),
         }
     }
-    Err(why.map_or_else(|| "perf_event is refused".to_owned(), |error| refused(&error)))
+    let why = why.map_or_else(|| "perf_event is refused".to_owned(), |error| refused(&error));
+    // Events of all that runs on a CPU take more than those of threads.
+    Err(if pids.is_empty() { why.replace("paranoid=1", "paranoid=0") } else { why })
 }
 
 /// The words for perf_event_open(2) having failed with `error`.
 fn refused(error: &io::Error) -> Refused {
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+    if events::is_limit(error) {
+        return error.to_string();
+    }
     match (error.raw_os_error(), paranoid) {
         (Some(libc::EACCES | libc::EPERM), Ok(level)) if level.trim().parse::<i32>().is_ok_and(|n| n > 1) => {
             let level = level.trim();

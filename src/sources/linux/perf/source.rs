@@ -19,7 +19,7 @@ use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
 use crate::rng::Rng;
 use crate::sources::linux::sys as linux_sys;
-use crate::sources::pushed::{Needed, PushedSource, Record, What};
+use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Signals that ask the profiler to end; blocked in all of its threads.
@@ -183,23 +183,27 @@ impl PerfSource {
         {
             self.told.grid.changed(since_ns, period_ns);
         }
-        if self.over && !self.events.how.kernel {
+        if !self.disabled && self.events.lack_a_cpu(since_ns) {
+            self.change_window(self.events.how.window_bytes);
+        }
+        if self.over {
             for (pid, member) in &mut self.told.members {
                 member.clock.end(*pid);
             }
-            self.told.tell_unseen(self.told.used_ns(), self.clock.now_ns(), into);
+            let reason = if self.events.how.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
+            self.told.tell_rest(self.clock.now_ns(), reason, into);
         }
         told_ns.saturating_sub(SETTLED_NS)
     }
 
-    /// Opens the events anew, with another window.
+    /// Opens the events anew, with another window or for other CPUs.
     fn change_window(&mut self, window_bytes: u32) {
         let how = How { window_bytes, ..self.events.how };
-        let Ok(new) = Events::open(&self.told.running(), &self.sieve, how) else { return };
+        let new = Events::open(&self.told.running(), &self.sieve, how);
         let since_ns = sys::monotonic_ns();
-        if new.enable().is_err() {
-            return;
-        }
+        let Ok(new) = new.and_then(|new| new.enable().map(|()| new)) else {
+            return self.window.stays(self.events.how.window_bytes);
+        };
         self.told.grid.changed(since_ns, how.period_ns());
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);

@@ -51,6 +51,18 @@ pub(super) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
     done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
 }
 
+/// What an event has counted so far: of a clock, nanoseconds.
+pub(super) fn count(event: &OwnedFd) -> io::Result<u64> {
+    let mut count = [0; 8];
+    // SAFETY: the buffer is live, and its length is given.
+    let len = unsafe { libc::read(event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    match len {
+        8 => Ok(u64::from_ne_bytes(count)),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
 /// Lets an event write into the ring of another one of the same CPU.
 pub(super) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.
@@ -269,14 +281,30 @@ pub(super) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Waits until one of the descriptors is readable; which are.
+/// Waits until one of the descriptors is readable; which are. One that is hung up without anything
+/// to read, as the event of a thread that has ended is from then on, ends no wait: the caller would
+/// come back at once for as long as the recording lasts.
 pub(super) fn wait_readable(fds: &[RawFd], at_most_ms: c_int, ready: &mut Vec<bool>) {
     let mut polled: Vec<libc::pollfd> =
         fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
-    // SAFETY: the array is live, and its length is given.
-    let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, at_most_ms) };
+    let mut found = poll(&mut polled, at_most_ms);
+    let mut hung_up = false;
+    for one in polled.iter_mut().filter(|one| one.revents == libc::POLLHUP) {
+        // poll(2) passes over negative ones.
+        one.fd = -1;
+        (one.revents, hung_up) = (0, true);
+    }
+    if hung_up && polled.iter().all(|one| one.revents == 0) {
+        found = poll(&mut polled, at_most_ms);
+    }
     ready.clear();
     ready.extend(polled.iter().map(|one| found > 0 && one.revents != 0));
+}
+
+/// poll(2).
+fn poll(polled: &mut [libc::pollfd], at_most_ms: c_int) -> c_int {
+    // SAFETY: the array is live, and its length is given.
+    unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, at_most_ms) }
 }
 
 /// CPU time of all threads of a process so far, those that ended included, nanoseconds: its CPU
@@ -301,4 +329,28 @@ fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     // SAFETY: `time` is live and of the type that clock_gettime(2) fills.
     let told = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
     told.then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn what_is_hung_up_ends_no_wait_and_what_is_readable_does() {
+        let (hung_up, writer) = io::pipe().unwrap();
+        drop(writer);
+        let (readable, mut writer) = io::pipe().unwrap();
+        let (fds, mut ready) = ([hung_up.as_raw_fd(), readable.as_raw_fd()], Vec::new());
+        let begun = Instant::now();
+        wait_readable(&fds, 30, &mut ready);
+        assert!(begun.elapsed() >= Duration::from_millis(30), "{:?}", begun.elapsed());
+        assert_eq!(ready, [false, false]);
+        writer.write_all(b"x").unwrap();
+        wait_readable(&fds, 60_000, &mut ready);
+        assert_eq!(ready, [false, true]);
+    }
 }

@@ -62,6 +62,12 @@ impl Window {
         Window { size: USUAL, ..Window::new() }
     }
 
+    /// It cannot be changed: it stays what it was.
+    pub(super) fn stays(&mut self, bytes: u32) {
+        self.size = WINDOWS_BYTES.iter().position(|size| *size == bytes).unwrap_or(self.size);
+        (self.patience, self.roomy) = (u32::MAX, 0);
+    }
+
     /// The size, bytes.
     pub(super) fn bytes(&self) -> u32 {
         WINDOWS_BYTES[self.size]

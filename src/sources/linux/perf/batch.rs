@@ -1,0 +1,219 @@
+//! A batch handed over: what its samples weigh, which of them came late, which threads and processes
+//! have ended with it.
+//!
+//! Weights: the CPU clock of a process tells exactly what all of its threads have used, and its
+//! samples in a batch share what was used since the batch before. So counts add up to CPU seconds
+//! × hz, the time of threads that ended before a sample included, and each sample has the same
+//! chance to be taken at any moment of that time. A process that was not there at the end of the
+//! batch before has samples that stand for the distance of ticks each: many short ones then add up
+//! rightly, those that were never sampled included.
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::record::Id;
+use super::share::Share;
+use super::told::{Happened, Told};
+use crate::sources::pushed::{Record, What};
+use crate::sources::{Activity, Look, ThreadId};
+
+/// What is known of a process that has ended is kept for so many batches: records of it may wait.
+const BATCHES_AFTER_END: u8 = 3;
+
+impl Told {
+    /// Hands the batch over, in the order of its times. `by_clock`: samples share what the clocks
+    /// of their processes say, those that were dropped included.
+    pub(super) fn finish_batch(&mut self, by_clock: bool, into: &mut Vec<Record>) {
+        for (pid, tid) in self.nameless.drain(..) {
+            if let Some(member) = self.members.get_mut(&pid) {
+                member.names.remove(&tid);
+            }
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.sort_by_key(|(id, _)| id.time_ns);
+        let mut batch = self.sift(batch);
+        let dropped = self.dropped;
+        let all = self.samples.max(1);
+        let mut dropped_left = dropped;
+        self.shares.clear();
+        for (pid, member) in &mut self.members {
+            if member.samples > 0 || dropped > 0 && self.samples == 0 && *pid == self.main {
+                let of_it = if self.samples == 0 { dropped } else { dropped * member.samples / all };
+                dropped_left -= of_it;
+                // Asked where it is not used, too: then it is known up to here.
+                let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
+                let samples = std::mem::take(&mut member.samples);
+                self.shares.insert(*pid, Share { used_ns, samples, dropped: of_it, weighed: 0 });
+            }
+        }
+        let late = self.drop_late(&mut batch);
+        self.last_ns = batch.last().map_or(0, |(id, _)| id.time_ns).max(self.last_ns);
+        let last_ns = self.last_ns;
+        let mut left: Vec<pid_t> = Vec::new();
+        for (id, happened) in batch.drain(..) {
+            let what = match happened {
+                Happened::Began(name) => What::Began { name },
+                Happened::Sampled(mut capture) => {
+                    capture.look = Some(self.used(id, into));
+                    What::Sampled(capture)
+                }
+                Happened::Missed(why) => What::Missed(self.used(id, into), why),
+                Happened::Ended => {
+                    if let Some(member) = self.members.get_mut(&id.pid) {
+                        member.first_left |= id.tid == id.pid;
+                        member.leaving.push(id);
+                        left.push(id.pid);
+                    }
+                    continue;
+                }
+                Happened::Exec(name) => {
+                    let Some(member) = self.members.get_mut(&id.pid) else { continue };
+                    // One of these numbers is that of the thread that goes on.
+                    member.leaving.clear();
+                    member.left.clear();
+                    for (tid, cpu_ns) in std::mem::take(&mut member.threads) {
+                        let what = What::Ended(Some(cpu_ns), "replaced by exec before its next sample");
+                        into.push(self.record(Id { tid, ..id }, what));
+                    }
+                    What::Exec { name: Some(name) }
+                }
+                Happened::Changed => What::ImagesMayHaveChanged,
+                Happened::Forked(_) | Happened::Named(..) | Happened::Mapped(_) => continue,
+            };
+            into.push(self.record(id, what));
+        }
+        self.tell_ends(left, last_ns, into);
+        self.unsampled_ns += dropped_left * self.period_ns
+            + self.shares.values().map(|share| share.rest_ns(self.period_ns)).sum::<u64>();
+        let lost = self.unsampled_ns / self.period_ns;
+        self.unsampled_ns %= self.period_ns;
+        let nobody = Id { pid: self.main, time_ns: last_ns, ..Id::default() };
+        if lost > 0 {
+            self.told_ns += lost * self.period_ns;
+            into.push(self.record(nobody, What::Dropped(lost, "the kernel dropped them")));
+        }
+        if late > 0 {
+            into.push(self.record(nobody, What::Late(late)));
+        }
+        (self.samples, self.dropped) = (0, 0);
+    }
+
+    /// Tells of threads that left in the batch before, since on its way out a thread still runs for
+    /// a while after it is told to have ended, and of processes that have ended with them. `left`
+    /// are the processes that threads left in this batch.
+    fn tell_ends(&mut self, mut left: Vec<pid_t>, last_ns: u64, into: &mut Vec<Record>) {
+        let (main, mut told, mut forgotten) = (self.main, Vec::new(), Vec::new());
+        left.sort_unstable();
+        left.dedup();
+        let before = std::mem::replace(&mut self.leaving, left.clone());
+        for pid in before {
+            let Some(member) = self.members.get_mut(&pid) else { continue };
+            for id in std::mem::take(&mut member.left) {
+                self.nameless.push((pid, id.tid));
+                if let Some(cpu_ns) = member.threads.remove(&id.tid) {
+                    let id = Id { time_ns: last_ns.max(id.time_ns), ..id };
+                    told.push((id, What::Ended(Some(cpu_ns), "thread ended before its next sample")));
+                }
+            }
+            if pid == main || !member.first_left {
+                continue;
+            }
+            if !member.has_ended() {
+                // Its first thread has left, and the others are on their way out, or run on.
+                self.leaving.push(pid);
+                continue;
+            }
+            if member.told {
+                // Behind what its threads tell at the same time.
+                let last = Id { pid, tid: pid_t::MAX, time_ns: last_ns, ..Id::default() };
+                told.push((last, What::Gone));
+            }
+            member.ends_in = Some(BATCHES_AFTER_END);
+            self.ended.push(pid);
+        }
+        for pid in left {
+            if let Some(member) = self.members.get_mut(&pid) {
+                member.left.append(&mut member.leaving);
+            }
+        }
+        for pid in &self.ended {
+            match self.members.get_mut(pid).and_then(|member| member.ends_in.as_mut()) {
+                Some(0) => forgotten.push(*pid),
+                Some(batches) => *batches -= 1,
+                None => {}
+            }
+        }
+        self.ended.retain(|pid| !forgotten.contains(pid));
+        for pid in forgotten {
+            self.forget_number(pid);
+        }
+        for (id, what) in told {
+            into.push(self.record(id, what));
+        }
+    }
+
+    /// Takes samples out whose ticks were held up, unless a process has no others; how many. What
+    /// threads used meanwhile is shared by the others, where they share what a clock says.
+    fn drop_late(&mut self, batch: &mut Vec<(Id, Happened)>) -> u64 {
+        let (grid, shares) = (&self.grid, &mut self.shares);
+        let mut late_of: HashMap<pid_t, u64> = HashMap::new();
+        let is_late = |(id, happened): &(Id, Happened)| {
+            matches!(happened, Happened::Sampled(_)) && grid.is_late(id.cpu, id.time_ns)
+        };
+        for (id, _) in batch.iter().filter(|one| is_late(one)) {
+            *late_of.entry(id.pid).or_default() += 1;
+        }
+        late_of.retain(|pid, late| match shares.get_mut(pid) {
+            Some(share) if share.used_ns.is_some() && *late < share.samples => {
+                share.samples -= *late;
+                true
+            }
+            _ => false,
+        });
+        if !late_of.is_empty() {
+            batch.retain(|one| !(late_of.contains_key(&one.0.pid) && is_late(one)));
+        }
+        late_of.values().sum()
+    }
+
+    /// At the end of a recording: what was used and nothing stands for that was told so far is lost
+    /// for this reason.
+    pub(super) fn tell_rest(&self, at_ns: u64, reason: &'static str, into: &mut Vec<Record>) {
+        let told_ns: u64 = self.members.values().map(|member| member.clock.told_ns).sum();
+        let samples = self.used_ns().saturating_sub(self.told_ns + told_ns) / self.period_ns;
+        let process = self.main.unsigned_abs();
+        into.push(Record { at_ns, process, thread: ThreadId(0), what: What::Dropped(samples, reason) });
+    }
+
+    /// CPU time of all of them while they were sampled, nanoseconds.
+    pub(super) fn used_ns(&self) -> u64 {
+        self.forgotten_ns + self.members.values().map(|member| member.clock.used_ns()).sum::<u64>()
+    }
+
+    /// What the thread of a sample has used by then, with what the sample weighs. One that is new
+    /// is told first.
+    fn used(&mut self, id: Id, into: &mut Vec<Record>) -> Look {
+        let share = self.shares.get_mut(&id.pid);
+        let period_ns = self.grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
+        let weight_ns = share.map_or(period_ns, |share| share.next_ns(period_ns));
+        let Some(member) = self.members.get_mut(&id.pid) else { return look(weight_ns) };
+        let mut started = None;
+        if !member.threads.contains_key(&id.tid) {
+            let stack_top = if id.tid == id.pid { member.main_stack_top() } else { None };
+            started = Some(What::Started { stack_top, look: look(0), found: false });
+        }
+        member.clock.told_ns += weight_ns;
+        let cpu_ns = member.threads.entry(id.tid).or_default();
+        *cpu_ns += weight_ns;
+        let used = look(*cpu_ns);
+        if let Some(started) = started {
+            into.push(self.record(id, started));
+        }
+        used
+    }
+}
+
+/// A thread that runs and has used so much.
+fn look(cpu_ns: u64) -> Look {
+    Look { cpu_ns, switches: 0, activity: Activity::Running }
+}
