@@ -95,7 +95,7 @@ impl PushedSource for Steady {
             self.clock.advance_to(at_ns);
             if self.samples < self.captures.len() {
                 let what = What::Started { stack_top: None, look: look(0), found: true };
-                into.push(Record { at_ns, process: self.process.pid, thread: *thread, what });
+                into.push(Record { at_ns, process: self.process().pid, thread: *thread, what });
             }
             let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
             let (mut stack, mut kernel) =
@@ -105,7 +105,7 @@ impl PushedSource for Steady {
             *capture = Capture { stack, kernel, look: Some(look(self.cpu_ns)), ..captured.clone() };
             into.push(Record {
                 at_ns,
-                process: self.process.pid,
+                process: self.process().pid,
                 thread: *thread,
                 what: What::Sampled(capture),
             });
