@@ -28,13 +28,15 @@ class Tool:
     program: str
     options: list
     recording: str = ""  # what it saves; stackprof keeps its recording in memory
+    counts_per_s: float = HZ  # of CPU time; in perf's folded stacks a count is a nanosecond
 
     def argv(self, folder, pid=None, command=None):
         """The command that records a process, or starts one."""
+        program = samply.command(folder) if self.name == "samply" else [self.program]
         options = [word.format(dir=folder) for word in self.options]
         if command is not None:
-            return [self.program, *options, *([] if self.name == "samply" else ["--"]), *command]
-        return [self.program, *options, "--pid" if self.name == "stackprof" else "-p", str(pid)]
+            return [*program, *options, "--", *command]
+        return [*program, *options, "--pid" if self.name == "stackprof" else "-p", str(pid)]
 
     def unusable(self):
         """Why it cannot be measured here; empty if it can."""
@@ -56,7 +58,7 @@ class Tool:
     def stacks(self, folder, paths):
         """A Recording of its own output, names only; None if there is none that can be read."""
         if self.name == "samply":
-            return samply.read(f"{folder}/{self.recording}", paths["work"])
+            return samply.read_profile(f"{folder}/{self.recording}", paths["work"])
         return folded(f"{folder}/out.folded")
 
 
@@ -67,8 +69,8 @@ def all_tools(stackprof):
     return [
         Tool("stackprof", stackprof, ["-q", "-F", str(HZ), "-o", "{dir}/out.svg", "-o", "{dir}/out.folded",
                                       "--stats", "{dir}/stats.json"]),
-        Tool("perf -g", "perf", [*perf, "-g"], "perf.data"),
-        Tool("perf dwarf", "perf", [*perf, "--call-graph", "dwarf"], "perf.data"),
+        Tool("perf -g", "perf", [*perf, "-g"], "perf.data", 1e9),
+        Tool("perf dwarf", "perf", [*perf, "--call-graph", "dwarf"], "perf.data", 1e9),
         Tool("samply", "samply", ["record", "--save-only", "--no-open", "--rate", str(HZ), "-o", "{dir}/samply.json.gz"],
              "samply.json.gz"),
     ]
