@@ -41,6 +41,15 @@ def numbers(path):
     return {key: int(value) for key, value in (line.split() for line in read(path).splitlines())}
 
 
+def cpu_s(pid):
+    """The CPU time of a process until now, without that of its children; None once it has ended."""
+    try:
+        # What clock_getcpuclockid(3) makes of a process.
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return None
+
+
 class Metered:
     """A command that runs under the meter."""
 
@@ -69,21 +78,16 @@ class Metered:
         return bool(poll.poll(seconds * 1000))
 
     def cpu_s(self):
-        """The CPU time of the process until now, without that of its children; None once it has ended."""
-        try:
-            # What clock_getcpuclockid(3) makes of a process.
-            return time.clock_gettime(~self.pid << 3 | 2)
-        except OSError:
-            return None
+        return cpu_s(self.pid)
 
-    def used(self, seconds=END_MAX_S):
-        """Waits for its end: {began, ended, cpu_s, peak_mb}."""
+    def used(self, seconds=END_MAX_S, by_signal=False):
+        """Waits for its end, which may be that of a signal: {began, ended, cpu_s, peak_mb}."""
         if not self.wait(seconds):
             self.end()
             raise Trouble(f"{self.argv[0]}: not done within {seconds} s")
         self.child.wait()
         found = numbers(self.report)
-        if found.get("status", 1) != 0:
+        if found.get("status", 1) not in ((0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if by_signal else (0,)):
             last = read(f"{self.report}.err").strip()[-200:]
             raise Trouble(f"{' '.join(self.argv)[:120]}: exit code {found.get('status')}: {last}")
         return {"began": found["begin_ns"] / 1e9, "ended": found["end_ns"] / 1e9, "cpu_s": found["cpu_ns"] / 1e9,

@@ -5,13 +5,12 @@ import signal
 import subprocess
 import time
 
-from measure import Metered, Trouble, numbers, read, send, wait_until_attached, within
+from measure import Metered, Trouble, cpu_s, numbers, read, send, wait_until_attached
 from tools import complete_share, own_statistics, pictures
 from workloads import Server
 
 import cost
 import shares
-from process import cpu_ticks
 
 RUN_MAX_S = 240
 
@@ -134,21 +133,25 @@ def field(workload, tool, context):
         if tool:
             profiler = Metered(tool.argv(context.folder, pid=pid), f"{context.folder}/profiler")
             row["attach_s"] = wait_until_attached(profiler, pid)
-        before, began = cpu_ticks(pid), time.monotonic()
+        before, began = cpu_s(pid), time.monotonic()
         # It tells its rate once a second: a second on each side is lost.
         time.sleep(context.seconds + 1)
-        ended, after = time.monotonic(), cpu_ticks(pid)
+        ended, after = time.monotonic(), cpu_s(pid)
+        if before is None or after is None:
+            raise Trouble(f"{workload.name}: the process that was recorded ended")
         row["ops"] = cost.rate_by_lines(place.group.lines, place.program.ops, began, ended)
         if not row["ops"]:
             raise Trouble(f"{workload.name}: it told no throughput")
-        used_s = (after - before) / os.sysconf("SC_CLK_TCK")
+        used = (after - before) / (ended - began)
         # What a fixed amount of work would have taken.
-        row.update(wall_s=1 / row["ops"], cpu_s=used_s / (ended - began) / row["ops"])
+        row.update(wall_s=1 / row["ops"], cpu_s=used / row["ops"])
         if profiler:
             recording_s = profiler.cpu_s()
             stop = time.monotonic()
             send(profiler.pid, signal.SIGINT)
-            finish(workload, tool, context, row, profiler, stop, recording_s, recorded_s=used_s)
+            # It has recorded since it was attached, which is longer than what was measured.
+            recorded_s = used * (stop - profiler.began - row["attach_s"])
+            finish(workload, tool, context, row, profiler, stop, recording_s, recorded_s=recorded_s)
         return row
     finally:
         if profiler:
@@ -160,7 +163,8 @@ def finish(workload, tool, context, row, profiler, ended, recording_s, children_
     if tool.name == "samply" and not profiler.wait(1):
         # It may wait for a Ctrl-C.
         send(profiler.pid, signal.SIGINT)
-    used = profiler.used()
+    # perf ends by the signal that ended its recording.
+    used = profiler.used(by_signal=workload.kind == "field")
     total_s = max(0.0, used["cpu_s"] - children_s)
     recording_s = total_s if recording_s is None else min(recording_s, total_s)
     saved_s = max(0.0, used["ended"] - ended)
