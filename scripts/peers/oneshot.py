@@ -54,8 +54,8 @@ def one(workload, name, argv, context):
             row["threads"] = len(found)
             if not found:
                 raise Trouble(f"{name}: no stacks")
-            whole = sum(any(each in workload.root for each in names) if workload.root else judge.ends_at_root_by(names)
-                        or "main" in names for names in found)
+            whole = sum(any(each in workload.root for each in names) if workload.root
+                        else judge.ends_at_root_by(names) or "main" in names for names in found)
             # The first thread of our own programs is not a worker.
             row["complete"] = 100 * min(1, whole / max(1, len(found) - bool(workload.root)))
         if not target.wait(RUN_MAX_S):

@@ -91,7 +91,8 @@ def worse(rounds, columns):
     found, lines = medians(rounds), []
     ours = next((name for name in OURS if name in found), "")
     for key, heading, form, less in columns:
-        theirs = {name: row[key] for name, row in found.items() if name not in (*OURS, BASE) and key in row}
+        theirs = {name: row[key] for name, row in found.items() if name not in (*OURS, BASE) and key in row
+                  and (not key.startswith("after") or "inlines_s" in row)}  # who makes no picture has nothing to do
         if less is None or key not in found.get(ours, {}) or not theirs:
             continue
         name = (min if less else max)(theirs, key=theirs.get)
