@@ -39,7 +39,7 @@ def arguments():
     parser.add_argument("-o", "--output", default="", help="save all that was measured as JSON")
     parser.add_argument("--workload", default="", help="names, separated by commas: " + " ".join(each.name for each in WORKLOADS))
     parser.add_argument("--tool", default="", help="names, separated by commas: stackprof, `perf -g`, `perf dwarf`, samply, "
-                        "and, for stacks taken once, eu-stack, gdb; all if left out")
+                        "and, for stacks taken once, eu-stack, `eu-stack -i`, gdb; all if left out")
     parser.add_argument("--seconds", type=float, default=0, help="of CPU time that a workload takes by itself (3)")
     parser.add_argument("--check", action="store_true", help="does it work? One round of half a second, stackprof and perf")
     options = parser.parse_args()
@@ -59,7 +59,9 @@ def arguments():
         unknown += [name for name in chosen if name not in (*options.tools, *options.shots)]
         options.tools = {name: tool for name, tool in options.tools.items() if name in chosen}
         options.shots = {name: argv for name, argv in options.shots.items()
-                         if name in chosen or name.startswith("stackprof") and "stackprof" in chosen}
+                         if name in chosen or "stackprof" in chosen and name.startswith("stackprof")}
+        if not any(name in chosen for name in options.shots):
+            options.shots = {}  # not asked for: stackprof alone would be beside nothing
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)} (--help lists workloads and tools)")
     if options.check:

@@ -16,7 +16,9 @@ def commands(stackprof):
     return {
         "stackprof dump stacks": [stackprof, "dump", "stacks", "--pid"],
         "eu-stack": ["eu-stack", "-p"],
-        # Its -p comes first.
+        # With inlined functions, which stackprof and gdb show, too.
+        "eu-stack -i": ["eu-stack", "-i", "-p"],
+        # Its -p comes last.
         "gdb": ["gdb", "-nx", "-q", "-batch", *(word for each in gdb for word in ("-iex", each)), "-ex", "thread apply all bt", "-p"],
     }
 
@@ -37,14 +39,14 @@ def names_by_thread(name, text):
 
 def one(workload, name, argv, context):
     """The target's time, and what the tool took; without a tool only the first."""
-    target, tool = start_told(workload, context), None
+    target, tool = start_told(workload, context, times=2), None
     out = f"{context.folder}/shot.out"
     try:
         row = {}
         began = go(target)
         if argv:
-            # In the middle of its work.
-            target.wait(context.seconds / 4)
+            # At work, and with most of it to come: some take a second for 2,000 threads.
+            target.wait(context.seconds / 8)
             with open(out, "wb") as file:
                 tool = Metered([*argv, str(target.pid)], f"{context.folder}/shot", stdout=file)
                 used = tool.used(SHOT_MAX_S)

@@ -15,12 +15,12 @@ import shares
 RUN_MAX_S = 240
 
 
-def start_told(workload, context):
-    """A program that has said that it is ready."""
+def start_told(workload, context, times=1):
+    """A program that has said that it is ready, with so many times its work before it."""
     report = f"{context.folder}/target.work"
     if os.path.exists(report):
         os.remove(report)
-    target = Metered(workload.command(context.paths, context.rates, context.seconds), f"{context.folder}/target",
+    target = Metered(workload.command(context.paths, context.rates, times * context.seconds), f"{context.folder}/target",
                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "WORK_REPORT": report})
     try:
         if target.child.stdout.readline() != b"ready\n":
