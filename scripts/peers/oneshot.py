@@ -39,7 +39,7 @@ def names_by_thread(name, text):
 
 def one(workload, name, argv, context):
     """The target's time, and what the tool took; without a tool only the first."""
-    target, tool = start_told(workload, context, times=2), None
+    target, tool = start_told(workload, context, times=max(2, workload.shot_s / context.seconds)), None
     out = f"{context.folder}/shot.out"
     try:
         row = {}

@@ -194,6 +194,7 @@ def finish(workload, tool, context, row, profiler, ended, recording_s, children_
             row["complete"] = complete_share(recording, workload.root)
         if workload.truth:
             found = shares.under(recording, list(workload.truth))
+            row["shares"] = {name: round(share, 3) for name, share in found.items()}
             row["off"] = max(abs(found[name] - truth) for name, truth in workload.truth.items())
     for name in os.listdir(context.folder):
         # The next tool begins without the files of this one.

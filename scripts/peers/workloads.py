@@ -37,6 +37,7 @@ class Workload:
     needs: list = field(default_factory=list)
     follows_children: bool = True  # False: most of its time is in processes that stackprof does not follow
     one_shot: bool = False  # its stacks are taken once, too, beside debuggers
+    shot_s: float = 0.0  # how long it works then, at least: debuggers must not see it end
 
     def command(self, paths, rates, seconds):
         amount = self.amount(rates, seconds) if self.amount else 0
@@ -86,7 +87,8 @@ WORKERS = frozenset({"worker"})
 WORKLOADS = [
     own("busy1", "one busy thread", "busy", "1", root=WORKERS),
     own("busy8", "eight busy threads", "busy", "8", cpus=min(8, CPUS), root=WORKERS, one_shot=True),
-    own("asleep", f"{SLEEPERS} threads that sleep, one busy", "asleep", str(SLEEPERS), root=WORKERS | {"sleeper"}, one_shot=True),
+    own("asleep", f"{SLEEPERS} threads that sleep, one busy", "asleep", str(SLEEPERS), root=WORKERS | {"sleeper"}, one_shot=True,
+        shot_s=8.0),
     Workload("redis", "redis-server under redis-benchmark", "server", needs=["redis-server", "redis-benchmark"]),
     own("deep", f"work at the bottom of {DEPTH} frames", "deep", str(DEPTH), root=WORKERS),
     Workload("python", "stock python3, a loop", argv=[PYTHON, "{fixtures}/loop.py", "{amount}"],
