@@ -20,10 +20,11 @@ class Beside:
         self.children, self.stats = [], []
         argvs = []
         if side == "stackprof":
-            for pid in pids:
-                self.stats.append(f"{folder}/cost-{pid}.json")
-                argvs.append([stackprof, "-q", "-F", "997", "-d", str(SECONDS_MAX), "-o", f"{folder}/cost-{pid}.folded",
-                              "--stats", self.stats[-1], "--pid", str(pid)])
+            # One for all, as perf is.
+            self.stats.append(f"{folder}/cost.json")
+            words = [word for pid in pids for word in ("--pid", str(pid))]
+            argvs.append([stackprof, "-q", "-F", "997", "-d", str(SECONDS_MAX), "-o", f"{folder}/cost.folded",
+                          "--stats", self.stats[-1], *words])
         elif side == "perf":
             # Copies 8 KiB of each stack, which is what it does unless told otherwise.
             argvs.append(["perf", "record", "-q", "-e", "cpu-clock", "-F", "997", "--call-graph", "dwarf",
@@ -47,7 +48,7 @@ class Beside:
                 child.wait()
 
     def read(self):
-        """The statistics of the processes that were recorded."""
+        """The statistics of the recording."""
         out = []
         for path in self.stats:
             try:
