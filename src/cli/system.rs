@@ -85,8 +85,13 @@ pub(super) fn with_source<R: Send>(
         let why = "--source: this system has one source; leave the option out";
         return Err(Error::new(ErrorKind::Usage, why));
     }
-    if sampling.children_needed || matches!(process, Process::Several(_)) {
-        let why = "this system's source records one process: leave --children, -a and a second --pid out";
+    let linux_only = match process {
+        Process::Several(several) if !several.pids.is_empty() => Some("a second --pid"),
+        Process::Several(_) => Some("-a, --cgroup, --container and --user"),
+        _ => sampling.children_needed.then_some("--children"),
+    };
+    if let Some(options) = linux_only {
+        let why = format!("this system's source records one process; for Linux only: {options}");
         return Err(Error::new(ErrorKind::Usage, why));
     }
     with_target(process, |target, clock| body(Recordable::Stopped(target), clock))
