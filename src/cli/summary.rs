@@ -18,6 +18,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
         ("lost", lost(stats)),
         ("symbols", symbols(figures)),
         ("pause", pause(stats)),
+        ("machine", stats.machine_idle.map(machine)),
         ("source", source(process)),
         ("exit", exit(stats, figures)),
         ("wrote", wrote(figures)),
@@ -54,6 +55,10 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
             &format!(", {} left out to keep stops short (--max-stop)", plural(stats.ticks_spared, "tick"));
     }
     line
+}
+
+fn machine(idle: f64) -> String {
+    format!("the CPUs had nothing to do for {:.1}% of their time", idle * 100.0)
 }
 
 fn stacks(stats: &Stats) -> Option<String> {

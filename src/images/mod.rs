@@ -25,16 +25,16 @@ pub use made::{Made, Read, TargetCode};
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
 /// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
-pub const MAX_SPACES: usize = 16_384;
+pub const MAX_SPACES: usize = 65_536;
 
 /// Most images over time: each may hold a mapped file. Code of further ones is
 /// `[unknown]`, counted by [`Images::images_refused`].
 pub const MAX_IMAGES: usize = 8192;
 
-/// Most regions of all spaces together (8 MiB of memory). A quarter is kept for the
+/// Most regions of all spaces together (32 MiB of memory). A quarter is kept for the
 /// current space: when older ones hold the rest, no new space begins, as with
 /// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
-pub const MAX_REGIONS: usize = 262_144;
+pub const MAX_REGIONS: usize = 1 << 20;
 
 /// Most names of memory without files that are kept; a process has a handful.
 const MAX_LABELS: usize = 64;

@@ -136,6 +136,8 @@ pub struct Stats {
     pub pause: PauseHistogram,
     /// CPU time the target used while recorded, nanoseconds.
     pub target_cpu_ns: u64,
+    /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
+    pub machine_idle: Option<f64>,
     /// How the process ended, if it did while recorded.
     pub exit_status: Option<ExitStatus>,
 }

@@ -109,6 +109,7 @@ pub fn record(
     if let Some(cpu_ns) = source.target_cpu_ns() {
         stats.target_cpu_ns = cpu_ns;
     }
+    stats.machine_idle = source.machine_idle();
     stats.ticks = ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns);
     Ok(profile)
 }

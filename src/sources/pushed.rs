@@ -109,6 +109,11 @@ pub trait PushedSource: Observed {
     /// A sample was walked; its buffers are given back.
     fn walked(&mut self, _capture: Box<Capture>, _needed: Needed) {}
 
+    /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
+    fn machine_idle(&self) -> Option<f64> {
+        None
+    }
+
     /// CPU time that the processes used while recorded, nanoseconds, where the system tells it
     /// beside the samples.
     fn target_cpu_ns(&self) -> Option<u64> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 40] = [
+const KEYS: [&str; 41] = [
     "version",
     "command",
     "pid",
@@ -45,6 +45,7 @@ const KEYS: [&str; 40] = [
     "stood_ns",
     "held_up_ns",
     "target_cpu_s",
+    "machine_idle_share",
     "profiler_cpu_s",
     "profiler_peak_rss_bytes",
     "symbolicate_s",

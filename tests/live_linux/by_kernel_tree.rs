@@ -134,6 +134,10 @@ fn processes_are_recorded_by_number_by_user_by_group_and_all() {
                 (recorded.count(|stack| stack.has(function)), under(&recorded, root, function));
             recorded.check(right > 20 && all == right, format!("{way:?}: {right} of {all} of {function}"));
         }
+        // Two processes have something to do all the time.
+        let idle = recorded.stats["machine_idle_share"].as_f64();
+        recorded.check(idle.is_some() == (way[0] == "-a"), format!("{way:?}: {idle:?} idle"));
+        recorded.check(idle.is_none_or(|idle| (0.0..1.0).contains(&idle)), format!("{idle:?} idle"));
         if alone {
             recorded.check(roots(&recorded) == "tree_one, tree_two", roots(&recorded));
             let used = recorded.figure("target_cpu_s");

@@ -39,6 +39,16 @@ pub(super) fn stat_cpu(text: &[u8]) -> Option<u32> {
     number(field)?.try_into().ok()
 }
 
+/// Time of all CPUs since the system began, and the part of it in which they had nothing to do, in
+/// ticks: the first line of `/proc/stat` (proc_stat(5)), whose last two numbers are parts of others.
+pub(super) fn machine_ticks(stat: &[u8]) -> Option<(u64, u64)> {
+    let line = stat.split(|byte| *byte == b'\n').next()?;
+    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let ticks: Vec<u64> = words.by_ref().skip(1).take(8).filter_map(|word| word.parse().ok()).collect();
+    let &[_, _, _, idle, waiting, ..] = &ticks[..] else { return None };
+    Some((ticks.iter().sum(), idle + waiting))
+}
+
 /// When a process began, in seconds since 1970, rounded down: field 22 of `/proc/PID/stat` on
 /// top of the time of boot, `btime` in `/proc/stat`.
 pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
@@ -147,6 +157,14 @@ mod tests {
         assert_eq!(schedstat(b""), None);
         assert_eq!(schedstat(b"99999999999999999999 0 0\n"), None);
         assert_eq!(schedstat(b"-1 0 0\n"), None);
+    }
+
+    #[test]
+    fn time_of_a_guest_is_in_that_of_users_already() {
+        let stat = b"cpu  100 20 30 400 50 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
+        assert_eq!(machine_ticks(stat), Some((621, 450)));
+        assert_eq!(machine_ticks(b"cpu  1 2 3 4\n"), None);
+        assert_eq!(machine_ticks(b""), None);
     }
 
     #[test]

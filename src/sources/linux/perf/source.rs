@@ -18,7 +18,7 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
 use crate::rng::Rng;
-use crate::sources::linux::sys as linux_sys;
+use crate::sources::linux::{proc, sys as linux_sys};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
@@ -63,6 +63,8 @@ pub(crate) struct PerfSource {
     began_ns: u64,
     /// The monotonic clock at the engine's 0.
     origin_ns: u64,
+    /// Of a whole machine: its ticks at the beginning, all and idle, and at the end.
+    machine: Option<[(u64, u64); 2]>,
     disabled: bool,
     over: bool,
     /// Where the rate varies.
@@ -98,6 +100,7 @@ impl PerfSource {
             launched,
             began_ns,
             origin_ns,
+            machine: None,
             disabled: false,
             over: false,
             random: Rng::new(u64::from(pid.unsigned_abs())),
@@ -112,6 +115,9 @@ impl PerfSource {
         self.tell_verdicts();
         for (pid, member) in &mut self.told.members {
             member.clock.begin(*pid);
+        }
+        if self.told.is_machine() {
+            self.machine = machine_ticks().map(|ticks| [ticks, ticks]);
         }
         self.events.enable()
     }
@@ -221,6 +227,10 @@ impl PerfSource {
     }
 }
 
+fn machine_ticks() -> Option<(u64, u64)> {
+    proc::machine_ticks(&std::fs::read("/proc/stat").ok()?)
+}
+
 /// Takes in all that rings hold.
 fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, told: &mut Told) {
     events.drain(scratch, |bytes| {
@@ -309,6 +319,9 @@ impl PushedSource for PerfSource {
         if !self.disabled {
             self.events.disable();
             self.disabled = true;
+            if let (Some([_, end]), Some(now)) = (&mut self.machine, machine_ticks()) {
+                *end = now;
+            }
         }
     }
 
@@ -335,6 +348,12 @@ impl PushedSource for PerfSource {
         {
             self.change_window(window_bytes);
         }
+    }
+
+    fn machine_idle(&self) -> Option<f64> {
+        let [began, ended] = self.machine?;
+        let (all, idle) = (ended.0.checked_sub(began.0)?, ended.1.checked_sub(began.1)?);
+        (all > 0).then(|| idle as f64 / all as f64)
     }
 
     fn target_cpu_ns(&self) -> Option<u64> {

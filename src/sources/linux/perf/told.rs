@@ -151,6 +151,11 @@ impl Told {
 
     // ---- who is wanted
 
+    /// Whether all processes of the machine are wanted.
+    pub(super) fn is_machine(&self) -> bool {
+        self.choice.is_all()
+    }
+
     /// Judges the processes that run now, before any is sampled.
     pub(super) fn judge_all(&mut self) {
         if self.choice.is_all() || self.choice.is_one() {
