@@ -147,9 +147,6 @@ def measure(workload, options, context):
 def show(workload, part):
     """The Markdown of one workload."""
     print(report.section(f"{workload.name}: {workload.shows}", part, report.COLUMNS))
-    if not workload.follows_children:
-        print("- stackprof records the first process only, the others follow its children, too: of the columns "
-              "compare the target's time alone.\n")
     if "shots" in part:
         print(report.section(f"{workload.name}: all stacks once", part["shots"], report.SHOTS))
     sys.stdout.flush()

@@ -35,7 +35,6 @@ class Workload:
     root: frozenset = frozenset()  # outermost functions of the program's own; else those of threads
     truth: dict = field(default_factory=dict)
     needs: list = field(default_factory=list)
-    follows_children: bool = True  # False: most of its time is in processes that stackprof does not follow
     one_shot: bool = False  # its stacks are taken once, too, beside debuggers
     shot_s: float = 0.0  # how long it works then, at least: debuggers must not see it end
 
@@ -95,7 +94,7 @@ WORKLOADS = [
              amount=lambda rates, seconds: rates.python() * seconds, needs=[PYTHON], one_shot=True),
     Workload("tree", f"{TREE_JOBS} shells that each start a short process, two at once", "launched",
              ["{work}", "tree", str(TREE_JOBS), "2", "{amount}"],
-             lambda rates, seconds: rates.rounds * seconds / TREE_JOBS / 2, needs=["cc"], follows_children=False),
+             lambda rates, seconds: rates.rounds * seconds / TREE_JOBS / 2, needs=["cc"]),
     # Half a second, however long the others are.
     Workload("short", "a process of half a second", "launched", ["{work}", "alone", "{amount}"],
              lambda rates, _: rates.rounds * 0.5, frozenset({"main"}), TRUTH, ["cc"]),
