@@ -71,6 +71,7 @@ impl Told {
                     // One of these numbers is that of the thread that goes on.
                     member.leaving.clear();
                     member.left.clear();
+                    member.first_left = false;
                     for (tid, cpu_ns) in std::mem::take(&mut member.threads) {
                         let what = What::Ended(Some(cpu_ns), "replaced by exec before its next sample");
                         into.push(self.record(Id { tid, ..id }, what));

@@ -21,11 +21,20 @@ pub(super) fn open(attributes: &perf_event_attr, tid: pid_t, cpu: c_int) -> io::
     // only. No group, and a flag that asks for no more than closing at exec.
     let fd =
         unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
+    // SAFETY: the call above made it just now, and nobody else has it.
+    unsafe { made(fd.into()) }
+}
+
+/// The descriptor that a system call gave, or the error that it set.
+///
+/// # Safety
+/// `fd` is negative, with `errno` set, or a new descriptor that nobody else has.
+unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: what the caller promises.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 fn done(result: c_int) -> io::Result<()> {
@@ -113,11 +122,8 @@ pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
     let fd = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw mut load, size_of::<LoadProgram>() as libc::c_uint)
     };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    // SAFETY: the call above made it just now, and nobody else has it.
+    unsafe { made(fd) }
 }
 
 /// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
@@ -154,11 +160,8 @@ pub(super) fn create_set(max_entries: u32) -> io::Result<OwnedFd> {
     let fd = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw mut create, size_of::<CreateMap>() as libc::c_uint)
     };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    // SAFETY: the call above made it just now, and nobody else has it.
+    unsafe { made(fd) }
 }
 
 /// Puts a number into a set, or takes it out. That the set is full, or does not have it, is no matter.
@@ -274,11 +277,8 @@ impl Drop for Ring {
 pub(super) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open(2) takes two numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    // SAFETY: the call above made it just now, and nobody else has it.
+    unsafe { made(fd) }
 }
 
 /// Waits until one of the descriptors is readable; which are. One that is hung up without anything
