@@ -55,7 +55,7 @@ pub trait Files: Send + Sync {
     ///
     /// # Errors
     /// The reason, for people.
-    fn kernel_symbols(&self) -> Result<Vec<u8>, String> {
+    fn kernel_symbols(&self) -> Result<Box<dyn Read>, String> {
         Err("this system does not list the symbols of its kernel".to_owned())
     }
 

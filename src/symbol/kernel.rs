@@ -5,6 +5,7 @@
 //! Not for: inlined functions or lines, which would need the debug file of the kernel.
 
 use std::fmt::Write;
+use std::io::{self, Read};
 
 use super::{LineInfo, Why};
 
@@ -14,82 +15,155 @@ pub const MARK: &str = "_[k]";
 /// Code of the kernel without a name.
 pub const UNNAMED: &str = "[kernel]_[k]";
 
-/// Most symbols that are kept: a kernel with all its modules has a quarter of a million.
-const MAX_SYMBOLS: usize = 1 << 21;
+/// Bytes that are read at once; a longer line is no symbol.
+const CHUNK_BYTES: usize = 64 << 10;
 
-/// The functions of a kernel, sorted by address.
-#[derive(Debug, Default)]
-pub struct KernelSymbols<'t> {
-    symbols: Vec<(u64, &'t str)>,
+/// The symbol that is nearest before an address.
+#[derive(Clone, Debug)]
+struct Nearest {
+    start: u64,
+    /// What stands behind the kind: the name, and perhaps the module.
+    name: Box<[u8]>,
 }
 
-impl<'t> KernelSymbols<'t> {
-    /// Reads the list. Lines of another form are left out; addresses that are hidden
-    /// (`kernel.kptr_restrict`) are 0 and left out, too.
-    #[must_use]
-    pub fn parse(text: &'t [u8]) -> KernelSymbols<'t> {
-        let lines = text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok());
-        let mut symbols: Vec<(u64, &str)> = lines.filter_map(symbol).take(MAX_SYMBOLS).collect();
+/// Names code of the kernel at addresses, which rise, from a list of its symbols. Only what these
+/// need is kept of the list, which is ten megabytes long. Lines of another form are left out; addresses that
+/// are hidden (`kernel.kptr_restrict`) are 0 and left out, too.
+///
+/// # Errors
+/// When the list cannot be read to its end.
+pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec<LineInfo>, Why>>> {
+    // By address: the nearest symbol that is behind the address before it.
+    let mut nearest: Vec<Option<Nearest>> = vec![None; addresses.len()];
+    let mut any = false;
+    for_each_line(list, |line| {
+        let Some((start, name)) = symbol(line) else { return };
+        any = true;
+        let behind = addresses.partition_point(|address| *address < start);
+        let Some(slot) = nearest.get_mut(behind) else { return };
         // Of several names of one address the first counts, as perf has it.
-        symbols.sort_by_key(|(address, _)| *address);
-        symbols.dedup_by_key(|(address, _)| *address);
-        KernelSymbols { symbols }
-    }
-
-    /// The function at an address, marked as the kernel's.
-    ///
-    /// # Errors
-    /// Why it has no name.
-    pub fn name(&self, address: u64) -> Result<Vec<LineInfo>, Why> {
-        if self.symbols.is_empty() {
-            return Err(Why::NoSymbols);
+        if slot.as_ref().is_none_or(|known| known.start < start) {
+            *slot = Some(Nearest { start, name: name.into() });
         }
-        let behind = self.symbols.partition_point(|(start, _)| *start <= address);
-        let Some((_, line)) = behind.checked_sub(1).and_then(|at| self.symbols.get(at)) else {
-            return Err(Why::NotCovered);
+    })?;
+    let mut before = None;
+    let named = nearest.into_iter().map(|nearest| {
+        before = nearest.or(before.take());
+        match &before {
+            Some(symbol) => Ok(marked(&symbol.name)),
+            None if any => Err(Why::NotCovered),
+            None => Err(Why::NoSymbols),
+        }
+    });
+    Ok(named.collect())
+}
+
+/// The function of a symbol, marked as the kernel's.
+fn marked(symbol: &[u8]) -> Vec<LineInfo> {
+    let symbol = String::from_utf8_lossy(symbol);
+    let mut words = symbol.split_ascii_whitespace();
+    let mut name = words.next().unwrap_or_default().to_owned();
+    // Writing into a string cannot fail.
+    let _ = match words.next() {
+        Some(module) => write!(name, " {module}{MARK}"),
+        None => write!(name, "{MARK}"),
+    };
+    vec![LineInfo { name: Some(name.into()), ..LineInfo::default() }]
+}
+
+fn for_each_line(list: &mut dyn Read, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut filled = 0;
+    loop {
+        let read = match list.read(buffer.get_mut(filled..).unwrap_or_default()) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
         };
-        let mut words = line.split_ascii_whitespace();
-        let mut name = words.next().unwrap_or_default().to_owned();
-        // `writeln!` into a string cannot fail.
-        let _ = match words.next() {
-            Some(module) => write!(name, " {module}{MARK}"),
-            None => write!(name, "{MARK}"),
-        };
-        Ok(vec![LineInfo { name: Some(name.into()), ..LineInfo::default() }])
+        filled += read;
+        let mut rest = buffer.get(..filled).unwrap_or_default();
+        while let Some(end) = memchr::memchr(b'\n', rest) {
+            let (line, behind) = rest.split_at(end);
+            each(line);
+            rest = behind.get(1..).unwrap_or_default();
+        }
+        if read == 0 {
+            // The last line may have no end; a chunk without any is no line.
+            if filled < CHUNK_BYTES {
+                each(rest);
+                return Ok(());
+            }
+            filled = 0;
+            continue;
+        }
+        let left = rest.len();
+        buffer.copy_within(filled - left..filled, 0);
+        filled = left;
     }
 }
 
 /// Address, and what stands behind the kind, of a line that is of code.
-fn symbol(line: &str) -> Option<(u64, &str)> {
-    let (address, rest) = line.split_once(' ')?;
-    let (kind, name) = rest.split_once(' ')?;
-    let address = u64::from_str_radix(address, 16).ok().filter(|address| *address > 0)?;
-    matches!(kind, "t" | "T" | "w" | "W").then_some((address, name))
+fn symbol(line: &[u8]) -> Option<(u64, &[u8])> {
+    let space = memchr::memchr(b' ', line.get(..17.min(line.len()))?)?;
+    let mut address = 0;
+    for digit in line.get(..space)? {
+        address = address << 4 | u64::from(char::from(*digit).to_digit(16)?);
+    }
+    let [b't' | b'T' | b'w' | b'W', b' ', name @ ..] = line.get(space + 1..)? else { return None };
+    (address > 0).then_some((address, name))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::rng::Rng;
 
-    fn name(symbols: &KernelSymbols<'_>, address: u64) -> Result<String, Why> {
-        symbols.name(address).map(|functions| functions[0].name.as_deref().unwrap().to_owned())
+    fn names(text: &str, addresses: &[u64]) -> Vec<Result<String, Why>> {
+        let names = name(&mut text.as_bytes(), addresses).unwrap();
+        let first = |functions: Vec<LineInfo>| functions[0].name.as_deref().unwrap().to_owned();
+        names.into_iter().map(|name| name.map(first)).collect()
     }
 
     #[test]
     fn addresses_have_the_name_of_the_function_before_them() {
-        let text = b"ffffffff81000000 T _stext\nffffffff81000000 T _text\nffffffff81000100 t do_work\n\
-            ffffffff81000200 D data\nnonsense\nffffffffc0000000 t poll_it\t[driver]\n";
-        let symbols = KernelSymbols::parse(text);
-        assert_eq!(name(&symbols, 0xffff_ffff_8100_0001).unwrap(), "_stext_[k]");
-        assert_eq!(name(&symbols, 0xffff_ffff_8100_0250).unwrap(), "do_work_[k]");
-        assert_eq!(name(&symbols, 0xffff_ffff_c000_0010).unwrap(), "poll_it [driver]_[k]");
-        assert_eq!(name(&symbols, 0xffff_ffff_8000_0000), Err(Why::NotCovered));
+        let text = "ffffffff81000000 T _stext\nffffffff81000000 T _text\nffffffff81000100 t do_work\n\
+            ffffffff81000200 D data\nnonsense\nffffffffc0000000 t poll_it\t[driver]";
+        let addresses =
+            [0xffff_ffff_8000_0000, 0xffff_ffff_8100_0001, 0xffff_ffff_8100_0250, 0xffff_ffff_c000_0000];
+        let wanted = ["_stext_[k]", "do_work_[k]", "poll_it [driver]_[k]"].map(|name| Ok(name.to_owned()));
+        let found = names(text, &addresses);
+        assert_eq!(found[0], Err(Why::NotCovered));
+        assert_eq!(found[1..], wanted);
+    }
+
+    #[test]
+    fn lists_in_any_order_and_any_length_name_what_is_nearest() {
+        for seed in 0..50 {
+            let mut rng = Rng::new(seed);
+            let mut starts: Vec<u64> = (0..rng.within(1, 6_000)).map(|_| rng.within(1, 1 << 30)).collect();
+            let text: String = starts.iter().map(|start| format!("{start:016x} t f{start:x}\n")).collect();
+            let mut addresses: Vec<u64> = (0..100).map(|_| rng.within(1, 1 << 30)).collect();
+            starts.sort_unstable();
+            addresses.sort_unstable();
+            for (address, found) in addresses.iter().zip(names(&text, &addresses)) {
+                let nearest =
+                    starts.partition_point(|start| start <= address).checked_sub(1).map(|at| starts[at]);
+                let wanted = nearest.map(|start| format!("f{start:x}_[k]")).ok_or(Why::NotCovered);
+                assert_eq!(found, wanted, "seed {seed}, {address:x}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_no_symbol() {
+        let text = "x".repeat(3 * CHUNK_BYTES) + "\nffffffff81000000 T _stext\n";
+        assert_eq!(names(&text, &[u64::MAX]), [Ok("_stext_[k]".to_owned())]);
     }
 
     #[test]
     fn hidden_addresses_name_nothing() {
-        let symbols = KernelSymbols::parse(b"0000000000000000 T _stext\n0000000000000000 T _text\n");
-        assert_eq!(name(&symbols, 0xffff_ffff_8100_0001), Err(Why::NoSymbols));
+        let text = "0000000000000000 T _stext\n0000000000000000 T _text\n";
+        assert_eq!(names(text, &[0xffff_ffff_8100_0001]), [Err(Why::NoSymbols)]);
     }
 }

@@ -23,11 +23,14 @@ pub mod table;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use crate::addr::{Avma, Svma};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
+use crate::error::io_text;
 use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
@@ -247,35 +250,40 @@ pub fn symbolicate(
     let size_of = |group: &[Address]| {
         image_of(group).and_then(|image| image.bytes.as_ref().ok()).map_or(0, |bytes| bytes.bytes().len())
     };
-    let mut rest = groups.as_slice();
-    while !rest.is_empty() {
-        let mut bytes = 0;
-        let fits = rest.iter().take_while(|group| {
-            bytes += size_of(group) as u64;
-            bytes <= MAX_BATCH_BYTES
-        });
-        let (batch, after) = rest.split_at(fits.count().max(1));
-        rest = after;
-        let asked = batch.iter().filter_map(|group| {
-            let unique = group.chunk_by(|a, b| a.svma == b.svma);
-            Some((image_of(group)?, unique.map(|same| same[0].svma).collect()))
-        });
-        let mut answers = batch::name(asked.collect(), options, &shared).into_iter();
-        for group in batch {
-            let image = image_of(group);
-            let answer = match image {
-                Some(_) => answers.next().unwrap_or_default(),
-                None if group[0].image == OF_EARLIER_PROGRAM => Answer::default(),
-                None if group[0].image == IN_KERNEL => name_kernel(group, options.files),
-                None => {
-                    let files = options.files_of(group[0].process);
-                    batch::name_anonymous(group.iter().map(|address| address.svma), files, &shared)
-                }
-            };
-            names.notes.extend(answer.problems.iter().cloned());
-            take(group, image, answer, &mut names, (&mut texts, &mut makers));
+    let of_kernel = groups.iter().find(|group| group[0].image == IN_KERNEL);
+    std::thread::scope(|scope| {
+        // Its list of symbols takes as long as inlined functions do, most of it in the kernel.
+        let mut kernel = of_kernel.map(|group| scope.spawn(|| name_kernel(group, options.files)));
+        let mut rest = groups.as_slice();
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|group| {
+                bytes += size_of(group) as u64;
+                bytes <= MAX_BATCH_BYTES
+            });
+            let (batch, after) = rest.split_at(fits.count().max(1));
+            rest = after;
+            let asked = batch.iter().filter_map(|group| {
+                let unique = group.chunk_by(|a, b| a.svma == b.svma);
+                Some((image_of(group)?, unique.map(|same| same[0].svma).collect()))
+            });
+            let mut answers = batch::name(asked.collect(), options, &shared).into_iter();
+            for group in batch {
+                let image = image_of(group);
+                let answer = match image {
+                    Some(_) => answers.next().unwrap_or_default(),
+                    None if group[0].image == OF_EARLIER_PROGRAM => Answer::default(),
+                    None if group[0].image == IN_KERNEL => kernel.take().map_or_else(Answer::default, joined),
+                    None => {
+                        let files = options.files_of(group[0].process);
+                        batch::name_anonymous(group.iter().map(|address| address.svma), files, &shared)
+                    }
+                };
+                names.notes.extend(answer.problems.iter().cloned());
+                take(group, image, answer, &mut names, (&mut texts, &mut makers));
+            }
         }
-    }
+    });
     names
 }
 
@@ -349,15 +357,21 @@ fn take(
     }
 }
 
+/// What a thread found; its panic goes on here.
+fn joined(thread: ScopedJoinHandle<'_, Answer>) -> Answer {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 /// Names of the kernel's functions at addresses, sorted; one for each distinct address.
 fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
-    let (text, problems) = match files.kernel_symbols() {
-        Ok(text) => (text, Vec::new()),
-        Err(why) => (Vec::new(), vec![why]),
+    let distinct: Vec<u64> = addresses.chunk_by(|a, b| a.svma == b.svma).map(|same| same[0].svma).collect();
+    let read = |mut list: Box<dyn Read>| {
+        kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", io_text(&error)))
     };
-    let symbols = kernel::KernelSymbols::parse(&text);
-    let distinct = addresses.chunk_by(|a, b| a.svma == b.svma);
-    Answer { names: distinct.map(|same| symbols.name(same[0].svma)).collect(), problems }
+    match files.kernel_symbols().and_then(read) {
+        Ok(names) => Answer { names, problems: Vec::new() },
+        Err(why) => Answer { names: vec![Err(Why::NoSymbols); distinct.len()], problems: vec![why] },
+    }
 }
 
 /// What code of an image without a name is called: one name for each function whose beginning

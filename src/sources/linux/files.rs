@@ -4,6 +4,7 @@
 //! it are followed from that root (openat2(2), RESOLVE_IN_ROOT), not from ours.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -90,8 +91,11 @@ impl Files for TargetFiles {
         })
     }
 
-    fn kernel_symbols(&self) -> Result<Vec<u8>, String> {
-        std::fs::read("/proc/kallsyms").map_err(|error| format!("/proc/kallsyms: {}", io_text(&error)))
+    fn kernel_symbols(&self) -> Result<Box<dyn Read>, String> {
+        match File::open("/proc/kallsyms") {
+            Ok(list) => Ok(Box::new(list)),
+            Err(error) => Err(format!("/proc/kallsyms: {}", io_text(&error))),
+        }
     }
 
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
