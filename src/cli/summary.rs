@@ -48,7 +48,8 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
         hz_achieved(stats),
     );
     if stats.ticks_late > 0 {
-        line += &format!(", {} late and dropped", plural(stats.ticks_late, "tick"));
+        let dropped = if stats.samples_pushed > 0 { "" } else { " and dropped" };
+        line += &format!(", {} late{dropped}", plural(stats.ticks_late, "tick"));
     }
     if stats.ticks_spared > 0 {
         line +=

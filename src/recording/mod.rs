@@ -98,7 +98,8 @@ pub struct Stats {
     /// Ticks that happened; of samples that the system takes by itself, as many as there would
     /// have been of a thread that runs all the time.
     pub ticks: u64,
-    /// Ticks dropped because they would have been late.
+    /// Ticks that were late. They are dropped; samples that the system takes by itself then have what
+    /// CPU time those on time leave.
     pub ticks_late: u64,
     /// Ticks at which no thread was stopped, so that the target stands for no more than it may.
     pub ticks_spared: u64,

@@ -2,7 +2,7 @@
 //! have ended with it.
 //!
 //! Weights: the CPU clock of a process tells exactly what all of its threads have used, and its
-//! samples in a batch share what was used since the batch before. So counts add up to CPU seconds
+//! samples in a batch share what was used since the batch before (`share.rs`: how). So counts add up to CPU seconds
 //! × hz, the time of threads that ended before a sample included, and each sample has the same
 //! chance to be taken at any moment of that time. A process that was not there at the end of the
 //! batch before has samples that stand for the distance of ticks each: many short ones then add up
@@ -43,10 +43,10 @@ impl Told {
                 // Asked where it is not used, too: then it is known up to here.
                 let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
                 let samples = std::mem::take(&mut member.samples);
-                self.shares.insert(*pid, Share { used_ns, samples, dropped: of_it, weighed: 0 });
+                self.shares.insert(*pid, Share { used_ns, samples, dropped: of_it, ..Share::default() });
             }
         }
-        let late = self.drop_late(&mut batch);
+        let late = self.share_late(&mut batch);
         self.last_ns = batch.last().map_or(0, |(id, _)| id.time_ns).max(self.last_ns);
         let last_ns = self.last_ns;
         let mut left: Vec<pid_t> = Vec::new();
@@ -153,28 +153,45 @@ impl Told {
         }
     }
 
-    /// Takes samples out whose ticks were held up, unless a process has no others; how many. What
-    /// threads used meanwhile is shared by the others, where they share what a clock says.
-    fn drop_late(&mut self, batch: &mut Vec<(Id, Happened)>) -> u64 {
-        let (grid, shares) = (&self.grid, &mut self.shares);
-        let mut late_of: HashMap<pid_t, u64> = HashMap::new();
-        let is_late = |(id, happened): &(Id, Happened)| {
-            matches!(happened, Happened::Sampled(_)) && grid.is_late(id.cpu, id.time_ns)
-        };
-        for (id, _) in batch.iter().filter(|one| is_late(one)) {
-            *late_of.entry(id.pid).or_default() += 1;
-        }
-        late_of.retain(|pid, late| match shares.get_mut(pid) {
-            Some(share) if share.used_ns.is_some() && *late < share.samples => {
-                share.samples -= *late;
-                true
+    /// Gives samples whose ticks came late what those on time leave of the time of their process, and
+    /// takes those out for which that is nothing; how many were late.
+    fn share_late(&mut self, batch: &mut Vec<(Id, Happened)>) -> u64 {
+        let (grid, shares, members) = (&self.grid, &mut self.shares, &mut self.members);
+        // Of each process: how many were late, and what those on time and the late ones stand for.
+        let mut ticks: HashMap<pid_t, (u64, u64, u64)> = HashMap::new();
+        for (id, happened) in batch.iter() {
+            if !matches!(happened, Happened::Sampled(_) | Happened::Missed(_)) {
+                continue;
             }
-            _ => false,
-        });
-        if !late_of.is_empty() {
-            batch.retain(|one| !(late_of.contains_key(&one.0.pid) && is_late(one)));
+            let (late, on_time_ns, late_ns) = ticks.entry(id.pid).or_default();
+            let period_ns = grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
+            if grid.is_late(id.cpu, id.time_ns) {
+                *late += 1;
+                *late_ns += period_ns;
+            } else {
+                *on_time_ns += period_ns;
+            }
         }
-        late_of.values().sum()
+        let mut all_late = 0;
+        for (pid, (late, on_time_ns, late_ns)) in &ticks {
+            let (Some(share), Some(member)) = (shares.get_mut(pid), members.get_mut(pid)) else { continue };
+            // Of those that were dropped nobody knows whether they were late.
+            let Some(used_ns) = share.used_ns.filter(|_| share.dropped == 0) else { continue };
+            let given_ns = member.clock.left.of_batch(used_ns, *on_time_ns, *late_ns);
+            if *late > 0 {
+                share.give_late(*late, given_ns);
+                all_late += *late;
+            }
+        }
+        if all_late > 0 {
+            batch.retain(|(id, happened)| {
+                let is_nothing =
+                    shares.get(&id.pid).is_some_and(|share| share.late > 0 && share.late_ns == 0);
+                let is_sample = matches!(happened, Happened::Sampled(_) | Happened::Missed(_));
+                !(is_sample && is_nothing && grid.is_late(id.cpu, id.time_ns))
+            });
+        }
+        all_late
     }
 
     /// At the end of a recording: what was used and nothing stands for that was told so far is lost
@@ -196,7 +213,11 @@ impl Told {
     fn used(&mut self, id: Id, into: &mut Vec<Record>) -> Look {
         let share = self.shares.get_mut(&id.pid);
         let period_ns = self.grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
-        let weight_ns = share.map_or(period_ns, |share| share.next_ns(period_ns));
+        let is_late = self.grid.is_late(id.cpu, id.time_ns);
+        let weight_ns = share.map_or(period_ns, |share| match share.late {
+            late if late > 0 && is_late => share.next_late_ns(),
+            _ => share.next_ns(period_ns),
+        });
         let Some(member) = self.members.get_mut(&id.pid) else { return look(weight_ns) };
         let mut started = None;
         if !member.threads.contains_key(&id.tid) {

@@ -13,6 +13,7 @@ use libc::pid_t;
 
 use super::mapped::Mapped;
 use super::record::Id;
+use super::share::LeftForLate;
 use super::sys;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
@@ -74,6 +75,8 @@ pub(super) struct CpuClock {
     weighed_ns: Option<u64>,
     /// What all samples so far weigh.
     pub(super) told_ns: u64,
+    /// What ticks that come on time do not tell of.
+    pub(super) left: LeftForLate,
 }
 
 impl CpuClock {
