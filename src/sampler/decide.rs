@@ -38,8 +38,8 @@ impl StopDriver<'_> {
             }
             // It is left alone, and its next stack must not stand for this time.
             Activity::Stopped if self.options.idle => {
-                let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-                self.recorder.lose("stopped by job control", counts);
+                let stopped_ns = account.weigh_wall(look, self.clock.now_ns());
+                self.recorder.lose("stopped by job control", stopped_ns);
                 false
             }
             _ => false,
@@ -106,8 +106,8 @@ impl StopDriver<'_> {
             _ => return self.ask(id, true),
         };
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
-        let counts = account.weigh_wall(look, self.clock.now_ns(), self.options.hz);
-        self.recorder.repeat(stack.node, stack.ended, counts);
+        let weight_ns = account.weigh_wall(look, self.clock.now_ns());
+        self.recorder.repeat(stack.node, stack.ended, weight_ns);
         false
     }
 

@@ -19,6 +19,7 @@ mod snapshot;
 mod stops;
 mod thread;
 mod ticks;
+mod weights;
 mod window;
 
 use crate::clock::Clock;

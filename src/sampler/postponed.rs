@@ -19,7 +19,7 @@ const FRUITLESS_MAX: u32 = 3;
 #[derive(Debug)]
 pub(super) struct Postponed {
     sample: Sample,
-    counts: u64,
+    weight_ns: u64,
     process: ProcessIndex,
     /// The address space it was captured in.
     space: u32,
@@ -46,7 +46,7 @@ pub(super) struct Rewalk<'a> {
 impl Recorder<'_> {
     /// Keeps the sample of a running thread whose walk ended so because the images were not
     /// read since, perhaps; gives back any other.
-    pub(super) fn postpone(&mut self, sample: Sample, ended: Ended, counts: u64) -> Option<Sample> {
+    pub(super) fn postpone(&mut self, sample: Sample, ended: Ended, weight_ns: u64) -> Option<Sample> {
         let Some(of) = self.accounts.get(&sample.thread).map(|account| account.process) else {
             return Some(sample);
         };
@@ -58,7 +58,7 @@ impl Recorder<'_> {
             return Some(sample);
         }
         let space = self.space(of);
-        self.postponed.push(Postponed { sample, counts, process: of, space });
+        self.postponed.push(Postponed { sample, weight_ns, process: of, space });
         None
     }
 
@@ -95,7 +95,7 @@ impl Recorder<'_> {
         }
         let (due, later) = std::mem::take(&mut self.postponed).into_iter().partition(is_due);
         self.postponed = later;
-        for Postponed { sample, counts, space, .. } in due {
+        for Postponed { sample, weight_ns, space, .. } in due {
             let Sample { thread, capture, .. } = sample;
             let (ended, _) = self.walk_with_known_images(
                 process,
@@ -106,7 +106,7 @@ impl Recorder<'_> {
             );
             // What it led to may have been replaced since.
             let ended = if self.space(of) == space { ended } else { Ended::BadFrame };
-            self.insert(thread, ended, &capture.kernel, rewalk.frames, counts, false);
+            self.insert(thread, ended, &capture.kernel, rewalk.frames, weight_ns, false);
             rewalk.spare.push(capture);
         }
     }

@@ -148,7 +148,7 @@ impl PushedDriver<'_> {
         self.time.go_to(at_ns);
         source.go_to(at_ns);
         match what {
-            What::Dropped(samples, reason) => return self.recorder.lose(reason, samples),
+            What::Dropped(samples, reason) => return self.recorder.lose_samples(reason, samples),
             What::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
             What::Exited(status) => return self.recorder.stats.exit_status = Some(status),
             What::Terminate => return self.live.ask_to_stop(),
@@ -160,7 +160,8 @@ impl PushedDriver<'_> {
             _ => &process.process().name,
         };
         let Some(of) = self.index(pid, name) else {
-            return self.recorder.lose("too many processes", u64::from(matches!(what, What::Sampled(_))));
+            let samples = u64::from(matches!(what, What::Sampled(_)));
+            return self.recorder.lose_samples("too many processes", samples);
         };
         if self.seen.last() != Some(&pid) {
             self.seen.push(pid);
@@ -172,11 +173,12 @@ impl PushedDriver<'_> {
             What::Sampled(mut boxed) => {
                 self.recorder.stats.samples_pushed += 1;
                 let look = boxed.look;
-                let Some(counts) = self.recorder.weigh(thread, look) else { return };
+                let Some(weight_ns) = self.recorder.weigh(thread, look) else { return };
                 // The box goes back to the source with its buffers.
                 let capture = std::mem::replace(&mut *boxed, Capture::with_capacity(0));
                 let sample = Sample { thread, capture, at_ns, waiting: false };
-                let taken = self.recorder.take(process, sample, counts, WINDOW_MAX_BYTES, &mut self.frames);
+                let taken =
+                    self.recorder.take(process, sample, weight_ns, WINDOW_MAX_BYTES, &mut self.frames);
                 if let Some(sample) = taken.sample {
                     *boxed = sample.capture;
                 }
@@ -184,8 +186,8 @@ impl PushedDriver<'_> {
                 source.walked(boxed, taken.needed);
             }
             What::Missed(look, reason) => {
-                let counts = self.recorder.weigh(thread, Some(look));
-                self.recorder.lose(reason, counts.unwrap_or(0));
+                let missed_ns = self.recorder.weigh(thread, Some(look));
+                self.recorder.lose(reason, missed_ns.unwrap_or(0));
             }
             What::Ended(cpu_ns, reason) => {
                 self.recorder.read_wanted_images(of, process);
@@ -241,10 +243,11 @@ impl PushedDriver<'_> {
 
     /// Shows others how the recording goes.
     fn publish(&self, source: &dyn PushedSource, passed_ns: u64) {
-        let (stats, live) = (&self.recorder.stats, self.live);
+        let live = self.live;
         let target_cpu_ns = source.target_cpu_ns().unwrap_or(0);
-        live.ticks.store(ticks(stats.samples_pushed, passed_ns, target_cpu_ns), Ordering::Relaxed);
-        live.samples.store(stats.samples, Ordering::Relaxed);
+        live.ticks
+            .store(ticks(self.recorder.stats.samples_pushed, passed_ns, target_cpu_ns), Ordering::Relaxed);
+        live.samples.store(self.recorder.samples(), Ordering::Relaxed);
         live.threads.store(self.recorder.accounts.len() as u64, Ordering::Relaxed);
         live.target_cpu_ns.store(target_cpu_ns, Ordering::Relaxed);
     }

@@ -12,6 +12,7 @@ use super::image_upkeep::ImageUpkeep;
 use super::postponed::Postponed;
 use super::process::{ProcessIndex, Recorded};
 use super::thread::{Account, unknown_look};
+use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::{RED_ZONE_BYTES, Registers};
 use crate::clock::Clock;
@@ -64,6 +65,7 @@ pub struct Recorder<'a> {
     pub(super) accounts: HashMap<ThreadId, Account>,
     /// What happened, and what was lost.
     pub stats: Stats,
+    pub(super) weights: Weights,
     /// Captured before the images were read again, and waiting for that.
     pub(super) postponed: Vec<Postponed>,
 }
@@ -97,6 +99,7 @@ impl<'a> Recorder<'a> {
             branches: Vec::new(),
             accounts: HashMap::new(),
             stats: Stats { processes_seen: 1, ..Stats::default() },
+            weights: Weights::default(),
             postponed: Vec::new(),
         };
         let program = recorder.add_program(process.pid, &process.name);
@@ -119,7 +122,7 @@ impl<'a> Recorder<'a> {
         self.stats.threads_seen += 1;
         let branch = self.branch(of, process, id);
         let now_ns = self.clock.now_ns();
-        self.accounts.insert(id, Account::new(of, branch, id.0, stack_top, look, now_ns, found));
+        self.accounts.insert(id, Account::new(of, branch, stack_top, look, now_ns, found));
     }
 
     /// Closes a thread's account: what it used since its last sample is lost for this reason.
@@ -128,9 +131,9 @@ impl<'a> Recorder<'a> {
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
         if let Some(mut account) = self.accounts.remove(&id) {
             let now_ns = self.clock.now_ns();
-            let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
+            let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.options.idle);
             self.stats.target_cpu_ns += account.used_cpu_ns();
-            self.lose(reason, counts);
+            self.lose(reason, unsampled_ns);
         }
     }
 
@@ -161,22 +164,32 @@ impl<'a> Recorder<'a> {
 
     // ---- samples
 
-    /// Counts that are lost, by their reason.
-    pub fn lose(&mut self, reason: &'static str, counts: u64) {
-        if counts > 0 {
-            *self.stats.samples_lost.entry(reason).or_default() += counts;
+    /// Time that is lost, nanoseconds, by its reason.
+    pub fn lose(&mut self, reason: &'static str, lost_ns: u64) {
+        if lost_ns > 0 {
+            *self.weights.lost_ns.entry(reason).or_default() += lost_ns;
         }
     }
 
-    /// Counts for a thread of which a sample was just taken; `None` if it is accounted for
-    /// already. `look` is what it had used by then.
+    /// Samples that are lost and stand for a period each, by their reason.
+    pub(super) fn lose_samples(&mut self, reason: &'static str, samples: u64) {
+        self.lose(reason, periods_ns(samples, self.options.hz));
+    }
+
+    /// Counts in the trie so far.
+    pub(super) fn samples(&self) -> u64 {
+        counts_of(self.trie.total(), self.options.hz)
+    }
+
+    /// The weight of a sample that was just taken of a thread, nanoseconds; `None` if the thread is
+    /// accounted for already. `look` is what it had used by then.
     pub fn weigh(&mut self, id: ThreadId, look: Option<Look>) -> Option<u64> {
-        let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
+        let now_ns = self.clock.now_ns();
         let account = self.accounts.get_mut(&id)?;
         Some(if self.options.idle {
-            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
+            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns)
         } else {
-            account.weigh_cpu(look, now_ns, hz)
+            account.weigh_cpu(look, now_ns)
         })
     }
 
@@ -186,30 +199,30 @@ impl<'a> Recorder<'a> {
         &mut self,
         process: &mut dyn Observed,
         sample: Sample,
-        counts: u64,
+        weight_ns: u64,
         window_max_bytes: usize,
         frames: &mut Frames,
     ) -> Taken {
         let id = sample.thread;
         let (ended, bytes) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
         let needed = Needed { bytes, ran_out: ended == Ended::WindowRanOut };
-        if counts == 0 && !self.options.idle {
+        if weight_ns == 0 && !self.options.idle {
             return Taken { stack: None, needed, sample: Some(sample) };
         }
         self.ask_name(process, id);
-        let Some(sample) = self.postpone(sample, ended, counts) else {
+        let Some(sample) = self.postpone(sample, ended, weight_ns) else {
             return Taken { stack: None, needed, sample: None };
         };
         let waiting = self.options.idle && sample.waiting;
-        let node = self.insert(id, ended, &sample.capture.kernel, frames, counts, waiting);
+        let node = self.insert(id, ended, &sample.capture.kernel, frames, weight_ns, waiting);
         Taken { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
-    pub(super) fn repeat(&mut self, node: NodeId, ended: Ended, counts: u64) {
-        self.trie.add(node, counts);
-        self.stats.samples_idle_reused += counts;
-        self.weighed(ended, counts);
+    pub(super) fn repeat(&mut self, node: NodeId, ended: Ended, weight_ns: u64) {
+        self.trie.add(node, weight_ns);
+        self.weights.reused_ns += weight_ns;
+        self.weighed(ended, weight_ns);
     }
 
     /// Puts the frames that were found into the trie, with those in the kernel that they led to.
@@ -219,7 +232,7 @@ impl<'a> Recorder<'a> {
         ended: Ended,
         kernel: &[LookupAvma],
         frames: &mut Frames,
-        counts: u64,
+        weight_ns: u64,
         waiting: bool,
     ) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
@@ -227,27 +240,24 @@ impl<'a> Recorder<'a> {
         let root = Root { branch: account.branch, complete, fiber, waiting };
         self.images.select(self.processes.get(account.process.0 as usize)?.number);
         frames.addresses.splice(0..0, kernel.iter().copied());
-        match self.trie.insert((root, self.images.space()), &frames.addresses, counts) {
+        match self.trie.insert((root, self.images.space()), &frames.addresses, weight_ns) {
             Ok(node) => {
-                self.weighed(ended, counts);
+                self.weighed(ended, weight_ns);
                 for method in &frames.methods {
                     self.stats.frames_by_method[*method as usize] += 1;
                 }
                 Some(node)
             }
             Err(full) => {
-                self.lose(full.reason(), counts);
+                self.lose(full.reason(), weight_ns);
                 None
             }
         }
     }
 
-    fn weighed(&mut self, ended: Ended, counts: u64) {
-        self.stats.samples += counts;
-        if ended.is_complete() {
-            self.stats.stacks_complete += counts;
-        } else if counts > 0 {
-            *self.stats.stacks_incomplete.entry(ended.reason()).or_default() += counts;
+    fn weighed(&mut self, ended: Ended, weight_ns: u64) {
+        if !ended.is_complete() && weight_ns > 0 {
+            *self.weights.incomplete_ns.entry(ended.reason()).or_default() += weight_ns;
         }
     }
 
@@ -439,6 +449,7 @@ impl<'a> Recorder<'a> {
         for id in left {
             self.remove_thread(id, None, "not sampled again before the end");
         }
+        std::mem::take(&mut self.weights).count(self.options.hz, &mut self.trie, &mut self.stats);
         Profile {
             process: process.process().clone(),
             hz: self.options.hz,

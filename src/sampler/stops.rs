@@ -350,8 +350,8 @@ impl<'a> StopDriver<'a> {
             Outcome::BeganToWait => self.recorder.stats.stops_let_go += 1,
             Outcome::NotOnCpu => self.recorder.stats.stops_not_on_cpu += 1,
             Outcome::Unreadable(why) => {
-                let counts = self.weigh(id, capture.look);
-                self.recorder.lose(why, counts.unwrap_or(0));
+                let missed_ns = self.weigh(id, capture.look);
+                self.recorder.lose(why, missed_ns.unwrap_or(0));
             }
         }
         self.spare.push(capture);
@@ -379,24 +379,24 @@ impl<'a> StopDriver<'a> {
         self.recorder.walk_postponed(FIRST, self.target, due, &mut rewalk);
     }
 
-    /// Counts for a thread that was just stopped; `None` if it is accounted for already.
+    /// The weight of a thread's sample that was just stopped, nanoseconds; `None` if it is accounted for already.
     fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = stopped.or_else(|| self.target.look(id).ok());
-        let counts = self.recorder.weigh(id, look)?;
+        let weight_ns = self.recorder.weigh(id, look)?;
         self.earn(id);
-        Some(counts)
+        Some(weight_ns)
     }
 
     /// Hands a sample to the recorder; gives back what is done with.
     fn take(&mut self, sample: Sample) -> Option<Sample> {
         let id = sample.thread;
-        let Some(counts) = self.weigh(id, sample.capture.look) else { return Some(sample) };
+        let Some(weight_ns) = self.weigh(id, sample.capture.look) else { return Some(sample) };
         let window_bytes = self.window_bytes(id);
         let at = (sample.capture.registers.sp(), sample.capture.registers.pc());
         let most = self.budget.window_max_bytes();
-        let taken = self.recorder.take(self.target, sample, counts, most, &mut self.frames);
-        if counts == 0 && !self.options.idle {
+        let taken = self.recorder.take(self.target, sample, weight_ns, most, &mut self.frames);
+        if weight_ns == 0 && !self.options.idle {
             return taken.sample;
         }
         // With a larger window the same stack may be complete: not one to keep.
@@ -419,7 +419,7 @@ impl<'a> StopDriver<'a> {
     fn publish(&self) {
         use std::sync::atomic::Ordering::Relaxed;
         self.live.ticks.store(self.recorder.stats.ticks, Relaxed);
-        self.live.samples.store(self.recorder.stats.samples, Relaxed);
+        self.live.samples.store(self.recorder.samples(), Relaxed);
         self.live.threads.store(self.stops.len() as u64, Relaxed);
         self.live.pause_ns.store(self.recorder.stats.stood_ns, Relaxed);
         let alive_ns = self.recorder.alive_cpu_ns();

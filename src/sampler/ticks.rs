@@ -81,7 +81,7 @@ impl Ticks {
     }
 }
 
-/// Vigna's splitmix64: one step of a sequence good enough to spread ticks and counts.
+/// Vigna's splitmix64: one step of a sequence good enough to spread ticks.
 pub(super) fn splitmix64(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -445,3 +445,22 @@ fn similar_stacks_have_different_fingerprints() {
     both.dedup();
     assert_eq!(both.len(), prints.len());
 }
+
+#[test]
+fn recounting_goes_by_the_order_of_stacks_and_leaves_no_old_weight() {
+    let mut trie = Trie::new();
+    trie.insert((1, 0), &[3, 1], 30).expect("fits");
+    trie.insert((0, 0), &[9], 20).expect("fits");
+    trie.insert((1, 0), &[2, 1], 40).expect("fits");
+    trie.insert((1, 0), &[1], 10).expect("fits");
+    let mut seen = Vec::new();
+    trie.recount(|weight| {
+        seen.push(weight);
+        weight / 20
+    });
+    assert_eq!(seen, [20, 10, 40, 30]);
+    assert_eq!((trie.total(), trie.distinct_stacks()), (1 + 2 + 1, 3));
+    let mut counts = Vec::new();
+    trie.for_each_stack(|_, count| counts.push(count));
+    assert_eq!(counts, [1, 2, 1]);
+}

@@ -1,0 +1,189 @@
+//! Weights become counts: nanoseconds while a recording runs, whole periods of 1/hz at its end.
+//!
+//! A count for each sample in turn would have to say 0, 1 or 2 where it stands for 0.97 or 1.04
+//! periods, and a draw for each adds a third to the scatter of all shares. Here a stack's time is
+//! added up first. Then whole counts are given out along the tree, each stack as many as
+//! the time up to and with it has more of than the time before it. So any function below the
+//! same callers is within one count of its time, and all together of theirs.
+
+use std::collections::BTreeMap;
+
+use crate::recording::{Frame, Stats};
+use crate::trie::Trie;
+
+const SECOND_NS: u128 = 1_000_000_000;
+
+/// Whole counts of times that come one after the other.
+#[derive(Debug)]
+pub(super) struct Counts {
+    hz: u32,
+    passed_ns: u64,
+    given: u64,
+}
+
+impl Counts {
+    /// Of periods of 1/hz.
+    pub(super) fn new(hz: u32) -> Counts {
+        Counts { hz, passed_ns: 0, given: 0 }
+    }
+
+    /// Counts of the next time: all that were given are those of all time, rounded.
+    pub(super) fn next(&mut self, weight_ns: u64) -> u64 {
+        self.passed_ns = self.passed_ns.saturating_add(weight_ns);
+        let periods = (u128::from(self.passed_ns) * u128::from(self.hz) + SECOND_NS / 2) / SECOND_NS;
+        let all = u64::try_from(periods).unwrap_or(u64::MAX);
+        all - std::mem::replace(&mut self.given, all)
+    }
+}
+
+/// Counts of a time by itself.
+pub(super) fn counts_of(weight_ns: u64, hz: u32) -> u64 {
+    Counts::new(hz).next(weight_ns)
+}
+
+/// The time that so many periods of 1/hz are, nanoseconds.
+pub(super) fn periods_ns(periods: u64, hz: u32) -> u64 {
+    let hz = u128::from(hz.max(1));
+    u64::try_from((u128::from(periods) * SECOND_NS + hz / 2) / hz).unwrap_or(u64::MAX)
+}
+
+/// What a recording's stacks weigh beside what its trie holds of each, nanoseconds.
+#[derive(Debug, Default)]
+pub(super) struct Weights {
+    /// Of stacks that ended early, by reason.
+    pub(super) incomplete_ns: BTreeMap<&'static str, u64>,
+    /// Of waiting threads whose stack was taken once and used again.
+    pub(super) reused_ns: u64,
+    /// Not in the trie, by reason.
+    pub(super) lost_ns: BTreeMap<&'static str, u64>,
+}
+
+impl Weights {
+    /// Makes counts of what the trie holds, and tells the statistics: counts in the trie and
+    /// those that were lost add up to all of the time.
+    pub(super) fn count(self, hz: u32, trie: &mut Trie<Frame>, stats: &mut Stats) {
+        let mut counts = Counts::new(hz);
+        trie.recount(|weight_ns| counts.next(weight_ns));
+        stats.samples = trie.total();
+        stats.samples_idle_reused = counts_of(self.reused_ns, hz).min(stats.samples);
+        stats.stacks_complete = complete(trie);
+        stats.stacks_incomplete = divided(&self.incomplete_ns, stats.samples - stats.stacks_complete);
+        stats.samples_lost =
+            given(self.lost_ns.into_iter().map(|(why, lost_ns)| (why, counts.next(lost_ns))));
+    }
+}
+
+/// Counts below roots of complete stacks.
+fn complete(trie: &Trie<Frame>) -> u64 {
+    let mut all = 0;
+    trie.map_nodes(false, |node, frame, caller| {
+        let complete = match frame {
+            Frame::Root(root) => root.complete,
+            Frame::Code { .. } => *caller,
+        };
+        all += if complete { trie.count(node) } else { 0 };
+        complete
+    });
+    all
+}
+
+/// So many counts by reason, in proportion to its time.
+fn divided(by_reason_ns: &BTreeMap<&'static str, u64>, all: u64) -> BTreeMap<&'static str, u64> {
+    let all_ns: u128 = by_reason_ns.values().map(|ns| u128::from(*ns)).sum::<u128>().max(1);
+    let (mut passed_ns, mut before) = (0, 0);
+    given(by_reason_ns.iter().map(|(why, ns)| {
+        passed_ns += u128::from(*ns);
+        let up_to = ((u128::from(all) * passed_ns + all_ns / 2) / all_ns) as u64;
+        (*why, up_to - std::mem::replace(&mut before, up_to))
+    }))
+}
+
+fn given(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static str, u64> {
+    counts.filter(|(_, counts)| *counts > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::LookupAvma;
+    use crate::recording::Root;
+    use crate::rng::Rng;
+
+    const HZ: u32 = 997;
+
+    fn root(branch: u32, complete: bool) -> Root {
+        Root { branch, complete, fiber: false, waiting: false }
+    }
+
+    /// Time as counts, unrounded.
+    fn exact(ns: u64) -> f64 {
+        ns as f64 * f64::from(HZ) / 1e9
+    }
+
+    #[test]
+    fn each_function_below_its_callers_is_within_one_count_of_its_time() {
+        for seed in 0..100 {
+            let mut rng = Rng::new(seed);
+            let mut trie = Trie::new();
+            let mut weights = Weights::default();
+            // By branch, and by branch and outermost function.
+            let (mut of_branch, mut of_function) = (BTreeMap::new(), BTreeMap::new());
+            let mut all_ns = 0;
+            for _ in 0..2_000 {
+                let branch = rng.below(3) as u32;
+                let (function, leaf) = (rng.within(1, 4) << 12, rng.within(0x9000, 0x9005));
+                let weight_ns = rng.within(500_000, 1_500_000);
+                let stack = [LookupAvma(leaf), LookupAvma(function + rng.within(0, 2))];
+                trie.insert((root(branch, branch != 1), 0), &stack, weight_ns).expect("fits");
+                if branch == 1 {
+                    *weights.incomplete_ns.entry(["a", "b"][rng.below(2)]).or_default() += weight_ns;
+                }
+                *of_branch.entry(branch).or_insert(0) += weight_ns;
+                *of_function.entry((branch, function)).or_insert(0) += weight_ns;
+                all_ns += weight_ns;
+            }
+            weights.lost_ns.insert("lost", 7_300_000);
+            let mut stats = Stats::default();
+            weights.count(HZ, &mut trie, &mut stats);
+
+            let (mut branches, mut functions) = (BTreeMap::new(), BTreeMap::new());
+            trie.for_each_stack(|path, counts| {
+                let (Some(Frame::Root(root)), Some(Frame::Code { address, .. })) =
+                    (trie.frame(path[0]), path.get(1).and_then(|frame| trie.frame(*frame)))
+                else {
+                    panic!("seed {seed}: a stack without a root or code");
+                };
+                *branches.entry(root.branch).or_insert(0) += counts;
+                *functions.entry((root.branch, address.at().0 & !0xfff)).or_insert(0) += counts;
+            });
+            for (branch, ns) in of_branch {
+                assert!((exact(ns) - branches[&branch] as f64).abs() <= 1.0, "seed {seed}, branch {branch}");
+            }
+            for (at, ns) in of_function {
+                assert!((exact(ns) - functions[&at] as f64).abs() <= 1.0, "seed {seed}, function {at:x?}");
+            }
+            assert!((exact(all_ns) - stats.samples as f64).abs() <= 0.5, "seed {seed}");
+            let lost: u64 = stats.samples_lost.values().sum();
+            assert!((exact(all_ns + 7_300_000) - (stats.samples + lost) as f64).abs() <= 0.5, "seed {seed}");
+            let incomplete: u64 = stats.stacks_incomplete.values().sum();
+            assert_eq!((incomplete, stats.stacks_complete), (branches[&1], branches[&0] + branches[&2]));
+        }
+    }
+
+    #[test]
+    fn samples_of_nearly_a_period_are_one_count_each() {
+        let mut counts = Counts::new(1000);
+        let given: Vec<u64> = (0..100u64).map(|at| counts.next(1_000_000 + at % 7 * 100 - 300)).collect();
+        assert_eq!(given, vec![1; 100]);
+    }
+
+    #[test]
+    fn periods_and_their_time_are_the_same() {
+        for hz in [1, 3, 997, 10_000] {
+            for periods in [0, 1, 2, 999, 1_000_003] {
+                assert_eq!(counts_of(periods_ns(periods, hz), hz), periods, "{periods} at {hz} Hz");
+            }
+        }
+        assert_eq!(Counts::new(10_000).next(u64::MAX), 184_467_440_737_096);
+    }
+}
