@@ -1,10 +1,10 @@
 //! Weights become counts: nanoseconds while a recording runs, whole periods of 1/hz at its end.
 //!
-//! A count for each sample in turn would have to say 0, 1 or 2 where it stands for 0.97 or 1.04
-//! periods, and a draw for each adds a third to the scatter of all shares. Here a stack's time is
-//! added up first. Then whole counts are given out along the tree, each stack as many as
-//! the time up to and with it has more of than the time before it. So any function below the
-//! same callers is within one count of its time, and all together of theirs.
+//! A sample stands for 0.97 or 1.04 periods. If each were rounded by itself, at random, so that it is
+//! right on average, the scatter of all shares would be a third larger. So the time of each stack
+//! is added up first, and rounded once. Stacks are taken in the order of the tree; the sum of
+//! all times so far, rounded, is how many counts they have together. So each function below the
+//! same callers is within one count of its time, and the whole profile within half a count.
 
 use std::collections::BTreeMap;
 
