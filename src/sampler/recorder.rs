@@ -449,7 +449,16 @@ impl<'a> Recorder<'a> {
         for id in left {
             self.remove_thread(id, None, "not sampled again before the end");
         }
-        std::mem::take(&mut self.weights).count(self.options.hz, &mut self.trie, &mut self.stats);
+        let (programs, branches) = (&self.programs, &self.branches);
+        // Not in the order in which they were seen, which is a matter of chance.
+        let place = |root: Root| {
+            let branch = branches.get(root.branch as usize);
+            let program = branch.and_then(|branch| programs.get(branch.program as usize));
+            let thread = branch.and_then(|branch| branch.thread.as_ref()).map(|thread| thread.id);
+            let Root { complete, fiber, waiting, .. } = root;
+            (program.map(|program| (&*program.name, program.pid)), thread, fiber, waiting, !complete)
+        };
+        std::mem::take(&mut self.weights).count(self.options.hz, &mut self.trie, place, &mut self.stats);
         Profile {
             process: process.process().clone(),
             hz: self.options.hz,

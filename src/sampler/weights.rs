@@ -8,7 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::recording::{Frame, Stats};
+use crate::addr::LookupAvma;
+use crate::recording::{Frame, Root, Stats};
 use crate::trie::Trie;
 
 const SECOND_NS: u128 = 1_000_000_000;
@@ -59,11 +60,23 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Makes counts of what the trie holds, and tells the statistics: counts in the trie and
-    /// those that were lost add up to all of the time.
-    pub(super) fn count(self, hz: u32, trie: &mut Trie<Frame>, stats: &mut Stats) {
+    /// Makes counts of what the trie holds, in the order of the places of roots and of addresses,
+    /// in whatever space these are; tells the statistics. Counts in the trie and those that were lost add up
+    /// to all of the time.
+    pub(super) fn count<P: Ord>(
+        self,
+        hz: u32,
+        trie: &mut Trie<Frame>,
+        place: impl Fn(Root) -> P,
+        stats: &mut Stats,
+    ) {
         let mut counts = Counts::new(hz);
-        trie.recount(|weight_ns| counts.next(weight_ns));
+        // Spaces are told apart by when images were read, which is a matter of chance.
+        let place = |frame| match frame {
+            Frame::Root(root) => (Some(place(root)), LookupAvma(0)),
+            Frame::Code { address, .. } => (None, address),
+        };
+        trie.recount(place, |weight_ns| counts.next(weight_ns));
         stats.samples = trie.total();
         stats.samples_idle_reused = counts_of(self.reused_ns, hz).min(stats.samples);
         stats.stacks_complete = complete(trie);
@@ -105,8 +118,6 @@ fn given(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::LookupAvma;
-    use crate::recording::Root;
     use crate::rng::Rng;
 
     const HZ: u32 = 997;
@@ -144,7 +155,7 @@ mod tests {
             }
             weights.lost_ns.insert("lost", 7_300_000);
             let mut stats = Stats::default();
-            weights.count(HZ, &mut trie, &mut stats);
+            weights.count(HZ, &mut trie, |root| root, &mut stats);
 
             let (mut branches, mut functions) = (BTreeMap::new(), BTreeMap::new());
             trie.for_each_stack(|path, counts| {

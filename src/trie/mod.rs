@@ -300,18 +300,18 @@ impl<K: Key> Trie<K> {
     ///
     /// A stack comes before those it is the beginning of; siblings come in the order of
     /// their frames. The order of insertion has no influence.
-    pub fn for_each_stack(&self, mut visit: impl FnMut(&[FrameId], u64)) {
-        self.in_order(|_, path, weight| visit(path, weight));
-    }
-
-    fn in_order(&self, visit: impl FnMut(NodeId, &[FrameId], u64)) {
+    pub fn for_each_stack(&self, visit: impl FnMut(&[FrameId], u64)) {
         order::for_each_stack(self.frames.as_slice(), &self.nodes, |node| self.count(NodeId(node)), visit);
     }
 
-    /// Gives every weight another value, in the order of [`for_each_stack`](Trie::for_each_stack).
-    pub fn recount(&mut self, mut value: impl FnMut(u64) -> u64) {
+    /// Gives every weight another value: callers before what they call, siblings in the order of
+    /// their places; stacks whose frames have the same places follow each other.
+    pub fn recount<P: Ord>(&mut self, place: impl Fn(K) -> P, mut value: impl FnMut(u64) -> u64) {
         let mut recounted = Vec::with_capacity(self.distinct_stacks);
-        self.in_order(|node, _, weight| recounted.push((node, value(weight))));
+        order::by_place(self.frames.as_slice(), &self.nodes, place, |node| match self.count(node) {
+            0 => {}
+            weight => recounted.push((node, value(weight))),
+        });
         (self.total, self.distinct_stacks) = (0, 0);
         for (node, weight) in recounted {
             if let Some(leaf) = self.leaf(node.0).and_then(|leaf| self.leaves.get_mut(leaf)) {

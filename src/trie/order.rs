@@ -1,7 +1,7 @@
 //! The order in which stacks are read: by their frames from the root on, whoever came first.
 //!
-//! Input: the tables. Output: each counted stack once. Memory is 12 bytes a node and the
-//! depth of one stack; the walk has its own stack, because a target's may be deep.
+//! Input: the tables. Output: each counted stack once, or each node. Memory is 12 bytes a node and
+//! the depth of one stack; walks have their own stack, because a target's may be deep.
 
 use super::tables::NodeTable;
 use super::{FrameId, Key, NodeId};
@@ -10,7 +10,7 @@ pub(super) fn for_each_stack<K: Key>(
     frames: &[K],
     nodes: &NodeTable,
     count: impl Fn(u32) -> u64,
-    mut visit: impl FnMut(NodeId, &[FrameId], u64),
+    mut visit: impl FnMut(&[FrameId], u64),
 ) {
     let rank = ranks(frames);
     // (parent, rank of the frame, node): sorted, the children of one node lie side by side in order.
@@ -23,7 +23,7 @@ pub(super) fn for_each_stack<K: Key>(
 
     let mut path: Vec<FrameId> = Vec::new();
     if count(0) > 0 {
-        visit(NodeId(0), &path, count(0));
+        visit(&path, count(0));
     }
     // The children still to visit of each node of the path.
     let mut open = vec![of(&children, 0)];
@@ -38,20 +38,61 @@ pub(super) fn for_each_stack<K: Key>(
         path.push(FrameId(node.frame));
         let weight = count(id);
         if weight > 0 {
-            visit(NodeId(id), &path, weight);
+            visit(&path, weight);
         }
         open.push(of(&children, id));
     }
 }
 
+/// All nodes, callers before what they call, in the order of the places of their frames. Stacks
+/// whose frames have the same places lie side by side, as if they were one.
+pub(super) fn by_place<K: Key, P: Ord>(
+    frames: &[K],
+    nodes: &NodeTable,
+    place: impl Fn(K) -> P,
+    mut visit: impl FnMut(NodeId),
+) {
+    let rank = ranks_by(frames, place);
+    let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
+    for (id, node) in nodes.iter().enumerate().skip(1) {
+        children.push((node.parent, rank.get(node.frame as usize).copied().unwrap_or(u32::MAX), id as u32));
+    }
+    children.sort_unstable();
+    // (depth, rank, node), what comes next last: the nodes of one place lie on top of each other.
+    let mut open: Vec<(u32, u32, u32)> = vec![(0, 0, 0)];
+    let mut same: Vec<u32> = Vec::new();
+    while let Some((depth, rank, node)) = open.pop() {
+        same.clear();
+        same.push(node);
+        while let Some((_, _, next)) = open.pop_if(|next| (next.0, next.1) == (depth, rank)) {
+            same.push(next);
+        }
+        let first = open.len();
+        for node in &same {
+            visit(NodeId(*node));
+            open.extend(of(&children, *node).iter().map(|&(_, rank, child)| (depth + 1, rank, child)));
+        }
+        if let Some(below) = open.get_mut(first..) {
+            below.sort_unstable_by(|a, b| b.cmp(a));
+        }
+    }
+}
+
 /// The place of each frame in the order of frames.
 fn ranks<K: Key>(frames: &[K]) -> Vec<u32> {
-    let mut sorted: Vec<u32> = (0..frames.len() as u32).collect();
-    sorted.sort_unstable_by_key(|&id| frames.get(id as usize));
+    ranks_by(frames, |frame| frame)
+}
+
+/// The rank of each frame's place; frames with the same place have the same rank.
+fn ranks_by<K: Key, P: Ord>(frames: &[K], place: impl Fn(K) -> P) -> Vec<u32> {
+    let mut sorted: Vec<(P, u32)> = frames.iter().map(|frame| place(*frame)).zip(0..).collect();
+    sorted.sort_unstable();
     let mut ranks = vec![0; frames.len()];
-    for (rank, id) in sorted.into_iter().enumerate() {
-        if let Some(slot) = ranks.get_mut(id as usize) {
-            *slot = rank as u32;
+    for (rank, same) in (0..).zip(sorted.chunk_by(|a, b| a.0 == b.0)) {
+        for (_, id) in same {
+            if let Some(slot) = ranks.get_mut(*id as usize) {
+                *slot = rank;
+            }
         }
     }
     ranks

@@ -447,20 +447,30 @@ fn similar_stacks_have_different_fingerprints() {
 }
 
 #[test]
-fn recounting_goes_by_the_order_of_stacks_and_leaves_no_old_weight() {
+fn recounting_takes_stacks_of_the_same_places_for_one_and_leaves_no_old_weight() {
     let mut trie = Trie::new();
+    // Two spaces, which are no part of a place, and roots from the last to the first.
     trie.insert((1, 0), &[3, 1], 30).expect("fits");
     trie.insert((0, 0), &[9], 20).expect("fits");
-    trie.insert((1, 0), &[2, 1], 40).expect("fits");
+    trie.insert((1, 1), &[2, 1], 40).expect("fits");
+    trie.insert((1, 1), &[4, 3, 1], 5).expect("fits");
     trie.insert((1, 0), &[1], 10).expect("fits");
+    trie.insert((1, 1), &[3, 1], 31).expect("fits");
+    let place = |frame| match frame {
+        Frame::Root(root) => (0, u64::MAX - u64::from(root)),
+        Frame::Code { address, .. } => (1, address),
+    };
     let mut seen = Vec::new();
-    trie.recount(|weight| {
+    trie.recount(place, |weight| {
         seen.push(weight);
         weight / 20
     });
-    assert_eq!(seen, [20, 10, 40, 30]);
-    assert_eq!((trie.total(), trie.distinct_stacks()), (1 + 2 + 1, 3));
+    // Those of the same places in either order.
+    seen[2..4].sort_unstable();
+    assert_eq!(seen, [10, 40, 30, 31, 5, 20]);
+    assert_eq!((trie.total(), trie.distinct_stacks()), (2 + 1 + 1 + 1, 4));
     let mut counts = Vec::new();
     trie.for_each_stack(|_, count| counts.push(count));
-    assert_eq!(counts, [1, 2, 1]);
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 1, 1, 2]);
 }

@@ -38,6 +38,8 @@ struct Logged {
     names: BTreeMap<ThreadId, Vec<(u64, Option<String>)>>,
     /// Threads of the beginning that were not looked at yet, with where they began.
     found: BTreeMap<ThreadId, Option<Avma>>,
+    /// The last look at each thread: what the driver knows of one that has ended since.
+    looks: BTreeMap<ThreadId, Look>,
 }
 
 impl Logged {
@@ -96,6 +98,9 @@ impl Target for Logged {
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
         self.walk_stopped();
         let look = self.target.look(thread);
+        if let Ok(look) = &look {
+            self.looks.insert(thread, *look);
+        }
         if let (Some(stack_top), Ok(look)) = (self.found.remove(&thread), look.clone()) {
             self.note(thread, What::Started { stack_top, look, found: true });
         }
@@ -115,7 +120,9 @@ impl Target for Logged {
                 capture.look = capture.look.or(look);
                 match outcome {
                     Outcome::Captured => {
-                        self.stopped.push((*thread, What::Sampled(Box::new(capture.clone()))));
+                        let look = capture.look.or(self.looks.get(thread).copied());
+                        let sampled = Capture { look, ..capture.clone() };
+                        self.stopped.push((*thread, What::Sampled(Box::new(sampled))));
                     }
                     Outcome::Unreadable(why) => {
                         let what = capture.look.map(|look| What::Missed(look, why));
@@ -263,6 +270,7 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
         images: Vec::new(),
         names: BTreeMap::new(),
         found: BTreeMap::new(),
+        looks: BTreeMap::new(),
     };
     let stopped = sampler::record(&mut log, &clock, &options, &Live::default()).unwrap();
     log.walk_stopped();
