@@ -100,7 +100,7 @@ impl<'a> Recorder<'a> {
             postponed: Vec::new(),
         };
         let program = recorder.add_program(process.pid, &process.name);
-        recorder.processes.push(Recorded::new(0, program));
+        recorder.processes.push(Recorded::new(0, process.pid, program));
         recorder
     }
 
