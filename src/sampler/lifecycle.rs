@@ -7,13 +7,19 @@
 use super::postponed::{Due, Rewalk};
 use super::process::{FIRST, ProcessIndex, UNSAMPLED};
 use super::stops::{Stop, StopDriver};
-use super::thread::unknown_look;
+use super::thread::{Account, unknown_look};
 use crate::addr::Avma;
 use crate::recording::Profile;
 use crate::sources::{Look, Observed, Target, ThreadId};
 
 /// The last looks at threads and their names take this long at most, nanoseconds.
 const LAST_LOOKS_NS: u64 = 20_000_000;
+
+/// Programs of which is remembered what their processes used and no sample stood for.
+const PROGRAMS_MAX: usize = 4096;
+
+/// Why time is lost of threads that came and went.
+const ENDED: &str = "thread ended before its next sample";
 
 /// Why samples of processes are lost that the recorder has no room for.
 pub(super) const TOO_MANY: &str = "too many processes";
@@ -73,10 +79,44 @@ impl StopDriver<'_> {
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
-        if let Some(stop) = self.stops.remove(&id) {
-            self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        let Some(stop) = self.stops.remove(&id) else { return };
+        self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        let program = self.stands_for(stop.process, id).map(str::to_owned);
+        let has_room = |program: &String| {
+            self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
+        };
+        if let Some(program) = program.filter(has_room) {
+            let unsampled_ns = self.recorder.leave_thread(id, cpu_ns);
+            *self.unsampled_ns.entry(program).or_default() += unsampled_ns;
+        } else {
+            self.recorder.remove_thread(id, cpu_ns, ENDED);
         }
-        self.recorder.remove_thread(id, cpu_ns, "thread ended before its next sample");
+    }
+
+    /// The program of which a thread stands for others: of the first thread of a process that the
+    /// target started. A process of a few milliseconds uses a large part of them after its last
+    /// sample, if it has one at all: the first sample of the next process that runs the same program
+    /// stands for that. So their time adds up, and their beginnings have what is due to them: samples
+    /// there are as many as elsewhere, and would weigh little.
+    fn stands_for(&self, process: u32, id: ThreadId) -> Option<&str> {
+        let known = self.known.get(&process)?;
+        let does = !self.options.idle && known.of != FIRST && id.0 == u64::from(process);
+        does.then_some(known.name.as_str())
+    }
+
+    /// A sample of a thread is about to be weighed: if it is the first of its process, it stands for
+    /// what others used that have ended.
+    pub(super) fn inherit(&mut self, id: ThreadId) {
+        if self.unsampled_ns.is_empty() || !self.recorder.accounts.get(&id).is_some_and(Account::is_new) {
+            return;
+        }
+        let Some(process) = self.stops.get(&id).map(|stop| stop.process) else { return };
+        let Some(program) = self.stands_for(process, id).map(str::to_owned) else { return };
+        if let Some(unsampled_ns) = self.unsampled_ns.get_mut(&program)
+            && let Some(account) = self.recorder.accounts.get_mut(&id)
+        {
+            account.inherit(std::mem::take(unsampled_ns));
+        }
     }
 
     /// The threads of a process.
@@ -212,6 +252,10 @@ impl StopDriver<'_> {
                 self.recorder.rename(process, id);
             }
             self.recorder.remove_thread(id, look.map(|look| look.cpu_ns), unsampled);
+        }
+        for unsampled_ns in self.unsampled_ns.values() {
+            let counts = unsampled_ns.saturating_mul(self.options.hz.into()) / 1_000_000_000;
+            self.recorder.lose(ENDED, counts);
         }
         self.recorder.finish(self.target)
     }

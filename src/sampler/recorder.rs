@@ -134,6 +134,15 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    /// Closes a thread's account as [`Recorder::remove_thread`] does, but what it used since its last
+    /// sample is not lost: it is given back, nanoseconds.
+    pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {
+        let Some(mut account) = self.accounts.remove(&id) else { return 0 };
+        let unsampled_ns = account.unsampled_ns(cpu_ns, self.clock.now_ns(), self.options.idle);
+        self.stats.target_cpu_ns += account.used_cpu_ns();
+        unsampled_ns
+    }
+
     /// Asks for the name of a thread that had none when it was first seen: threads name
     /// themselves after they start, and may have ended before the recording does.
     fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {

@@ -80,6 +80,8 @@ pub(super) struct StopDriver<'a> {
     pub(super) stops: HashMap<ThreadId, Stop>,
     /// Processes that have not ended, by their numbers.
     pub(super) known: HashMap<u32, Known>,
+    /// By program, what processes used that ended before a sample stood for it, nanoseconds.
+    pub(super) unsampled_ns: HashMap<String, u64>,
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
     pub(super) captured: Vec<Sample>,
     pub(super) spare: Vec<Capture>,
@@ -122,6 +124,7 @@ impl<'a> StopDriver<'a> {
             recorder,
             stops: HashMap::new(),
             known,
+            unsampled_ns: HashMap::new(),
             captured: Vec::new(),
             spare: Vec::new(),
             frames: Frames::default(),
@@ -383,6 +386,7 @@ impl<'a> StopDriver<'a> {
     fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = stopped.or_else(|| self.target.look(id).ok());
+        self.inherit(id);
         let counts = self.recorder.weigh(id, look)?;
         self.earn(id);
         Some(counts)

@@ -47,6 +47,8 @@ pub(super) struct Account {
     fresh: bool,
     /// It already ran when we came: what the system said then may have lagged.
     found: bool,
+    /// What others used that its next sample stands for, too, nanoseconds.
+    inherited_ns: u64,
 }
 
 impl Account {
@@ -81,6 +83,7 @@ impl Account {
             random: seed,
             fresh: true,
             found,
+            inherited_ns: 0,
         }
     }
 
@@ -121,7 +124,18 @@ impl Account {
         let look = look.unwrap_or(Look { cpu_ns: 0, ..self.sampled });
         let used_ns = self.used_since_sample(look, most_ns);
         self.sampled_now(look, at_ns);
-        self.count(used_ns, hz)
+        let inherited_ns = std::mem::take(&mut self.inherited_ns);
+        self.count(used_ns.saturating_add(inherited_ns), hz)
+    }
+
+    /// Whether it began while recorded, and was not sampled yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.fresh && !self.found
+    }
+
+    /// Its next sample stands for this time of others, too, nanoseconds.
+    pub(super) fn inherit(&mut self, ns: u64) {
+        self.inherited_ns = self.inherited_ns.saturating_add(ns);
     }
 
     /// Counts of a sample by wall-clock time.
@@ -135,13 +149,20 @@ impl Account {
     /// Counts that no sample will take: CPU time used since the last one, up to `cpu_ns`,
     /// or `wall`-clock time.
     pub(super) fn unsampled(&mut self, cpu_ns: Option<u64>, now_ns: u64, hz: u32, wall: bool) -> u64 {
+        let ns = self.unsampled_ns(cpu_ns, now_ns, wall);
+        self.count(ns, hz)
+    }
+
+    /// The same in nanoseconds.
+    pub(super) fn unsampled_ns(&mut self, cpu_ns: Option<u64>, now_ns: u64, wall: bool) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
         // After an exec the figure may be another thread's.
         let most_ns = if self.fresh && self.found { passed_ns } else { passed_ns.saturating_add(LAG_NS) };
         let look = Look { cpu_ns: cpu_ns.unwrap_or(0), ..self.sampled };
         let used_ns = self.used_since_sample(look, most_ns);
         self.sampled_now(look, now_ns);
-        self.count(if wall { passed_ns } else { used_ns }, hz)
+        let inherited_ns = std::mem::take(&mut self.inherited_ns);
+        if wall { passed_ns } else { used_ns.saturating_add(inherited_ns) }
     }
 
     /// CPU time since the last sample, `most_ns` at most: a thread cannot use more than

@@ -49,8 +49,11 @@ fn what_a_command_starts_is_the_same_tree_by_both_sources() {
     let apart = launch_by_stops(&["--per-process"], &arguments);
     let ones = roots(&apart).matches("tree_one (").count();
     apart.check(ones == 4, format!("{ones} processes of four in {}", roots(&apart)));
-    let alone = launch_by_stops(&["--no-children"], &arguments);
-    alone.check(roots(&alone) == "tree", roots(&alone));
+    // Without them there is hardly anything to sample.
+    let options = ["--source", "ptrace", "--no-children", "--hz", "9970"];
+    let alone = launch(&options, &fixture("tree"), &arguments);
+    alone.check(matches!(roots(&alone).as_str(), "tree" | ""), roots(&alone));
+    alone.check(matches!(alone.status.code(), Some(0 | 4)), "neither done nor empty");
     drop(_one);
     // By the kernel, where it samples here.
     let Some(_one) = sampled() else { return };
@@ -94,9 +97,10 @@ fn the_time_of_a_thousand_short_processes_is_accounted_for_under_their_names() {
         );
         recorded.check((counts + lost) / used_s > 0.95, format!("{counts} s, {lost} s lost, of {used_s}"));
         recorded.check((counts + lost) / used_s < 1.05, format!("{counts} s, {lost} s lost, of {used_s}"));
-        // What a process used after its last sample is told as lost: half a period, and more where
-        // a thread was asked while it had no CPU.
-        recorded.check(named.iter().sum::<f64>() > 0.4 * burned, format!("{named:?} s of {burned} named"));
+        // What a process used after its last sample the next one's first sample stands for.
+        recorded.check(lost / used_s < 0.05, format!("{lost} s of {used_s} lost"));
+        let share = named.iter().sum::<f64>() / burned;
+        recorded.check((share - 1.0).abs() < 0.2, format!("{named:?} s of {burned} named"));
         let [one, two] = named;
         recorded.check((one / two - 1.0).abs() < 0.25, format!("{one} s and {two} s of the same work"));
         recorded.check(roots(&recorded) == "tree, tree_one, tree_two", roots(&recorded));

@@ -91,6 +91,8 @@ fn what_outlives_a_command_runs_on_untraced() {
     let recorded = launch(&[], &fixture("family"), &["leave", "300000"]);
     recorded.check_success();
     recorded.check(recorded.stats["exit_status"] == 5, "not the command's exit status");
+    let burned = under(&recorded, "family", "burn_in_left");
+    recorded.check(burned > 10, format!("{burned} counts of what was left"));
     recorded.check(recorded.stdout == "left tracer 0\n", format!("it said {:?}", recorded.stdout));
 }
 

@@ -37,7 +37,12 @@ pub(super) struct Standing {
 
 impl Standing {
     pub(super) fn new(tid: pid_t) -> Standing {
-        Standing { tid, signal: 0, by_job_control: false }
+        Standing::on_its_way(tid, 0)
+    }
+
+    /// With a signal on its way to it.
+    pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> Standing {
+        Standing { tid, signal, by_job_control: false }
     }
 }
 

@@ -153,10 +153,10 @@ impl LinuxTarget {
     fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int, capture: &mut Capture) -> Option<Event> {
         match event {
             // A signal of the target's own, on its way to it.
-            0 => self.collect_if_pending(Standing { signal, ..Standing::new(tid) }, capture),
+            0 => self.collect_if_pending(Standing::on_its_way(tid, signal), capture),
             libc::PTRACE_EVENT_STOP => {
                 let by_job_control = signal != libc::SIGTRAP;
-                let standing = Standing { by_job_control, ..Standing::new(tid) };
+                let standing = Standing { tid, signal: 0, by_job_control };
                 match () {
                     () if !self.knows(tid) => self.new_thread(standing),
                     // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.

@@ -152,9 +152,50 @@ fn short_processes_are_named_by_their_own_code() {
         let short: u64 = counts.iter().filter(|(pid, _)| **pid >= 2000).map(|(_, count)| count).sum();
         let real: f64 = tree.truth.keys().filter(|pid| **pid >= 2000).map(|pid| tree.real_counts(*pid)).sum();
         println!("{short} counts of {real:.0} in {} processes", tree.truth.len());
-        // What is used after the last sample of a process is told as lost: half a period or so of three.
+        // What is used after the last sample of a process stands in the first one of others only where
+        // they have the same name, and is told as lost here: half a period or so of three.
         assert!(short as f64 > 0.7 * real && (short as f64) < 1.05 * real, "{short} of {real}");
         assert!(tree.profile.stats.stacks_incomplete.is_empty(), "{:?}", tree.profile.stats);
         assert_eq!(tree.profile.stats.processes_seen, 401);
+    }
+}
+
+/// Short processes of one program: their time adds up in the profile, and stands with the phases that
+/// used it, the beginning among them.
+#[test]
+fn short_processes_of_one_program_have_all_of_their_time() {
+    let _replay = replay(8);
+    let first =
+        numbered(process(Arch::X86_64, 1, 9, vec![vec![run(500, &[0, 1]), wait(1_500, &[0, 2])]]), 1000);
+    let others = (0..2000u32).map(|number| {
+        let start_ns = 20 * MS + u64::from(number) * 4_300_001;
+        let phases = vec![run(600, &[0, 5]), run(600, &[0, 6]), run(600, &[0, 7])];
+        let mut config = process(Arch::X86_64, 1, 9, vec![phases]);
+        config.exit_ns = start_ns + 1_800_000;
+        config.pid = 2000 + 100 * number;
+        config.name = "short".to_owned();
+        SimProcess { start_ns, config }
+    });
+    let options = Options { threads: false, ..options(997, 8) };
+    let tree = record_tree(first, others.collect(), &options);
+    tree.check_balance();
+    let profile = &tree.profile;
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    profile.trie.for_each_stack(|frames, count| {
+        let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("no root") };
+        let branch = &profile.branches[root.branch as usize];
+        let leaf = frames.last().and_then(|leaf| tree.names.get(*leaf).next());
+        if profile.programs[branch.program as usize].name == "short" {
+            *counts.entry(leaf.map_or_else(String::new, ToString::to_string)).or_default() += count;
+        }
+    });
+    let real: f64 = tree.truth.keys().filter(|pid| **pid >= 2000).map(|pid| tree.real_counts(*pid)).sum();
+    let all: u64 = counts.values().sum();
+    println!("{counts:?}, {all} of {real:.0}");
+    assert!((all as f64 / real - 1.0).abs() < 0.03, "{all} counts of {real}");
+    for function in ["f5", "f6", "f7"] {
+        let share = counts.get(function).copied().unwrap_or(0) as f64 / all as f64;
+        // About 3,500 samples; those within the first period stand for a fixed time on average only.
+        assert!((share - 1.0 / 3.0).abs() < 0.06, "{share} of the time in {function}: {counts:?}");
     }
 }
