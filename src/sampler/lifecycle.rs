@@ -1,18 +1,56 @@
-//! Threads of a driven target from their first sight to their end, and the profile that is left
-//! of all.
+//! Threads and processes of a driven target from their first sight to their end, and the profile
+//! that is left of all.
+//!
+//! A process is known to the recorder from its first sample on: of the many that live for less than
+//! a tick most have none.
 
-use super::postponed::Due;
-use super::process::FIRST;
+use super::postponed::{Due, Rewalk};
+use super::process::{FIRST, ProcessIndex, UNSAMPLED};
 use super::stops::{Stop, StopDriver};
-use super::thread::unknown_look;
+use super::thread::{Account, unknown_look};
 use crate::addr::Avma;
 use crate::recording::Profile;
-use crate::sources::{Look, ThreadId};
+use crate::sources::{Look, Observed, Target, ThreadId};
 
 /// The last looks at threads and their names take this long at most, nanoseconds.
 const LAST_LOOKS_NS: u64 = 20_000_000;
 
+/// Programs of which is remembered what their processes used and no sample stood for.
+const PROGRAMS_MAX: usize = 4096;
+
+/// Why time is lost of threads that came and went.
+const ENDED: &str = "thread ended before its next sample";
+
+/// Why samples of processes are lost that the recorder has no room for.
+pub(super) const TOO_MANY: &str = "too many processes";
+
+/// A process of the target.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// Its index in the recorder, once it was sampled.
+    of: ProcessIndex,
+    /// The name that its stacks are kept under.
+    name: String,
+}
+
+impl Known {
+    /// The one that the recorder is made for.
+    pub(super) fn first(name: &str) -> Known {
+        Known { of: FIRST, name: name.to_owned() }
+    }
+}
+
+/// What can be asked of a process of the target.
+pub(super) fn observed(target: &mut dyn Target, pid: u32) -> Option<&mut dyn Observed> {
+    if pid == target.process().pid {
+        return Some(target);
+    }
+    target.other(pid)
+}
+
 impl StopDriver<'_> {
+    // ---- threads
+
     /// Takes in the threads that the target has from the beginning.
     pub(super) fn add_threads(&mut self) {
         let mut threads = Vec::new();
@@ -28,21 +66,169 @@ impl StopDriver<'_> {
     }
 
     pub(super) fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
-        self.stops.insert(id, Stop::new());
-        self.recorder.add_thread(FIRST, self.target, id, stack_top, look, found);
+        let pid = self.target.process_of(id);
+        let Some(process) = observed(self.target, pid) else { return };
+        let stats = &mut self.recorder.stats;
+        let known = self.known.entry(pid).or_insert_with(|| {
+            stats.processes_seen += 1;
+            Known { of: UNSAMPLED, name: process.process().name.clone() }
+        });
+        self.stops.insert(id, Stop::new(pid));
+        self.recorder.add_thread(known.of, process, id, stack_top, look, found);
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
-        self.walk_postponed(Due::ThreadEnded(id));
-        self.stops.remove(&id);
-        self.recorder.remove_thread(id, cpu_ns, "thread ended before its next sample");
+        let Some(stop) = self.stops.remove(&id) else { return };
+        self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        let program = self.stands_for(stop.process, id).map(str::to_owned);
+        let has_room = |program: &String| {
+            self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
+        };
+        if let Some(program) = program.filter(has_room) {
+            let unsampled_ns = self.recorder.leave_thread(id, cpu_ns);
+            *self.unsampled_ns.entry(program).or_default() += unsampled_ns;
+        } else {
+            self.recorder.remove_thread(id, cpu_ns, ENDED);
+        }
     }
+
+    /// The program of which a thread stands for others: of the first thread of a process that the
+    /// target started. A process of a few milliseconds uses a large part of them after its last
+    /// sample, if it has one at all: the first sample of the next process that runs the same program
+    /// stands for that. So their time adds up, and their beginnings have what is due to them: samples
+    /// there are as many as elsewhere, and would weigh little.
+    fn stands_for(&self, process: u32, id: ThreadId) -> Option<&str> {
+        let known = self.known.get(&process)?;
+        let does = !self.options.idle && known.of != FIRST && id.0 == u64::from(process);
+        does.then_some(known.name.as_str())
+    }
+
+    /// A sample of a thread is about to be weighed: if it is the first of its process, it stands for
+    /// what others used that have ended.
+    pub(super) fn inherit(&mut self, id: ThreadId) {
+        if self.unsampled_ns.is_empty() || !self.recorder.accounts.get(&id).is_some_and(Account::is_new) {
+            return;
+        }
+        let Some(process) = self.stops.get(&id).map(|stop| stop.process) else { return };
+        let Some(program) = self.stands_for(process, id).map(str::to_owned) else { return };
+        if let Some(unsampled_ns) = self.unsampled_ns.get_mut(&program)
+            && let Some(account) = self.recorder.accounts.get_mut(&id)
+        {
+            account.inherit(std::mem::take(unsampled_ns));
+        }
+    }
+
+    /// The threads of a process.
+    pub(super) fn threads_of(&self, pid: u32) -> Vec<ThreadId> {
+        let of_it = self.stops.iter().filter(|(_, stop)| stop.process == pid);
+        of_it.map(|(id, _)| *id).collect()
+    }
+
+    // ---- processes
+
+    /// A sample of a thread was taken: from now on the recorder knows its process, and images of a
+    /// while ago are read again. False if there is no room for that.
+    pub(super) fn place_thread(&mut self, pid: u32, id: ThreadId) -> bool {
+        let Some(known) = self.known.get_mut(&pid) else { return false };
+        if known.of == FIRST {
+            return true;
+        }
+        if known.of == UNSAMPLED {
+            let Some(of) = self.recorder.add_process(pid, &known.name) else { return false };
+            known.of = of;
+        }
+        let Some(process) = observed(self.target, pid) else { return false };
+        self.recorder.place_thread(known.of, process, id);
+        self.recorder.refresh_images(known.of, process);
+        true
+    }
+
+    /// A process runs another program from now on.
+    pub(super) fn begin_program(&mut self, pid: u32) {
+        let Some(process) = observed(self.target, pid) else { return };
+        let Some(known) = self.known.get_mut(&pid) else { return };
+        let name = &process.process().name;
+        let renamed = (known.name != *name).then_some((pid, name.as_str()));
+        self.recorder.begin_program(known.of, renamed);
+        known.name.clone_from(name);
+    }
+
+    /// Reads the images of a new program: of the first process, which is certain to be sampled. Those
+    /// of others are read when that is needed, with the libraries that are loaded by then.
+    pub(super) fn read_program(&mut self, pid: u32) {
+        match self.known.get(&pid).map(|known| known.of) {
+            Some(FIRST) => {
+                self.recorder.read_images(FIRST, self.target);
+            }
+            Some(of) => self.recorder.forget_images_read(of),
+            None => {}
+        }
+    }
+
+    /// Walks what is there of a process that is about to end: its images can still be read.
+    pub(super) fn settle(&mut self, pid: u32) {
+        let is_of_it = |id: &ThreadId| self.stops.get(id).is_some_and(|stop| stop.process == pid);
+        if self.captured.iter().any(|sample| is_of_it(&sample.thread)) {
+            self.walk_captured();
+        }
+        let Some(of) = self.known.get(&pid).map(|known| known.of) else { return };
+        if self.recorder.has_postponed(of)
+            && let Some(process) = observed(self.target, pid)
+        {
+            self.recorder.read_images(of, process);
+            self.walk_postponed(pid, Due::All);
+        }
+    }
+
+    pub(super) fn end_process(&mut self, pid: u32) {
+        self.walk_captured();
+        self.walk_postponed(pid, Due::All);
+        if let Some(known) = self.known.remove(&pid) {
+            self.recorder.end_process(known.of);
+        }
+    }
+
+    // ---- images
+
+    /// Reads images of the first process, and of those of which samples wait, where it is time.
+    pub(super) fn refresh_images(&mut self) {
+        self.recorder.refresh_images(FIRST, self.target);
+        for pid in self.recorder.with_postponed() {
+            if let Some(of) = self.known.get(&pid).map(|known| known.of)
+                && of != FIRST
+                && let Some(process) = observed(self.target, pid)
+            {
+                self.recorder.refresh_images(of, process);
+            }
+        }
+    }
+
+    /// Walks samples of a process that waited for images.
+    pub(super) fn walk_postponed(&mut self, pid: u32, due: Due) {
+        let Some(known) = self.known.get(&pid) else { return };
+        let Some(process) = observed(self.target, pid) else { return };
+        let mut rewalk = Rewalk {
+            window_max_bytes: self.budget.window_max_bytes(),
+            frames: &mut self.frames,
+            spare: &mut self.spare,
+        };
+        self.recorder.walk_postponed(known.of, process, due, &mut rewalk);
+    }
+
+    /// The same of all processes.
+    pub(super) fn walk_all_postponed(&mut self, due: Due) {
+        for pid in self.recorder.with_postponed() {
+            self.walk_postponed(pid, due);
+        }
+    }
+
+    // ---- the end
 
     /// Closes all accounts.
     pub(super) fn finish(mut self) -> Profile {
         self.walk_captured();
-        self.walk_postponed(Due::All);
+        self.walk_all_postponed(Due::All);
         if self.recorder.stats.duration_ns == 0 {
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
@@ -58,11 +244,17 @@ impl StopDriver<'_> {
             // Where calls are slow the last look of each thread has to do.
             let has_time = self.clock.now_ns() < until_ns;
             let look = if has_time { self.target.look(id).ok() } else { None };
-            if has_time {
+            if has_time
+                && let Some(pid) = self.stops.get(&id).map(|stop| stop.process)
+                && let Some(process) = observed(self.target, pid)
+            {
                 // Threads name themselves after they start.
-                self.recorder.rename(self.target, id);
+                self.recorder.rename(process, id);
             }
             self.recorder.remove_thread(id, look.map(|look| look.cpu_ns), unsampled);
+        }
+        for unsampled_ns in self.unsampled_ns.values() {
+            self.recorder.lose(ENDED, *unsampled_ns);
         }
         self.recorder.finish(self.target)
     }

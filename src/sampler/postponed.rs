@@ -67,6 +67,16 @@ impl Recorder<'_> {
         self.postponed.iter().any(|postponed| postponed.process == of)
     }
 
+    /// The processes, by the system's numbers, of which samples wait.
+    pub(super) fn with_postponed(&self) -> Vec<u32> {
+        let indexes = self.postponed.iter().map(|postponed| postponed.process.0 as usize);
+        let pids = indexes.filter_map(|index| Some(self.processes.get(index)?.pid));
+        let mut pids: Vec<u32> = pids.collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
     fn has_room_for(&self, capture: &Capture) -> bool {
         let bytes: usize =
             self.postponed.iter().map(|postponed| postponed.sample.capture.stack.capacity()).sum();

@@ -26,10 +26,15 @@ pub struct ProcessIndex(pub(super) u32);
 /// The process that a recorder is made for.
 pub const FIRST: ProcessIndex = ProcessIndex(0);
 
+/// Stands for a process that no sample was taken of yet: nothing is kept for it.
+pub(super) const UNSAMPLED: ProcessIndex = ProcessIndex(u32::MAX);
+
 /// See the top of this file.
 pub(super) struct Recorded {
     /// Its number in the images.
     pub(super) number: u32,
+    /// Its number for the system.
+    pub(super) pid: u32,
     /// Index of the program that it runs.
     program: u32,
     /// Where the stacks of all threads of that program are kept, if any were.
@@ -45,9 +50,10 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    pub(super) fn new(number: u32, program: u32) -> Recorded {
+    pub(super) fn new(number: u32, pid: u32, program: u32) -> Recorded {
         Recorded {
             number,
+            pid,
             program,
             merged: None,
             made: Made::default(),
@@ -83,8 +89,7 @@ impl Recorder<'_> {
         let number = self.images.begin_process()?;
         let index = ProcessIndex(u32::try_from(self.processes.len()).ok()?);
         let program = self.add_program(pid, name);
-        self.processes.push(Recorded::new(number, program));
-        self.stats.processes_seen += 1;
+        self.processes.push(Recorded::new(number, pid, program));
         Some(index)
     }
 
@@ -104,9 +109,11 @@ impl Recorder<'_> {
     /// The process runs another program: addresses mean something else from now on. Its stacks are
     /// kept under the name that the process, of this number, has now, if it is given.
     pub fn begin_program(&mut self, of: ProcessIndex, renamed: Option<(u32, &str)>) {
+        if of.0 as usize >= self.processes.len() {
+            return;
+        }
         let program = renamed.map(|(pid, name)| self.add_program(pid, name));
-        let process = self.processes.get_mut(of.0 as usize);
-        let Some(process) = process else { return };
+        let Some(process) = self.processes.get_mut(of.0 as usize) else { return };
         self.images.select(process.number);
         self.images.begin_space();
         process.unwinder.images_changed();
@@ -116,11 +123,29 @@ impl Recorder<'_> {
         }
     }
 
+    /// The images of a process are not known: they are read as soon as a stack is walked.
+    pub(super) fn forget_images_read(&mut self, of: ProcessIndex) {
+        if let Some(process) = self.processes.get_mut(of.0 as usize) {
+            process.upkeep = ImageUpkeep::default();
+        }
+    }
+
+    /// A thread that was taken in as one of an [`UNSAMPLED`] process is of this one.
+    pub(super) fn place_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) {
+        if self.accounts.get(&id).is_some_and(|account| account.process == UNSAMPLED) {
+            let branch = self.branch(of, process, id);
+            if let Some(account) = self.accounts.get_mut(&id) {
+                (account.process, account.branch) = (of, branch);
+            }
+        }
+    }
+
     /// Forgets what only a process that runs needs. Samples of it that wait are settled before.
     pub fn end_process(&mut self, of: ProcessIndex) {
         if let Some(process) = self.processes.get_mut(of.0 as usize) {
             let (merged, files) = (process.merged, process.files.take());
-            *process = Recorded { merged, files, ..Recorded::new(process.number, process.program) };
+            let Recorded { number, pid, program, .. } = *process;
+            *process = Recorded { merged, files, ..Recorded::new(number, pid, program) };
             self.learned.retain(|other| *other != of);
         }
     }

@@ -139,6 +139,7 @@ impl PushedDriver<'_> {
         known.or_else(|| {
             let index = self.recorder.add_process(pid, name)?;
             self.known.insert(pid, index);
+            self.recorder.stats.processes_seen += 1;
             Some(index)
         })
     }

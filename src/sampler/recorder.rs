@@ -103,7 +103,7 @@ impl<'a> Recorder<'a> {
             postponed: Vec::new(),
         };
         let program = recorder.add_program(process.pid, &process.name);
-        recorder.processes.push(Recorded::new(0, program));
+        recorder.processes.push(Recorded::new(0, process.pid, program));
         recorder
     }
 
@@ -135,6 +135,15 @@ impl<'a> Recorder<'a> {
             self.stats.target_cpu_ns += account.used_cpu_ns();
             self.lose(reason, unsampled_ns);
         }
+    }
+
+    /// Closes a thread's account as [`Recorder::remove_thread`] does, but what it used since its last
+    /// sample is not lost: it is given back, nanoseconds.
+    pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {
+        let Some(mut account) = self.accounts.remove(&id) else { return 0 };
+        let unsampled_ns = account.unsampled(cpu_ns, self.clock.now_ns(), self.options.idle);
+        self.stats.target_cpu_ns += account.used_cpu_ns();
+        unsampled_ns
     }
 
     /// Asks for the name of a thread that had none when it was first seen: threads name

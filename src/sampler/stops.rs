@@ -5,7 +5,8 @@ use hashbrown::HashMap;
 
 use super::Options;
 use super::budget::Budget;
-use super::postponed::{Due, Rewalk};
+use super::lifecycle::{Known, TOO_MANY, observed};
+use super::postponed::Due;
 use super::process::FIRST;
 use super::recorder::{Recorder, Sample};
 use super::thread::unknown_look;
@@ -49,6 +50,8 @@ pub(super) enum Waits {
 /// What the driver knows of a thread beside its account.
 #[derive(Debug)]
 pub(super) struct Stop {
+    /// The number of its process.
+    pub(super) process: u32,
     /// Whether a stop was asked for and has not come.
     pub(super) asked: bool,
     /// Whether it waited when it was asked to stop.
@@ -59,8 +62,8 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    pub(super) fn new() -> Stop {
-        Stop { asked: false, asked_waiting: false, unreadable: None, waits: Waits::Unknown }
+    pub(super) fn new(process: u32) -> Stop {
+        Stop { process, asked: false, asked_waiting: false, unreadable: None, waits: Waits::Unknown }
     }
 }
 
@@ -75,10 +78,14 @@ pub(super) struct StopDriver<'a> {
     end_ns: u64,
     pub(super) recorder: Recorder<'a>,
     pub(super) stops: HashMap<ThreadId, Stop>,
+    /// Processes that have not ended, by their numbers.
+    pub(super) known: HashMap<u32, Known>,
+    /// By program, what processes used that ended before a sample stood for it, nanoseconds.
+    pub(super) unsampled_ns: HashMap<String, u64>,
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
     pub(super) captured: Vec<Sample>,
-    spare: Vec<Capture>,
-    frames: Frames,
+    pub(super) spare: Vec<Capture>,
+    pub(super) frames: Frames,
     order: Vec<ThreadId>,
     /// The source tells of some threads that they certainly are on a CPU, or are not.
     tells_running: bool,
@@ -104,7 +111,9 @@ impl<'a> StopDriver<'a> {
         options: &'a Options,
         live: &'a Live,
     ) -> Self {
-        let recorder = Recorder::new(clock, options, target.process());
+        let process = target.process();
+        let recorder = Recorder::new(clock, options, process);
+        let known = HashMap::from([(process.pid, Known::first(&process.name))]);
         StopDriver {
             target,
             clock,
@@ -114,6 +123,8 @@ impl<'a> StopDriver<'a> {
             end_ns: u64::MAX,
             recorder,
             stops: HashMap::new(),
+            known,
+            unsampled_ns: HashMap::new(),
             captured: Vec::new(),
             spare: Vec::new(),
             frames: Frames::default(),
@@ -203,7 +214,7 @@ impl<'a> StopDriver<'a> {
 
     /// One tick: look at every thread, ask those that ran to stop, collect and weigh.
     fn tick(&mut self) -> std::result::Result<(), Fault> {
-        self.recorder.refresh_images(FIRST, self.target);
+        self.refresh_images();
         let now_ns = self.clock.now_ns();
         let passed_ns = now_ns.saturating_sub(self.earned_until_ns);
         if self.target.process().stops_hold_all {
@@ -299,17 +310,19 @@ impl<'a> StopDriver<'a> {
             }
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
             Event::Exec { thread, stack_top } => {
+                let process = self.target.process_of(thread);
                 self.walk_captured();
-                self.walk_postponed(Due::All);
+                self.walk_postponed(process, Due::All);
                 let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
-                let gone: Vec<ThreadId> = self.stops.keys().copied().collect();
-                for id in gone {
+                for id in self.threads_of(process) {
                     self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
                 }
-                self.recorder.begin_program(FIRST, None);
+                self.begin_program(process);
                 self.add_thread(thread, stack_top, look, false);
-                self.recorder.read_images(FIRST, self.target);
+                self.read_program(process);
             }
+            Event::Leaving { process } => self.settle(process),
+            Event::ProcessEnded { process } => self.end_process(process),
             Event::Exited(status) => {
                 self.recorder.stats.exit_status = Some(status);
                 self.ended = true;
@@ -317,7 +330,7 @@ impl<'a> StopDriver<'a> {
             Event::ImagesChanged => {
                 // Those captured before belong to the images of before.
                 self.walk_captured();
-                self.walk_postponed(Due::All);
+                self.walk_all_postponed(Due::All);
                 self.recorder.images_changed(FIRST, self.target);
             }
             Event::Terminate => self.live.ask_to_stop(),
@@ -366,23 +379,14 @@ impl<'a> StopDriver<'a> {
             }
         }
         self.captured = captured;
-        self.walk_postponed(Due::ImagesRead);
-    }
-
-    /// Walks samples that waited for images.
-    pub(super) fn walk_postponed(&mut self, due: Due) {
-        let mut rewalk = Rewalk {
-            window_max_bytes: self.budget.window_max_bytes(),
-            frames: &mut self.frames,
-            spare: &mut self.spare,
-        };
-        self.recorder.walk_postponed(FIRST, self.target, due, &mut rewalk);
+        self.walk_all_postponed(Due::ImagesRead);
     }
 
     /// The weight of a thread's sample that was just stopped, nanoseconds; `None` if it is accounted for already.
     fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = stopped.or_else(|| self.target.look(id).ok());
+        self.inherit(id);
         let weight_ns = self.recorder.weigh(id, look)?;
         self.earn(id);
         Some(weight_ns)
@@ -392,10 +396,17 @@ impl<'a> StopDriver<'a> {
     fn take(&mut self, sample: Sample) -> Option<Sample> {
         let id = sample.thread;
         let Some(weight_ns) = self.weigh(id, sample.capture.look) else { return Some(sample) };
+        let Some(pid) = self.stops.get(&id).map(|stop| stop.process) else { return Some(sample) };
+        if !self.place_thread(pid, id) {
+            self.recorder.lose(TOO_MANY, weight_ns);
+            return Some(sample);
+        }
         let window_bytes = self.window_bytes(id);
         let at = (sample.capture.registers.sp(), sample.capture.registers.pc());
         let most = self.budget.window_max_bytes();
-        let taken = self.recorder.take(self.target, sample, weight_ns, most, &mut self.frames);
+        // What takes a thread in knows its process.
+        let Some(process) = observed(self.target, pid) else { return Some(sample) };
+        let taken = self.recorder.take(process, sample, weight_ns, most, &mut self.frames);
         if weight_ns == 0 && !self.options.idle {
             return taken.sample;
         }

@@ -38,6 +38,8 @@ pub(super) struct Account {
     fresh: bool,
     /// It already ran when we came: what the system said then may have lagged.
     found: bool,
+    /// What others used that its next sample stands for, too, nanoseconds.
+    inherited_ns: u64,
 }
 
 impl Account {
@@ -66,6 +68,7 @@ impl Account {
             used_at_tick: 0,
             fresh: true,
             found,
+            inherited_ns: 0,
         }
     }
 
@@ -106,7 +109,17 @@ impl Account {
         let look = look.unwrap_or(Look { cpu_ns: 0, ..self.sampled });
         let used_ns = self.used_since_sample(look, most_ns);
         self.sampled_now(look, at_ns);
-        used_ns
+        used_ns.saturating_add(std::mem::take(&mut self.inherited_ns))
+    }
+
+    /// Whether it began while recorded, and was not sampled yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.fresh && !self.found
+    }
+
+    /// Its next sample stands for this time of others, too, nanoseconds.
+    pub(super) fn inherit(&mut self, ns: u64) {
+        self.inherited_ns = self.inherited_ns.saturating_add(ns);
     }
 
     /// The weight of a sample by wall-clock time, nanoseconds.
@@ -126,7 +139,8 @@ impl Account {
         let look = Look { cpu_ns: cpu_ns.unwrap_or(0), ..self.sampled };
         let used_ns = self.used_since_sample(look, most_ns);
         self.sampled_now(look, now_ns);
-        if wall { passed_ns } else { used_ns }
+        let inherited_ns = std::mem::take(&mut self.inherited_ns);
+        if wall { passed_ns } else { used_ns.saturating_add(inherited_ns) }
     }
 
     /// CPU time since the last sample, `most_ns` at most: a thread cannot use more than

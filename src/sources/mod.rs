@@ -77,6 +77,14 @@ pub struct Chosen {
     pub uid: Option<u32>,
 }
 
+impl Chosen {
+    /// Whether they are given by their numbers, but for what they start.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        !self.all && self.cgroup.is_none() && self.uid.is_none()
+    }
+}
+
 /// A process to record, by who takes its samples.
 pub enum Recordable<'a> {
     /// The engine does: it stops threads.
@@ -289,8 +297,8 @@ pub enum Event {
         /// All the CPU time it used in nanoseconds, where the system still tells.
         cpu_ns: Option<u64>,
     },
-    /// The process replaced its program: images and stacks of before are void, and
-    /// only this thread is left.
+    /// The process of this thread replaced its program: its images and stacks of before are void,
+    /// and only this thread of it is left.
     Exec {
         /// The thread that goes on.
         thread: ThreadId,
@@ -299,7 +307,19 @@ pub enum Event {
     },
     /// Images were loaded or unloaded, where the system tells at once.
     ImagesChanged,
-    /// The process has ended.
+    /// A process is about to end, in all likelihood: what can be asked of it can be asked until
+    /// the next call.
+    Leaving {
+        /// Its number.
+        process: u32,
+    },
+    /// A process has ended, after its threads; others go on. Until the next call what was kept of
+    /// it can be asked.
+    ProcessEnded {
+        /// Its number.
+        process: u32,
+    },
+    /// The process has ended, or all of those that the recording ends with.
     Exited(ExitStatus),
     /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
     Terminate,
@@ -340,12 +360,25 @@ pub trait Observed {
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
 }
 
-/// A process that can be sampled.
+/// A process that can be sampled, or several: what it is itself, as [`Observed`], is the first of
+/// them, or what stands for all.
 ///
 /// Contract: between calls no thread of the target stands still because of this
-/// backend, except those asked to stop and not yet collected. Dropping the target
-/// lets every thread run and releases the process without stopping it.
+/// backend, except those asked to stop and not yet collected, and the one that
+/// [`Event::Leaving`] told of last. Dropping the target
+/// lets every thread run and releases the processes without stopping them.
 pub trait Target: Observed {
+    /// The process that a thread is of, by its number. What [`Target::next`] told of last is known.
+    fn process_of(&self, _thread: ThreadId) -> u32 {
+        self.process().pid
+    }
+
+    /// What can be asked of another process than the first, as long as it was not told to have
+    /// ended; `None` for one that is not known.
+    fn other(&mut self, _process: u32) -> Option<&mut dyn Observed> {
+        None
+    }
+
     /// The threads now known, in no particular order, with the stack pointer at
     /// their first instruction where known. Replaces the content of `out`.
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);

@@ -9,16 +9,16 @@ use crate::by_kernel::{HZ, attach_by_kernel, launch_by_kernel, sampled};
 use crate::support::{Fixture, Recorded, compile, fixture, numbers, record, stackprof, wait_for};
 
 /// A program that burns in a function of its own name.
-fn tree(name: &str) -> PathBuf {
+pub(crate) fn tree(name: &str) -> PathBuf {
     compile("tree", &format!("tree_{name}"), &[&format!("-DNAME={name}")])
 }
 
 /// Counts of stacks under a root, and of those with a function.
-fn under(recorded: &Recorded, root: &str, function: &str) -> u64 {
+pub(crate) fn under(recorded: &Recorded, root: &str, function: &str) -> u64 {
     recorded.count(|stack| stack.frames[0] == root && (function.is_empty() || stack.has(function)))
 }
 
-fn roots(recorded: &Recorded) -> String {
+pub(crate) fn roots(recorded: &Recorded) -> String {
     let mut roots: Vec<&str> = recorded.stacks.iter().map(|stack| stack.frames[0].as_str()).collect();
     roots.sort_unstable();
     roots.dedup();
@@ -26,7 +26,7 @@ fn roots(recorded: &Recorded) -> String {
 }
 
 /// CPU time that the fixture says its children used, and it did, in seconds.
-fn used_s(recorded: &Recorded) -> (f64, f64) {
+pub(crate) fn used_s(recorded: &Recorded) -> (f64, f64) {
     let said = recorded.stdout.lines().find(|line| line.starts_with("children_ns")).map(numbers);
     let said = said.expect("it tells what its children used");
     (said["children_ns"] as f64 / 1e9, said["own_ns"] as f64 / 1e9)
@@ -148,7 +148,7 @@ fn processes_are_recorded_by_number_by_user_by_group_and_all() {
 }
 
 /// A child that is ended when this is dropped.
-struct Killed(std::process::Child);
+pub(crate) struct Killed(pub(crate) std::process::Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -160,13 +160,12 @@ impl Drop for Killed {
 #[test]
 fn what_cannot_be_recorded_together_is_told() {
     let Some(_one) = sampled() else { return };
-    let own = std::process::id().to_string();
     for (arguments, said) in [
         (&["--user", "nobody-of-this-name"][..], "--user `nobody-of-this-name`: there is no such user"),
         (&["--cgroup", "/no/such/group"], "--cgroup `/no/such/group`: no such control group"),
         (&["--container", "ffffffffffff"], "--container `ffffffffffff`: no process runs in such a container"),
-        (&["-a", "--source", "ptrace"], "--source ptrace records one process"),
-        (&["--children", "--idle", "--pid", &own], "--idle records one process"),
+        (&["-a", "--source", "ptrace"], "--source ptrace records a command, or processes by --pid"),
+        (&["-a", "--idle"], "--idle records a command, or processes by --pid"),
     ] {
         let output = stackprof().args(arguments).args(["-o", "-"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);

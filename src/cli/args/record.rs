@@ -111,14 +111,20 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
     };
     let (children, children_needed) = children(&source, flags.children, flags.no_children);
     let way = way(flags.source.as_deref(), flags.idle)?;
-    let many = matches!(source, Source::Several(_)) || children_needed;
-    if many && flags.idle {
-        let why = "--idle records one process: by the kernel's samples threads that wait are not seen";
-        return Err(Error::new(ErrorKind::Usage, why));
-    }
-    if many && way == Way::Ptrace {
-        let why = "--source ptrace records one process; leave it out for several";
-        return Err(Error::new(ErrorKind::Usage, why));
+    if matches!(&source, Source::Several(several) if several.pids.is_empty()) {
+        // What is a part of the machine only the kernel sees.
+        let refused = match way {
+            _ if flags.idle => Some(
+                "--idle records a command, or processes by --pid: the kernel samples only threads that run",
+            ),
+            Way::Ptrace => {
+                Some("--source ptrace records a command, or processes by --pid; leave it out for others")
+            }
+            _ => None,
+        };
+        if let Some(why) = refused {
+            return Err(Error::new(ErrorKind::Usage, why));
+        }
     }
     Ok(Recording {
         source,

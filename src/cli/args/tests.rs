@@ -198,8 +198,14 @@ fn mistakes_are_told_with_the_next_step() {
             "-a -- cmd x",
             "-a records what runs; without it, stackprof -- cmd x records the command and what it starts",
         ),
-        ("-a --idle", "--idle records one process: by the kernel's samples threads that wait are not seen"),
-        ("-a --source ptrace", "--source ptrace records one process; leave it out for several"),
+        (
+            "-a --idle",
+            "--idle records a command, or processes by --pid: the kernel samples only threads that run",
+        ),
+        (
+            "-a --source ptrace",
+            "--source ptrace records a command, or processes by --pid; leave it out for others",
+        ),
         ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
         ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
         ("4242", "to attach to process 4242: stackprof --pid 4242"),

@@ -5,7 +5,9 @@ use std::fs;
 
 use libc::pid_t;
 
+use super::perf::{all_processes, parent_of};
 use super::trace::LinuxTarget;
+use super::traced::Traced;
 use super::{launch, refusal, sys, threads};
 use crate::arch::Arch;
 use crate::clock::{Clock, RealClock};
@@ -31,20 +33,41 @@ const MAX_PASSES: u32 = 16;
 /// Time that a launched command has for `exec`, nanoseconds.
 const EXEC_NS: u64 = 60_000_000_000;
 
-/// Seizes every thread of a running process; none is stopped.
-pub(super) fn attach(pid: u32, clock: RealClock) -> Result<LinuxTarget> {
-    let pid = process_id(pid)?;
-    refusal::check(pid)?;
-    let mut target = LinuxTarget::new(pid, describe(pid), clock);
+/// Seizes every thread of running processes; none is stopped. With `children` those of what they
+/// have started, too.
+pub(super) fn attach(pids: &[u32], children: bool, clock: RealClock) -> Result<LinuxTarget> {
+    let pids = pids.iter().map(|pid| process_id(*pid)).collect::<Result<Vec<_>>>()?;
+    for pid in &pids {
+        refusal::check(*pid)?;
+    }
+    let mut target = match pids[..] {
+        [pid] => LinuxTarget::new(pid, describe(pid), children, clock),
+        _ => LinuxTarget::new(0, of_several(pids.len()), children, clock),
+    };
+    for pid in pids {
+        seize(&mut target, pid, children)?;
+        target.end_with(pid);
+    }
+    if children {
+        seize_started(&mut target);
+    }
+    Ok(target)
+}
+
+/// Seizes the threads of a process.
+fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
+    if !target.knows_process(pid) {
+        target.add_process(Traced::new(pid, describe(pid)));
+    }
     for _ in 0..MAX_PASSES {
         let mut found_new = false;
         for tid in threads::list(pid).map_err(|error| refusal::explain(pid, &error))? {
             if target.knows(tid) {
                 continue;
             }
-            match sys::seize(tid) {
+            match sys::seize(tid, children) {
                 Ok(()) => {
-                    target.adopt(tid, None);
+                    target.adopt_found(pid, tid);
                     found_new = true;
                 }
                 // Ended since the listing, or followed by the kernel in the meantime.
@@ -57,18 +80,66 @@ pub(super) fn attach(pid: u32, clock: RealClock) -> Result<LinuxTarget> {
             break;
         }
     }
-    Ok(target)
+    Ok(())
 }
 
-/// Starts a command and returns with its program loaded and let run.
-pub(super) fn launch(command: &[OsString], clock: RealClock) -> Result<LinuxTarget> {
+/// Seizes what traced processes have started, as far as that is allowed. What those start that are
+/// seized already the kernel attaches.
+fn seize_started(target: &mut LinuxTarget) {
+    let mut refused: Vec<(pid_t, Error)> = Vec::new();
+    for _ in 0..MAX_PASSES {
+        let mut found_new = false;
+        let processes = all_processes().into_iter();
+        let mut left: Vec<_> = processes.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
+        // Whoever it was started by may stand behind it in the list.
+        loop {
+            let refused_now: Vec<pid_t> = refused.iter().map(|(pid, _)| *pid).collect();
+            let is_known = |pid: &pid_t| target.knows_process(*pid) || refused_now.contains(pid);
+            let is_new = |(pid, parent): &(pid_t, pid_t)| is_known(parent) && !is_known(pid);
+            let (new, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_new);
+            left = others;
+            if new.is_empty() {
+                break;
+            }
+            for (pid, _) in new {
+                // Attached by the kernel in the meantime, it reports itself.
+                if refusal::is_traced_by_us(pid) {
+                    continue;
+                }
+                found_new = true;
+                if let Err(why) = refusal::check(pid).and_then(|()| seize(target, pid, true)) {
+                    target.forget_process(pid);
+                    refused.push((pid, why));
+                }
+            }
+        }
+        if !found_new {
+            break;
+        }
+    }
+    // One that has ended meanwhile is none that is missing.
+    refused.retain(|(pid, _)| fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| !is_zombie(*pid)));
+    if let Some((_, why)) = refused.first() {
+        target.not_all_because(refused.len(), &why.to_string());
+    }
+}
+
+fn is_zombie(pid: pid_t) -> bool {
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    matches!(super::proc::stat_state(&stat), None | Some(b'Z' | b'X'))
+}
+
+/// Starts a command and returns with its program loaded and let run. With `children` what it starts
+/// is traced, too.
+pub(super) fn launch(command: &[OsString], children: bool, clock: RealClock) -> Result<LinuxTarget> {
     let failed = |error: &std::io::Error| cannot_run(command, error);
     let held = launch::hold(command).map_err(|error| failed(&error))?;
     let pid = held.pid;
     // If refused, `held` is dropped, and the new process ends without running the command.
-    sys::seize(pid).map_err(|error| refusal::explain(pid, &error))?;
-    let mut target = LinuxTarget::new(pid, describe(pid), clock.clone());
-    target.adopt(pid, None);
+    sys::seize(pid, children).map_err(|error| refusal::explain(pid, &error))?;
+    let mut target = LinuxTarget::new(pid, describe(pid), children, clock.clone());
+    target.adopt_found(pid, pid);
+    target.end_with(pid);
     target.set_launched();
     let started = held.go().map_err(|error| failed(&error))?;
     let deadline_ns = clock.now_ns() + EXEC_NS;
@@ -121,6 +192,12 @@ pub(super) fn cannot_run(command: &[OsString], error: &std::io::Error) -> Error 
     };
     let program = program(command);
     Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(error)))
+}
+
+/// What stands for several processes.
+fn of_several(count: usize) -> Process {
+    let own = describe(std::process::id().cast_signed());
+    Process { pid: 0, name: format!("{count} processes"), command: String::new(), ..own }
 }
 
 /// What is known of a process that is traced.

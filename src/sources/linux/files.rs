@@ -21,6 +21,7 @@ use crate::error::io_text;
 const ROUNDING_S: u64 = 2;
 
 /// The files of a target.
+#[derive(Debug)]
 pub(super) struct TargetFiles {
     /// Its root directory; `None` if it could not be opened.
     root: Option<File>,

@@ -1,10 +1,11 @@
-//! Linux: a process sampled through ptrace.
+//! Linux: processes sampled through ptrace, or by the kernel (`perf`).
 //!
 //! PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
 //! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
 //! that waits is never touched; whether it was on a CPU when it was asked to stop tells
-//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `attach.rs`
-//! and `launch.rs` the two beginnings, `refusal.rs` why attaching failed.
+//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `standing.rs` one stop, `follow.rs` keeps up with threads and
+//! processes that come and go, `traced.rs` is one of the processes, `attach.rs`
+//! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed.
 //!
 //! Only the thread that seized may make ptrace calls, and when it ends the kernel
 //! releases everything without a stop (no EINTR, no register touched). So a target lives
@@ -13,16 +14,20 @@
 mod attach;
 mod cgroup;
 mod files;
+mod follow;
 mod images;
 mod launch;
 mod on_cpu;
+mod own;
 mod perf;
 mod proc;
 mod refusal;
 mod registers;
+mod standing;
 mod sys;
 mod threads;
 mod trace;
+mod traced;
 
 use std::ffi::{OsStr, OsString};
 
@@ -62,7 +67,7 @@ pub fn with_target<R: Send>(
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
     in_thread(move || {
-        let mut target = trace(source, clock)?;
+        let mut target = trace(source, false, clock)?;
         Ok(body(&mut target))
     })
 }
@@ -80,7 +85,7 @@ pub fn with_source<R: Send>(
     body: impl FnOnce(Recordable<'_>) -> R + Send,
 ) -> Result<R> {
     in_thread(move || {
-        let Sampling { way, hz, idle, kernel, children, children_needed } = sampling;
+        let Sampling { way, hz, idle, kernel, children, children_needed: _ } = sampling;
         let by_kernel = match way {
             Way::Ptrace => Err("--source ptrace".to_owned()),
             Way::Auto if idle => Err("perf_event does not show threads that wait".to_owned()),
@@ -101,31 +106,26 @@ pub fn with_source<R: Send>(
             Err(why) if way == Way::Perf => {
                 Err(Error::new(ErrorKind::Attach, format!("cannot sample by --source perf: {why}")))
             }
-            Err(why) if children_needed || matches!(source, Source::Several(_)) => {
-                let why = format!("several processes can be recorded by perf_event only: {why}");
-                Err(Error::new(ErrorKind::Attach, why))
-            }
-            Err(why) => {
-                let mut target = trace(source, clock)?;
-                // Those of an attached process are recorded only where that is asked for.
-                let alone = if children { "; processes that it starts are not recorded" } else { "" };
-                target.chosen_because(why + alone);
-                Ok(body(Recordable::Stopped(&mut target)))
-            }
+            Err(why) => match source {
+                Source::Several(chosen) if !chosen.is_listed() => {
+                    let why = format!("a part of the machine can be recorded by perf_event only: {why}");
+                    Err(Error::new(ErrorKind::Attach, why))
+                }
+                _ => {
+                    let mut target = trace(source, children, clock)?;
+                    target.chosen_because(why);
+                    Ok(body(Recordable::Stopped(&mut target)))
+                }
+            },
         }
     })
 }
 
-fn trace(source: &Source, clock: RealClock) -> Result<LinuxTarget> {
+fn trace(source: &Source, children: bool, clock: RealClock) -> Result<LinuxTarget> {
     let target = match source {
-        Source::Attach(pid) => attach::attach(*pid, clock)?,
-        Source::Launch(command) => attach::launch(command, clock)?,
-        Source::Several(_) => {
-            return Err(Error::new(
-                ErrorKind::Attach,
-                "only one process can be recorded by stopping its threads",
-            ));
-        }
+        Source::Attach(pid) => attach::attach(&[*pid], children, clock)?,
+        Source::Launch(command) => attach::launch(command, children, clock)?,
+        Source::Several(chosen) => attach::attach(&chosen.pids, children, clock)?,
     };
     // Not sooner: a launched command inherits the priority of the thread that starts it.
     sys::prefer_this_thread();

@@ -54,6 +54,12 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
     Err(refuse(pid, Some(&name), &format!("pid {tracer}{by} already traces it; end that one first")))
 }
 
+/// Whether a thread of this process traces a process.
+pub(super) fn is_traced_by_us(pid: pid_t) -> bool {
+    let tracer = facts(pid).map_or(0, |facts| facts.tracer);
+    tracer != 0 && fs::metadata(format!("/proc/self/task/{tracer}")).is_ok()
+}
+
 /// The same, but a process that another one traces will do.
 ///
 /// # Errors

@@ -53,10 +53,23 @@ fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> io:
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// PTRACE_SEIZE: traced from now on, without a stop. New threads and `exec` are followed;
-/// there is no EXITKILL, so the kernel lets everything run when the tracer thread ends.
-pub(super) fn seize(tid: pid_t) -> io::Result<()> {
-    ptrace(libc::PTRACE_SEIZE, tid, 0, (libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC) as usize)
+/// PTRACE_SEIZE: traced from now on, without a stop. New threads and `exec` are followed, and with
+/// `children` new processes too, whose threads also stop on their way out. All that is followed has
+/// the same options (kernel/fork.c, `ptrace_init_task`). There is no EXITKILL, so the kernel lets
+/// everything run when the tracer thread ends.
+pub(super) fn seize(tid: pid_t, children: bool) -> io::Result<()> {
+    const ALWAYS: c_int = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+    const CHILDREN: c_int = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACEEXIT;
+    let options = if children { ALWAYS | CHILDREN } else { ALWAYS };
+    ptrace(libc::PTRACE_SEIZE, tid, 0, options as usize)
+}
+
+/// PTRACE_GETEVENTMSG of a thread that stands in an event: of a fork or clone the new number.
+pub(super) fn event_message(tid: pid_t) -> io::Result<u64> {
+    let mut message: libc::c_ulong = 0;
+    // The kernel writes one unsigned long into the live `message`.
+    ptrace(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut message as usize)?;
+    Ok(message)
 }
 
 /// PTRACE_INTERRUPT: the thread stops when it next enters or is in the kernel.
@@ -394,7 +407,7 @@ mod tests {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
         let tracer = std::thread::spawn(move || {
-            seize(pid)?;
+            seize(pid, false)?;
             kill(pid, libc::SIGUSR1)?;
             for _ in 0..60_000 {
                 match look_for_stopped()? {

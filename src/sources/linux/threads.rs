@@ -43,6 +43,8 @@ pub(super) enum Wchan {
 /// A traced thread.
 #[derive(Debug)]
 pub(super) struct Thread {
+    /// The process that it is of.
+    pub(super) pid: pid_t,
     schedstat: File,
     stat: File,
     wchan: Option<File>,
@@ -62,6 +64,7 @@ impl Thread {
     /// Opens a thread's files. Fails with "not found" when `tid` is no thread of `pid`.
     pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<Thread> {
         Ok(Thread {
+            pid,
             schedstat: File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?,
             stat: File::open(format!("/proc/{pid}/task/{tid}/stat"))?,
             wchan: File::open(format!("/proc/{pid}/task/{tid}/wchan")).ok(),
@@ -154,13 +157,6 @@ impl Thread {
         let len = self.stat.read_at(&mut buffer, 0).ok()?;
         proc::stat_cpu(&buffer[..len])
     }
-
-    /// The stack pointer that the process's first thread began with.
-    pub(super) fn start_stack(&self) -> Option<Avma> {
-        let mut buffer = [0; 1024];
-        let len = self.stat.read_at(&mut buffer, 0).ok()?;
-        proc::stat_start_stack(&buffer[..len])
-    }
 }
 
 /// The scheduler's figures from an open `schedstat` of any thread.
@@ -174,6 +170,15 @@ pub(super) fn sched(schedstat: &File) -> Option<Sched> {
 pub(super) fn name(pid: pid_t, tid: pid_t) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
     Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+}
+
+/// The process that a thread is of, and the one that started that, as long as the thread was not
+/// reaped: `Tgid` and `PPid` of `/proc/TID/status`.
+pub(super) fn belongs_to(tid: pid_t) -> Option<(pid_t, pid_t)> {
+    let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let number = |key| proc::status_value(&status, key)?.parse().ok();
+    Some((number("Tgid")?, number("PPid")?))
 }
 
 /// The tids of a process, from `/proc/PID/task`.

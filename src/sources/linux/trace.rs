@@ -1,7 +1,5 @@
-//! The tracing loop: stops are collected, threads followed, the target's signals passed on.
-//!
-//! While a thread stands: read registers, copy stack bytes. Everything else happens
-//! before it is asked to stop or after it runs again.
+//! The tracing loop: who has stopped and why, what has ended, and when to sleep. `standing.rs` is one
+//! stop, `follow.rs` keeps up with threads and processes that come and go.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -12,19 +10,16 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
-use super::files::TargetFiles;
-use super::images::Maps;
-use super::on_cpu::{Lateness, Stint, Times, was_on_cpu};
+use super::own::Own;
+use super::proc;
+use super::standing::Standing;
 use super::sys::{self, RawRegisters, Waited};
 use super::threads::{Pending, Thread, Wchan};
-use super::{proc, registers, threads};
+use super::traced::Traced;
 use crate::addr::Avma;
-use crate::arch::RED_ZONE_BYTES;
 use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
-use crate::sources::{
-    Activity, Capture, Event, ExitStatus, Fault, Look, Observed, Outcome, Process, Target, ThreadId,
-};
+use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
 
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
@@ -34,92 +29,45 @@ pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGH
 /// stop only when we sleep.
 const POLL_NS: u64 = 30_000;
 
-/// A stack window is never larger: the default stack limit.
-const MAX_WINDOW_BYTES: usize = 8 << 20;
-
-/// Start code may pop its arguments before it calls: then the first return address lies above
-/// the stack pointer that the thread was born with (musl src/thread/x86_64/clone.s).
-const ABOVE_TOP_BYTES: usize = 64;
-
-/// A process traced through ptrace. Belongs to the thread that made it.
+/// Processes traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
 pub struct LinuxTarget {
-    pid: pid_t,
-    /// The thread through which /proc shows the memory: the first, until it has left.
-    memory_of: pid_t,
-    process: Process,
-    clock: RealClock,
-    threads: HashMap<pid_t, Thread>,
-    maps: Maps,
-    queue: VecDeque<Event>,
-    raw: RawRegisters,
+    /// The process that the recording is of; 0 for what stands for several.
+    pub(super) main: pid_t,
+    pub(super) processes: HashMap<pid_t, Traced>,
+    /// Threads of all processes.
+    pub(super) threads: HashMap<pid_t, Thread>,
+    /// Processes that the threads start are traced, too.
+    pub(super) children: bool,
+    /// The recording ends when these have ended.
+    pub(super) ends_with: Vec<pid_t>,
+    /// Threads and processes that were started and were not seen themselves yet: by which process.
+    pub(super) announced: HashMap<pid_t, pid_t>,
+    /// Processes that have ended, of which the engine may still ask until it wants the next event.
+    pub(super) gone: Vec<pid_t>,
+    /// A thread that stands on its way out, until the engine wants the next event.
+    pub(super) leaving: Option<Standing>,
+    pub(super) clock: RealClock,
+    pub(super) queue: VecDeque<Event>,
+    pub(super) raw: RawRegisters,
     /// Threads asked to stop and not collected.
     outstanding: usize,
     /// Until when to poll for them.
     poll_until_ns: u64,
     /// When the last sleep ended.
-    slept_until_ns: u64,
-    own: Own,
+    pub(super) slept_until_ns: u64,
+    pub(super) own: Own,
     wchan: Wchan,
+    /// Why some of the processes are not traced.
+    not_all: Option<String>,
     launched: bool,
     /// `Command::spawn` has not returned: where its `exec` fails it waits for the process.
-    spawning: bool,
+    pub(super) spawning: bool,
     ended: bool,
     not_send: PhantomData<*const ()>,
 }
 
-/// What the tracer knows of its own time on CPUs.
-#[derive(Debug)]
-struct Own {
-    /// `/proc/thread-self/schedstat`.
-    schedstat: Option<fs::File>,
-    /// Its CPU time up to the last sleep, nanoseconds.
-    cpu_ns: u64,
-    lateness: Lateness,
-    /// The last wake came unusually late.
-    woke_late: bool,
-    /// From the wake before the last sleep to that sleep.
-    stint: Option<Stint>,
-}
-
-impl Own {
-    fn new() -> Own {
-        let schedstat = fs::File::open("/proc/thread-self/schedstat").ok();
-        Own { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
-    }
-
-    /// A sleep has ended: `late_ns` after the time asked for, or by a signal.
-    fn woke(&mut self, late_ns: Option<u64>) {
-        // Of itself too the kernel shows what was used up to the last time it left its CPU.
-        let cpu_ns = self.schedstat.as_ref().and_then(threads::sched).map(|sched| sched.cpu_ns);
-        self.stint =
-            cpu_ns.map(|cpu_ns| Stint { kept_ns: cpu_ns.saturating_sub(self.cpu_ns), late: self.woke_late });
-        self.cpu_ns = cpu_ns.unwrap_or(0);
-        self.woke_late = late_ns.is_some_and(|late_ns| self.lateness.is_unusual(late_ns));
-    }
-}
-
-/// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
-/// signal that was on its way to it, or 0.
-struct Standing {
-    tid: pid_t,
-    signal: c_int,
-}
-
-impl Standing {
-    fn new(tid: pid_t) -> Standing {
-        Standing { tid, signal: 0 }
-    }
-}
-
-impl Drop for Standing {
-    fn drop(&mut self) {
-        // Fails only for a thread that was killed meanwhile, which needs nothing.
-        let _ = sys::cont(self.tid, self.signal);
-    }
-}
-
-fn thread_id(tid: pid_t) -> ThreadId {
+pub(super) fn thread_id(tid: pid_t) -> ThreadId {
     ThreadId(tid.unsigned_abs().into())
 }
 
@@ -128,14 +76,19 @@ fn tid_of(thread: ThreadId) -> pid_t {
 }
 
 impl LinuxTarget {
-    pub(super) fn new(pid: pid_t, process: Process, clock: RealClock) -> LinuxTarget {
+    /// Of a process, or of what stands for several under the number 0; without threads. With
+    /// `children` the processes that they start are traced, too.
+    pub(super) fn new(pid: pid_t, process: Process, children: bool, clock: RealClock) -> LinuxTarget {
         LinuxTarget {
-            pid,
-            memory_of: pid,
-            process,
-            clock,
+            main: pid,
+            processes: HashMap::from([(pid, Traced::new(pid, process))]),
             threads: HashMap::new(),
-            maps: Maps::default(),
+            children,
+            ends_with: Vec::new(),
+            announced: HashMap::new(),
+            gone: Vec::new(),
+            leaving: None,
+            clock,
             queue: VecDeque::new(),
             raw: sys::no_registers(),
             outstanding: 0,
@@ -143,6 +96,7 @@ impl LinuxTarget {
             slept_until_ns: 0,
             own: Own::new(),
             wchan: Wchan::default(),
+            not_all: None,
             launched: false,
             spawning: false,
             ended: false,
@@ -152,7 +106,26 @@ impl LinuxTarget {
 
     /// Says why the process is traced rather than sampled by the kernel.
     pub(super) fn chosen_because(&mut self, why: String) {
-        self.process.backend_why = why;
+        let not_all = self.not_all.take().map(|not_all| format!("; {not_all}")).unwrap_or_default();
+        self.main_mut().chosen_because(why + &not_all);
+    }
+
+    /// Of the processes that were to be traced some are not, the first of them for this reason.
+    pub(super) fn not_all_because(&mut self, count: usize, why: &str) {
+        self.not_all = Some(match count {
+            1 => format!("one process is missing: {why}"),
+            _ => format!("{count} processes are missing, the first: {why}"),
+        });
+    }
+
+    fn main(&self) -> &Traced {
+        // It is there from the beginning to the end.
+        self.processes.get(&self.main).unwrap_or_else(|| unreachable!("the main process is kept"))
+    }
+
+    fn main_mut(&mut self) -> &mut Traced {
+        let main = self.processes.get_mut(&self.main);
+        main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
     pub(super) fn knows(&self, tid: pid_t) -> bool {
@@ -166,21 +139,11 @@ impl LinuxTarget {
 
     /// The launched command runs, as `process`.
     pub(super) fn set_spawned(&mut self, process: Process) {
-        self.process = process;
+        self.main_mut().set_process(process);
         self.spawning = false;
     }
 
-    /// Takes a seized thread in. False if it is no thread of this process.
-    pub(super) fn adopt(&mut self, tid: pid_t, stack_top: Option<Avma>) -> bool {
-        let Ok(mut thread) = Thread::open(self.pid, tid, stack_top) else { return false };
-        if tid == self.pid && stack_top.is_none() {
-            thread.stack_top = thread.start_stack();
-        }
-        self.threads.insert(tid, thread);
-        true
-    }
-
-    fn no_longer_pending(&mut self, tid: pid_t) -> Option<Pending> {
+    pub(super) fn no_longer_pending(&mut self, tid: pid_t) -> Option<Pending> {
         let pending = self.threads.get_mut(&tid)?.pending.take();
         self.outstanding -= usize::from(pending.is_some());
         pending
@@ -190,197 +153,37 @@ impl LinuxTarget {
     fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int, capture: &mut Capture) -> Option<Event> {
         match event {
             // A signal of the target's own, on its way to it.
-            0 => self.collect_if_pending(Standing { tid, signal }, capture),
-            libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => {
-                let standing = Standing::new(tid);
-                if !self.knows(tid) {
-                    return self.new_thread(standing);
-                }
-                self.collect_if_pending(standing, capture)
-            }
-            // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
+            0 => self.collect_if_pending(Standing::on_its_way(tid, signal), capture),
             libc::PTRACE_EVENT_STOP => {
-                let pending = self.no_longer_pending(tid);
-                let outcome = pending.map(|pending| self.read_stopped(tid, pending, capture));
-                let _ = sys::listen(tid);
-                Some(Event::Stopped { thread: thread_id(tid), outcome: outcome? })
+                let by_job_control = signal != libc::SIGTRAP;
+                let standing = Standing { tid, signal: 0, by_job_control };
+                match () {
+                    () if !self.knows(tid) => self.new_thread(standing),
+                    // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
+                    () if by_job_control => {
+                        let pending = self.no_longer_pending(tid)?;
+                        let outcome = self.read_stopped(tid, pending, capture);
+                        Some(Event::Stopped { thread: thread_id(tid), outcome })
+                    }
+                    () => self.collect_if_pending(standing, capture),
+                }
             }
             libc::PTRACE_EVENT_EXEC => {
                 let _ = sys::take_stop(tid);
-                Some(self.exec(Standing::new(tid)))
+                self.exec(Standing::new(tid))
             }
-            // PTRACE_EVENT_CLONE: the new thread reports itself.
-            _ => self.collect_if_pending(Standing::new(tid), capture),
+            libc::PTRACE_EVENT_EXIT => self.leaves(Standing::new(tid), capture),
+            // PTRACE_EVENT_CLONE, _FORK and _VFORK: what is new reports itself.
+            _ => {
+                self.announce(tid);
+                self.collect_if_pending(Standing::new(tid), capture)
+            }
         }
     }
 
-    /// Captures a thread that was asked to stop, whatever made it stop: any stop clears
-    /// the one that was asked for (kernel/signal.c, ptrace_stop). Lets any other go on.
-    fn collect_if_pending(&mut self, standing: Standing, capture: &mut Capture) -> Option<Event> {
-        let thread = thread_id(standing.tid);
-        let Some(pending) = self.no_longer_pending(standing.tid) else {
-            self.pass_on(standing);
-            return None;
-        };
-        let outcome = self.collect(standing, pending, capture);
-        Some(Event::Stopped { thread, outcome })
-    }
-
-    /// Lets a signal through. A traced thread is woken even by a signal that its process
-    /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
-    fn pass_on(&mut self, standing: Standing) {
-        let Standing { tid, signal } = standing;
-        if signal != 0
-            && sys::registers(tid, &mut self.raw).is_ok()
-            && registers::interrupted_call(&self.raw)
-            && self.ignores(signal)
-            && registers::repair_interrupted_call(&mut self.raw)
-        {
-            let _ = sys::set_registers(tid, &mut self.raw);
-        }
-    }
-
-    fn ignores(&self, signal: c_int) -> bool {
-        let status = fs::read(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let status = String::from_utf8_lossy(&status);
-        let bit = |key| {
-            let set = proc::status_value(&status, key).and_then(|hex| u64::from_str_radix(hex, 16).ok());
-            set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
-        };
-        let ignored_by_default =
-            matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
-        bit("SigIgn") || ignored_by_default && !bit("SigCgt")
-    }
-
-    /// A thread that the kernel attached for us, before its first instruction.
-    fn new_thread(&mut self, standing: Standing) -> Option<Event> {
-        let tid = standing.tid;
-        let read = sys::registers(tid, &mut self.raw).is_ok();
-        let stack_top = read.then(|| registers::convert(&self.raw).sp());
-        if self.adopt(tid, stack_top) {
-            return Some(Event::ThreadStarted { thread: thread_id(tid), stack_top });
-        }
-        // A process made by clone() with another exit signal than SIGCHLD: not ours.
-        if fs::metadata(format!("/proc/{}/task/{tid}", self.pid)).is_err() {
-            let _ = sys::detach(tid);
-        }
-        None
-    }
-
-    /// Whatever thread called `exec` goes on under the process's number; the others are gone.
-    fn exec(&mut self, standing: Standing) -> Event {
-        self.threads.clear();
-        self.outstanding = 0;
-        self.memory_of = self.pid;
-        self.adopt(standing.tid, None);
-        let stack_top = self.threads.get(&standing.tid).and_then(|thread| thread.stack_top);
-        Event::Exec { thread: thread_id(standing.tid), stack_top }
-    }
-
-    /// Registers and stack bytes of a thread that stands; it runs again on return.
-    fn collect(&mut self, standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
-        let tid = standing.tid;
-        let seen_ns = self.clock.now_ns();
-        let outcome = self.read_standing(tid, pending, seen_ns, capture);
-        drop(standing);
-        let end_ns = self.clock.now_ns();
-        // A thread that stopped while we slept had waited for a CPU: it stands since the
-        // end of that sleep or a little longer.
-        capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
-        capture.stood_ns = end_ns - seen_ns;
-        if outcome == Outcome::BeganToWait
-            && let Some(thread) = self.threads.get_mut(&tid)
-        {
-            thread.doubt();
-        }
-        outcome
-    }
-
-    /// The same of a thread that job control has stopped: it can be read as it stands, and
-    /// nothing is changed in it, since its interrupted call is not of our making.
-    fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
-        (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
-        if !pending.keep_waiting {
-            return Outcome::Unreadable("stopped by job control");
-        }
-        let seen_ns = self.clock.now_ns();
-        self.read_standing(tid, Pending { job_control: true, ..pending }, seen_ns, capture)
-    }
-
-    fn read_standing(
-        &mut self,
-        tid: pid_t,
-        pending: Pending,
-        seen_ns: u64,
-        capture: &mut Capture,
-    ) -> Outcome {
-        match sys::registers(tid, &mut self.raw) {
-            Ok(len) if len == size_of::<RawRegisters>() => {}
-            Ok(_) => return Outcome::Unreadable("32-bit code"),
-            Err(_) => return Outcome::Unreadable("killed while stopped"),
-        }
-        let in_call = registers::interrupted_call(&self.raw);
-        let Some(thread) = self.threads.get_mut(&tid) else {
-            return Outcome::Unreadable("killed while stopped");
-        };
-        // Reading the registers has waited until the thread was off its CPU: exact.
-        let stopped = thread.sched();
-        capture.look = stopped.map(|sched| Look {
-            cpu_ns: sched.cpu_ns,
-            switches: sched.switches,
-            activity: Activity::Runnable,
-        });
-        let stopped = stopped.unwrap_or(pending.before);
-        thread.stands(stopped);
-        let times = Times { looked_ns: pending.looked_ns, asked_ns: pending.asked_ns, seen_ns };
-        let kept_cpu = stopped.switches == pending.before.switches;
-        let outcome = match () {
-            () if pending.keep_waiting => Outcome::Captured,
-            // In a call that was about to wait, it did not yet.
-            () if in_call && !kept_cpu => Outcome::BeganToWait,
-            () if was_on_cpu(pending.before, stopped, times, self.own.stint) => Outcome::Captured,
-            () => Outcome::NotOnCpu,
-        };
-        if outcome == Outcome::Captured {
-            capture.registers = registers::convert(&self.raw);
-            let sp = capture.registers.sp();
-            let below_top = thread
-                .stack_top
-                .map(|top| top.0.wrapping_sub(sp.0) as usize)
-                .filter(|len| *len <= MAX_WINDOW_BYTES)
-                .map(|len| len + ABOVE_TOP_BYTES);
-            let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
-            copy_stack(tid, sp, len, capture);
-        }
-        if in_call && !pending.job_control && registers::repair_interrupted_call(&mut self.raw) {
-            let _ = sys::set_registers(tid, &mut self.raw);
-        }
-        outcome
-    }
-
-    /// Acts on the end of a thread: its last figures are read before it is let go.
-    fn ended(&mut self, how: Waited) {
-        let Some(status) = how.exit_status() else { return };
-        let tid = how.tid();
-        let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
-        self.no_longer_pending(tid);
-        self.threads.remove(&tid);
-        // A launched process is our child, too: reaped, it counts among our children's CPU
-        // times (getrusage(2)). Where its `exec` failed, `Command::spawn` waits for it and
-        // panics if it is gone.
-        if tid != self.pid || !self.spawning {
-            let _ = sys::reap(tid);
-        }
-        self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
-        if tid == self.pid {
-            self.process_ended(status);
-        }
-    }
-
-    fn process_ended(&mut self, status: ExitStatus) {
+    /// All have ended that the recording ends with, the last of them so. Others may go on.
+    pub(super) fn all_ended(&mut self, status: ExitStatus) {
         self.ended = true;
-        self.threads.clear();
-        self.outstanding = 0;
         self.queue.push_back(Event::Exited(status));
     }
 
@@ -396,51 +199,36 @@ impl LinuxTarget {
         }
         if self.launched {
             // The command decides what it does; the recording ends when it ends.
-            let _ = sys::kill(self.pid, signal);
+            let _ = sys::kill(self.main, signal);
             return None;
         }
         Some(Event::Terminate)
     }
 }
 
-/// Copies `len` bytes from the stack pointer up, and what code may keep below it.
-fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
-    let below = if cfg!(target_arch = "x86_64") { RED_ZONE_BYTES.min(sp.0) } else { 0 };
-    // Below there may be no memory, and on top of a stack nothing above.
-    for below in [below, 0] {
-        capture.stack_base = Avma(sp.0 - below);
-        // By the thread's own number: the first thread may have left, and its memory with it.
-        let read = sys::read_memory_into(tid, capture.stack_base.0, len + below as usize, &mut capture.stack);
-        if read.is_ok_and(|read| read as u64 > below) {
-            return;
-        }
-    }
-    capture.stack.clear();
-}
-
 impl Observed for LinuxTarget {
     fn process(&self) -> &Process {
-        &self.process
+        self.main().process()
     }
 
     fn files(&mut self) -> Arc<dyn Files> {
-        Arc::new(TargetFiles::of(self.pid))
+        self.main_mut().files()
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        threads::name(self.pid, tid_of(thread))
+        self.main_mut().thread_name(thread)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.maps.read_through(&mut self.memory_of, self.threads.keys().copied(), out)
+        self.main_mut().mappings(out)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        self.maps.bytes(self.memory_of, mapping)
+        self.main_mut().image_bytes(mapping)
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+        self.main_mut().read_memory(from, into)
     }
 }
 
@@ -449,6 +237,18 @@ impl Target for LinuxTarget {
         out.clear();
         out.extend(self.threads.iter().map(|(tid, thread)| (thread_id(*tid), thread.stack_top)));
         out.sort_unstable();
+    }
+
+    fn process_of(&self, thread: ThreadId) -> u32 {
+        let tid = tid_of(thread);
+        // A process has the number of its first thread.
+        let first = if self.processes.contains_key(&tid) { tid } else { self.main };
+        self.threads.get(&tid).map_or(first, |thread| thread.pid).unsigned_abs()
+    }
+
+    fn other(&mut self, process: u32) -> Option<&mut dyn Observed> {
+        let pid = pid_t::try_from(process).ok()?;
+        self.processes.get_mut(&pid).map(|process| process as &mut dyn Observed)
     }
 
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
@@ -480,6 +280,12 @@ impl Target for LinuxTarget {
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        if !matches!(self.queue.front(), Some(Event::Leaving { .. })) {
+            self.leaving = None;
+        }
+        for pid in self.gone.drain(..) {
+            self.processes.remove(&pid);
+        }
         loop {
             if let Some(event) = self.queue.pop_front() {
                 return Ok(event);
@@ -514,7 +320,7 @@ impl Target for LinuxTarget {
                 Ok(_) => {}
                 // Nothing is traced any more.
                 Err(_) => {
-                    self.process_ended(ExitStatus::Unknown);
+                    self.all_ended(ExitStatus::Unknown);
                     continue;
                 }
             }
@@ -528,7 +334,7 @@ impl Target for LinuxTarget {
     }
 
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
-        proc::waits_at(&fs::read(format!("/proc/{}/task/{}/syscall", self.pid, thread.0)).ok()?)
+        proc::waits_at(&fs::read(format!("/proc/{0}/task/{0}/syscall", thread.0)).ok()?)
     }
 }
 

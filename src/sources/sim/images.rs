@@ -167,7 +167,8 @@ fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
     Module {
         text: start..start + text_bytes,
         head: Avma(start.0 - image.text_svma),
-        identity: (0x51, 1000 + index),
+        // Processes of one simulation have files of their own.
+        identity: (0x51, (u64::from(config.pid) << 16) + index),
         file: file.into(),
         functions: functions
             .into_iter()

@@ -208,7 +208,8 @@ impl Machine {
         while self.step(limit_ns) {}
     }
 
-    fn next_instant(&self) -> Option<u64> {
+    /// When something happens next, if nobody interferes.
+    pub(super) fn next_instant(&self) -> Option<u64> {
         if self.ended {
             return None;
         }

@@ -13,6 +13,7 @@ mod machine;
 mod seeded;
 mod stack;
 mod thread;
+mod tree;
 
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub use config::{
 };
 pub use faults::{FaultKind, SimFault};
 pub use ledger::{SimLedger, TrueStack, Truth};
+pub use tree::{SimProcess, SimTree};
 
 use faults::Faults;
 use images::{Code, Module};

@@ -60,13 +60,13 @@ impl Choice {
 }
 
 /// The process that started one, as /proc has it now.
-pub(super) fn parent_of(pid: pid_t) -> Option<pid_t> {
+pub(in crate::sources::linux) fn parent_of(pid: pid_t) -> Option<pid_t> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     proc::status_value(&String::from_utf8_lossy(&status), "PPid")?.trim().parse().ok()
 }
 
 /// All processes, by number.
-pub(super) fn all_processes() -> Vec<pid_t> {
+pub(in crate::sources::linux) fn all_processes() -> Vec<pid_t> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

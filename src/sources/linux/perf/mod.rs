@@ -40,6 +40,7 @@ use sieve::Sieve;
 use source::Begin;
 use window::Window;
 
+pub(super) use choice::{all_processes, parent_of};
 pub(super) use source::PerfSource;
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.

@@ -1,0 +1,160 @@
+//! Threads and processes that come and go while they are traced: fork, clone, exec, exit.
+//!
+//! The kernel attaches what is new for us before its first instruction: it stops there, and its
+//! starter stops in an event that names it, in any order. What has ended stays a zombie until it is
+//! reaped here; then its real parent is told, as it would be without a tracer.
+
+use libc::pid_t;
+
+use super::registers;
+use super::standing::Standing;
+use super::sys::{self, Waited};
+use super::threads::{self, Thread};
+use super::trace::{LinuxTarget, thread_id};
+use super::traced::Traced;
+use crate::addr::Avma;
+use crate::sources::{Event, Observed};
+
+/// Numbers of what is new that are kept until it is seen: mostly that is the next stop.
+const ANNOUNCED_MAX: usize = 4096;
+
+impl LinuxTarget {
+    /// The recording ends when this process has ended, and all others of which this was said.
+    pub(super) fn end_with(&mut self, pid: pid_t) {
+        self.ends_with.push(pid);
+    }
+
+    /// Takes a process in that runs, without its threads.
+    pub(super) fn add_process(&mut self, process: Traced) {
+        let pid = process.process().pid.cast_signed();
+        self.processes.insert(pid, process);
+    }
+
+    /// Whether a process is traced.
+    pub(super) fn knows_process(&self, pid: pid_t) -> bool {
+        self.processes.contains_key(&pid)
+    }
+
+    /// A process could not be attached to as a whole: those of its threads that were are let go by
+    /// the kernel when the recording ends.
+    pub(super) fn forget_process(&mut self, pid: pid_t) {
+        if let Some(process) = self.processes.remove(&pid) {
+            self.threads.retain(|tid, _| !process.threads.contains(tid));
+        }
+    }
+
+    /// Takes a seized thread of a known process in. False if it is none of it, or cannot be looked at.
+    pub(super) fn adopt(&mut self, pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> bool {
+        let Ok(thread) = Thread::open(pid, tid, stack_top) else { return false };
+        let Some(process) = self.processes.get_mut(&pid) else { return false };
+        process.threads.insert(tid);
+        self.threads.insert(tid, thread);
+        true
+    }
+
+    /// The same of a thread that was found running.
+    pub(super) fn adopt_found(&mut self, pid: pid_t, tid: pid_t) -> bool {
+        let first = self.processes.get(&pid).filter(|_| tid == pid);
+        let stack_top = first.and_then(Traced::start_stack);
+        self.adopt(pid, tid, stack_top)
+    }
+
+    /// A thread stands because it has started another, or a process.
+    pub(super) fn announce(&mut self, tid: pid_t) {
+        let new = sys::event_message(tid).ok().and_then(|new| pid_t::try_from(new).ok());
+        if let Some(new) = new
+            && let Some(starter) = self.threads.get(&tid)
+            && !self.knows(new)
+        {
+            if self.announced.len() >= ANNOUNCED_MAX {
+                self.announced.clear();
+            }
+            self.announced.insert(new, starter.pid);
+        }
+    }
+
+    /// A thread that the kernel attached for us, before its first instruction: of a process that is
+    /// known, or the first one of another.
+    pub(super) fn new_thread(&mut self, standing: Standing) -> Option<Event> {
+        let tid = standing.tid;
+        let read = sys::registers(tid, &mut self.raw).is_ok();
+        let sp = read.then(|| registers::convert(&self.raw).sp());
+        // What is let go can be asked all the same: should it end, it stays until it is reaped. What
+        // may have to be left alone cannot be let go first.
+        let standing = Some(standing).filter(|_| !self.children);
+        let announced = self.announced.remove(&tid);
+        let (pid, parent) = threads::belongs_to(tid)?;
+        let is_thread = pid != tid || self.processes.contains_key(&pid);
+        let stack_top = if is_thread {
+            sp
+        } else if self.children {
+            let parent = announced.unwrap_or(parent);
+            let parent = self.processes.get(&parent).or_else(|| self.processes.get(&self.main))?;
+            let stack_top = sp.and_then(|sp| parent.stack_top_above(sp));
+            let process = parent.forked(pid);
+            self.add_process(process);
+            stack_top
+        } else {
+            None
+        };
+        if self.adopt(pid, tid, stack_top) {
+            return Some(Event::ThreadStarted { thread: thread_id(tid), stack_top });
+        }
+        // A process made by clone() with another exit signal than SIGCHLD: not ours.
+        if standing.is_some() && !self.processes.contains_key(&pid) {
+            let _ = sys::detach(tid);
+        }
+        None
+    }
+
+    /// Whatever thread called `exec` goes on under the process's number; the others are gone.
+    pub(super) fn exec(&mut self, standing: Standing) -> Option<Event> {
+        let pid = standing.tid;
+        let before: Vec<pid_t> = self.processes.get(&pid)?.threads.iter().copied().collect();
+        for tid in before {
+            self.no_longer_pending(tid);
+            self.threads.remove(&tid);
+        }
+        let process = self.processes.get_mut(&pid)?;
+        process.replaced();
+        let stack_top = process.start_stack();
+        self.adopt(pid, pid, stack_top);
+        Some(Event::Exec { thread: thread_id(pid), stack_top })
+    }
+
+    /// Acts on the end of a thread: its last figures are read before it is let go.
+    pub(super) fn ended(&mut self, how: Waited) {
+        let Some(status) = how.exit_status() else { return };
+        let tid = how.tid();
+        let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
+        self.no_longer_pending(tid);
+        self.announced.remove(&tid);
+        let pid = self.threads.remove(&tid).map(|thread| thread.pid);
+        if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
+            process.threads.remove(&tid);
+        }
+        // A launched process is our child, too: reaped, it counts among our children's CPU
+        // times (getrusage(2)). Where its `exec` failed, `Command::spawn` waits for it and
+        // panics if it is gone.
+        if tid != self.main || !self.spawning {
+            let _ = sys::reap(tid);
+        }
+        self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
+        let Some(process) = self.processes.get(&tid) else { return };
+        // None is left of them: a process is told to have ended with its last thread.
+        for other in process.threads.iter().copied().collect::<Vec<_>>() {
+            self.no_longer_pending(other);
+            self.threads.remove(&other);
+            self.queue.push_back(Event::ThreadExited { thread: thread_id(other), cpu_ns: None });
+        }
+        let waited_for = self.ends_with.len();
+        self.ends_with.retain(|pid| *pid != tid);
+        if waited_for > 0 && self.ends_with.is_empty() {
+            return self.all_ended(status);
+        }
+        self.queue.push_back(Event::ProcessEnded { process: tid.unsigned_abs() });
+        if tid != self.main {
+            self.gone.push(tid);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What the tracer knows of its own time on CPUs: on the CPU that it has nobody else runs.
+
+use std::fs;
+
+use super::on_cpu::{Lateness, Stint};
+use super::threads;
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Own {
+    /// `/proc/thread-self/schedstat`.
+    schedstat: Option<fs::File>,
+    /// Its CPU time up to the last sleep, nanoseconds.
+    cpu_ns: u64,
+    lateness: Lateness,
+    /// The last wake came unusually late.
+    woke_late: bool,
+    /// From the wake before the last sleep to that sleep.
+    pub(super) stint: Option<Stint>,
+}
+
+impl Own {
+    pub(super) fn new() -> Own {
+        let schedstat = fs::File::open("/proc/thread-self/schedstat").ok();
+        Own { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
+    }
+
+    /// A sleep has ended: `late_ns` after the time asked for, or by a signal.
+    pub(super) fn woke(&mut self, late_ns: Option<u64>) {
+        // Of itself too the kernel shows what was used up to the last time it left its CPU.
+        let cpu_ns = self.schedstat.as_ref().and_then(threads::sched).map(|sched| sched.cpu_ns);
+        self.stint =
+            cpu_ns.map(|cpu_ns| Stint { kept_ns: cpu_ns.saturating_sub(self.cpu_ns), late: self.woke_late });
+        self.cpu_ns = cpu_ns.unwrap_or(0);
+        self.woke_late = late_ns.is_some_and(|late_ns| self.lateness.is_unusual(late_ns));
+    }
+}

@@ -1,0 +1,220 @@
+//! One stop: what is read of a thread that stands, and how it goes on, with the signal that was on its
+//! way to it.
+//!
+//! While a thread stands: read registers, copy stack bytes. Everything else happens
+//! before it is asked to stop or after it runs again.
+
+use std::fs;
+
+use libc::{c_int, pid_t};
+
+use super::on_cpu::{Times, was_on_cpu};
+use super::sys::{self, RawRegisters};
+use super::threads::Pending;
+use super::trace::{LinuxTarget, thread_id};
+use super::{proc, registers};
+use crate::addr::Avma;
+use crate::arch::RED_ZONE_BYTES;
+use crate::clock::Clock;
+use crate::sources::{Activity, Capture, Event, Look, Outcome};
+
+/// A stack window is never larger: the default stack limit.
+const MAX_WINDOW_BYTES: usize = 8 << 20;
+
+/// Start code may pop its arguments before it calls: then the first return address lies above
+/// the stack pointer that the thread was born with (musl src/thread/x86_64/clone.s).
+const ABOVE_TOP_BYTES: usize = 64;
+
+/// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
+/// signal that was on its way to it, or 0.
+#[derive(Debug)]
+pub(super) struct Standing {
+    pub(super) tid: pid_t,
+    pub(super) signal: c_int,
+    /// Job control has stopped it: it stays so until SIGCONT.
+    pub(super) by_job_control: bool,
+}
+
+impl Standing {
+    pub(super) fn new(tid: pid_t) -> Standing {
+        Standing::on_its_way(tid, 0)
+    }
+
+    /// With a signal on its way to it.
+    pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> Standing {
+        Standing { tid, signal, by_job_control: false }
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        // Fails only for a thread that was killed meanwhile, which needs nothing.
+        let _ = if self.by_job_control { sys::listen(self.tid) } else { sys::cont(self.tid, self.signal) };
+    }
+}
+
+impl LinuxTarget {
+    /// Captures a thread that was asked to stop, whatever made it stop: any stop clears
+    /// the one that was asked for (kernel/signal.c, ptrace_stop). Lets any other go on.
+    pub(super) fn collect_if_pending(&mut self, standing: Standing, capture: &mut Capture) -> Option<Event> {
+        let thread = thread_id(standing.tid);
+        let Some(pending) = self.no_longer_pending(standing.tid) else {
+            self.pass_on(standing);
+            return None;
+        };
+        let outcome = self.collect(standing, pending, capture);
+        Some(Event::Stopped { thread, outcome })
+    }
+
+    /// A thread on its way out. When the first one of a process is, the process mostly ends: its
+    /// memory is there as long as this thread stands, which is until the engine asks for more.
+    pub(super) fn leaves(&mut self, standing: Standing, capture: &mut Capture) -> Option<Event> {
+        let tid = standing.tid;
+        if !self.processes.contains_key(&tid) {
+            return self.collect_if_pending(standing, capture);
+        }
+        self.queue.push_back(Event::Leaving { process: tid.unsigned_abs() });
+        let pending = self.no_longer_pending(tid);
+        let stopped = pending.map(|pending| {
+            let outcome = self.read_at(tid, pending, capture);
+            Event::Stopped { thread: thread_id(tid), outcome }
+        });
+        self.leaving = Some(standing);
+        stopped.or_else(|| self.queue.pop_front())
+    }
+
+    /// Lets a signal through. A traced thread is woken even by a signal that its process
+    /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
+    fn pass_on(&mut self, standing: Standing) {
+        let Standing { tid, signal, .. } = standing;
+        if signal != 0
+            && sys::registers(tid, &mut self.raw).is_ok()
+            && registers::interrupted_call(&self.raw)
+            && ignores(tid, signal)
+            && registers::repair_interrupted_call(&mut self.raw)
+        {
+            let _ = sys::set_registers(tid, &mut self.raw);
+        }
+    }
+
+    /// Registers and stack bytes of a thread that stands; it runs again on return.
+    fn collect(&mut self, standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
+        let tid = standing.tid;
+        let seen_ns = self.clock.now_ns();
+        let outcome = self.read_standing(tid, pending, seen_ns, capture);
+        drop(standing);
+        self.stood(tid, pending, seen_ns, outcome, capture);
+        outcome
+    }
+
+    /// The same of a thread that goes on standing.
+    fn read_at(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
+        let seen_ns = self.clock.now_ns();
+        let outcome = self.read_standing(tid, pending, seen_ns, capture);
+        self.stood(tid, pending, seen_ns, outcome, capture);
+        outcome
+    }
+
+    /// Takes note of a stop of a thread that was seen to stand, and is over.
+    fn stood(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, outcome: Outcome, capture: &mut Capture) {
+        let end_ns = self.clock.now_ns();
+        // A thread that stopped while we slept had waited for a CPU: it stands since the
+        // end of that sleep or a little longer.
+        capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
+        capture.stood_ns = end_ns - seen_ns;
+        if outcome == Outcome::BeganToWait
+            && let Some(thread) = self.threads.get_mut(&tid)
+        {
+            thread.doubt();
+        }
+    }
+
+    /// The same of a thread that job control has stopped: it can be read as it stands, and
+    /// nothing is changed in it, since its interrupted call is not of our making.
+    pub(super) fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
+        (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
+        if !pending.keep_waiting {
+            return Outcome::Unreadable("stopped by job control");
+        }
+        let seen_ns = self.clock.now_ns();
+        self.read_standing(tid, Pending { job_control: true, ..pending }, seen_ns, capture)
+    }
+
+    fn read_standing(
+        &mut self,
+        tid: pid_t,
+        pending: Pending,
+        seen_ns: u64,
+        capture: &mut Capture,
+    ) -> Outcome {
+        match sys::registers(tid, &mut self.raw) {
+            Ok(len) if len == size_of::<RawRegisters>() => {}
+            Ok(_) => return Outcome::Unreadable("32-bit code"),
+            Err(_) => return Outcome::Unreadable("killed while stopped"),
+        }
+        let in_call = registers::interrupted_call(&self.raw);
+        let Some(thread) = self.threads.get_mut(&tid) else {
+            return Outcome::Unreadable("killed while stopped");
+        };
+        // Reading the registers has waited until the thread was off its CPU: exact.
+        let stopped = thread.sched();
+        capture.look = stopped.map(|sched| Look {
+            cpu_ns: sched.cpu_ns,
+            switches: sched.switches,
+            activity: Activity::Runnable,
+        });
+        let stopped = stopped.unwrap_or(pending.before);
+        thread.stands(stopped);
+        let times = Times { looked_ns: pending.looked_ns, asked_ns: pending.asked_ns, seen_ns };
+        let kept_cpu = stopped.switches == pending.before.switches;
+        let outcome = match () {
+            () if pending.keep_waiting => Outcome::Captured,
+            // In a call that was about to wait, it did not yet.
+            () if in_call && !kept_cpu => Outcome::BeganToWait,
+            () if was_on_cpu(pending.before, stopped, times, self.own.stint) => Outcome::Captured,
+            () => Outcome::NotOnCpu,
+        };
+        if outcome == Outcome::Captured {
+            capture.registers = registers::convert(&self.raw);
+            let sp = capture.registers.sp();
+            let below_top = thread
+                .stack_top
+                .map(|top| top.0.wrapping_sub(sp.0) as usize)
+                .filter(|len| *len <= MAX_WINDOW_BYTES)
+                .map(|len| len + ABOVE_TOP_BYTES);
+            let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
+            copy_stack(tid, sp, len, capture);
+        }
+        if in_call && !pending.job_control && registers::repair_interrupted_call(&mut self.raw) {
+            let _ = sys::set_registers(tid, &mut self.raw);
+        }
+        outcome
+    }
+}
+
+/// Whether the process of a thread ignores a signal.
+fn ignores(tid: pid_t, signal: c_int) -> bool {
+    let status = fs::read(format!("/proc/{tid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let bit = |key| {
+        let set = proc::status_value(&status, key).and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
+    };
+    let ignored_by_default = matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
+    bit("SigIgn") || ignored_by_default && !bit("SigCgt")
+}
+
+/// Copies `len` bytes from the stack pointer up, and what code may keep below it.
+fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
+    let below = if cfg!(target_arch = "x86_64") { RED_ZONE_BYTES.min(sp.0) } else { 0 };
+    // Below there may be no memory, and on top of a stack nothing above.
+    for below in [below, 0] {
+        capture.stack_base = Avma(sp.0 - below);
+        // By the thread's own number: the first thread may have left, and its memory with it.
+        let read = sys::read_memory_into(tid, capture.stack_base.0, len + below as usize, &mut capture.stack);
+        if read.is_ok_and(|read| read as u64 > below) {
+            return;
+        }
+    }
+    capture.stack.clear();
+}

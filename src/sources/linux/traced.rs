@@ -1,0 +1,166 @@
+//! One process among those that are traced: what can be asked of it.
+//!
+//! What it has mapped is read from /proc, which shows what is mapped now, perhaps by the next
+//! program, whose `exec` the engine has not been told of yet. The stack pointer that a program began
+//! with tells the one from the other; until the engine knows, it is given what was mapped before. A
+//! process that was just forked has what its parent had.
+
+use std::fs;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+use libc::pid_t;
+
+use super::files::TargetFiles;
+use super::images::{self, Maps};
+use super::{proc, sys, threads};
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::sources::{Fault, Observed, Process, ThreadId};
+
+/// A thread whose stack pointer is so far below that of the start of the program, or less, is on the
+/// first thread's stack: memory for the stacks of others begins below this gap at the earliest
+/// (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; the same in mm/util.c for aarch64).
+const FIRST_STACK_BYTES: u64 = 128 << 20;
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Traced {
+    pid: pid_t,
+    /// The thread through which /proc shows the memory: the first, until it has left.
+    memory_of: pid_t,
+    process: Process,
+    /// Those that are traced.
+    pub(super) threads: HashSet<pid_t>,
+    maps: Maps,
+    /// What was mapped when that was read last, by this program or the process it was forked from.
+    known: Rc<Vec<Mapping>>,
+    /// The stack pointer that its program began with.
+    start_stack: Option<Avma>,
+    files: Arc<TargetFiles>,
+    /// They are those of the process that started it.
+    files_inherited: bool,
+}
+
+impl Traced {
+    /// A process that runs; with a number of 0 what stands for several.
+    pub(super) fn new(pid: pid_t, process: Process) -> Traced {
+        Traced {
+            pid,
+            memory_of: pid,
+            process,
+            threads: HashSet::new(),
+            maps: Maps::default(),
+            known: Rc::default(),
+            start_stack: start_stack(pid),
+            files: Arc::new(TargetFiles::of(pid)),
+            files_inherited: false,
+        }
+    }
+
+    /// A process that this one has just started.
+    pub(super) fn forked(&self, pid: pid_t) -> Traced {
+        let number = pid.unsigned_abs();
+        let process = Process { pid: number, command: String::new(), ..self.process.clone() };
+        Traced {
+            pid,
+            memory_of: pid,
+            process,
+            threads: HashSet::new(),
+            maps: Maps::default(),
+            known: Rc::clone(&self.known),
+            start_stack: self.start_stack,
+            files: Arc::clone(&self.files),
+            files_inherited: true,
+        }
+    }
+
+    /// It runs another program from now on, under the name that /proc shows.
+    pub(super) fn replaced(&mut self) {
+        if let Some(name) = threads::name(self.pid, self.pid) {
+            self.process.name = name;
+        }
+        self.memory_of = self.pid;
+        self.threads.clear();
+        self.known = Rc::default();
+        self.start_stack = start_stack(self.pid);
+    }
+
+    /// It was described anew.
+    pub(super) fn set_process(&mut self, process: Process) {
+        self.process = process;
+        self.files = Arc::new(TargetFiles::of(self.pid));
+    }
+
+    /// Says why processes are traced rather than sampled by the kernel.
+    pub(super) fn chosen_because(&mut self, why: String) {
+        self.process.backend_why = why;
+    }
+
+    /// The stack pointer that the first thread of a process was born with that was just forked and
+    /// has this one: that of the program, unless another thread than the first forked.
+    pub(super) fn stack_top_above(&self, sp: Avma) -> Option<Avma> {
+        self.start_stack.filter(|top| top.0.wrapping_sub(sp.0) < FIRST_STACK_BYTES)
+    }
+
+    /// The stack pointer that its program began with.
+    pub(super) fn start_stack(&self) -> Option<Avma> {
+        self.start_stack
+    }
+
+    /// Whether it runs the program that the engine was told of, as far as can be known.
+    fn runs_known_program(&self) -> bool {
+        start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
+    }
+}
+
+/// `None` also of one that has no memory any more.
+fn start_stack(pid: pid_t) -> Option<Avma> {
+    proc::stat_start_stack(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+impl Observed for Traced {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        if self.files_inherited {
+            let files = TargetFiles::of(self.pid);
+            // One that has ended has no root any more; what it was forked from had the same.
+            if files.has_root() {
+                self.files = Arc::new(files);
+            }
+            self.files_inherited = false;
+        }
+        Arc::clone(&self.files) as Arc<dyn Files>
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        threads::name(self.pid, pid_t::try_from(thread.0).ok()?)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        let read = self.maps.read_through(&mut self.memory_of, self.threads.iter().copied(), out);
+        if read.is_ok() && self.runs_known_program() {
+            self.known = Rc::new(out.clone());
+            return read;
+        }
+        out.clone_from(&self.known);
+        if out.is_empty() { read.and(Err(Fault::Transient("another program runs already"))) } else { Ok(()) }
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
+            MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
+            // All processes have the same.
+            MappingKind::Vdso => images::own_vdso().ok_or(why),
+            MappingKind::Anonymous => Err(why),
+        })
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}

@@ -1,0 +1,203 @@
+//! Several simulated processes as one target: the first, and others that begin while it runs and end
+//! before it or with it.
+//!
+//! Each has CPUs, code, threads and faults of its own; what they share is the clock. The recording
+//! ends with the first one.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping};
+use crate::clock::{Clock, FakeClock};
+use crate::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+
+use super::{SimConfig, SimLedger, SimTarget};
+
+/// A process of a [`SimTree`], by when it begins.
+#[derive(Clone, Debug)]
+pub struct SimProcess {
+    /// Nanoseconds of the clock; times in the configuration are of that clock, too.
+    pub start_ns: u64,
+    /// What it is. Its threads have the numbers from its pid on, which no other process may have.
+    pub config: SimConfig,
+}
+
+/// Simulated processes.
+#[derive(Debug)]
+pub struct SimTree {
+    clock: FakeClock,
+    /// In the order in which they began, the first process first.
+    members: Vec<SimTarget>,
+    /// Those that have not begun, the next one last.
+    unborn: Vec<SimProcess>,
+    queue: VecDeque<Event>,
+    /// Told to have ended, and gone with the next call.
+    gone: Option<u32>,
+    ledgers: Vec<(u32, Rc<SimLedger>)>,
+}
+
+impl SimTree {
+    /// The `first` process, and `others`, in any order.
+    ///
+    /// # Panics
+    /// As [`SimTarget::new`].
+    #[must_use]
+    pub fn new(first: SimConfig, others: Vec<SimProcess>, clock: FakeClock) -> SimTree {
+        let mut unborn = others;
+        unborn.sort_by_key(|process| std::cmp::Reverse((process.start_ns, process.config.pid)));
+        let mut tree = SimTree {
+            clock: clock.clone(),
+            members: Vec::new(),
+            unborn,
+            queue: VecDeque::new(),
+            gone: None,
+            ledgers: Vec::new(),
+        };
+        tree.begin(first);
+        tree
+    }
+
+    /// What really happened in each process that has begun, by its pid.
+    #[must_use]
+    pub fn ledgers(&self) -> &[(u32, Rc<SimLedger>)] {
+        &self.ledgers
+    }
+
+    fn begin(&mut self, config: SimConfig) {
+        let member = SimTarget::new(config, self.clock.clone());
+        self.ledgers.push((member.process.pid, member.ledger()));
+        self.members.push(member);
+    }
+
+    /// Lets those begin whose time has come.
+    fn begin_due(&mut self) {
+        while self.unborn.last().is_some_and(|process| process.start_ns <= self.clock.now_ns()) {
+            let Some(process) = self.unborn.pop() else { return };
+            self.begin(process.config);
+            let mut threads = Vec::new();
+            if let Some(new) = self.members.last_mut() {
+                new.threads(&mut threads);
+            }
+            let started = |(thread, stack_top)| Event::ThreadStarted { thread, stack_top };
+            self.queue.extend(threads.into_iter().map(started));
+        }
+    }
+
+    fn first(&mut self) -> &mut SimTarget {
+        &mut self.members[0]
+    }
+
+    /// The process that has threads from this number on.
+    fn of(&mut self, thread: ThreadId) -> &mut SimTarget {
+        let pid = self.process_of(thread);
+        let at = self.members.iter().position(|member| member.process.pid == pid).unwrap_or(0);
+        &mut self.members[at]
+    }
+
+    /// What one of them has to tell now.
+    fn poll(&mut self, capture: &mut Capture) -> Result<Option<Event>, Fault> {
+        let now_ns = self.clock.now_ns();
+        for (at, member) in self.members.iter_mut().enumerate() {
+            if member.exit_told && at > 0 {
+                continue;
+            }
+            match member.next(now_ns, capture)? {
+                Event::Timeout => {}
+                Event::Exited(_) if at > 0 => {
+                    let process = member.process.pid;
+                    self.gone = Some(process);
+                    return Ok(Some(Event::ProcessEnded { process }));
+                }
+                event => return Ok(Some(event)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// When something happens next.
+    fn next_instant(&self) -> u64 {
+        let of_members = self.members.iter().filter_map(|member| member.machine.next_instant());
+        of_members.chain(self.unborn.last().map(|process| process.start_ns)).min().unwrap_or(u64::MAX)
+    }
+}
+
+impl Observed for SimTree {
+    fn process(&self) -> &Process {
+        self.members[0].process()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.first().thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.first().mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.first().image_bytes(mapping)
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.first().files()
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.first().read_memory(from, into)
+    }
+}
+
+impl Target for SimTree {
+    fn process_of(&self, thread: ThreadId) -> u32 {
+        let pids = self.members.iter().map(|member| member.process.pid);
+        pids.filter(|pid| u64::from(*pid) <= thread.0).max().unwrap_or_default()
+    }
+
+    fn other(&mut self, process: u32) -> Option<&mut dyn Observed> {
+        let member = self.members.iter_mut().find(|member| member.process.pid == process);
+        member.map(|member| member as &mut dyn Observed)
+    }
+
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        let mut all = Vec::new();
+        for member in &mut self.members {
+            member.threads(out);
+            all.append(out);
+        }
+        *out = all;
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        self.of(thread).look(thread)
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        self.of(thread).interrupt(thread, window_bytes, keep_waiting)
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        if let Some(pid) = self.gone.take() {
+            self.members.retain(|member| member.process.pid != pid);
+        }
+        loop {
+            if let Some(event) = self.queue.pop_front() {
+                return Ok(event);
+            }
+            if let Some(event) = self.poll(capture)? {
+                return Ok(event);
+            }
+            let now_ns = self.clock.now_ns();
+            if now_ns >= until_ns {
+                return Ok(Event::Timeout);
+            }
+            self.clock.advance_to(self.next_instant().clamp(now_ns, until_ns));
+            self.begin_due();
+        }
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        self.of(thread).waits_at(thread)
+    }
+}
