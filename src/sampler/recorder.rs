@@ -54,6 +54,9 @@ pub(super) struct Taken {
 pub struct Recorder<'a> {
     clock: &'a dyn Clock,
     pub(super) options: &'a Options,
+    /// A sample weighs all of the time since the one before, waiting or not: where its driver looks at
+    /// threads that wait, and is not told of each wait.
+    pub(super) by_wall: bool,
     trie: Trie<Frame>,
     pub(super) images: Images,
     pub(super) processes: Vec<Recorded>,
@@ -89,6 +92,7 @@ impl<'a> Recorder<'a> {
         let mut recorder = Recorder {
             clock,
             options,
+            by_wall: options.idle,
             trie: Trie::new(),
             images: Images::default(),
             processes: Vec::new(),
@@ -128,7 +132,7 @@ impl<'a> Recorder<'a> {
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
         if let Some(mut account) = self.accounts.remove(&id) {
             let now_ns = self.clock.now_ns();
-            let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.options.idle);
+            let counts = account.unsampled(cpu_ns, now_ns, self.options.hz, self.by_wall);
             self.stats.target_cpu_ns += account.used_cpu_ns();
             self.lose(reason, counts);
         }
@@ -173,11 +177,17 @@ impl<'a> Recorder<'a> {
     pub fn weigh(&mut self, id: ThreadId, look: Option<Look>) -> Option<u64> {
         let (now_ns, hz) = (self.clock.now_ns(), self.options.hz);
         let account = self.accounts.get_mut(&id)?;
-        Some(if self.options.idle {
+        Some(if self.by_wall {
             account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns, hz)
         } else {
             account.weigh_cpu(look, now_ns, hz)
         })
+    }
+
+    /// Counts for a thread that waited for so long; `None` for one that is not known.
+    pub(super) fn weigh_wait(&mut self, id: ThreadId, ns: u64) -> Option<u64> {
+        let hz = self.options.hz;
+        self.accounts.get_mut(&id).map(|account| account.weigh_wait(ns, hz))
     }
 
     /// Walks a sample and counts its stack. `window_max_bytes` is as much of a stack as the
@@ -193,22 +203,27 @@ impl<'a> Recorder<'a> {
         let id = sample.thread;
         let (ended, bytes) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
         let needed = Needed { bytes, ran_out: ended == Ended::WindowRanOut };
-        if counts == 0 && !self.options.idle {
+        let waiting = (self.options.idle || self.options.off_cpu) && sample.waiting;
+        if counts == 0 && !self.by_wall && !waiting {
             return Taken { stack: None, needed, sample: Some(sample) };
         }
         self.ask_name(process, id);
         let Some(sample) = self.postpone(sample, ended, counts) else {
             return Taken { stack: None, needed, sample: None };
         };
-        let waiting = self.options.idle && sample.waiting;
         let node = self.insert(id, ended, &sample.capture.kernel, frames, counts, waiting);
         Taken { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
     pub(super) fn repeat(&mut self, node: NodeId, ended: Ended, counts: u64) {
-        self.trie.add(node, counts);
         self.stats.samples_idle_reused += counts;
+        self.count(node, ended, counts);
+    }
+
+    /// Counts a stack that was put in before.
+    pub(super) fn count(&mut self, node: NodeId, ended: Ended, counts: u64) {
+        self.trie.add(node, counts);
         self.weighed(ended, counts);
     }
 

@@ -132,6 +132,11 @@ impl Account {
         self.count(passed_ns, hz)
     }
 
+    /// Counts of a wait: its own time, and nothing of what was used before or since.
+    pub(super) fn weigh_wait(&mut self, ns: u64, hz: u32) -> u64 {
+        self.count(ns, hz)
+    }
+
     /// Counts that no sample will take: CPU time used since the last one, up to `cpu_ns`,
     /// or `wall`-clock time.
     pub(super) fn unsampled(&mut self, cpu_ns: Option<u64>, now_ns: u64, hz: u32, wall: bool) -> u64 {
@@ -229,6 +234,22 @@ mod tests {
             let exact = used_ns / 1_000_000;
             assert!(exact.abs_diff(counts) < exact / 50, "phase {phase}: {counts} counts for {exact}");
         }
+    }
+
+    #[test]
+    fn counts_of_waits_and_of_cpu_time_add_up_to_both() {
+        let mut account = Account::new(FIRST, 0, 7, None, look(0), 0, false);
+        let (mut cpu_ns, mut waited_ns, mut ran, mut waited) = (0, 0, 0, 0);
+        for step in 0..100_000u64 {
+            let (used, wait) = (splitmix64(step) % 40_000, splitmix64(step ^ 77) % 90_000);
+            (cpu_ns, waited_ns) = (cpu_ns + used, waited_ns + wait);
+            waited += account.weigh_wait(wait, 997);
+            ran += account.weigh_cpu(Some(look(cpu_ns)), u64::MAX / 2, 997);
+        }
+        let counts = |ns: u64| ns as f64 * 997.0 / 1e9;
+        assert!(((ran + waited) as f64 - counts(cpu_ns + waited_ns)).abs() <= 1.0);
+        // A wait that is shorter than a period has a count as often as it is part of one.
+        assert!((waited as f64 / counts(waited_ns) - 1.0).abs() < 0.05, "{waited}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ const KEYS: [&str; 41] = [
     "ticks_late",
     "ticks_spared",
     "samples_pushed",
+    "waits",
     "stops",
     "stops_let_go",
     "stops_not_on_cpu",

@@ -16,6 +16,7 @@ mod random;
 mod shares;
 mod stacks;
 mod stopped;
+mod waits;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
