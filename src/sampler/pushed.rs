@@ -198,6 +198,7 @@ impl PushedDriver<'_> {
             }
             What::BeganToWait(mut capture) => {
                 self.know_thread(of, process, thread);
+                self.recorder.read_changed_images(of, process);
                 let taken = self.take_wait(process, thread, at_ns, &mut capture, 0);
                 self.open.began(thread, taken.stack);
                 source.wait_walked(capture, Some(taken.needed));
@@ -212,6 +213,7 @@ impl PushedDriver<'_> {
                     Some(capture) if counts == 0 => source.wait_walked(capture, None),
                     Some(mut capture) => {
                         let taken = self.take_wait(process, thread, at_ns, &mut capture, counts);
+                        self.walk_postponed(of, process, Due::ImagesRead);
                         source.wait_walked(capture, Some(taken.needed));
                     }
                 }

@@ -412,6 +412,14 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    /// Reads images that are known to have changed, whatever that costs: a stack is walked that is
+    /// to stand for long.
+    pub(super) fn read_changed_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        if self.upkeep(of).is_some_and(ImageUpkeep::has_changed) {
+            self.read_images(of, process);
+        }
+    }
+
     /// The process says that its images have changed. Samples of before are walked first.
     pub fn images_changed(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if let Some(recorded) = self.processes.get_mut(of.0 as usize) {

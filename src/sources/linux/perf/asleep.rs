@@ -16,8 +16,8 @@ use super::waits::Stack;
 use crate::sources::Capture;
 use crate::sources::linux::{proc, sys};
 
-/// Bytes of the stack that are read: of thousands of threads at a time.
-const STACK_BYTES: usize = 16 << 10;
+/// Bytes of the stack that are read, as many as the kernel copies at most.
+const STACK_BYTES: usize = 60 << 10;
 /// Why the stack of a thread that waits is missing.
 const NOT_SHOWN: &str = "waited since before the recording, where /proc does not show it";
 

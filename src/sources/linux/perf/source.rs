@@ -150,6 +150,9 @@ impl PerfSource {
             for pid in choice::all_processes().into_iter().filter(|pid| choice::has_user_memory(*pid)) {
                 self.told.judge(pid, None, 0);
             }
+            for (pid, member) in &mut self.told.members {
+                member.clock.begin(*pid);
+            }
         }
         for pid in self.told.running() {
             for tid in threads::list(pid).unwrap_or_default() {

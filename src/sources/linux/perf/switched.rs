@@ -18,7 +18,7 @@ use super::{asleep, sys};
 use crate::sources::pushed::{Record, What};
 
 /// Threads that are looked at between two batches: some milliseconds, and some megabytes of stacks.
-const LOOKS_PER_BATCH: usize = 256;
+const LOOKS_PER_BATCH: usize = 128;
 /// Most threads that are to be looked at.
 const LOOKS_MAX: usize = 65_536;
 
