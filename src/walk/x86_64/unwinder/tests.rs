@@ -124,6 +124,28 @@ fn registers_other_than_the_frame_pointer_carry_the_cfa() {
 }
 
 #[test]
+fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
+    // vfork: popq %rdi; syscall. CFA = rsp, the return address in rdi.
+    let case = |rdi| Case {
+        rows: vec![
+            (0, row(Cfa::Register(RSP as u8, 0), &[(RETURN_ADDRESS, Column::In(5))])),
+            (9, sp_plus(16)),
+            (19, first_function()),
+        ],
+        words: vec![1, TEXT + 20, 3],
+        registers: vec![(5, rdi)],
+    };
+    case(TEXT + 10).check(&[0, 9, 19], Ended::Root);
+    case(TEXT + 11).check(&[0], Ended::BadFrame);
+    // Not where the word below the stack pointer happens to be one.
+    let mut below = case(0);
+    below.rows[0].1 = row(Cfa::Register(RSP as u8, 0), &[]);
+    below.words = vec![TEXT + 10, 1, TEXT + 20, 3];
+    below.registers = vec![(RSP, STACK + 8)];
+    assert_eq!(below.walk(How::Cfi).0, [0]);
+}
+
+#[test]
 fn a_realigned_stack_is_left_by_reading_memory() {
     // lea 8(%rsp),%r10; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp; push %r10:
     // CFA = *(rbp-8), rbp = *rbp.
