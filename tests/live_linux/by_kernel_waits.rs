@@ -7,7 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::by_kernel::{Somebody, attach_by_kernel, launch_by_kernel, sampled};
-use crate::support::{Fixture, Recorded, compile, fixture, kill, not_here, record_by, tracer_of};
+use crate::support::{
+    Fixture, Recorded, compile, fixture, has_events, kill, not_here, record, record_by, tracer_of, wait_for,
+    wait_for_ticks,
+};
 
 /// Waits of each kind, and how long each takes, milliseconds.
 const ROUNDS: [&str; 2] = ["25", "20"];
@@ -186,20 +189,35 @@ fn somebody_without_rights_is_told_what_waits_need() {
 }
 
 /// The whole machine: threads of the kernel, and CPUs with nothing to do, do not wait.
+///
+/// Other programs may switch more often than a reader that shares its CPU with them can follow, just when
+/// it reads their files: what the kernel dropped then may be a wait of this program. Tried again.
 #[test]
 fn waits_of_the_whole_machine_are_those_of_programs() {
-    let Some(_one) = sampled() else { return };
-    let mut target = Fixture::start("sleeps", ROUNDS);
-    target.line("ready");
-    let running = crate::support::record(["--source", "perf", "-a", "--off-cpu", "--hz", HZ]);
-    crate::support::wait_for("the events", || crate::support::has_events(running.pid()));
-    crate::support::wait_for_ticks("the machine", running.pid());
-    target.go();
-    let said = target.done();
-    let recorded = running.interrupt();
-    check_waits(&recorded, &truth(said.iter()));
-    check_sleeper(&recorded);
-    let of_kernel =
-        recorded.count(|stack| stack.frames[0].starts_with('[') || stack.frames[0].starts_with("swapper"));
-    recorded.check(of_kernel == 0, format!("{of_kernel} of the kernel's own threads"));
+    const TRIES: usize = 4;
+    for attempt in 1..=TRIES {
+        let Some(_one) = sampled() else { return };
+        let mut target = Fixture::start("sleeps", ROUNDS);
+        target.line("ready");
+        let running = record(["--source", "perf", "-a", "--off-cpu", "--hz", HZ]);
+        wait_for("the events", || has_events(running.pid()));
+        wait_for_ticks("the machine", running.pid());
+        target.go();
+        let said = target.done();
+        let recorded = running.interrupt();
+        recorded.check_success();
+        let lost = recorded.stats["samples_lost"].as_object().into_iter().flatten();
+        let dropped: Vec<_> = lost.filter(|(why, _)| why.starts_with("the kernel dropped")).collect();
+        if !dropped.is_empty() && attempt < TRIES {
+            println!("tried again: {dropped:?}");
+            continue;
+        }
+        recorded.check(dropped.is_empty(), format!("records were dropped in each of {TRIES} runs"));
+        check_waits(&recorded, &truth(said.iter()));
+        check_sleeper(&recorded);
+        let is_kernel = |name: &str| name.starts_with('[') || name.starts_with("swapper");
+        let of_kernel = recorded.count(|stack| is_kernel(&stack.frames[0]));
+        recorded.check(of_kernel == 0, format!("{of_kernel} of the kernel's own threads"));
+        return;
+    }
 }
