@@ -126,6 +126,7 @@ mod linux {
             hz: HZ,
             duration_ns: Some(length_ms * 1_000_000),
             idle: false,
+            off_cpu: false,
             threads: false,
             max_depth: 1024,
             unwind: How::Auto,

@@ -8,6 +8,10 @@ use crate::addr::Avma;
 /// call standard of Linux on aarch64 has none). Unwind information may refer to them.
 pub const RED_ZONE_BYTES: u64 = 128;
 
+/// Stands for a register that nobody told: no address of a program's memory, and not 0, which ends a
+/// chain of frame records. A word of a program that is the same only makes a stack incomplete.
+pub const UNKNOWN_REGISTER: u64 = 0xdead_dead_dead_dea8;
+
 /// x86_64 registers. `gpr` is in DWARF register order (System V AMD64 ABI, figure 3.36),
 /// which is not the order of the encoding: rax rdx rcx rbx rsi rdi rbp rsp r8..r15.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -179,6 +179,9 @@ pub(super) struct RecordingFlags {
     /// Also record threads that wait: a profile of wall-clock time
     #[arg(long, help_heading = RECORDING)]
     pub(super) idle: bool,
+    /// Linux: record waiting time alone, under the stack that waits
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) off_cpu: bool,
     /// Also record the processes that it starts [default for a command]
     #[arg(long, help_heading = RECORDING)]
     pub(super) children: bool,

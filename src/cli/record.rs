@@ -53,7 +53,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let how = sampling::How { way, kernel, children, children_needed };
     let (profile, files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
-        return Err(tell::nothing_sampled(&profile, asked.idle));
+        return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu));
     }
 
     // Name.
@@ -92,7 +92,7 @@ fn circumstances(asked: &Recording, launched: bool) -> Circumstances {
         // A simulated run has no time of its own.
         time_unix_ns: now.filter(|_| !simulated),
         launched,
-        idle: asked.idle,
+        idle: asked.idle || asked.off_cpu,
         per_process: asked.per_process,
     }
 }
@@ -103,6 +103,7 @@ fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
         hz: asked.hz,
         duration_ns: asked.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
         idle: asked.idle,
+        off_cpu: asked.off_cpu,
         threads: asked.threads,
         max_depth: asked.max_depth,
         unwind: asked.unwind,

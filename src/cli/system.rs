@@ -90,6 +90,10 @@ pub(super) fn with_source<R: Send>(
         Process::Several(_) => Some("-a, --cgroup, --container and --user"),
         _ => sampling.children_needed.then_some("--children"),
     };
+    if sampling.off_cpu {
+        let why = "--off-cpu is for Linux; this system's source has --idle";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
     if let Some(options) = linux_only {
         let why = format!("this system's source records one process; for Linux only: {options}");
         return Err(Error::new(ErrorKind::Usage, why));

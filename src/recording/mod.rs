@@ -105,6 +105,8 @@ pub struct Stats {
     pub ticks_spared: u64,
     /// Samples that the system took by itself, without a stop.
     pub samples_pushed: u64,
+    /// Waits that the system told of, with those that were lost.
+    pub waits: u64,
     /// Times a thread was stopped.
     pub stops: u64,
     /// Of these, threads let go at once because they had begun to wait: their time is in

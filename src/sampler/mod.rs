@@ -9,6 +9,7 @@
 
 mod budget;
 mod decide;
+mod drawn;
 mod image_upkeep;
 mod lifecycle;
 mod postponed;
@@ -19,6 +20,7 @@ mod snapshot;
 mod stops;
 mod thread;
 mod ticks;
+mod waits;
 mod weights;
 mod window;
 
@@ -45,6 +47,8 @@ pub struct Options {
     pub duration_ns: Option<u64>,
     /// Also record waiting threads: weights are wall-clock time.
     pub idle: bool,
+    /// Record waiting threads alone, where the source tells of waits.
+    pub off_cpu: bool,
     /// Keep the stacks of each thread apart. Otherwise all threads share one root: memory
     /// then does not grow with the number of threads that come and go.
     pub threads: bool,

@@ -44,8 +44,8 @@ pub(super) struct Rewalk<'a> {
 }
 
 impl Recorder<'_> {
-    /// Keeps the sample of a running thread whose walk ended so because the images were not
-    /// read since, perhaps; gives back any other.
+    /// Keeps a sample whose walk ended so because the images were not read since, perhaps; gives back
+    /// any other, and that of a thread that waits on, whose stack is to be counted again.
     pub(super) fn postpone(&mut self, sample: Sample, ended: Ended, weight_ns: u64) -> Option<Sample> {
         let Some(of) = self.accounts.get(&sample.thread).map(|account| account.process) else {
             return Some(sample);
@@ -54,7 +54,8 @@ impl Recorder<'_> {
         let may_be_new_code = matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && read_ns < sample.at_ns
             && fruitless < FRUITLESS_MAX;
-        if !may_be_new_code || sample.waiting || !self.has_room_for(&sample.capture) {
+        let waits_on = sample.waiting && (self.by_wall || weight_ns == 0);
+        if !may_be_new_code || waits_on || !self.has_room_for(&sample.capture) {
             return Some(sample);
         }
         let space = self.space(of);
@@ -106,7 +107,7 @@ impl Recorder<'_> {
         let (due, later) = std::mem::take(&mut self.postponed).into_iter().partition(is_due);
         self.postponed = later;
         for Postponed { sample, weight_ns, space, .. } in due {
-            let Sample { thread, capture, .. } = sample;
+            let Sample { thread, capture, waiting, .. } = sample;
             let (ended, _) = self.walk_with_known_images(
                 process,
                 thread,
@@ -116,7 +117,7 @@ impl Recorder<'_> {
             );
             // What it led to may have been replaced since.
             let ended = if self.space(of) == space { ended } else { Ended::BadFrame };
-            self.insert(thread, ended, &capture.kernel, rewalk.frames, weight_ns, false);
+            self.insert(thread, ended, &capture.kernel, rewalk.frames, weight_ns, waiting);
             rewalk.spare.push(capture);
         }
     }

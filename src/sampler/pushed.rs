@@ -11,14 +11,16 @@ use hashbrown::HashMap;
 
 use super::postponed::{Due, Rewalk};
 use super::process::{FIRST, ProcessIndex};
-use super::recorder::{Recorder, Sample};
+use super::recorder::{Recorder, Sample, Taken};
+use super::thread::unknown_look;
+use super::waits::OpenWaits;
 use super::{Options, Result};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sources::pushed::{PushedSource, Record, What};
-use crate::sources::{Capture, Fault, Observed};
+use crate::sources::{Capture, Fault, Observed, ThreadId};
 use crate::walk::Frames;
 
 /// Stack bytes that the source may be asked to copy at most: it decides itself.
@@ -63,9 +65,12 @@ pub fn record(
         recorder: Recorder::new(&time, options, source.process()),
         known: HashMap::from([(source.process().pid, FIRST)]),
         seen: Vec::new(),
+        open: OpenWaits::default(),
         frames: Frames::default(),
         spare: Vec::new(),
     };
+    // Waits are told of, each with its own time.
+    driver.recorder.by_wall = false;
     let end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
     let mut waiting: Vec<Record> = Vec::new();
     let mut ends = false;
@@ -110,7 +115,13 @@ pub fn record(
         stats.target_cpu_ns = cpu_ns;
     }
     stats.machine_idle = source.machine_idle();
-    stats.ticks = ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns);
+    stats.ticks = if stats.samples_pushed == 0 && stats.waits > 0 {
+        // Of waits each period is known.
+        let ticks = u128::from(stats.duration_ns) * u128::from(options.hz) / 1_000_000_000;
+        ticks.try_into().unwrap_or(u64::MAX)
+    } else {
+        ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns)
+    };
     Ok(profile)
 }
 
@@ -128,6 +139,8 @@ struct PushedDriver<'a> {
     known: HashMap<u32, ProcessIndex>,
     /// Those that the batch told of.
     seen: Vec<u32>,
+    /// Threads that wait.
+    open: OpenWaits,
     frames: Frames,
     spare: Vec<Capture>,
 }
@@ -186,6 +199,34 @@ impl PushedDriver<'_> {
                 self.walk_postponed(of, process, Due::ImagesRead);
                 source.walked(boxed, taken.needed);
             }
+            What::BeganToWait(mut capture) => {
+                self.know_thread(of, process, thread);
+                self.recorder.read_changed_images(of, process);
+                let taken = self.take_wait(process, thread, at_ns, &mut capture, 0);
+                self.open.began(thread, taken.stack);
+                source.wait_walked(capture, Some(taken.needed));
+            }
+            What::Waited { ns, stack } => {
+                self.recorder.stats.waits += 1;
+                self.know_thread(of, process, thread);
+                let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
+                match stack {
+                    None => self.open.over(&mut self.recorder, thread, weight_ns),
+                    // Most of many short waits: others stand for them.
+                    Some(capture) if weight_ns == 0 => source.wait_walked(capture, None),
+                    Some(mut capture) => {
+                        let taken = self.take_wait(process, thread, at_ns, &mut capture, weight_ns);
+                        self.walk_postponed(of, process, Due::ImagesRead);
+                        source.wait_walked(capture, Some(taken.needed));
+                    }
+                }
+            }
+            What::WaitLost { ns, reason } => {
+                self.recorder.stats.waits += 1;
+                self.know_thread(of, process, thread);
+                let lost_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
+                self.recorder.lose(reason, lost_ns);
+            }
             What::Missed(look, reason) => {
                 let missed_ns = self.recorder.weigh(thread, Some(look));
                 self.recorder.lose(reason, missed_ns.unwrap_or(0));
@@ -194,6 +235,7 @@ impl PushedDriver<'_> {
                 self.recorder.read_wanted_images(of, process);
                 self.walk_postponed(of, process, Due::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
+                self.open.forget(thread);
             }
             What::Began { .. } => {}
             What::Exec { name } => {
@@ -212,6 +254,32 @@ impl PushedDriver<'_> {
             What::Dropped(..) | What::Late(_) | What::Exited(_) | What::Terminate => {}
         }
         self.spare.clear();
+    }
+
+    /// Takes a thread in that only its waits tell of.
+    fn know_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, thread: ThreadId) {
+        if !self.recorder.accounts.contains_key(&thread) {
+            self.recorder.add_thread(of, process, thread, None, unknown_look(), false);
+        }
+    }
+
+    /// Walks and counts where a thread waits.
+    fn take_wait(
+        &mut self,
+        process: &mut dyn Observed,
+        thread: ThreadId,
+        at_ns: u64,
+        boxed: &mut Capture,
+        weight_ns: u64,
+    ) -> Taken {
+        // The box goes back to the source with its buffers.
+        let capture = std::mem::replace(boxed, Capture::with_capacity(0));
+        let sample = Sample { thread, capture, at_ns, waiting: true };
+        let mut taken = self.recorder.take(process, sample, weight_ns, WINDOW_MAX_BYTES, &mut self.frames);
+        if let Some(sample) = taken.sample.take() {
+            *boxed = sample.capture;
+        }
+        taken
     }
 
     /// Walks what waits for images of a process: none will come.

@@ -55,6 +55,9 @@ pub(super) struct Taken {
 pub struct Recorder<'a> {
     clock: &'a dyn Clock,
     pub(super) options: &'a Options,
+    /// A sample weighs all of the time since the one before, waiting or not: where its driver looks at
+    /// threads that wait, and is not told of each wait.
+    pub(super) by_wall: bool,
     trie: Trie<Frame>,
     pub(super) images: Images,
     pub(super) processes: Vec<Recorded>,
@@ -91,6 +94,7 @@ impl<'a> Recorder<'a> {
         let mut recorder = Recorder {
             clock,
             options,
+            by_wall: options.idle,
             trie: Trie::new(),
             images: Images::default(),
             processes: Vec::new(),
@@ -122,7 +126,7 @@ impl<'a> Recorder<'a> {
         self.stats.threads_seen += 1;
         let branch = self.branch(of, process, id);
         let now_ns = self.clock.now_ns();
-        self.accounts.insert(id, Account::new(of, branch, stack_top, look, now_ns, found));
+        self.accounts.insert(id, Account::new(of, branch, id.0, stack_top, look, now_ns, found));
     }
 
     /// Closes a thread's account: what it used since its last sample is lost for this reason.
@@ -131,7 +135,7 @@ impl<'a> Recorder<'a> {
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
         if let Some(mut account) = self.accounts.remove(&id) {
             let now_ns = self.clock.now_ns();
-            let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.options.idle);
+            let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.by_wall);
             self.stats.target_cpu_ns += account.used_cpu_ns();
             self.lose(reason, unsampled_ns);
         }
@@ -141,7 +145,7 @@ impl<'a> Recorder<'a> {
     /// sample is not lost: it is given back, nanoseconds.
     pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {
         let Some(mut account) = self.accounts.remove(&id) else { return 0 };
-        let unsampled_ns = account.unsampled(cpu_ns, self.clock.now_ns(), self.options.idle);
+        let unsampled_ns = account.unsampled(cpu_ns, self.clock.now_ns(), self.by_wall);
         self.stats.target_cpu_ns += account.used_cpu_ns();
         unsampled_ns
     }
@@ -195,11 +199,18 @@ impl<'a> Recorder<'a> {
     pub fn weigh(&mut self, id: ThreadId, look: Option<Look>) -> Option<u64> {
         let now_ns = self.clock.now_ns();
         let account = self.accounts.get_mut(&id)?;
-        Some(if self.options.idle {
+        Some(if self.by_wall {
             account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns)
         } else {
             account.weigh_cpu(look, now_ns)
         })
+    }
+
+    /// The weight of a wait of so long, nanoseconds: 0 for most short ones, since others stand for
+    /// them. `None` for a thread that is not known.
+    pub(super) fn weigh_wait(&mut self, id: ThreadId, wait_ns: u64) -> Option<u64> {
+        let period_ns = periods_ns(1, self.options.hz);
+        self.accounts.get_mut(&id).map(|account| account.weigh_wait(wait_ns, period_ns))
     }
 
     /// Walks a sample and counts its stack. `window_max_bytes` is as much of a stack as the
@@ -215,22 +226,27 @@ impl<'a> Recorder<'a> {
         let id = sample.thread;
         let (ended, bytes) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
         let needed = Needed { bytes, ran_out: ended == Ended::WindowRanOut };
-        if weight_ns == 0 && !self.options.idle {
+        let waiting = (self.options.idle || self.options.off_cpu) && sample.waiting;
+        if weight_ns == 0 && !self.by_wall && !waiting {
             return Taken { stack: None, needed, sample: Some(sample) };
         }
         self.ask_name(process, id);
         let Some(sample) = self.postpone(sample, ended, weight_ns) else {
             return Taken { stack: None, needed, sample: None };
         };
-        let waiting = self.options.idle && sample.waiting;
         let node = self.insert(id, ended, &sample.capture.kernel, frames, weight_ns, waiting);
         Taken { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
     pub(super) fn repeat(&mut self, node: NodeId, ended: Ended, weight_ns: u64) {
-        self.trie.add(node, weight_ns);
         self.weights.reused_ns += weight_ns;
+        self.count(node, ended, weight_ns);
+    }
+
+    /// Counts a stack that was put in before.
+    pub(super) fn count(&mut self, node: NodeId, ended: Ended, weight_ns: u64) {
+        self.trie.add(node, weight_ns);
         self.weighed(ended, weight_ns);
     }
 
@@ -412,6 +428,14 @@ impl<'a> Recorder<'a> {
     /// that cannot wait longer.
     pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if self.has_postponed(of) && self.upkeep(of).is_some_and(ImageUpkeep::has_changed) {
+            self.read_images(of, process);
+        }
+    }
+
+    /// Reads images that are known to have changed, whatever that costs: a stack is walked that is
+    /// to stand for long.
+    pub(super) fn read_changed_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        if self.upkeep(of).is_some_and(ImageUpkeep::has_changed) {
             self.read_images(of, process);
         }
     }

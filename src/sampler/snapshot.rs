@@ -70,6 +70,7 @@ pub fn snapshot(
         hz: 1,
         duration_ns: None,
         idle: true,
+        off_cpu: false,
         threads: true,
         max_depth,
         unwind,

@@ -1,5 +1,6 @@
 //! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
+use super::drawn::Drawn;
 use super::process::ProcessIndex;
 use super::window::Window;
 use crate::addr::Avma;
@@ -40,13 +41,17 @@ pub(super) struct Account {
     found: bool,
     /// What others used that its next sample stands for, too, nanoseconds.
     inherited_ns: u64,
+    /// Which of its short waits are walked.
+    waits: Drawn,
 }
 
 impl Account {
     /// A thread that is `found` running, or else one seen from its first instruction on.
+    /// `seed`, different for each thread, draws some of its short waits.
     pub(super) fn new(
         process: ProcessIndex,
         branch: u32,
+        seed: u64,
         stack_top: Option<Avma>,
         look: Look,
         now_ns: u64,
@@ -69,6 +74,7 @@ impl Account {
             fresh: true,
             found,
             inherited_ns: 0,
+            waits: Drawn::new(seed),
         }
     }
 
@@ -130,6 +136,11 @@ impl Account {
         passed_ns
     }
 
+    /// The weight of a wait, nanoseconds: its own time, and nothing of what was used before or since.
+    pub(super) fn weigh_wait(&mut self, wait_ns: u64, period_ns: u64) -> u64 {
+        self.waits.weight_ns(wait_ns, period_ns)
+    }
+
     /// Time that no sample will take, nanoseconds: CPU time used since the last one, up to `cpu_ns`,
     /// or `wall`-clock time.
     pub(super) fn unsampled(&mut self, cpu_ns: Option<u64>, now_ns: u64, wall: bool) -> u64 {
@@ -182,7 +193,7 @@ mod tests {
 
     #[test]
     fn weights_add_up_to_the_cpu_time() {
-        let mut account = Account::new(FIRST, 0, None, look(7_000), 0, true);
+        let mut account = Account::new(FIRST, 0, 0, None, look(7_000), 0, true);
         let (mut cpu_ns, mut weighed_ns) = (7_000, 0);
         for step in 0..10_000u64 {
             cpu_ns += 1 + step * 7919 % 2_000_000;
@@ -193,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_first_sample_weighs_at_most_the_time_that_passed() {
-        let mut account = Account::new(FIRST, 0, None, look(0), 1_000_000, true);
+        let mut account = Account::new(FIRST, 0, 0, None, look(0), 1_000_000, true);
         // 4 ms of CPU time show up 1 ms after we came.
         assert_eq!(account.weigh_cpu(Some(look(4_000_000)), 2_000_000), 1_000_000);
         assert_eq!(account.used_cpu_ns(), 1_000_000);
@@ -201,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
-        let mut account = Account::new(FIRST, 0, None, look(0), 0, true);
+        let mut account = Account::new(FIRST, 0, 0, None, look(0), 0, true);
         assert!(account.moved(look(0)), "nothing is known before the first sample");
         account.weigh_cpu(Some(look(5)), 10);
         assert!(!account.moved(look(5)));

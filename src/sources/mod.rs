@@ -54,6 +54,8 @@ pub struct Sampling {
     pub hz: u32,
     /// Threads that wait are wanted, too.
     pub idle: bool,
+    /// Nothing but threads that wait is wanted.
+    pub off_cpu: bool,
     /// Frames in the kernel are wanted, where they are to be had.
     pub kernel: bool,
     /// Processes that it starts are wanted, too.

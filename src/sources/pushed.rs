@@ -39,6 +39,22 @@ pub enum What {
     },
     /// Its registers and stack bytes; `look` in it is what it had used by then.
     Sampled(Box<Capture>),
+    /// A thread has gone to wait here, and waits on: [`What::Waited`] without a stack tells how long.
+    BeganToWait(Box<Capture>),
+    /// A thread waited, or was ready without a CPU, for so long: at the end of that.
+    Waited {
+        /// Nanoseconds.
+        ns: u64,
+        /// Where; `None`: where it last [`What::BeganToWait`].
+        stack: Option<Box<Capture>>,
+    },
+    /// A thread waited for so long, and where is not known, or for how much of it.
+    WaitLost {
+        /// Nanoseconds.
+        ns: u64,
+        /// Why not.
+        reason: &'static str,
+    },
     /// A sample that could not be taken, for this reason.
     Missed(Look, &'static str),
     /// It ended, or the recording did; all that it used, where that is known, and for what
@@ -108,6 +124,9 @@ pub trait PushedSource: Observed {
 
     /// A sample was walked; its buffers are given back.
     fn walked(&mut self, _capture: Box<Capture>, _needed: Needed) {}
+
+    /// The stack of a wait was walked, or was not needed; its buffers are given back.
+    fn wait_walked(&mut self, _capture: Box<Capture>, _needed: Option<Needed>) {}
 
     /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
     fn machine_idle(&self) -> Option<f64> {

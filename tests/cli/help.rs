@@ -34,6 +34,7 @@ fn help_fits_a_terminal_and_names_what_there_is() {
                 "--output",
                 "--format",
                 "--idle",
+                "--off-cpu",
                 "--threads",
                 "--unwind",
                 "--max-depth",

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 41] = [
+const KEYS: [&str; 42] = [
     "version",
     "command",
     "pid",
@@ -24,6 +24,7 @@ const KEYS: [&str; 41] = [
     "ticks_late",
     "ticks_spared",
     "samples_pushed",
+    "waits",
     "stops",
     "stops_let_go",
     "stops_not_on_cpu",

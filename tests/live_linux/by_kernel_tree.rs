@@ -165,7 +165,6 @@ fn what_cannot_be_recorded_together_is_told() {
         (&["--cgroup", "/no/such/group"], "--cgroup `/no/such/group`: no such control group"),
         (&["--container", "ffffffffffff"], "--container `ffffffffffff`: no process runs in such a container"),
         (&["-a", "--source", "ptrace"], "--source ptrace records a command, or processes by --pid"),
-        (&["-a", "--idle"], "--idle records a command, or processes by --pid"),
     ] {
         let output = stackprof().args(arguments).args(["-o", "-"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);

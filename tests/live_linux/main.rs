@@ -13,6 +13,7 @@ mod by_kernel;
 mod by_kernel_many;
 mod by_kernel_refused;
 mod by_kernel_tree;
+mod by_kernel_waits;
 mod by_ptrace_tree;
 mod counts;
 mod dump;

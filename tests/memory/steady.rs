@@ -181,6 +181,7 @@ fn costs(batch_samples: usize) -> Vec<Cost> {
         hz: HZ,
         duration_ns: None,
         idle: false,
+        off_cpu: false,
         threads: true,
         max_depth: 1024,
         unwind: How::Auto,

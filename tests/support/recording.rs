@@ -55,6 +55,7 @@ pub fn options(hz: u32, seed: u64) -> Options {
         hz,
         duration_ns: None,
         idle: false,
+        off_cpu: false,
         threads: true,
         max_depth: 8192,
         unwind: How::Auto,

@@ -44,6 +44,8 @@ pub struct Recording {
     pub default_format: Format,
     /// Also record threads that wait.
     pub idle: bool,
+    /// Record threads that wait, and nothing else.
+    pub off_cpu: bool,
     /// Who takes the samples.
     pub way: Way,
     /// Frames in the kernel are kept, where the source tells them.
@@ -110,21 +112,12 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         None => MIN_WIDTH_DEFAULT_PERCENT,
     };
     let (children, children_needed) = children(&source, flags.children, flags.no_children);
-    let way = way(flags.source.as_deref(), flags.idle)?;
-    if matches!(&source, Source::Several(several) if several.pids.is_empty()) {
+    let way = way(flags.source.as_deref())?;
+    check_off_cpu(&source, way, flags.idle, flags.off_cpu)?;
+    if way == Way::Ptrace && matches!(&source, Source::Several(several) if several.pids.is_empty()) {
         // What is a part of the machine only the kernel sees.
-        let refused = match way {
-            _ if flags.idle => Some(
-                "--idle records a command, or processes by --pid: the kernel samples only threads that run",
-            ),
-            Way::Ptrace => {
-                Some("--source ptrace records a command, or processes by --pid; leave it out for others")
-            }
-            _ => None,
-        };
-        if let Some(why) = refused {
-            return Err(Error::new(ErrorKind::Usage, why));
-        }
+        let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
+        return Err(Error::new(ErrorKind::Usage, why));
     }
     Ok(Recording {
         source,
@@ -133,6 +126,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         outputs,
         default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
+        off_cpu: flags.off_cpu,
         way,
         kernel: flags.kernel || !flags.no_kernel,
         children,
@@ -169,18 +163,27 @@ fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
 }
 
 /// Who takes the samples.
-fn way(text: Option<&OsStr>, idle: bool) -> Result<Way> {
-    let way = match text.map(|text| (text, text.to_str())) {
+fn way(text: Option<&OsStr>) -> Result<Way> {
+    Ok(match text.map(|text| (text, text.to_str())) {
         None | Some((_, Some("auto"))) => Way::Auto,
         Some((_, Some("perf"))) => Way::Perf,
         Some((_, Some("ptrace"))) => Way::Ptrace,
         Some((other, _)) => return Err(bad("--source", other, "auto, perf or ptrace")),
+    })
+}
+
+/// Whether waits alone can be recorded of this, by this source.
+fn check_off_cpu(source: &Source, way: Way, idle: bool, off_cpu: bool) -> Result<()> {
+    let why = match () {
+        () if !off_cpu => return Ok(()),
+        () if idle => "--off-cpu records waits alone, --idle beside CPU time; give one of them",
+        () if way == Way::Ptrace => {
+            "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle"
+        }
+        () if matches!(source, Source::Sim { .. }) => "--off-cpu: a simulated process tells of no waits",
+        () => return Ok(()),
     };
-    if way == Way::Perf && idle {
-        let why = "--idle needs --source ptrace: the kernel samples only threads that run";
-        return Err(Error::new(ErrorKind::Usage, why));
-    }
-    Ok(way)
+    Err(Error::new(ErrorKind::Usage, why))
 }
 
 /// The frames of a stack to keep, `most` at most.

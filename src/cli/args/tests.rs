@@ -43,6 +43,7 @@ fn the_defaults_are_those_of_the_contract() {
         outputs: Vec::new(),
         default_format: Format::Svg,
         idle: false,
+        off_cpu: false,
         way: Way::Auto,
         kernel: true,
         children: false,
@@ -80,6 +81,7 @@ fn every_option_is_understood() {
         outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
         default_format: Format::Folded,
         idle: true,
+        off_cpu: false,
         way: Way::Ptrace,
         kernel: false,
         children: false,
@@ -199,13 +201,18 @@ fn mistakes_are_told_with_the_next_step() {
             "-a records what runs; without it, stackprof -- cmd x records the command and what it starts",
         ),
         (
-            "-a --idle",
-            "--idle records a command, or processes by --pid: the kernel samples only threads that run",
-        ),
-        (
             "-a --source ptrace",
             "--source ptrace records a command, or processes by --pid; leave it out for others",
         ),
+        (
+            "--pid 1 --idle --off-cpu",
+            "--off-cpu records waits alone, --idle beside CPU time; give one of them",
+        ),
+        (
+            "--pid 1 --off-cpu --source ptrace",
+            "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle",
+        ),
+        ("--target sim:7 --off-cpu", "--off-cpu: a simulated process tells of no waits"),
         ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
         ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
         ("4242", "to attach to process 4242: stackprof --pid 4242"),

@@ -83,8 +83,8 @@ pub(super) fn run(
     system::prepare();
     end_on_interrupt(&live)?;
     let How { way, kernel, children, children_needed } = how;
-    let (hz, idle) = (options.hz, options.idle);
-    let sampling = Sampling { way, hz, idle, kernel, children, children_needed };
+    let &Options { hz, idle, off_cpu, .. } = options;
+    let sampling = Sampling { way, hz, idle, off_cpu, kernel, children, children_needed };
     system::with_source(&process, sampling, record)?
 }
 

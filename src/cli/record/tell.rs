@@ -71,11 +71,16 @@ fn missing_names(profile: &Profile, names: &Names) -> String {
     out
 }
 
-/// Why a recording has no samples; `idle`: waiting threads were to be recorded, too.
-pub(super) fn nothing_sampled(profile: &Profile, idle: bool) -> Error {
+/// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
+pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> Error {
     let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
     let why = match profile.stats.exit_status {
+        _ if off_cpu => {
+            format!(
+                "in {seconds:.1} s no thread waited for a period; without --off-cpu the CPU time is recorded"
+            )
+        }
         Some(status) => {
             let how = match status {
                 ExitStatus::Code(code) => format!("exited with code {code}"),
@@ -90,7 +95,10 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool) -> Error {
             let pid = profile.process.pid;
             format!("in {seconds:.1} s it was stopped by job control; let it run: kill -CONT {pid}")
         }
-        None if idle => format!("in {seconds:.1} s no thread could be stopped"),
+        None if idle && profile.process.backend == "ptrace" => {
+            format!("in {seconds:.1} s no thread could be stopped")
+        }
+        None if idle => format!("in {seconds:.1} s no thread ran or waited for a period"),
         None if profile.process.pid == 0 => format!("in {seconds:.1} s they used no CPU time"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };

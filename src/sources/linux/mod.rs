@@ -73,8 +73,7 @@ pub fn with_target<R: Send>(
 }
 
 /// Attaches or launches and runs `body` with what samples the process at this rate, in a thread of
-/// its own: with what the kernel samples, unless threads that wait are wanted too, or with a
-/// target whose threads are stopped.
+/// its own: with what the kernel samples, or with a target whose threads are stopped.
 ///
 /// # Errors
 /// As [`with_target`]; and where `way` asks for what the kernel refuses.
@@ -85,26 +84,28 @@ pub fn with_source<R: Send>(
     body: impl FnOnce(Recordable<'_>) -> R + Send,
 ) -> Result<R> {
     in_thread(move || {
-        let Sampling { way, hz, idle, kernel, children, children_needed: _ } = sampling;
+        let Sampling { way, off_cpu, children, .. } = sampling;
         let by_kernel = match way {
             Way::Ptrace => Err("--source ptrace".to_owned()),
-            Way::Auto if idle => Err("perf_event does not show threads that wait".to_owned()),
             Way::Auto | Way::Perf => match source {
                 Source::Attach(pid) => {
                     let chosen = Chosen { pids: vec![*pid], children, ..Chosen::default() };
-                    perf::attach(&chosen, hz, kernel, clock.clone())?
+                    perf::attach(&chosen, &sampling, clock.clone())?
                 }
                 Source::Several(chosen) => {
                     let chosen = Chosen { children, ..chosen.clone() };
-                    perf::attach(&chosen, hz, kernel, clock.clone())?
+                    perf::attach(&chosen, &sampling, clock.clone())?
                 }
-                Source::Launch(command) => perf::launch(command, children, hz, kernel, clock.clone())?,
+                Source::Launch(command) => perf::launch(command, &sampling, clock.clone())?,
             },
         };
         match by_kernel {
             Ok(mut source) => Ok(body(Recordable::Pushed(&mut source))),
             Err(why) if way == Way::Perf => {
                 Err(Error::new(ErrorKind::Attach, format!("cannot sample by --source perf: {why}")))
+            }
+            Err(why) if off_cpu => {
+                Err(Error::new(ErrorKind::Attach, format!("--off-cpu is recorded by perf_event only: {why}")))
             }
             Err(why) => match source {
                 Source::Several(chosen) if !chosen.is_listed() => {

@@ -97,6 +97,36 @@ pub(super) fn since_entry_on_all_ways<P: Processor<N>, const N: usize>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<Row<N>> {
+    on_all_ways::<P, _, N>(entry, at, returned, code, row_in_function::<P, N>, is_same_frame::<P, N>)
+}
+
+/// Bytes from the stack pointer up to where the frame pointer points at `at`, by the ways from the
+/// first instruction of its function to there, which must all tell the same.
+pub(super) fn frame_pointer_on_all_ways<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<i64> {
+    let distance = |state: &State| {
+        let since_entry = |register: u8| {
+            let place = state.place(register)?;
+            (place.register == P::STACK_POINTER).then_some(place.offset)
+        };
+        since_entry(P::FRAME_POINTER)?.checked_sub(since_entry(P::STACK_POINTER)?)
+    };
+    on_all_ways::<P, _, N>(entry, at, returned, code, distance, |one, other| one == other)
+}
+
+/// What `tell` says of the state at `at`, if every way from `entry` that arrives there says the same.
+fn on_all_ways<P: Processor<N>, T, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+    tell: impl Fn(&State) -> Option<T>,
+    is_same: impl Fn(&T, &T) -> bool,
+) -> Option<T> {
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     if function.as_ref().is_some_and(|function| !function.contains(&entry)) {
         return None;
@@ -106,22 +136,24 @@ pub(super) fn since_entry_on_all_ways<P: Processor<N>, const N: usize>(
     let (mut found, mut differ) = (None, false);
     ways.follow::<P, (), N, _>(entry, State::new(), |_, arrived| {
         let Arrived::At(state) = arrived else { return None };
-        let row = row_in_function::<P, N>(state);
-        differ |= row.is_none() || found.as_ref().is_some_and(|found| !is_same_frame::<P, N>(found, &row));
-        found = row.or(found.take());
+        let told = tell(state);
+        differ |= match (&found, &told) {
+            (_, None) => true,
+            (Some(found), Some(told)) => !is_same(found, told),
+            (None, Some(_)) => false,
+        };
+        found = told.or(found.take());
         differ.then_some(())
     });
     found.filter(|_| !differ && !ways.differ)
 }
 
 /// Whether two rows lead to the same caller.
-fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Option<Row<N>>) -> bool {
+fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
     let needed = |row: &Row<N>, register: u8| row.columns.get(usize::from(register)).cloned();
-    other.as_ref().is_some_and(|other| {
-        let registers = [Some(P::FRAME_POINTER), P::LINK];
-        let same = |register: u8| needed(one, register) == needed(other, register);
-        one.cfa == other.cfa && registers.into_iter().flatten().all(same)
-    })
+    let registers = [Some(P::FRAME_POINTER), P::LINK];
+    let same = |register: u8| needed(one, register) == needed(other, register);
+    one.cfa == other.cfa && registers.into_iter().flatten().all(same)
 }
 
 /// Whether the function's own code has ended the chain of frames: it pushed a zero and

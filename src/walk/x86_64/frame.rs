@@ -6,10 +6,10 @@ use super::record::unframed_return_slot;
 use super::rule::{Kind, Rule, Saved};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
-use crate::arch::X86_64;
+use crate::arch::{UNKNOWN_REGISTER, X86_64};
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, Row};
-use crate::walk::Input;
 use crate::walk::bounds::Failure;
+use crate::walk::{Input, flow};
 
 /// See [`walk::frame::Frame`](crate::walk::frame::Frame).
 pub(super) type Frame = crate::walk::frame::Frame<X86_64, COLUMNS>;
@@ -18,6 +18,10 @@ impl Frame {
     /// The caller by what is known of the frame's address.
     pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
         match rule.kind() {
+            Kind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
+                let saved = cache.saved(self.address, input.code);
+                self.with_frame_pointer(input).ok_or(Failure::Refused)?.ordinary(rule, saved, input)
+            }
             Kind::StackPointer | Kind::FramePointer => {
                 let saved = cache.saved(self.address, input.code);
                 self.ordinary(rule, saved, input)
@@ -48,6 +52,18 @@ impl Frame {
         next.registers[RETURN_ADDRESS] = address;
         next.address = CodeAddress::Return(Avma(address));
         Ok(next)
+    }
+
+    /// The same with its frame pointer, which nobody told (a thread that sleeps shows its stack pointer
+    /// only): the instructions from the function's entry on tell how far above the stack pointer it
+    /// points, if all ways to this one agree.
+    fn with_frame_pointer(&self, input: &Input<'_>) -> Option<Frame> {
+        let (at, returned) = (self.address.at(), self.address.is_return());
+        let function = input.code.function(self.address.lookup().at())?;
+        let above = flow::frame_pointer_on_all_ways::<X86_64, _>(function.start, at, returned, input.code)?;
+        let mut frame = *self;
+        frame.registers[RBP] = self.registers[RSP].wrapping_add_signed(above);
+        Some(frame)
     }
 
     fn unusual(&self, row: &Row, input: &Input<'_>) -> Result<Frame, Failure> {

@@ -23,6 +23,7 @@ use super::switching::Switch;
 use super::{RBP, RSP, confirm, last, scan};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
+use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::bounds::{Failure, further, is_on_own_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
@@ -351,7 +352,12 @@ impl Unwinder {
                 {
                     return Err(Failure::Null);
                 }
-                next.sp() > from.sp()
+                // One that has taken its return address off the stack has it in a register (`vfork`, whose
+                // child returns on the same stack).
+                let is_taken_off = next.sp() == from.sp()
+                    && matches!(from.address, CodeAddress::Pc(_))
+                    && from.registers[..RETURN_ADDRESS].contains(&address.0);
+                (next.sp() > from.sp() || is_taken_off)
                     && next.sp().0.is_multiple_of(8)
                     && self.cache.is_return(address, input.code)
             }

@@ -17,6 +17,7 @@ mod shares;
 mod stacks;
 mod stopped;
 mod tree;
+mod waits;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -184,7 +184,7 @@ fn short_processes_of_one_program_have_all_of_their_time() {
     profile.trie.for_each_stack(|frames, count| {
         let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("no root") };
         let branch = &profile.branches[root.branch as usize];
-        let leaf = frames.last().and_then(|leaf| tree.names.get(*leaf).next());
+        let leaf = frames.last().and_then(|leaf| tree.names.get(*leaf).first());
         if profile.programs[branch.program as usize].name == "short" {
             *counts.entry(leaf.map_or_else(String::new, ToString::to_string)).or_default() += count;
         }

@@ -22,6 +22,7 @@ pub fn options(for_ms: u64) -> Options {
         hz: HZ,
         duration_ns: Some(for_ms * MS),
         idle: false,
+        off_cpu: false,
         threads: true,
         max_depth: 8192,
         unwind: Default::default(),

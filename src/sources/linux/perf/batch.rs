@@ -22,8 +22,9 @@ const BATCHES_AFTER_END: u8 = 3;
 
 impl Told {
     /// Hands the batch over, in the order of its times. `by_clock`: samples share what the clocks
-    /// of their processes say, those that were dropped included.
-    pub(super) fn finish_batch(&mut self, by_clock: bool, into: &mut Vec<Record>) {
+    /// of their processes say, those that were dropped included. Of switches what happened before
+    /// `settled_ns` (monotonic clock) is told: of that, all rings were read.
+    pub(super) fn finish_batch(&mut self, by_clock: bool, settled_ns: u64, into: &mut Vec<Record>) {
         for (pid, tid) in self.nameless.drain(..) {
             if let Some(member) = self.members.get_mut(&pid) {
                 member.names.remove(&tid);
@@ -32,6 +33,11 @@ impl Told {
         let mut batch = std::mem::take(&mut self.batch);
         batch.sort_by_key(|(id, _)| id.time_ns);
         let mut batch = self.sift(batch);
+        if let Some(switched) = &mut self.switched {
+            self.dropped += switched.dropped_samples(self.samples);
+        }
+        // Before samples, which may be of threads that are first told of by their waits.
+        self.tell_waits(settled_ns, into);
         let dropped = self.dropped;
         let all = self.samples.max(1);
         let mut dropped_left = dropped;
@@ -209,8 +215,9 @@ impl Told {
     }
 
     /// What the thread of a sample has used by then, with what the sample weighs. One that is new
-    /// is told first.
+    /// is told first, by [`Told::meet`].
     fn used(&mut self, id: Id, into: &mut Vec<Record>) -> Look {
+        self.meet(id, into);
         let share = self.shares.get_mut(&id.pid);
         let period_ns = self.grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
         let is_late = self.grid.is_late(id.cpu, id.time_ns);
@@ -219,19 +226,28 @@ impl Told {
             _ => share.next_ns(period_ns),
         });
         let Some(member) = self.members.get_mut(&id.pid) else { return look(weight_ns) };
+        member.clock.told_ns += weight_ns;
+        let cpu_ns = member.threads.entry(id.tid).or_default();
+        *cpu_ns += weight_ns;
+        look(*cpu_ns)
+    }
+
+    /// Tells of a thread, and of its process, that are new to the engine.
+    pub(super) fn meet(&mut self, id: Id, into: &mut Vec<Record>) {
+        let Some(member) = self.members.get_mut(&id.pid) else { return };
+        let began = (!std::mem::replace(&mut member.told, true)).then(|| member.name().to_owned());
         let mut started = None;
         if !member.threads.contains_key(&id.tid) {
             let stack_top = if id.tid == id.pid { member.main_stack_top() } else { None };
             started = Some(What::Started { stack_top, look: look(0), found: false });
+            member.threads.insert(id.tid, 0);
         }
-        member.clock.told_ns += weight_ns;
-        let cpu_ns = member.threads.entry(id.tid).or_default();
-        *cpu_ns += weight_ns;
-        let used = look(*cpu_ns);
+        if let Some(name) = began {
+            into.push(self.record(id, What::Began { name }));
+        }
         if let Some(started) = started {
             into.push(self.record(id, started));
         }
-        used
     }
 }
 

@@ -65,6 +65,12 @@ pub(in crate::sources::linux) fn parent_of(pid: pid_t) -> Option<pid_t> {
     proc::status_value(&String::from_utf8_lossy(&status), "PPid")?.trim().parse().ok()
 }
 
+/// Whether a process has memory of its own, as threads of the kernel have not.
+pub(super) fn has_user_memory(pid: pid_t) -> bool {
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    proc::status_value(&String::from_utf8_lossy(&status), "VmSize").is_some()
+}
+
 /// All processes, by number.
 pub(in crate::sources::linux) fn all_processes() -> Vec<pid_t> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -118,5 +124,6 @@ mod tests {
         assert!(parent_of(pid).is_some_and(|parent| parent >= 0));
         assert!(uid_of(pid).is_some());
         assert!(all_processes().contains(&pid));
+        assert!(has_user_memory(pid) && !has_user_memory(-1));
     }
 }

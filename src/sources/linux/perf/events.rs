@@ -5,6 +5,10 @@
 //! timer ticks whatever runs, so where a thread is found does not depend on when it was switched
 //! to. It takes rights over the whole machine (CAP_PERFMON, or kernel.perf_event_paranoid ≤ 0).
 //!
+//! Where waits are recorded there is a second event beside each of these, which writes into the same
+//! ring: it samples a thread that leaves its CPU, and tells of each switch. For waits alone the first
+//! one counts only, and samples nothing.
+//!
 //! Without these, for the threads of some processes ([`Scope::Threads`]): an event for each thread
 //! and CPU, inherited by what it starts; one ring for each CPU, which all share.
 
@@ -14,11 +18,13 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_CPU, PERF_SAMPLE_REGS_USER,
-    PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
+    PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_CPU,
+    PERF_SAMPLE_PERIOD, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
+    PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
 use super::grid::PERIODS_BETWEEN_CHANGES;
+use super::record::SWITCH_PERIOD;
 use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
@@ -45,6 +51,19 @@ pub(super) struct How {
     pub(super) hz: u32,
     /// Stack bytes that are copied of each.
     pub(super) window_bytes: u32,
+    /// How threads are sampled that leave their CPUs, if they are.
+    pub(super) switches: Option<Switches>,
+}
+
+/// How threads are sampled that leave their CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Switches {
+    /// Stack bytes that are copied of each.
+    pub(super) window_bytes: u32,
+    /// Nothing else is sampled.
+    pub(super) alone: bool,
+    /// With the frames in the kernel, which it takes some time to find.
+    pub(super) kernel_frames: bool,
 }
 
 impl How {
@@ -52,10 +71,18 @@ impl How {
     pub(super) fn period_ns(self) -> u64 {
         SECOND_NS / u64::from(self.hz.max(1))
     }
+
+    /// Whether threads that run are sampled.
+    pub(super) fn samples_running(self) -> bool {
+        !self.switches.is_some_and(|switches| switches.alone)
+    }
 }
 
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
 pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, 60 << 10];
+
+/// The same of the stacks at which threads leave their CPUs.
+pub(super) const SWITCH_WINDOWS_BYTES: [u32; 6] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 60 << 10];
 
 /// Bytes of all rings together, and of one at most and at least: a quarter of one is some tens of
 /// milliseconds.
@@ -129,6 +156,7 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
         sample_type: (PERF_SAMPLE_TID
             | PERF_SAMPLE_TIME
             | PERF_SAMPLE_CPU
+            | PERF_SAMPLE_PERIOD
             | PERF_SAMPLE_CALLCHAIN
             | PERF_SAMPLE_REGS_USER
             | PERF_SAMPLE_STACK_USER)
@@ -138,7 +166,8 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };
-    attributes.__bindgen_anon_1.sample_period = how.period_ns();
+    // One without a period samples nothing, and writes the other records all the same.
+    attributes.__bindgen_anon_1.sample_period = if how.samples_running() { how.period_ns() } else { 0 };
     // Nobody is woken for a sample, but the reader before half of the ring is full.
     attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
     attributes.set_watermark(1);
@@ -156,6 +185,25 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
     attributes.set_comm_exec(1);
     attributes.set_task(1);
     attributes.set_inherit(u64::from(how.scope == Scope::Threads));
+    attributes
+}
+
+/// Of the event that samples threads that leave their CPUs, and tells of each switch. It counts in
+/// the thread that goes, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in the
+/// kernel, so that only events that may see the kernel see it.
+fn switch_attributes(how: How, switches: Switches, ring_bytes: usize) -> perf_event_attr {
+    let mut attributes = attributes(how, ring_bytes);
+    attributes.config = PERF_COUNT_SW_CONTEXT_SWITCHES.into();
+    attributes.__bindgen_anon_1.sample_period = SWITCH_PERIOD;
+    attributes.sample_stack_user = switches.window_bytes;
+    attributes.set_context_switch(1);
+    attributes.set_exclude_callchain_kernel(u64::from(!switches.kernel_frames));
+    // The event beside it tells these.
+    attributes.set_mmap(0);
+    attributes.set_mmap2(0);
+    attributes.set_comm(0);
+    attributes.set_comm_exec(0);
+    attributes.set_task(0);
     attributes
 }
 
@@ -198,7 +246,14 @@ impl Events {
                 Err(error) => return Err(error),
             };
             sieve.put_before(&event);
-            events.rings.push((map_ring(&event, ring_bytes)?, event));
+            let ring = map_ring(&event, ring_bytes)?;
+            if let Some(switches) = how.switches {
+                let beside = sys::open(&switch_attributes(how, switches, ring_bytes), -1, *cpu)?;
+                sieve.put_before(&beside);
+                sys::write_into(&beside, &event)?;
+                events.others.push(beside);
+            }
+            events.rings.push((ring, event));
         }
         Ok(events)
     }
@@ -237,15 +292,28 @@ impl Events {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_EVENTS));
         }
         let first = self.rings.is_empty();
-        let attributes = attributes(self.how, RING_BYTES_OF_EVERYBODY);
+        let (how, bytes) = (self.how, RING_BYTES_OF_EVERYBODY);
+        let clock = attributes(how, bytes);
+        let switches = how.switches.map(|switches| switch_attributes(how, switches, bytes));
         for (at, cpu) in cpus.iter().enumerate() {
-            let event = sys::open(&attributes, tid, *cpu)?;
+            let event = sys::open(&clock, tid, *cpu)?;
             if first {
-                self.rings.push((map_ring(&event, RING_BYTES_OF_EVERYBODY)?, event));
-            } else if let Some((_, ring_of)) = self.rings.get(at) {
-                sys::write_into(&event, ring_of)?;
-                self.others.push(event);
+                self.rings.push((map_ring(&event, bytes)?, event));
+            } else {
+                self.write_into_ring(at, event)?;
             }
+            if let Some(attributes) = &switches {
+                self.write_into_ring(at, sys::open(attributes, tid, *cpu)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets an event of the CPU of this ring write into it.
+    fn write_into_ring(&mut self, ring: usize, event: OwnedFd) -> io::Result<()> {
+        if let Some((_, ring_of)) = self.rings.get(ring) {
+            sys::write_into(&event, ring_of)?;
+            self.others.push(event);
         }
         Ok(())
     }
@@ -264,7 +332,7 @@ impl Events {
     /// Each change begins a period anew, which costs half of one; the mean makes up for that
     /// (`grid.rs` says how often). The new distance, nanoseconds; `None` for events of threads, whose rate stays.
     pub(super) fn vary(&self, random: u64) -> Option<u64> {
-        if self.how.scope != Scope::Cpus {
+        if self.how.scope != Scope::Cpus || !self.how.samples_running() {
             return None;
         }
         const SPREAD_PER_MILLE: u64 = 500;
@@ -401,8 +469,8 @@ mod tests {
 
     #[test]
     fn windows_keep_records_below_their_limit() {
-        for bytes in WINDOWS_BYTES {
-            let rest = 8 + 16 + 8 + 8 * 130 + 8 + 8 * registers::COUNT as u32 + 16;
+        for bytes in WINDOWS_BYTES.into_iter().chain(SWITCH_WINDOWS_BYTES) {
+            let rest = 8 + 16 + 8 + 8 + 8 * 130 + 8 + 8 * registers::COUNT as u32 + 16;
             assert!(bytes % 8 == 0 && bytes + rest < 1 << 16, "{bytes}");
         }
     }

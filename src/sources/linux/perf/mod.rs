@@ -4,8 +4,11 @@
 //! the user stack and the frames in the kernel at one moment, so it is exact where a stop by
 //! ptrace shows the thread a few microseconds later. `events.rs` says what is opened, `filter.rs`
 //! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
-//! `window.rs` decides how much of each stack is copied, `source.rs` is the whole.
+//! `window.rs` decides how much of each stack is copied, `source.rs` is the whole. Waits: `switched.rs`
+//! puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads that
+//! slept before.
 
+mod asleep;
 mod batch;
 mod choice;
 mod events;
@@ -18,8 +21,10 @@ mod registers;
 mod share;
 mod sieve;
 mod source;
+mod switched;
 mod sys;
 mod told;
+mod waits;
 mod window;
 
 use std::ffi::OsString;
@@ -32,9 +37,9 @@ use super::files::TargetFiles;
 use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Result;
-use crate::sources::{Chosen, Process};
+use crate::sources::{Chosen, Process, Sampling};
 use choice::Choice;
-use events::{Events, How, Scope};
+use events::{Events, How, Scope, Switches};
 use member::Member;
 use sieve::Sieve;
 use source::Begin;
@@ -49,11 +54,11 @@ pub(super) type Refused = String;
 /// What became of an attempt: the source, or why not, which need not end the recording.
 type Attempt = Result<std::result::Result<PerfSource, Refused>>;
 
-/// Samples processes that run.
+/// Samples processes that run, as `sampling` says.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile.
-pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealClock) -> Attempt {
+pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> Attempt {
     let mut listed = Vec::new();
     for pid in &chosen.pids {
         let pid = attach::process_id(*pid)?;
@@ -70,7 +75,7 @@ pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealC
         _ => Sieve::unless_refused(),
     };
     let window = if choice.is_one() { Window::new() } else { Window::of_many() };
-    let events = match open(&listed, !choice.is_one(), &sieve, &window, hz) {
+    let events = match open(&listed, !choice.is_one(), &sieve, &window, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -80,29 +85,25 @@ pub(super) fn attach(chosen: &Chosen, hz: u32, kernel_frames: bool, clock: RealC
     }
     let main = members.pop().filter(|_| members.is_empty()).unwrap_or_else(|| of_all(chosen, events.how));
     let others = if members.is_empty() { &[][..] } else { &listed[..] };
+    let kernel_frames = sampling.kernel;
     let begin = Begin { main, listed: listed.clone(), choice, kernel_frames, launched: false };
     let mut source = PerfSource::new(begin, clock, events, sieve, window);
     source.add(others);
     Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
 }
 
-/// Starts a command and samples it from its first instruction on, with what it starts if `children`.
+/// Starts a command and samples it from its first instruction on, as `sampling` says.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
-pub(super) fn launch(
-    command: &[OsString],
-    children: bool,
-    hz: u32,
-    kernel_frames: bool,
-    clock: RealClock,
-) -> Attempt {
+pub(super) fn launch(command: &[OsString], sampling: &Sampling, clock: RealClock) -> Attempt {
+    let Sampling { children, kernel: kernel_frames, .. } = *sampling;
     let held = launch::hold(command).map_err(|error| attach::cannot_run(command, &error))?;
     let pid = held.pid;
     let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
     let window = Window::new();
-    let events = match open(&[pid], children, &sieve, &window, hz) {
+    let events = match open(&[pid], children, &sieve, &window, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -140,9 +141,14 @@ fn describe(pid: pid_t, how: How) -> Process {
         Scope::Threads => "for each thread",
     };
     let kernel = if how.kernel { "user and kernel" } else { "user code only" };
+    let waits = match how.switches {
+        Some(Switches { alone: true, .. }) => ", where threads wait",
+        Some(_) => ", and where threads wait",
+        None => "",
+    };
     Process {
         backend: "perf_event",
-        backend_why: format!("{kernel}, {over}"),
+        backend_why: format!("{kernel}, {over}{waits}"),
         stops_waits_unseen: true,
         ..attach::describe(pid)
     }
@@ -155,9 +161,15 @@ fn open(
     many: bool,
     sieve: &Sieve,
     window: &Window,
-    hz: u32,
+    sampling: &Sampling,
 ) -> std::result::Result<Events, Refused> {
     let window_bytes = window.bytes();
+    let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
+    let switches = (idle || off_cpu).then(|| Switches {
+        window_bytes: Window::of_switches().bytes(),
+        alone: off_cpu,
+        kernel_frames,
+    });
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
     // Of many, each process that is started would inherit an event for each CPU.
     let first = if many { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
@@ -169,7 +181,11 @@ fn open(
         if scope == Scope::Threads && pids.is_empty() {
             continue;
         }
-        match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes }) {
+        // A thread leaves its CPU in the kernel, which events of user code do not see.
+        if switches.is_some() && !kernel {
+            continue;
+        }
+        match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes, switches }) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),
         }

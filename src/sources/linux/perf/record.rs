@@ -6,8 +6,9 @@
 use libc::pid_t;
 use perf_event_open_sys::bindings::{
     PERF_CONTEXT_KERNEL, PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST,
-    PERF_RECORD_MISC_COMM_EXEC, PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, PERF_RECORD_THROTTLE,
-    PERF_RECORD_UNTHROTTLE,
+    PERF_RECORD_MISC_COMM_EXEC, PERF_RECORD_MISC_SWITCH_OUT, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT,
+    PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, PERF_RECORD_SWITCH, PERF_RECORD_SWITCH_CPU_WIDE,
+    PERF_RECORD_THROTTLE, PERF_RECORD_UNTHROTTLE,
 };
 
 use super::registers;
@@ -15,6 +16,9 @@ use crate::arch::Registers;
 
 /// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
+/// The period of the event that counts switches. That of a clock is thousands of nanoseconds: by it
+/// their samples are told apart in a ring that both write to.
+pub(super) const SWITCH_PERIOD: u64 = 1;
 /// What stands behind every record that is no sample: process, thread, time, CPU (`sample_id_all`).
 const SAMPLE_ID_BYTES: usize = 24;
 
@@ -52,11 +56,17 @@ pub(super) enum PerfRecord<'a> {
     Throttle,
     /// PERF_RECORD_UNTHROTTLE.
     Unthrottle,
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread has a CPU.
+    SwitchIn,
+    /// The same: it leaves its CPU, though it is ready to run on if it was `preempted`.
+    SwitchOut { preempted: bool },
 }
 
 /// A sample.
 #[derive(Debug, PartialEq)]
 pub(super) struct Sample<'a> {
+    /// Taken where the thread left its CPU, and not by the clock.
+    pub(super) at_switch: bool,
     /// Addresses in the kernel, the innermost first; 8 bytes each.
     kernel: &'a [u8],
     /// Registers in user mode; `None` for a thread that has no user memory (any more).
@@ -152,6 +162,12 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
             }
             PERF_RECORD_THROTTLE => PerfRecord::Throttle,
             PERF_RECORD_UNTHROTTLE => PerfRecord::Unthrottle,
+            PERF_RECORD_SWITCH | PERF_RECORD_SWITCH_CPU_WIDE if misc & PERF_RECORD_MISC_SWITCH_OUT == 0 => {
+                PerfRecord::SwitchIn
+            }
+            PERF_RECORD_SWITCH | PERF_RECORD_SWITCH_CPU_WIDE => {
+                PerfRecord::SwitchOut { preempted: misc & PERF_RECORD_MISC_SWITCH_OUT_PREEMPT != 0 }
+            }
             _ => return None,
         },
     ))
@@ -173,6 +189,7 @@ fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
 
 fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
     let id = fields.id()?;
+    let at_switch = fields.u64()? == SWITCH_PERIOD;
     let chain = fields.u64()?;
     let chain = fields.take(usize::try_from(chain).ok()?.checked_mul(8)?)?;
     let abi = fields.u64()?;
@@ -187,7 +204,7 @@ fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
         stack = stack.get(..copied)?;
     }
     let compat = abi == PERF_SAMPLE_REGS_ABI_32;
-    let sample = Sample { kernel: kernel_part(chain), registers, compat, stack };
+    let sample = Sample { at_switch, kernel: kernel_part(chain), registers, compat, stack };
     Some((id, PerfRecord::Sample(sample)))
 }
 
@@ -226,8 +243,8 @@ mod tests {
         bytes
     }
 
-    fn a_sample() -> Vec<u8> {
-        let mut body = words(&[7 << 32 | 5, 1000, 3, 5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]);
+    fn a_sample(period: u64) -> Vec<u8> {
+        let mut body = words(&[7 << 32 | 5, 1000, 3, period, 5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]);
         body.extend(words(&[0xffff_ffff_8000_2000, PERF_CONTEXT_USER, 0x4000, 2]));
         body.extend(words(&(0..registers::COUNT as u64).collect::<Vec<_>>()));
         body.extend(words(&[16, 11, 12, 8]));
@@ -236,13 +253,35 @@ mod tests {
 
     #[test]
     fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
-        let bytes = a_sample();
+        let bytes = a_sample(1_003_009);
         let (id, read) = read(&bytes).unwrap();
         assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 });
         let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
         assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
         assert_eq!(sample.stack, words(&[11]));
-        assert!(sample.registers.is_some() && !sample.compat);
+        assert!(sample.registers.is_some() && !sample.compat && !sample.at_switch);
+        let bytes = a_sample(SWITCH_PERIOD);
+        let Some((_, PerfRecord::Sample(sample))) = super::read(&bytes) else { panic!("no sample") };
+        assert!(sample.at_switch);
+    }
+
+    #[test]
+    fn switches_say_in_or_out_and_whether_the_thread_is_ready() {
+        let (out, preempt) = (PERF_RECORD_MISC_SWITCH_OUT as u16, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT as u16);
+        for (misc, expected) in [
+            (0, PerfRecord::SwitchIn),
+            (out, PerfRecord::SwitchOut { preempted: false }),
+            (out | preempt, PerfRecord::SwitchOut { preempted: true }),
+        ] {
+            let id = words(&[7 << 32 | 5, 1000, 3]);
+            let of_thread = record(PERF_RECORD_SWITCH, misc, &id);
+            // Of a CPU: who was before, or comes next, stands in front.
+            let of_cpu = record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[words(&[9 << 32 | 9]), id].concat());
+            for bytes in [of_thread, of_cpu] {
+                let (id, told) = read(&bytes).unwrap();
+                assert_eq!((id, &told), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, &expected));
+            }
+        }
     }
 
     #[test]
@@ -258,7 +297,7 @@ mod tests {
 
     #[test]
     fn damaged_records_are_none_and_nothing_panics() {
-        let whole = a_sample();
+        let whole = a_sample(1_003_009);
         for len in 0..whole.len() {
             assert!(read(&whole[..len]).is_none(), "{len} bytes");
         }

@@ -3,11 +3,13 @@
 //! Numbers: arch/x86/include/uapi/asm/perf_regs.h, arch/arm64/include/uapi/asm/perf_regs.h.
 //! They come in the order of their numbers.
 
+use crate::addr::Avma;
 use crate::arch::Registers;
 
 #[cfg(target_arch = "x86_64")]
 mod arch {
-    use crate::arch::{Registers, X86_64};
+    use crate::addr::Avma;
+    use crate::arch::{Registers, UNKNOWN_REGISTER, X86_64};
 
     /// ax bx cx dx si di bp sp ip, then r8 to r15.
     pub(crate) const MASK: u64 = 0x1ff | 0xff << 16;
@@ -18,11 +20,18 @@ mod arch {
         gpr.get_mut(8..)?.copy_from_slice(high.get(..8)?);
         Some(Registers::X86_64(X86_64 { gpr, rip: *ip, fs_base: 0 }))
     }
+
+    pub(super) fn of_waiting(sp: Avma, pc: Avma) -> Registers {
+        let mut gpr = [UNKNOWN_REGISTER; 16];
+        gpr[X86_64::RSP] = sp.0;
+        Registers::X86_64(X86_64 { gpr, rip: pc.0, fs_base: 0 })
+    }
 }
 
 #[cfg(target_arch = "aarch64")]
 mod arch {
-    use crate::arch::{Aarch64, Registers};
+    use crate::addr::Avma;
+    use crate::arch::{Aarch64, Registers, UNKNOWN_REGISTER};
 
     /// x0 to x30, sp, pc.
     pub(crate) const MASK: u64 = (1 << 33) - 1;
@@ -30,6 +39,10 @@ mod arch {
     pub(super) fn from_words(words: &[u64]) -> Option<Registers> {
         let x = words.get(..31)?.try_into().ok()?;
         Some(Registers::Aarch64(Aarch64 { x, sp: *words.get(31)?, pc: *words.get(32)? }))
+    }
+
+    pub(super) fn of_waiting(sp: Avma, pc: Avma) -> Registers {
+        Registers::Aarch64(Aarch64 { x: [UNKNOWN_REGISTER; 31], sp: sp.0, pc: pc.0 })
     }
 }
 
@@ -47,11 +60,15 @@ pub(super) fn read(bytes: &[u8]) -> Option<Registers> {
     arch::from_words(&words)
 }
 
+/// The registers of a thread of which only stack pointer and program counter are known.
+pub(super) fn of_waiting(sp: Avma, pc: Avma) -> Registers {
+    arch::of_waiting(sp, pc)
+}
+
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::addr::Avma;
 
     #[test]
     fn registers_are_in_the_order_of_dwarf() {

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use libc::{c_int, pid_t};
 
-use super::choice::Choice;
-use super::events::{Events, How};
+use super::choice::{self, Choice};
+use super::events::{Events, How, Switches};
 use super::member::Member;
 use super::sieve::Sieve;
+use super::switched::Switched;
 use super::told::Told;
 use super::window::Window;
 use super::{record, sys};
@@ -18,7 +19,7 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
 use crate::rng::Rng;
-use crate::sources::linux::{proc, sys as linux_sys};
+use crate::sources::linux::{proc, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
@@ -57,10 +58,14 @@ pub(crate) struct PerfSource {
     sieve: Sieve,
     told: Told,
     window: Window,
+    /// The same for the stacks at which threads leave their CPUs.
+    switch_window: Window,
     /// Of each process that the recording ends with: readable when it has ended.
     ends: Vec<(pid_t, Option<OwnedFd>)>,
     launched: bool,
     began_ns: u64,
+    /// When sampling was ended (monotonic clock), if it was.
+    ended_ns: Option<u64>,
     /// The monotonic clock at the engine's 0.
     origin_ns: u64,
     /// Of a whole machine: its ticks at the beginning, all and idle, and at the end.
@@ -89,16 +94,21 @@ impl PerfSource {
         // The engine knows of it from the beginning.
         main.told = true;
         let pid = main.pid();
+        let mut told = Told::new(choice, main, origin_ns, events.how.period_ns(), kernel_frames);
+        told.switched =
+            events.how.switches.map(|switches| Switched::new(switches.alone, launched.then_some(pid)));
         PerfSource {
-            told: Told::new(choice, main, origin_ns, events.how.period_ns(), kernel_frames),
+            told,
             main: pid,
             clock,
             events,
             sieve,
             window,
+            switch_window: Window::of_switches(),
             ends: listed.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect(),
             launched,
             began_ns,
+            ended_ns: None,
             origin_ns,
             machine: None,
             disabled: false,
@@ -119,7 +129,39 @@ impl PerfSource {
         if self.told.is_machine() {
             self.machine = machine_ticks().map(|ticks| [ticks, ticks]);
         }
-        self.events.enable()
+        let now_ns = sys::monotonic_ns();
+        self.events.enable()?;
+        self.list_threads(now_ns);
+        Ok(())
+    }
+
+    /// Lists the threads that may have waited since before this time (monotonic clock), where waits
+    /// are recorded: those that wait on never tell of it.
+    fn list_threads(&mut self, now_ns: u64) {
+        if self.told.switched.is_none() {
+            return;
+        }
+        // When a CPU has nothing to do, that is a switch to no process.
+        self.sieve.refuse(0, true);
+        if self.launched {
+            return;
+        }
+        if self.told.is_machine() {
+            for pid in choice::all_processes().into_iter().filter(|pid| choice::has_user_memory(*pid)) {
+                self.told.judge(pid, None, 0);
+            }
+            for (pid, member) in &mut self.told.members {
+                member.clock.begin(*pid);
+            }
+        }
+        for pid in self.told.running() {
+            for tid in threads::list(pid).unwrap_or_default() {
+                if let Some(switched) = &mut self.told.switched {
+                    switched.list(pid, tid, now_ns);
+                }
+            }
+        }
+        self.told.look_at_threads();
     }
 
     /// The launched command runs, as `process`. What was used before is not its own.
@@ -170,7 +212,12 @@ impl PerfSource {
 
     /// Reads the rings; the time up to which everything was told.
     fn read(&mut self, into: &mut Vec<Record>) -> u64 {
+        if !self.over {
+            self.told.look_at_threads();
+        }
         let told_ns = self.clock.now_ns();
+        let settled_ns =
+            if self.over { u64::MAX } else { (told_ns + self.origin_ns).saturating_sub(SETTLED_NS) };
         for _ in 0..READS_MAX {
             let before_ns = sys::monotonic_ns();
             read_rings(&mut self.events, &mut self.scratch, &mut self.told);
@@ -179,9 +226,9 @@ impl PerfSource {
                 break;
             }
         }
-        self.tell_verdicts();
         // Samples in user mode only say nothing of the time in the kernel.
-        self.told.finish_batch(self.events.how.kernel, into);
+        self.told.finish_batch(self.events.how.kernel, settled_ns, into);
+        self.tell_verdicts();
         let since_ns = sys::monotonic_ns();
         if !self.disabled
             && self.told.grid.may_change(since_ns)
@@ -190,30 +237,44 @@ impl PerfSource {
             self.told.grid.changed(since_ns, period_ns);
         }
         if !self.disabled && self.events.lack_a_cpu(since_ns) {
-            self.change_window(self.events.how.window_bytes);
+            self.reopen(self.events.how);
         }
         if self.over {
+            self.told.end_waits(self.ended_ns.unwrap_or_else(sys::monotonic_ns), into);
             for (pid, member) in &mut self.told.members {
                 member.clock.end(*pid);
             }
-            let reason = if self.events.how.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
-            self.told.tell_rest(self.clock.now_ns(), reason, into);
+            if self.events.how.samples_running() {
+                let reason = if self.events.how.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
+                self.told.tell_rest(self.clock.now_ns(), reason, into);
+            }
         }
         told_ns.saturating_sub(SETTLED_NS)
     }
 
-    /// Opens the events anew, with another window or for other CPUs.
-    fn change_window(&mut self, window_bytes: u32) {
-        let how = How { window_bytes, ..self.events.how };
+    /// Opens the events anew, with other windows or for other CPUs.
+    fn reopen(&mut self, how: How) {
         let new = Events::open(&self.told.running(), &self.sieve, how);
+        let new = new.and_then(|new| new.enable().map(|()| new));
         let since_ns = sys::monotonic_ns();
-        let Ok(new) = new.and_then(|new| new.enable().map(|()| new)) else {
-            return self.window.stays(self.events.how.window_bytes);
+        let Ok(new) = new else {
+            self.window.stays(self.events.how.window_bytes);
+            if let Some(Switches { window_bytes, .. }) = self.events.how.switches {
+                self.switch_window.stays(window_bytes);
+            }
+            return;
         };
         self.told.grid.changed(since_ns, how.period_ns());
+        // Both tell of each switch for a moment.
+        if let Some(switched) = &mut self.told.switched {
+            switched.take_until(since_ns);
+        }
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.told);
+        if let Some(switched) = &mut self.told.switched {
+            switched.take_from(since_ns);
+        }
     }
 
     fn of_nobody(&self, what: What) -> Record {
@@ -319,6 +380,7 @@ impl PushedSource for PerfSource {
         if !self.disabled {
             self.events.disable();
             self.disabled = true;
+            self.ended_ns = Some(sys::monotonic_ns());
             if let (Some([_, end]), Some(now)) = (&mut self.machine, machine_ticks()) {
                 *end = now;
             }
@@ -346,7 +408,17 @@ impl PushedSource for PerfSource {
         if !self.disabled
             && let Some(window_bytes) = self.window.walked(needed)
         {
-            self.change_window(window_bytes);
+            self.reopen(How { window_bytes, ..self.events.how });
+        }
+    }
+
+    fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<Needed>) {
+        self.told.give_back(capture);
+        if let Some(needed) = needed.filter(|_| !self.disabled)
+            && let Some(switches) = self.events.how.switches
+            && let Some(window_bytes) = self.switch_window.walked(needed)
+        {
+            self.reopen(How { switches: Some(Switches { window_bytes, ..switches }), ..self.events.how });
         }
     }
 

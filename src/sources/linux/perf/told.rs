@@ -16,6 +16,8 @@ use super::mapped;
 use super::member::Member;
 use super::record::{Id, PerfRecord, Sample};
 use super::share::Share;
+use super::switched::Switched;
+use super::waits::{Stack, Switch};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::Mapping;
 use crate::sources::pushed::{Record, What};
@@ -23,6 +25,8 @@ use crate::sources::{Capture, ThreadId};
 
 /// Buffers that are kept for samples to come.
 const SPARE_MAX: usize = 1024;
+/// Why a sample is none.
+const COMPAT: &str = "32-bit code";
 /// Most ancestors that are asked for when a process is judged.
 const ANCESTORS_MAX: u32 = 64;
 
@@ -71,7 +75,9 @@ pub(super) struct Told {
     /// Nanoseconds between two samples of a thread that runs all the time.
     pub(super) period_ns: u64,
     /// Frames in the kernel are told.
-    kernel_frames: bool,
+    pub(super) kernel_frames: bool,
+    /// Waits, where they are recorded.
+    pub(super) switched: Option<Switched>,
     /// When ticks are due.
     pub(super) grid: Grid,
     pub(super) batch: Vec<(Id, Happened)>,
@@ -123,6 +129,7 @@ impl Told {
             origin_ns,
             period_ns,
             kernel_frames,
+            switched: None,
             grid: Grid::default(),
             batch: Vec::new(),
             forked: HashSet::new(),
@@ -147,6 +154,11 @@ impl Told {
         if self.spare.len() < SPARE_MAX {
             self.spare.push(capture);
         }
+    }
+
+    /// A buffer for a sample.
+    pub(super) fn buffer(&mut self) -> Box<Capture> {
+        self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
     }
 
     // ---- who is wanted
@@ -201,8 +213,13 @@ impl Told {
     /// Takes a record of a ring in.
     pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
         let refused = self.refused.contains(&id.pid) && !self.forked.contains(&id.pid);
+        if self.switched.is_some() {
+            let other = self.choice.is_one() && id.pid != self.main;
+            self.note_switch(id, &record, other || refused);
+        }
         let happened = match record {
             // These two are of the ring, whoever's records were in it.
+            PerfRecord::Lost(_) if self.switched.is_some() => return,
             PerfRecord::Lost(records) => return self.dropped += records,
             PerfRecord::Throttle => return self.throttled_since_ns = Some(id.time_ns),
             PerfRecord::Unthrottle => {
@@ -223,20 +240,52 @@ impl Told {
                 Happened::Named(String::from_utf8_lossy(name).into_owned(), exec)
             }
             _ if refused => return,
+            PerfRecord::SwitchIn | PerfRecord::SwitchOut { .. } => return,
             PerfRecord::Mmap(mmap) => match mapped::mapping(&mmap) {
                 Some(mapping) => Happened::Mapped(mapping),
                 None => return,
             },
-            PerfRecord::Sample(sample) => self.sample(&sample),
+            PerfRecord::Sample(sample) if sample.at_switch => return self.stack_at_switch(id, &sample),
+            PerfRecord::Sample(sample) if sample.compat => Happened::Missed(COMPAT),
+            PerfRecord::Sample(sample) => Happened::Sampled(self.capture(&sample)),
         };
         self.batch.push((id, happened));
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) -> Happened {
-        if sample.compat {
-            return Happened::Missed("32-bit code");
+    /// Notes what a record says of switches; `unwanted` is one of a process that is not recorded.
+    fn note_switch(&mut self, id: Id, record: &PerfRecord<'_>, unwanted: bool) {
+        let Some(switched) = &mut self.switched else { return };
+        match record {
+            PerfRecord::Lost(records) => switched.dropped(id, *records),
+            // That nothing runs is no thread.
+            _ if unwanted || id.pid <= 0 => {}
+            PerfRecord::SwitchIn => switched.note(id, Switch::In),
+            PerfRecord::SwitchOut { preempted } => switched.left(id, *preempted),
+            PerfRecord::Exit => switched.note(id, Switch::Ended),
+            PerfRecord::Fork { .. } => switched.note(id, Switch::Began),
+            PerfRecord::Comm { exec: true, .. } => switched.note(id, Switch::Exec),
+            _ => {}
         }
-        let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
+        switched.saw(id);
+    }
+
+    /// Takes in where a thread is about to leave its CPU.
+    fn stack_at_switch(&mut self, id: Id, sample: &Sample<'_>) {
+        let stack = match sample.registers {
+            _ if id.pid <= 0 => return,
+            // A thread of the kernel, or one that is ending.
+            None => Stack::Unwanted,
+            Some(_) if sample.compat => Stack::Missing(COMPAT),
+            Some(_) => Stack::Taken(self.capture(sample)),
+        };
+        let unused = self.switched.as_mut().and_then(|switched| switched.copied(id, stack));
+        if let Some(Stack::Taken(capture)) = unused {
+            self.give_back(capture);
+        }
+    }
+
+    fn capture(&mut self, sample: &Sample<'_>) -> Box<Capture> {
+        let mut capture = self.buffer();
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
         capture.kernel.clear();
@@ -251,7 +300,7 @@ impl Told {
         capture.registers = sample.registers.unwrap_or_default();
         capture.stack_base = capture.registers.sp();
         (capture.pause_ns, capture.stood_ns, capture.stack_limit) = (0, 0, None);
-        Happened::Sampled(capture)
+        capture
     }
 
     /// The memory of processes is as it was at this time from now on.
@@ -298,6 +347,13 @@ impl Told {
                     self.forget_number(pid);
                     if self.judge(pid, Some(parent), 0) {
                         self.changes.push_back((id.time_ns, pid, Change::Forked(parent)));
+                        // It will wait sooner or later, perhaps before it runs another program.
+                        let member = self.members.get_mut(&pid).filter(|_| self.switched.is_some());
+                        if let Some(member) = member
+                            && !std::mem::replace(&mut member.told, true)
+                        {
+                            left.push((id, Happened::Began(member.name().to_owned())));
+                        }
                     }
                     continue;
                 }

@@ -7,11 +7,13 @@
 //! it takes ever more stacks to try again, if that made hardly any of them whole: some chains
 //! lead out of any window (goroutines, into the heap).
 
-use super::events::WINDOWS_BYTES;
+use super::events::{SWITCH_WINDOWS_BYTES, WINDOWS_BYTES};
 use crate::sources::pushed::Needed;
 
-/// The size for stacks that no window holds.
-const USUAL: usize = 1;
+/// The size for stacks that no window holds, and the first one where the largest would be too much.
+const USUAL_BYTES: u32 = 16 << 10;
+/// The same for stacks that are copied at each switch.
+const USUAL_AT_SWITCH_BYTES: u32 = 8 << 10;
 /// Stacks that a decision is made by.
 const STACKS: u32 = 256;
 /// A window shrinks when all of so many rounds fit into the smaller one with room to spare.
@@ -22,8 +24,11 @@ const FIRST_PATIENCE: u32 = 16;
 /// See the top of this file.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Index into [`WINDOWS_BYTES`].
+    /// The sizes that there are, the smallest first.
+    sizes: &'static [u32],
+    /// Index of the one that it has, and of the usual one.
     size: usize,
+    usual: usize,
     /// No round has ended yet.
     fresh: bool,
     stacks: u32,
@@ -42,8 +47,17 @@ pub(super) struct Window {
 impl Window {
     /// The largest, until the first round has shown what is needed.
     pub(super) fn new() -> Window {
+        let window = Window::with(&WINDOWS_BYTES, USUAL_BYTES);
+        Window { size: window.sizes.len() - 1, ..window }
+    }
+
+    /// Of the usual size.
+    fn with(sizes: &'static [u32], usual_bytes: u32) -> Window {
+        let usual = sizes.iter().position(|size| *size == usual_bytes).unwrap_or(0);
         Window {
-            size: WINDOWS_BYTES.len() - 1,
+            sizes,
+            size: usual,
+            usual,
             fresh: true,
             stacks: 0,
             ran_out: 0,
@@ -59,18 +73,23 @@ impl Window {
     /// The usual size: of many processes the first samples, with all that is to be read of their
     /// images, would fill the rings.
     pub(super) fn of_many() -> Window {
-        Window { size: USUAL, ..Window::new() }
+        Window::with(&WINDOWS_BYTES, USUAL_BYTES)
+    }
+
+    /// Of stacks at which threads leave their CPUs, which some do a hundred thousand times a second.
+    pub(super) fn of_switches() -> Window {
+        Window::with(&SWITCH_WINDOWS_BYTES, USUAL_AT_SWITCH_BYTES)
     }
 
     /// It cannot be changed: it stays what it was.
     pub(super) fn stays(&mut self, bytes: u32) {
-        self.size = WINDOWS_BYTES.iter().position(|size| *size == bytes).unwrap_or(self.size);
+        self.size = self.sizes.iter().position(|size| *size == bytes).unwrap_or(self.size);
         (self.patience, self.roomy) = (u32::MAX, 0);
     }
 
     /// The size, bytes.
     pub(super) fn bytes(&self) -> u32 {
-        WINDOWS_BYTES[self.size]
+        self.sizes[self.size]
     }
 
     /// Takes note of a walk; the new size, if it changes now.
@@ -90,10 +109,10 @@ impl Window {
     fn decide(&mut self) {
         if std::mem::take(&mut self.fresh) {
             let fits = |bytes: &u32| self.most + self.most / 4 < *bytes as usize;
-            self.size = match WINDOWS_BYTES.iter().position(fits) {
+            self.size = match self.sizes.iter().position(fits) {
                 Some(size) if self.ran_out == 0 => size,
                 // Most lead out of any window.
-                _ if self.ran_out * 2 > STACKS => USUAL,
+                _ if self.ran_out * 2 > STACKS => self.usual,
                 _ => self.size,
             };
             return;
@@ -111,16 +130,16 @@ impl Window {
             self.roomy = 0;
             if self.patience > 0 {
                 self.patience -= 1;
-            } else if self.size + 1 < WINDOWS_BYTES.len() {
+            } else if self.size + 1 < self.sizes.len() {
                 self.grown_from = self.size;
-                self.size = WINDOWS_BYTES.len() - 1;
+                self.size = self.sizes.len() - 1;
                 self.ran_out_before = Some(self.ran_out);
             }
             return;
         }
         let fits_less = self.size > 0
             && self.ran_out == 0
-            && self.most + self.most / 4 < WINDOWS_BYTES[self.size - 1] as usize;
+            && self.most + self.most / 4 < self.sizes[self.size - 1] as usize;
         self.roomy = if fits_less { self.roomy + 1 } else { 0 };
         if self.roomy >= ROUNDS_TO_SHRINK {
             self.roomy = 0;

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::*;
+use crate::arch::UNKNOWN_REGISTER;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::{Code, StackBytes};
 
@@ -120,6 +121,28 @@ fn registers_other_than_the_frame_pointer_carry_the_cfa() {
     };
     // CFA of the leaf: rbx+32 = STACK+0x28; rbx from STACK+0x18 = STACK+0x20, and so on.
     case.check(&[0, 9, 19], Ended::Root);
+}
+
+#[test]
+fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
+    // vfork: popq %rdi; syscall. CFA = rsp, the return address in rdi.
+    let case = |rdi| Case {
+        rows: vec![
+            (0, row(Cfa::Register(RSP as u8, 0), &[(RETURN_ADDRESS, Column::In(5))])),
+            (9, sp_plus(16)),
+            (19, first_function()),
+        ],
+        words: vec![1, TEXT + 20, 3],
+        registers: vec![(5, rdi)],
+    };
+    case(TEXT + 10).check(&[0, 9, 19], Ended::Root);
+    case(TEXT + 11).check(&[0], Ended::BadFrame);
+    // Not where the word below the stack pointer happens to be one.
+    let mut below = case(0);
+    below.rows[0].1 = row(Cfa::Register(RSP as u8, 0), &[]);
+    below.words = vec![TEXT + 10, 1, TEXT + 20, 3];
+    below.registers = vec![(RSP, STACK + 8)];
+    assert_eq!(below.walk(How::Cfi).0, [0]);
 }
 
 #[test]
@@ -405,4 +428,86 @@ fn depth_is_limited() {
         Case { rows: vec![(0, sp_plus(8)), (9, sp_plus(8))], words: vec![TEXT + 10; 40], registers: vec![] };
     let (addresses, _, ended) = case.walk(How::Auto);
     assert_eq!((addresses.len(), ended), (16, Ended::DepthLimit));
+}
+
+/// A thread that sleeps: in a system call, called by a function that keeps a frame pointer, which
+/// nobody told.
+struct Asleep;
+
+impl Asleep {
+    const LEAF: u64 = 0;
+    const CALLER: u64 = 0x20;
+    const FIRST: u64 = 0x40;
+    const BYTES: [u8; 0x60] = {
+        let mut bytes = [0xcc; 0x60];
+        // syscall; ret
+        let leaf = [0x0f, 0x05, 0xc3];
+        // push %rbp; mov %rsp,%rbp; sub $0x20,%rsp; call leaf; leave; ret
+        let caller =
+            [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20, 0xe8, 0xd3, 0xff, 0xff, 0xff, 0xc9, 0xc3];
+        // call caller
+        let first = [0xe8, 0xdb, 0xff, 0xff, 0xff];
+        let mut at = 0;
+        while at < 15 {
+            if at < 3 {
+                bytes[at] = leaf[at];
+            }
+            if at < 5 {
+                bytes[Asleep::FIRST as usize + at] = first[at];
+            }
+            bytes[Asleep::CALLER as usize + at] = caller[at];
+            at += 1;
+        }
+        bytes
+    };
+    const RETURNS_TO_CALLER: u64 = Asleep::CALLER + 13;
+    const RETURNS_TO_FIRST: u64 = Asleep::FIRST + 5;
+}
+
+impl Code for Asleep {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        Asleep::BYTES.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        match at.0.checked_sub(TEXT)? {
+            at if at < Asleep::CALLER => Some(sp_plus(8)),
+            at if at < Asleep::FIRST => Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))])),
+            _ => Some(first_function()),
+        }
+    }
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        let start = [Asleep::FIRST, Asleep::CALLER, Asleep::LEAF].into_iter().find(|at| TEXT + at <= pc.0)?;
+        Some(Avma(TEXT + start)..Avma(TEXT + start + 0x20))
+    }
+}
+
+#[test]
+fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
+    let words = [TEXT + Asleep::RETURNS_TO_CALLER, 1, 2, 3, 4, 0x1234, TEXT + Asleep::RETURNS_TO_FIRST, 0, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+    let mut registers =
+        X86_64 { gpr: [UNKNOWN_REGISTER; 16], rip: TEXT + Asleep::LEAF + 2, ..X86_64::default() };
+    registers.gpr[RSP] = STACK;
+    let input = Input {
+        stack: StackBytes { base: Avma(STACK), bytes: &bytes },
+        stack_top: None,
+        stack_limit: None,
+        fp_always: false,
+        max_depth: 16,
+        code_mask: u64::MAX,
+        code: &Asleep,
+    };
+    let mut out = Frames::default();
+    let walked = Unwinder::default().walk(How::Auto, &registers, &input, &mut out);
+    let found: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
+    assert_eq!(found, [2, Asleep::RETURNS_TO_CALLER - 1, Asleep::RETURNS_TO_FIRST - 1]);
+    assert_eq!(walked.ended, Ended::Root);
+    // One that is told is taken as it is.
+    registers.gpr[RBP] = STACK + 8;
+    let mut out = Frames::default();
+    let walked = Unwinder::default().walk(How::Cfi, &registers, &input, &mut out);
+    assert_eq!((out.addresses.len(), walked.ended), (2, Ended::BadFrame));
 }

@@ -1,0 +1,89 @@
+//! Which of many short waits are walked: a thread may wait a hundred thousand times a second.
+//!
+//! One for each period of their sum is drawn, where a random moment of that period lies, and stands
+//! for a period. So each stands for what it lasted on average, and the work is bounded by time, not by the
+//! number of waits. A wait of a period or more stands for itself, to the nanosecond.
+
+use super::ticks::splitmix64;
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Drawn {
+    /// Time within the current period of the short waits, nanoseconds.
+    in_period_ns: u64,
+    /// Where in that period the moment lies.
+    due_ns: u64,
+    /// Whether the moment has passed.
+    given: bool,
+    /// State of the sequence of moments.
+    random: u64,
+}
+
+impl Drawn {
+    /// `seed`, different for each thread, places the moments.
+    pub(super) fn new(seed: u64) -> Drawn {
+        Drawn { in_period_ns: 0, due_ns: 0, given: true, random: seed }
+    }
+
+    /// What a wait stands for, nanoseconds; 0 for one that was not drawn.
+    pub(super) fn weight_ns(&mut self, wait_ns: u64, period_ns: u64) -> u64 {
+        let period_ns = period_ns.max(1);
+        if wait_ns >= period_ns {
+            return wait_ns;
+        }
+        let mut drawn = 0;
+        self.in_period_ns += wait_ns;
+        if self.in_period_ns >= period_ns {
+            self.in_period_ns -= period_ns;
+            drawn += u64::from(!self.given);
+            self.given = false;
+            self.random = splitmix64(self.random);
+            self.due_ns = self.random % period_ns;
+        }
+        if !self.given && self.in_period_ns > self.due_ns {
+            self.given = true;
+            drawn += 1;
+        }
+        drawn * period_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERIOD_NS: u64 = 1_003_009;
+
+    #[test]
+    fn short_waits_stand_for_their_sum_whatever_follows_them() {
+        for seed in 0..20 {
+            let mut drawn = Drawn::new(seed);
+            // Short ones in turn with longer ones, in step.
+            let (mut lasted, mut stood_for, mut walked) = ([0, 0], [0, 0], 0);
+            for step in 0..100_000u64 {
+                let kind = (step % 2) as usize;
+                let wait_ns = splitmix64(step ^ seed) % [30_000, 90_000][kind];
+                let weight_ns = drawn.weight_ns(wait_ns, PERIOD_NS);
+                lasted[kind] += wait_ns;
+                stood_for[kind] += weight_ns;
+                walked += u64::from(weight_ns > 0);
+            }
+            let (all, given) = (lasted[0] + lasted[1], stood_for[0] + stood_for[1]);
+            assert!(all.abs_diff(given) <= 2 * PERIOD_NS, "seed {seed}: {given} of {all}");
+            assert!(walked <= all / PERIOD_NS + 1, "seed {seed}: {walked} walked");
+            for (lasted, stood_for) in lasted.into_iter().zip(stood_for) {
+                // Four standard deviations of what is drawn at random.
+                let bound = 4.0 * ((lasted / PERIOD_NS) as f64).sqrt() * PERIOD_NS as f64;
+                assert!(lasted.abs_diff(stood_for) as f64 <= bound, "seed {seed}: {stood_for} of {lasted}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_wait_stands_for_itself() {
+        let mut drawn = Drawn::new(1);
+        assert_eq!(drawn.weight_ns(PERIOD_NS, PERIOD_NS), PERIOD_NS);
+        assert_eq!(drawn.weight_ns(7_654_321_000, PERIOD_NS), 7_654_321_000);
+        assert_eq!(drawn.weight_ns(0, PERIOD_NS), 0);
+    }
+}

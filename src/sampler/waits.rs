@@ -1,0 +1,38 @@
+//! Threads that wait on: where they do was walked when they began to, and how long they do is told later.
+
+use hashbrown::HashMap;
+
+use super::recorder::Recorder;
+use crate::sources::ThreadId;
+use crate::trie::NodeId;
+use crate::walk::Ended;
+
+/// Why a wait is lost whose stack found no place.
+const NOT_KEPT: &str = "where a wait began could not be kept";
+
+/// See the top of this file.
+#[derive(Debug, Default)]
+pub(super) struct OpenWaits(HashMap<ThreadId, (NodeId, Ended)>);
+
+impl OpenWaits {
+    /// A thread began to wait, with this stack if there was room for it.
+    pub(super) fn began(&mut self, thread: ThreadId, stack: Option<(NodeId, Ended)>) {
+        match stack {
+            Some(stack) => self.0.insert(thread, stack),
+            None => self.0.remove(&thread),
+        };
+    }
+
+    /// It has ended.
+    pub(super) fn forget(&mut self, thread: ThreadId) {
+        self.0.remove(&thread);
+    }
+
+    /// Its wait is over, and weighs so much, nanoseconds.
+    pub(super) fn over(&mut self, recorder: &mut Recorder<'_>, thread: ThreadId, weight_ns: u64) {
+        match self.0.remove(&thread) {
+            Some((node, ended)) => recorder.count(node, ended, weight_ns),
+            None => recorder.lose(NOT_KEPT, weight_ns),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Waits that a source tells of: each counts its own time under the stack at which it began, beside
+//! CPU time or alone, however short or long it is.
+
+use std::sync::Arc;
+
+use stackprof::addr::Avma;
+use stackprof::binary::{Files, ImageBytes, Mapping};
+use stackprof::clock::{Clock, FakeClock};
+use stackprof::live::Live;
+use stackprof::recording::{Frame, Profile};
+use stackprof::sampler::{Options, pushed};
+use stackprof::sources::pushed::{Needed, PushedSource, Record, What};
+use stackprof::sources::sim::{SimConfig, SimTarget};
+use stackprof::sources::{
+    Activity, Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId,
+};
+
+use super::recording::options;
+
+const HZ: u32 = 997;
+const SECOND: u64 = 1_000_000_000;
+const THREAD: ThreadId = ThreadId(77);
+
+/// Tells the records of a test, in one batch.
+struct Waiting {
+    target: SimTarget,
+    records: Option<Vec<Record>>,
+    /// Buffers that were given back, and how many of their stacks were walked.
+    given_back: usize,
+    walked: usize,
+}
+
+impl Observed for Waiting {
+    fn process(&self) -> &Process {
+        self.target.process()
+    }
+
+    fn thread_name(&mut self, _thread: ThreadId) -> Option<String> {
+        None
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.target.mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.target.image_bytes(mapping)
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.target.files()
+    }
+
+    fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {
+        Err(Fault::Transient("not captured"))
+    }
+}
+
+impl PushedSource for Waiting {
+    fn observed(&mut self, _process: u32) -> Option<&mut dyn Observed> {
+        Some(self)
+    }
+
+    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+        into.extend(self.records.take().into_iter().flatten());
+        Ok(None)
+    }
+
+    fn go_to(&mut self, _at_ns: u64) {}
+
+    fn wait_walked(&mut self, _capture: Box<Capture>, needed: Option<Needed>) {
+        self.given_back += 1;
+        self.walked += usize::from(needed.is_some());
+    }
+}
+
+/// A stack of a simulated process.
+fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
+    let mut threads = Vec::new();
+    for _ in 0..100 {
+        target.threads(&mut threads);
+        for (thread, _) in &threads {
+            // One that ends in between has no stack.
+            let _ = target.interrupt(*thread, 64 << 10, false);
+        }
+        let until_ns = clock.now_ns() + 2_000_000;
+        loop {
+            let mut capture = Capture::with_capacity(0);
+            match target.next(until_ns, &mut capture) {
+                Ok(Event::Stopped { outcome: Outcome::Captured, .. }) => return capture,
+                Ok(Event::Timeout | Event::Exited(_)) | Err(_) => break,
+                Ok(_) => {}
+            }
+        }
+    }
+    panic!("no stack in 100 tries")
+}
+
+/// The profile of what `tell` makes of a stack, with the source as it is then.
+fn recorded(options: &Options, tell: impl FnOnce(&Capture) -> Vec<(u64, What)>) -> (Profile, Waiting) {
+    let clock = FakeClock::default();
+    let mut config = SimConfig::from_seed(3).without_faults();
+    (config.exec, config.terminate_ns) = (None, None);
+    let mut target = SimTarget::new(config, clock.clone());
+    let capture = capture(&mut target, &clock);
+    let process = target.process().pid;
+    let record = |(at_ns, what)| Record { at_ns, process, thread: THREAD, what };
+    let records = tell(&capture).into_iter().map(record).collect();
+    let mut source = Waiting { target, records: Some(records), given_back: 0, walked: 0 };
+    let profile = pushed::record(&mut source, &clock, options, &Live::default()).unwrap();
+    (profile, source)
+}
+
+fn idle() -> Options {
+    Options { idle: true, ..options(HZ, 1) }
+}
+
+fn off_cpu() -> Options {
+    Options { off_cpu: true, ..options(HZ, 1) }
+}
+
+/// Counts of stacks that wait, and of others.
+fn counts(profile: &Profile) -> (u64, u64) {
+    let (mut waiting, mut running) = (0, 0);
+    profile.trie.for_each_stack(|path, count| match profile.trie.frame(path[0]) {
+        Some(Frame::Root(root)) if root.waiting => waiting += count,
+        _ => running += count,
+    });
+    (waiting, running)
+}
+
+#[test]
+fn a_wait_that_goes_on_is_walked_once_and_has_all_of_its_time() {
+    let (profile, source) = recorded(&off_cpu(), |capture| {
+        vec![
+            (SECOND, What::BeganToWait(Box::new(capture.clone()))),
+            (11 * SECOND, What::Waited { ns: 10 * SECOND, stack: None }),
+        ]
+    });
+    let (waiting, running) = counts(&profile);
+    assert!(waiting.abs_diff(10 * u64::from(HZ)) <= 1 && running == 0, "{waiting} and {running}");
+    assert_eq!((source.given_back, source.walked, profile.stats.threads_seen), (1, 1, 1));
+    assert_eq!((profile.stats.waits, profile.stats.samples_pushed), (1, 0));
+}
+
+#[test]
+fn short_waits_add_up_and_few_of_them_are_walked() {
+    const WAITS: u64 = 100_000;
+    const NS: u64 = 10_000;
+    let (profile, source) = recorded(&off_cpu(), |capture| {
+        let wait = |at: u64| (at * 20_000, What::Waited { ns: NS, stack: Some(Box::new(capture.clone())) });
+        (1..=WAITS).map(wait).collect()
+    });
+    let (waiting, _) = counts(&profile);
+    assert!(waiting.abs_diff(WAITS * NS * u64::from(HZ) / SECOND) <= 1, "{waiting}");
+    assert_eq!(source.given_back as u64, WAITS);
+    assert_eq!(source.walked as u64, waiting, "a walk for each count");
+}
+
+#[test]
+fn cpu_time_beside_waits_stays_what_it_is() {
+    let look = |cpu_ns| Look { cpu_ns, switches: 0, activity: Activity::Running };
+    let (profile, _) = recorded(&idle(), |capture| {
+        let mut records = vec![(0, What::Started { stack_top: None, look: look(0), found: false })];
+        for turn in 1..=1_000 {
+            let at_ns = turn * 2_000_000;
+            let sample = Capture { look: Some(look(turn * 500_000)), ..capture.clone() };
+            records.push((at_ns - 1_500_000, What::Sampled(Box::new(sample))));
+            let stack = Some(Box::new(capture.clone()));
+            records.push((at_ns, What::Waited { ns: 1_500_000, stack }));
+        }
+        records
+    });
+    let (waiting, running) = counts(&profile);
+    let exact = |ns: u64| (ns * u64::from(HZ) / SECOND) as f64;
+    assert!((waiting + running).abs_diff(2 * u64::from(HZ)) <= 1, "{waiting} and {running}");
+    assert!((waiting as f64 / exact(1_500_000_000) - 1.0).abs() < 0.04, "{waiting} waiting");
+    assert!((running as f64 / exact(500_000_000) - 1.0).abs() < 0.12, "{running} running");
+}
+
+#[test]
+fn lost_waits_are_told_by_cause() {
+    let (profile, _) = recorded(&off_cpu(), |_| {
+        vec![
+            (SECOND, What::WaitLost { ns: SECOND / 2, reason: "dropped" }),
+            // It never began, as far as was told.
+            (3 * SECOND, What::Waited { ns: SECOND, stack: None }),
+        ]
+    });
+    let lost = &profile.stats.samples_lost;
+    assert!(lost["dropped"].abs_diff(u64::from(HZ) / 2) <= 1, "{lost:?}");
+    assert!(lost["where a wait began could not be kept"].abs_diff(u64::from(HZ)) <= 1, "{lost:?}");
+    assert_eq!(counts(&profile), (0, 0));
+}

@@ -1,0 +1,223 @@
+//! What threads wait for, by the kernel's records of switches: each wait has its time where it waits,
+//! as the program's own clock says, and nobody is stopped for it.
+//!
+//! The program's clock moves along with what a busy machine adds to a wait, so the tolerance holds there.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::by_kernel::{Somebody, attach_by_kernel, launch_by_kernel, sampled};
+use crate::support::{
+    Fixture, Recorded, compile, fixture, has_events, kill, not_here, record, record_by, tracer_of, wait_for,
+    wait_for_ticks,
+};
+
+/// Waits of each kind, and how long each takes, milliseconds.
+const ROUNDS: [&str; 2] = ["25", "20"];
+const KINDS: [&str; 6] = ["nanosleep", "mutex", "futex", "read", "epoll", "fault"];
+/// What counts scatter is far below one in a hundred at this rate, of which no tick interrupts anybody.
+const HZ: &str = "9973";
+/// Nanoseconds of a count.
+const PERIOD_NS: f64 = 1e9 / 9973.0;
+
+/// The lines of `sleeps`, by kind.
+fn truth(said: impl Iterator<Item = impl AsRef<str>>) -> Vec<(&'static str, f64)> {
+    let lines: Vec<String> = said.map(|line| line.as_ref().to_owned()).collect();
+    let of_kind = |kind: &'static str| {
+        let line = lines.iter().find_map(|line| line.strip_prefix(&format!("wait {kind} ")));
+        (kind, line.unwrap_or_else(|| panic!("nothing of {kind}: {lines:?}")).trim().parse().unwrap())
+    };
+    KINDS.map(of_kind).to_vec()
+}
+
+/// Each kind within one in a hundred of what the program says.
+#[track_caller]
+fn check_waits(recorded: &Recorded, truth: &[(&str, f64)]) {
+    recorded.check_success();
+    recorded.check(recorded.stats["backend"] == "perf_event", "not by the kernel");
+    recorded.check(recorded.figure("stops") == 0.0, "it was stopped");
+    for (kind, ns) in truth {
+        if *ns == 0.0 {
+            assert_eq!(*kind, "fault");
+            not_here("a page fault that waits: userfaultfd is refused");
+            continue;
+        }
+        let function = format!("wait_in_{kind}");
+        let counted_ns = recorded.count(|stack| stack.has(&function)) as f64 * PERIOD_NS;
+        println!("{kind}: {:.2} ms, {:.2} by the program", counted_ns / 1e6, ns / 1e6);
+        let off = counted_ns / ns - 1.0;
+        recorded.check(off.abs() < 0.01, format!("{kind}: {counted_ns} ns instead of {ns}, {off:.4} off"));
+    }
+}
+
+/// The thread that sleeps from before the recording on has all of it, whichever frames of it are known.
+#[track_caller]
+fn check_sleeper(recorded: &Recorded) {
+    let counted_s = recorded.count(|stack| stack.has("asleep_throughout")) as f64 * PERIOD_NS / 1e9;
+    let duration_s = recorded.figure("duration_s");
+    println!("asleep: {counted_s:.3} s of {duration_s:.3} s");
+    // The events are open for some milliseconds before the recording's own clock begins.
+    let off_s = (counted_s - duration_s).abs();
+    recorded.check(off_s < 0.01 * duration_s + 0.05, format!("asleep {counted_s} s of {duration_s} s"));
+}
+
+fn check_attached(program: &Path, options: &[&str], busy: usize) -> Option<Recorded> {
+    let _one = sampled()?;
+    let mut target = Fixture::run(std::process::Command::new(program).args(ROUNDS));
+    target.line("ready");
+    let _busy: Vec<_> = (0..busy).map(|_| crate::wakes::Busy::start()).collect();
+    let running = attach_by_kernel(target.pid(), &[&["--hz", HZ], options].concat());
+    target.go();
+    assert_eq!(tracer_of(target.pid()), 0, "it is traced");
+    let said = target.done();
+    let recorded = running.interrupt();
+    check_waits(&recorded, &truth(said.iter()));
+    check_sleeper(&recorded);
+    Some(recorded)
+}
+
+#[test]
+fn each_wait_has_its_time_where_it_waits() {
+    for busy in [0, 2] {
+        check_attached(&fixture("sleeps"), &["--off-cpu"], busy);
+    }
+}
+
+/// With CPU time beside: the same, and all of it is the time of all threads.
+#[test]
+fn waits_and_cpu_time_add_up_to_the_time_on_the_wall() {
+    for busy in [0, 2] {
+        let Some(recorded) = check_attached(&fixture("sleeps"), &["--idle", "--no-kernel"], busy) else {
+            return;
+        };
+        let accounted_s = (recorded.total() + recorded.lost()) as f64 * PERIOD_NS / 1e9;
+        let wall_s = recorded.figure("threads_seen") * recorded.figure("duration_s");
+        println!("{accounted_s:.3} s of {wall_s:.3} s");
+        recorded.check(
+            (accounted_s - wall_s).abs() < 0.01 * wall_s + 0.15,
+            format!("{accounted_s} s instead of {wall_s} s"),
+        );
+    }
+}
+
+/// Neither the stack of a program without frame pointers nor that of one with them takes more than what
+/// /proc shows of a thread that sleeps.
+#[test]
+fn a_sleeper_of_before_has_its_whole_stack_without_being_stopped() {
+    let bare = compile("sleeps", "sleeps_bare", &["-fomit-frame-pointer"]);
+    let with_frame_pointers = cfg!(target_arch = "x86_64").then(|| fixture("sleeps"));
+    for program in [Some(bare), with_frame_pointers].into_iter().flatten() {
+        let Some(recorded) = check_attached(&program, &["--off-cpu"], 0) else { return };
+        let asleep = |whole: bool| {
+            recorded.count(|stack| stack.has("asleep_throughout") && stack.has("[incomplete]") != whole)
+                as f64
+        };
+        recorded.check(asleep(true) > 0.99 * (asleep(true) + asleep(false)), "it is incomplete");
+        let named =
+            recorded.count(|stack| stack.has("asleep_throughout") && stack.has("start_thread")) as f64;
+        recorded.check(named > 0.99 * asleep(true), "it does not begin where threads do");
+    }
+}
+
+/// A command, with all that it starts: each of its processes waits under its own name.
+#[test]
+fn waits_of_a_command_and_what_it_starts_are_told() {
+    let Some(_one) = sampled() else { return };
+    let script = format!("(sleep 0.3; echo go) | {} {}", fixture("sleeps").display(), ROUNDS.join(" "));
+    let recorded = launch_by_kernel(&["--hz", HZ, "--off-cpu"], Path::new("/bin/sh"), &["-c", &script]);
+    check_waits(&recorded, &truth(recorded.stdout.lines()));
+    let of_sleep = recorded.count(|stack| stack.frames[0] == "sleep") as f64 * PERIOD_NS / 1e9;
+    recorded.check((of_sleep - 0.3).abs() < 0.05, format!("sleep waited {of_sleep} s"));
+    recorded.check(recorded.figure("processes_seen") >= 3.0, "its processes are not there");
+}
+
+/// Threads that wake each other tens of thousands of times a second, and a reader that gets no CPU:
+/// what the kernel drops is told, and none of it is taken for something else.
+#[test]
+fn waits_that_the_kernel_drops_are_counted() {
+    let Some(_one) = sampled() else { return };
+    let mut target = Fixture::start("wakes", ["0", "3"]);
+    target.line("ready");
+    let running = attach_by_kernel(target.pid(), &["--hz", "997", "--idle"]);
+    target.go();
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(100));
+        kill("STOP", running.pid());
+        std::thread::sleep(Duration::from_millis(700));
+        kill("CONT", running.pid());
+    }
+    target.done();
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let wall_s = recorded.figure("threads_seen") * recorded.figure("duration_s");
+    let (kept_s, lost_s) = (recorded.total() as f64 / 997.0, recorded.lost() as f64 / 997.0);
+    println!("{kept_s:.3} s kept and {lost_s:.3} s lost of {wall_s:.3} s, {} waits", recorded.stats["waits"]);
+    recorded.check(lost_s > 0.0, "nothing was dropped");
+    recorded.check(kept_s < 1.01 * wall_s + 0.1, "more than there was");
+    // What is lost of a wait is the most that it can have been.
+    recorded.check(kept_s + lost_s > 0.97 * wall_s - 0.1, "time that nothing tells of");
+    // The thread that joins the others waited all the time, whatever was dropped.
+    recorded.check(kept_s > 0.9 * recorded.figure("duration_s"), "hardly anything is left");
+}
+
+/// Who may not see the kernel does not see where threads leave their CPUs: one line, and for `--idle`
+/// the source that stops threads.
+#[test]
+fn somebody_without_rights_is_told_what_waits_need() {
+    let Some(_one) = sampled() else { return };
+    let Some(somebody) = Somebody::new() else { return };
+    let sleep = ["--", "sleep", "0.5"];
+    let by = |options: &[&str]| {
+        record_by(somebody.run(&somebody.stackprof()), [&["--source", "auto"], options, &sleep].concat())
+            .wait()
+    };
+    let refused = by(&["--off-cpu"]);
+    if refused.status.success() {
+        not_here("everybody may see the kernel here");
+    } else {
+        refused.check(refused.status.code() == Some(1), "not an error");
+        let said = refused.stderr.trim_end();
+        let right =
+            said.starts_with("stackprof: --off-cpu is recorded by perf_event only: perf_event refused");
+        refused.check(right && said.contains("sudo") && !said.contains('\n'), "other words");
+        let idle = by(&["--idle"]);
+        idle.check_success();
+        idle.check(idle.stats["backend"] == "ptrace", "not by stopping threads");
+        let counted_s = idle.total() as f64 / 997.0;
+        idle.check(counted_s > 0.4, format!("{counted_s} s of 0.5"));
+    }
+}
+
+/// The whole machine: threads of the kernel, and CPUs with nothing to do, do not wait.
+///
+/// Other programs may switch more often than a reader that shares its CPU with them can follow, just when
+/// it reads their files: what the kernel dropped then may be a wait of this program. Tried again.
+#[test]
+fn waits_of_the_whole_machine_are_those_of_programs() {
+    const TRIES: usize = 4;
+    for attempt in 1..=TRIES {
+        let Some(_one) = sampled() else { return };
+        let mut target = Fixture::start("sleeps", ROUNDS);
+        target.line("ready");
+        let running = record(["--source", "perf", "-a", "--off-cpu", "--hz", HZ]);
+        wait_for("the events", || has_events(running.pid()));
+        wait_for_ticks("the machine", running.pid());
+        target.go();
+        let said = target.done();
+        let recorded = running.interrupt();
+        recorded.check_success();
+        let lost = recorded.stats["samples_lost"].as_object().into_iter().flatten();
+        let dropped: Vec<_> = lost.filter(|(why, _)| why.starts_with("the kernel dropped")).collect();
+        if !dropped.is_empty() && attempt < TRIES {
+            println!("tried again: {dropped:?}");
+            continue;
+        }
+        recorded.check(dropped.is_empty(), format!("records were dropped in each of {TRIES} runs"));
+        check_waits(&recorded, &truth(said.iter()));
+        check_sleeper(&recorded);
+        let is_kernel = |name: &str| name.starts_with('[') || name.starts_with("swapper");
+        let of_kernel = recorded.count(|stack| is_kernel(&stack.frames[0]));
+        recorded.check(of_kernel == 0, format!("{of_kernel} of the kernel's own threads"));
+        return;
+    }
+}
