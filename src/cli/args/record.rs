@@ -26,6 +26,8 @@ pub const DEPTH_MAX: usize = 65_536;
 pub const DURATION_MAX_S: f64 = 1e9;
 /// `--max-stop` unless given, percent.
 pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
+/// The same for a target behind a stub, percent: each stop takes several round trips.
+const MAX_STOP_STUB_PERCENT: f64 = 5.0;
 /// `--min-width` unless given, percent.
 pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
@@ -101,6 +103,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         Some(share) => number("--max-stop", share, "a percentage above 0, up to 100", |share: f64| {
             share > 0.0 && share <= 100.0
         })?,
+        None if matches!(source, Source::Gdb(_)) => MAX_STOP_STUB_PERCENT,
         None => MAX_STOP_DEFAULT_PERCENT,
     };
     let min_width_percent = match &flags.min_width {
@@ -111,6 +114,13 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
     };
     let (children, children_needed) = children(&source, flags.children, flags.no_children);
     let way = way(flags.source.as_deref(), flags.idle)?;
+    if matches!(source, Source::Gdb(_)) {
+        let given = [("--source", flags.source.is_some()), ("--children", flags.children)];
+        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+            let why = format!("{option} is for processes of this system; leave it out with --gdb");
+            return Err(Error::new(ErrorKind::Usage, why));
+        }
+    }
     let many = matches!(source, Source::Several(_)) || children_needed;
     if many && flags.idle {
         let why = "--idle records one process: by the kernel's samples threads that wait are not seen";
@@ -158,7 +168,7 @@ fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
     match source {
         Source::Launch(_) => (wanted || !unwanted, wanted),
         Source::Pid(_) | Source::Several(_) => (wanted, wanted),
-        Source::Demo | Source::Sim { .. } => (false, false),
+        Source::Gdb(_) | Source::Demo | Source::Sim { .. } => (false, false),
     }
 }
 
