@@ -44,6 +44,12 @@ fn spawn_as_we_began(command: &mut std::process::Command) -> std::io::Result<std
     command.spawn()
 }
 
+/// Asks the system to run the calling thread before others when it wakes: a target stands meanwhile.
+fn prefer_this_thread() {
+    #[cfg(target_os = "linux")]
+    linux::prefer_this_thread();
+}
+
 /// Whether somebody asked this process to end (SIGTERM, SIGHUP) in a way that only sources see.
 fn is_asked_to_end() -> bool {
     #[cfg(target_os = "linux")]

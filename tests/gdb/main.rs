@@ -1,16 +1,13 @@
-//! Targets behind a stub of the gdb remote protocol: a stub of ours with seeded faults (`faults`), and
-//! gdbserver, lldb-server and QEMU with programs of known shares (`live`).
+//! Targets behind a stub of the gdb remote protocol: a stub of ours with seeded faults. Real stubs with
+//! real programs are in `tests/live_linux`.
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used)]
 
-#[cfg(target_os = "linux")]
-#[path = "../support/live.rs"]
+#[path = "../support/rounds.rs"]
 mod support;
 
 mod fake;
 mod faults;
-#[cfg(target_os = "linux")]
-mod live;
 
 pub(crate) use support::rounds;
 

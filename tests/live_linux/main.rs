@@ -16,6 +16,8 @@ mod by_kernel_tree;
 mod counts;
 mod dump;
 mod frames;
+#[cfg(target_arch = "x86_64")] // what its program is
+mod gdb_stub;
 mod handlers;
 mod images;
 mod killed;

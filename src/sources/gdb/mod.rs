@@ -94,12 +94,14 @@ pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock
     let link = Link::new(Transport::open(place)?).map_err(failed)?;
     // Most stubs stop their target for whoever connects.
     STANDS.store(true, Ordering::SeqCst);
-    let mut stub = Stub::greet(link).map_err(failed)?;
-    match describe(&mut stub, exec) {
+    let mut stub = Stub::new(link);
+    match stub.greet().and_then(|()| describe(&mut stub, exec)) {
         Ok(Ok(described)) => {
             let Described { process, system, layout, images } = described;
             let parts = Parts { stub, process, system, layout, images, place: place.to_string() };
-            GdbTarget::begin(parts, begin, clock).map_err(failed)
+            let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
+            super::prefer_this_thread();
+            Ok(target)
         }
         Ok(Err(why)) => {
             stub.detach(false);
@@ -144,6 +146,7 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<std::res
         stub.run.pid = pid_of(&process);
     }
     stub.begin()?;
+    stub.choose_any_thread()?;
     if let Some(told) = registers_described(stub)? {
         description.registers = told.registers;
         let told_or = |told: String, known: &mut String| {

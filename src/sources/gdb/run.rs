@@ -70,7 +70,9 @@ impl Stub {
     /// # Errors
     /// There is none, or the stub cannot be talked to.
     pub(super) fn begin(&mut self) -> Result<(), Broken> {
-        if self.offers.non_stop && self.offers.stops_threads {
+        // lldb-server 19 sends notifications with wrong checksums, and cannot detach while its target
+        // runs.
+        if self.offers.non_stop && self.offers.stops_threads && !self.offers.lldb {
             self.run.non_stop = self.call(b"QNonStop:1")? == b"OK";
         }
         let mut reply = self.call(b"?")?;

@@ -89,35 +89,39 @@ pub(super) struct Stub {
 }
 
 impl Stub {
+    /// One of which nothing is known.
+    pub(super) fn new(link: Link) -> Stub {
+        let (offers, run) = (Offers::default(), super::run::Run::default());
+        Stub { link, offers, pipelines: false, limit: None, run }
+    }
+
     /// Asks what the stub can do, and settles how to talk.
     ///
     /// # Errors
     /// Why it cannot be talked to.
-    pub(super) fn greet(link: Link) -> Result<Stub, Broken> {
-        let offers = Offers::default();
-        let mut stub = Stub { link, offers, pipelines: false, limit: None, run: super::run::Run::default() };
-        stub.link.send(QUESTION)?;
-        let answer = stub.answer(QUESTION, FIRST)?;
-        stub.offers = Offers::parse(&answer);
-        if stub.call(b"QStartNoAckMode")? == b"OK" {
-            stub.link.stop_acknowledging();
-            stub.pipelines = stub.answers_both()?;
+    pub(super) fn greet(&mut self) -> Result<(), Broken> {
+        self.link.send(QUESTION)?;
+        let answer = self.answer(QUESTION, FIRST)?;
+        self.offers = Offers::parse(&answer);
+        if self.call(b"QStartNoAckMode")? == b"OK" {
+            self.link.stop_acknowledging();
+            self.pipelines = self.answers_both()?;
         }
         // Each changes the form of later answers, where it is understood.
-        if stub.call(b"QThreadSuffixSupported")? == b"OK" {
-            stub.offers.lldb = true;
-            stub.call(b"QListThreadsInStopReply")?;
+        if self.call(b"QThreadSuffixSupported")? == b"OK" {
+            self.offers.lldb = true;
+            self.call(b"QListThreadsInStopReply")?;
             // Should we be killed: without it debugserver kills its target.
-            stub.call(b"QSetDetachOnError:1")?;
+            self.call(b"QSetDetachOnError:1")?;
         }
-        let actions = stub.call(b"vCont?")?;
+        let actions = self.call(b"vCont?")?;
         if let Some(actions) = actions.strip_prefix(b"vCont") {
             let has = |action: &[u8]| actions.split(|byte| *byte == b';').any(|other| other == action);
-            stub.offers.continues = has(b"c");
-            stub.offers.continues_with_signal = has(b"C");
-            stub.offers.stops_threads = has(b"t");
+            self.offers.continues = has(b"c");
+            self.offers.continues_with_signal = has(b"C");
+            self.offers.stops_threads = has(b"t");
         }
-        Ok(stub)
+        Ok(())
     }
 
     /// Sets a time by which all that is asked from here on must be answered; `what` it is, for people.
@@ -231,6 +235,19 @@ impl Stub {
         self.link.send_all(questions.into_iter())?;
         self.answer(questions[0], ANSWER)?;
         Ok(self.link.packet(Instant::now() + BOTH)?.is_some())
+    }
+
+    /// Lets the questions that are of no thread be of one that exists: the one that was chosen last may
+    /// have ended, and gdbserver 13 fails an assertion where none was ever chosen.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn choose_any_thread(&mut self) -> Result<(), Broken> {
+        let Some(first) = self.run.threads.first().copied() else { return Ok(()) };
+        match self.thread_words(first) {
+            (Some(choose), _) => self.call(&choose).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// The suffix that says which thread is meant, and the packet in front that does.

@@ -75,13 +75,18 @@ impl StopReply {
         match kind {
             b'S' => Some(stopped(two(rest)?, &[])),
             b'T' => Some(stopped(two(rest)?, &rest[2..])),
-            b'W' => Some(StopReply::Ended(ExitStatus::Code(two(rest)?.into()))),
-            b'X' => Some(StopReply::Ended(ExitStatus::Signal(two(rest)?.into()))),
+            b'W' => Some(StopReply::Ended(ExitStatus::Code(one_to_semicolon(rest)?))),
+            b'X' => Some(StopReply::Ended(ExitStatus::Signal(one_to_semicolon(rest)?))),
             b'N' => Some(StopReply::Nobody),
             b'O' if hex::decode(rest).is_some() => Some(StopReply::Output),
             _ => None,
         }
     }
+}
+
+/// A number of one digit or more: gdbserver sends `W0;process:1f`.
+fn one_to_semicolon(rest: &[u8]) -> Option<i32> {
+    i32::try_from(hex::number(rest.split(|byte| *byte == b';').next()?)?).ok()
 }
 
 fn stopped(signal: u8, pairs: &[u8]) -> StopReply {
@@ -127,6 +132,7 @@ mod tests {
         let exec = StopReply::parse(b"T05exec:2f62696e2f6c73;thread:p7.7;");
         assert!(matches!(exec, Some(StopReply::Stopped { exec: Some(path), .. }) if path == "/bin/ls"));
         assert_eq!(StopReply::parse(b"W07;process:1e5d"), Some(StopReply::Ended(ExitStatus::Code(7))));
+        assert_eq!(StopReply::parse(b"W0;process:11bd"), Some(StopReply::Ended(ExitStatus::Code(0))));
         assert_eq!(StopReply::parse(b"X09"), Some(StopReply::Ended(ExitStatus::Signal(9))));
         assert_eq!(StopReply::parse(b"O68690a"), Some(StopReply::Output));
     }

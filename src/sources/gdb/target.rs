@@ -94,14 +94,24 @@ impl GdbTarget {
         for tid in &target.stub.run.threads {
             target.threads.insert(ThreadId(tid.tid), Thread::default());
         }
-        target.names = target.stub.thread_names()?;
-        target.names_ns = Some(target.clock.now_ns());
-        if begin == Begin::Running {
-            target.stub.go()?;
-            target.stops.ran_since_ns = target.clock.now_ns().max(1);
+        match target.let_go(begin) {
+            Ok(()) => Ok(target),
+            Err(broken) => {
+                target.lose(&broken);
+                Err(broken)
+            }
         }
-        target.stub.without_limit();
-        Ok(target)
+    }
+
+    fn let_go(&mut self, begin: Begin) -> Result<(), Broken> {
+        self.names = self.stub.thread_names()?;
+        self.names_ns = Some(self.clock.now_ns());
+        if begin == Begin::Running {
+            self.stub.go()?;
+            self.stops.ran_since_ns = self.clock.now_ns().max(1);
+        }
+        self.stub.without_limit();
+        Ok(())
     }
 
     /// The stub's number for a thread that exists.
@@ -201,6 +211,7 @@ impl GdbTarget {
             if stops && !self.stub.stop()? {
                 return Ok(None);
             }
+            self.stub.choose_any_thread()?;
             let answer = ask(self)?;
             if stops {
                 self.stub.go()?;

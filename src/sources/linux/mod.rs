@@ -169,6 +169,11 @@ pub(super) fn spawn(command: &mut std::process::Command) -> std::io::Result<std:
     launch::spawn(command)
 }
 
+/// Lets the calling thread run before others when it wakes, and its timers fire on time.
+pub(super) fn prefer_this_thread() {
+    sys::prefer_this_thread();
+}
+
 /// Whether SIGTERM or SIGHUP came since this was asked last; [`prepare`] keeps them for that.
 pub(super) fn is_asked_to_end() -> bool {
     sys::sleep_for_signal(&[libc::SIGTERM, libc::SIGHUP], std::time::Duration::ZERO).is_some()
