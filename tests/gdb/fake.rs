@@ -39,7 +39,7 @@ pub(crate) enum Wrong {
 }
 
 /// How the stub behaves where it behaves well.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Manner {
     /// All-stop or non-stop mode.
     pub(crate) non_stop: bool,
@@ -50,6 +50,13 @@ pub(crate) struct Manner {
     /// target.xml, if it has one.
     pub(crate) xml: Option<&'static str>,
     pub(crate) wrong: Wrong,
+}
+
+impl std::fmt::Debug for Manner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Manner { non_stop, no_ack, threads, wrong, .. } = self;
+        write!(f, "{wrong:?}, non-stop {non_stop}, without acks {no_ack}, {threads} threads")
+    }
 }
 
 impl Manner {
@@ -115,10 +122,6 @@ impl Fake {
     /// What became of the target, after the connection was closed.
     pub(crate) fn fate(mut self) -> Fate {
         self.server.take().unwrap().join().unwrap();
-        self.fate.lock().unwrap().clone()
-    }
-
-    pub(crate) fn fate_so_far(&self) -> Fate {
         self.fate.lock().unwrap().clone()
     }
 }

@@ -253,7 +253,7 @@ fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
         let said = command.arg(fixture(name)).stdin(Stdio::null()).output().unwrap();
         let gdb_says = by_gdb(&String::from_utf8_lossy(&said.stdout));
         assert!(!gdb_says.is_empty(), "{said:?}");
-        let dumped = stackprof().args(["dump", "stacks", "--no-inline", "--gdb", &stub.place]).output().unwrap();
+        let dumped = stackprof().args(["dump", "stacks", "--gdb", &stub.place]).output().unwrap();
         assert!(dumped.status.success(), "{dumped:?}");
         let text = String::from_utf8_lossy(&dumped.stdout).into_owned();
         let ours = by_dump(&text);

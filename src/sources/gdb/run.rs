@@ -18,8 +18,10 @@ use crate::sources::ExitStatus;
 
 /// How long all threads may take to stand after they were asked to.
 pub(super) const STOP: Duration = Duration::from_secs(5);
-/// How long detaching may take.
+/// How long detaching in order may take, and how long a stub that does not answer is then waited for: one
+/// whose connection is closed while it is late may never read that it should detach.
 const DETACH: Duration = Duration::from_secs(2);
+const LAST: Duration = Duration::from_secs(5);
 /// Where threads that should stop are silent for so long, the list of them is asked for again.
 const QUIET: Duration = Duration::from_millis(5);
 /// Stops that are acknowledged at once.
@@ -359,6 +361,7 @@ impl Stub {
     fn detach_as_it_is(&mut self, broken: bool) {
         self.within(DETACH, "detaching");
         if broken || self.detach_in_order().is_err() {
+            self.within(LAST, "detaching");
             self.link.forget_packets();
             if self.run.running && !self.run.non_stop {
                 let _ = self.link.interrupt();
@@ -366,7 +369,7 @@ impl Stub {
             let detach = self.detach_words();
             if self.link.send(detach.as_bytes()).is_ok() {
                 // What comes may belong to anything that was asked before.
-                while let Ok(answer) = self.answer(b"D", DETACH)
+                while let Ok(answer) = self.answer(b"D", LAST)
                     && answer != b"OK"
                 {}
             }
