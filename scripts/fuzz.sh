@@ -70,6 +70,13 @@ C
         { printf '\1' && zstd -qc "$place/a.c"; } >"$place/zstd"
         put unpack "$place/zstd"
     fi
+    printf '+$qSupported:multiprocess+#c6$T02thread:p1.1;threads:1,2;#00%%Stop:T0006:0*,;#00' >"$place/packet"
+    put gdb_packet "$place/packet"
+    {
+        printf '\177<target><architecture>aarch64</architecture><xi:include href="a.xml"/></target>'
+        printf '<feature><reg name="x0" bitsize="64" regnum="3"/><reg name="sp" bitsize="64" offset="8"/></feature>'
+    } >"$place/xml"
+    put gdb_target_xml "$place/xml"
     printf '1000 10 f\n1008 8 LazyCompile:*g /a.js:1\nx\n' >"$place/map"
     put perf_map "$place/map"
     printf '_ZNSt6vectorIiSaIiEE9push_backERKi' >"$place/cpp"

@@ -12,6 +12,7 @@ mod record;
 pub mod render;
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 
 use clap::Parser;
 use clap_complete::Shell;
@@ -20,6 +21,7 @@ use super::clap_text::usage_error;
 use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SeveralFlags, SourceFlags};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
+use crate::sources::gdb::Place;
 use crate::symbol::Style;
 use crate::walk::How;
 
@@ -62,6 +64,8 @@ pub enum Source {
     Several(Several),
     /// A command to start: program and arguments, never empty.
     Launch(Vec<OsString>),
+    /// What is behind a stub of the gdb remote protocol.
+    Gdb(Stub),
     /// The built-in workload.
     Demo,
     /// A simulated process.
@@ -69,6 +73,15 @@ pub enum Source {
         /// Replays the same run.
         seed: u64,
     },
+}
+
+/// A stub, and the program that it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stub {
+    /// Where the stub is.
+    pub place: Place,
+    /// The program's file, where the stub does not name it.
+    pub exec: Option<PathBuf>,
 }
 
 /// Which processes of the machine.
@@ -234,7 +247,7 @@ fn several(flags: &SourceFlags, many: SeveralFlags, launch: Option<Vec<OsString>
         if flags.pid.len() < 2 {
             return source(flags, launch);
         }
-        if launch.is_some() || flags.target.is_some() {
+        if launch.is_some() || flags.target.is_some() || flags.gdb.is_some() {
             return Err(usage("give processes by --pid, or one as a command after --"));
         }
         let mut pids = flags.pid.iter().map(|pid| process_id(pid)).collect::<Result<Vec<u32>>>()?;
@@ -247,6 +260,9 @@ fn several(flags: &SourceFlags, many: SeveralFlags, launch: Option<Vec<OsString>
     };
     if let Some(other) = chosen.next() {
         return Err(usage(format!("{option} and {other} both say which processes; give one of them")));
+    }
+    if flags.gdb.is_some() {
+        return Err(usage(format!("{option} and --gdb both say what is recorded; give one of them")));
     }
     if !flags.pid.is_empty() || flags.target.is_some() {
         return Err(usage(format!("{option} and --pid both say which processes; give one of them")));
@@ -267,6 +283,12 @@ fn process_id(text: &OsStr) -> Result<u32> {
 
 fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> {
     const EXAMPLES: &str = "stackprof --pid 4242 attaches, stackprof -- ./prog arg launches";
+    if let Some(place) = &flags.gdb {
+        return stub(place, flags, launch);
+    }
+    if flags.exec.is_some() {
+        return Err(usage("--exec names the program behind a stub; give the stub with --gdb HOST:PORT"));
+    }
     let given = flags.pid.len() + usize::from(launch.is_some()) + usize::from(flags.target.is_some());
     if given > 1 {
         return Err(usage(format!("give one process, by --pid or as a command after --: {EXAMPLES}")));
@@ -285,6 +307,20 @@ fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> 
         return seed.map(|seed| Source::Sim { seed }).ok_or_else(|| bad("--target", target, "sim:SEED"));
     }
     Err(usage(format!("say what to profile: {EXAMPLES} (try 'stackprof --help')")))
+}
+
+fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> {
+    if !flags.pid.is_empty() || flags.target.is_some() {
+        return Err(usage("--gdb and --pid both say which process; give one of them"));
+    }
+    if let Some(command) = launch {
+        let command: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        let why = "--gdb records what its stub runs; a command that is a stub goes into it";
+        return Err(usage(format!("{why}: --gdb '|{}'", command.join(" "))));
+    }
+    let expected = "HOST:PORT, or '|COMMAND' for a stub on its standard input and output";
+    let parsed = place.to_str().and_then(Place::parse).ok_or_else(|| bad("--gdb", place, expected))?;
+    Ok(Source::Gdb(Stub { place: parsed, exec: flags.exec.clone() }))
 }
 
 fn unwind(text: &OsStr) -> Result<How> {

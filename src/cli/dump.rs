@@ -7,18 +7,22 @@ use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
 use super::text::visible;
 use super::{messages, naming, system};
 use crate::addr::LookupAvma;
-use crate::clock::{Clock, FakeClock};
+use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
+use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Activity, Target};
+use crate::sources::{Activity, Capture, Event, Look, Target, ThreadId};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
 use crate::walk::Ended;
 use crate::walk::MAX_STACK_BYTES;
+
+/// How long a thread may take to stop that is stopped to see what it does, nanoseconds.
+const LOOK_NS: u64 = 1_000_000_000;
 
 /// Prints what `dump` asks for.
 ///
@@ -28,7 +32,7 @@ use crate::walk::MAX_STACK_BYTES;
 pub fn run(dump: &Dump) -> Result<()> {
     let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Shown> {
         match dump.what {
-            What::Threads => threads(target).map(Shown::whole),
+            What::Threads => threads(target, clock).map(Shown::whole),
             What::Images => images(target).map(Shown::whole),
             What::Symbols => symbols(target, dump.naming.style).map(Shown::whole),
             What::Stacks => {
@@ -48,6 +52,12 @@ pub fn run(dump: &Dump) -> Result<()> {
         Source::Pid(pid) => {
             system::prepare();
             system::with_target(&system::Process::Running(*pid), show)??
+        }
+        Source::Gdb(stub) => {
+            system::prepare();
+            let clock = RealClock::new();
+            let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Standing, clock.clone())?;
+            show(&mut target, &clock)?
         }
         Source::Launch(_) | Source::Demo | Source::Several(_) => Shown::whole(String::new()),
     };
@@ -76,15 +86,33 @@ fn activity_name(activity: Activity) -> &'static str {
         Activity::Running | Activity::Runnable | Activity::Ready => "running",
         Activity::Waiting => "waiting",
         Activity::Stopped => "stopped",
+        Activity::Untold => "-",
     }
 }
 
-fn threads(target: &mut dyn Target) -> Result<String> {
+/// What a thread did when it was stopped for that.
+fn stopped_look(target: &mut dyn Target, clock: &dyn Clock, id: ThreadId) -> Option<Look> {
+    let mut capture = Capture::with_capacity(0);
+    target.interrupt(id, 0, true).ok()?;
+    let until_ns = clock.now_ns().saturating_add(LOOK_NS);
+    loop {
+        match target.next(until_ns, &mut capture).ok()? {
+            Event::Stopped { thread, .. } if thread == id => return capture.look,
+            Event::Timeout => return None,
+            _ => {}
+        }
+    }
+}
+
+fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     let mut list = Vec::new();
     target.threads(&mut list);
     let mut out = String::from("thread      state    cpu seconds  name\n");
     for (id, _) in list {
-        let Ok(look) = target.look(id) else { continue };
+        let Ok(mut look) = target.look(id) else { continue };
+        if look.activity == Activity::Untold {
+            look = stopped_look(target, clock, id).unwrap_or(look);
+        }
         let name = visible(&target.thread_name(id).unwrap_or_default());
         let state = activity_name(look.activity);
         let _ = writeln!(out, "{:<10}  {state:<7}  {:>11.3}  {name}", id.0, look.cpu_ns as f64 / 1e9);

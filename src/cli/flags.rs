@@ -15,8 +15,9 @@ and get a flame graph of where its CPU time goes.";
 const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof [record] [OPTIONS] -- COMMAND [ARGS...]
        stackprof [record] -a [OPTIONS]
+       stackprof [record] --gdb HOST:PORT [--exec FILE] [OPTIONS]
        stackprof demo [OPTIONS]
-       stackprof dump WHAT --pid N
+       stackprof dump WHAT (--pid N | --gdb HOST:PORT)
        stackprof render PROFILE... -o FILE
        stackprof diff BASE NEW [-o FILE]
        stackprof gate --base FILE... --new FILE...
@@ -101,7 +102,7 @@ pub(super) struct DemoFlags {
     name = "stackprof dump",
     version,
     about = "Show what the profiler sees of a process, without recording.",
-    override_usage = "stackprof dump {threads|images|symbols|stacks} --pid N",
+    override_usage = "stackprof dump {threads|images|symbols|stacks} (--pid N | --gdb HOST:PORT)",
     before_help = "What:
   threads  every thread: number, name, state, CPU time
   images   the loaded executable and libraries, and where they are
@@ -143,6 +144,14 @@ pub(super) struct SourceFlags {
     /// Process to attach to; a recording may have several
     #[arg(short, long, value_name = "N", action = ArgAction::Append, allow_hyphen_values = true)]
     pub(super) pid: Vec<OsString>,
+    /// Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver,
+    /// lldb-server): HOST:PORT, or '|COMMAND' for a stub on its standard input and
+    /// output
+    #[arg(long, value_name = "STUB")]
+    pub(super) gdb: Option<OsString>,
+    /// With --gdb: the program's file, where the stub does not name it
+    #[arg(long, value_name = "FILE")]
+    pub(super) exec: Option<PathBuf>,
     /// `sim:SEED`, a simulated process: for tests of the profiler itself.
     #[arg(long, hide = true, value_name = "sim:SEED")]
     pub(super) target: Option<OsString>,
@@ -212,7 +221,7 @@ pub(super) struct RecordingFlags {
     #[arg(long, overrides_with = "kernel", help_heading = RECORDING)]
     pub(super) no_kernel: bool,
     /// Share of its time that the target may stand still: first less of large stacks is copied,
-    /// then the rate falls [default: 2]
+    /// then the rate falls [default: 2; with --gdb 5]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_stop: Option<OsString>,
     /// Seed of the tick jitter, for runs that replay.

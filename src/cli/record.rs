@@ -81,7 +81,7 @@ pub fn run(asked: &Recording) -> Result<()> {
         tell::stats(to, &profile, &figures)?;
     }
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);
-    Ok(())
+    tell::cut_short(&profile).map_or(Ok(()), Err)
 }
 
 /// What is known of the recording beside its profile.

@@ -17,7 +17,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
         ("frames", frames(stats)),
         ("lost", lost(stats)),
         ("symbols", symbols(figures)),
-        ("pause", pause(stats)),
+        ("pause", pause(process, stats)),
         ("machine", stats.machine_idle.map(machine)),
         ("source", source(process)),
         ("exit", exit(stats, figures)),
@@ -107,7 +107,7 @@ fn symbols(figures: &RunFigures) -> Option<String> {
     Some(format!("{addresses}{how_often}, {} named", percent(figures.addresses_named, unique)))
 }
 
-fn pause(stats: &Stats) -> Option<String> {
+fn pause(process: &Process, stats: &Stats) -> Option<String> {
     let pause = &stats.pause;
     if pause.count() == 0 {
         return None;
@@ -118,12 +118,17 @@ fn pause(stats: &Stats) -> Option<String> {
         duration(pause.quantile_ns(0.99)),
         duration(pause.max_ns())
     );
-    if stats.target_cpu_ns > 0 {
-        let of_cpu_time = |ns: u64| 100.0 * ns as f64 / stats.target_cpu_ns as f64;
-        let (share, held_up) = (of_cpu_time(stats.stood_ns), of_cpu_time(stats.held_up_ns));
+    // What holds all threads takes the time of all.
+    let (whole_ns, of_what) = match process.stops_hold_all {
+        true => (stats.duration_ns, "the time"),
+        false => (stats.target_cpu_ns, "its CPU time"),
+    };
+    if whole_ns > 0 {
+        let of_whole = |ns: u64| 100.0 * ns as f64 / whole_ns as f64;
+        let (share, held_up) = (of_whole(stats.stood_ns), of_whole(stats.held_up_ns));
         line += &match share {
-            0.0..0.005 => "; target stopped below 0.01% of its CPU time".to_string(),
-            _ => format!("; target stopped {share:.2}% of its CPU time"),
+            0.0..0.005 => format!("; target stopped below 0.01% of {of_what}"),
+            _ => format!("; target stopped {share:.2}% of {of_what}"),
         };
         if held_up >= 0.1 {
             line += &format!(", {held_up:.2}% in stops that the machine held up");

@@ -143,4 +143,6 @@ pub struct Stats {
     pub machine_idle: Option<f64>,
     /// How the process ended, if it did while recorded.
     pub exit_status: Option<ExitStatus>,
+    /// Why the recording ended before it should have, if the way to the target was lost.
+    pub cut_short: Option<String>,
 }

@@ -21,7 +21,8 @@ impl StopDriver<'_> {
         }
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
         match look.activity {
-            Activity::Running => self.ask(id, false),
+            // Where only a stop tells, it also tells whether there is anything to record.
+            Activity::Running | Activity::Untold => self.ask(id, false),
             // It uses no CPU time; where it waits for a CPU is where its time passes.
             Activity::Ready => self.options.idle && self.ask(id, false),
             // A thread that is ready but got no CPU since its last sample weighs nothing.

@@ -66,11 +66,16 @@ pub struct Options {
 ///
 /// # Errors
 /// [`ErrorKind::System`] when the system fails in a way that leaves nothing to go on
-/// with. A target that ends is no error: the profile so far is returned.
+/// with. A target that ends is no error: the profile so far is returned, and where the way to it was
+/// lost its statistics say why.
 pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, live: &Live) -> Result<Profile> {
     let mut driver = StopDriver::new(target, clock, options, live);
     match driver.run() {
         Ok(()) | Err(Fault::Gone) => Ok(driver.finish()),
+        Err(Fault::Lost(why)) => {
+            driver.recorder.stats.cut_short = Some(why);
+            Ok(driver.finish())
+        }
         Err(fault) => Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}"))),
     }
 }

@@ -113,6 +113,11 @@ pub fn snapshot(
         driver.collect_asked().map_err(gone)?;
         let most = driver.budget.window_max_bytes();
         for Sample { thread: id, capture, .. } in std::mem::take(&mut driver.captured) {
+            if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id)
+                && let (Activity::Untold, Some(look)) = (stack.activity, capture.look)
+            {
+                stack.activity = look.activity;
+            }
             let (ended, _) = driver.recorder.walk(driver.target, id, &capture, most, &mut frames);
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
                 stack.addresses.clone_from(&frames.addresses);

@@ -356,7 +356,8 @@ impl<'a> StopDriver<'a> {
         match outcome {
             Outcome::Captured => {
                 let at_ns = self.clock.now_ns();
-                self.captured.push(Sample { thread: id, capture, at_ns, waiting: waited });
+                let waits = capture.look.is_some_and(|look| look.activity == Activity::Waiting);
+                self.captured.push(Sample { thread: id, capture, at_ns, waiting: waited || waits });
                 return;
             }
             // Its time is not lost: the next sample carries it.

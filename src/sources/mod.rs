@@ -1,7 +1,8 @@
 //! A target: a process that can be sampled. The only place with OS calls and `unsafe`.
 //!
 //! One written trait, [`Target`], and a backend per source: `linux` (ptrace),
-//! `sim` (seeded, with injected faults; compiled everywhere). A backend stops a
+//! `gdb` (a stub of the gdb remote protocol), `sim` (seeded, with injected faults; both compiled
+//! everywhere). A backend stops a
 //! thread, takes its registers and the bytes of its stack, and lets it run again —
 //! as one operation ([`Target::next`] does not return while a captured thread still
 //! stands), so that no caller can forget the last step. It never walks, names or
@@ -14,6 +15,7 @@ use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles};
 
+pub mod gdb;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
@@ -31,6 +33,29 @@ pub fn swift_demangle(name: &str) -> Option<String> {
         let _ = name;
         None
     }
+}
+
+/// Starts a command with the signal mask and limits that this process was started with.
+#[cfg(unix)]
+fn spawn_as_we_began(command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
+    #[cfg(target_os = "linux")]
+    return linux::spawn(command);
+    #[cfg(not(target_os = "linux"))]
+    command.spawn()
+}
+
+/// Asks the system to run the calling thread before others when it wakes: a target stands meanwhile.
+fn prefer_this_thread() {
+    #[cfg(target_os = "linux")]
+    linux::prefer_this_thread();
+}
+
+/// Whether somebody asked this process to end (SIGTERM, SIGHUP) in a way that only sources see.
+fn is_asked_to_end() -> bool {
+    #[cfg(target_os = "linux")]
+    return linux::is_asked_to_end();
+    #[cfg(not(target_os = "linux"))]
+    false
 }
 
 /// Which way of sampling is wanted, where a system has several.
@@ -120,7 +145,7 @@ pub struct Process {
     pub command: String,
     /// Instruction set.
     pub arch: Arch,
-    /// Name of the backend: `ptrace`, `perf_event`, `sim`.
+    /// Name of the backend: `ptrace`, `perf_event`, `gdb`, `sim`.
     pub backend: &'static str,
     /// Why it was that one and how it samples, for people; empty where there is no other.
     pub backend_why: String,
@@ -154,6 +179,8 @@ pub enum Fault {
     Transient(&'static str),
     /// The recording cannot go on; the text names what failed.
     Fatal(String),
+    /// The way to the target is lost; what was recorded until then is whole. The text says why.
+    Lost(String),
 }
 
 impl fmt::Display for Fault {
@@ -162,7 +189,7 @@ impl fmt::Display for Fault {
             Fault::Gone => f.write_str("the process has exited"),
             Fault::ThreadGone => f.write_str("the thread has exited"),
             Fault::Transient(what) => f.write_str(what),
-            Fault::Denied(what) | Fault::Fatal(what) => f.write_str(what),
+            Fault::Denied(what) | Fault::Fatal(what) | Fault::Lost(what) => f.write_str(what),
         }
     }
 }
@@ -180,6 +207,8 @@ pub enum Activity {
     Waiting,
     /// Stopped by job control or another tool; must be left alone.
     Stopped,
+    /// Only a stop tells: the look in the [`Capture`] says what it did.
+    Untold,
 }
 
 impl Activity {

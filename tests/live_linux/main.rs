@@ -19,6 +19,8 @@ mod counts;
 mod dump;
 mod families;
 mod frames;
+#[cfg(target_arch = "x86_64")] // what its program is
+mod gdb_stub;
 mod handlers;
 mod images;
 mod killed;

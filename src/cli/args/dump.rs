@@ -43,7 +43,7 @@ pub enum What {
 pub struct Dump {
     /// What is shown.
     pub what: What,
-    /// Of which process; [`Source::Pid`] or [`Source::Sim`].
+    /// Of which process; [`Source::Pid`], [`Source::Gdb`] or [`Source::Sim`].
     pub source: Source,
     /// How stacks are walked.
     pub unwind: How,
@@ -81,7 +81,11 @@ pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result
     if let Some(word) = flags.what.get(1).or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!("dump shows a running process; `{}` is too much: {FORM}", word.display())));
     }
-    if flags.source.pid.is_empty() && flags.source.target.is_none() {
+    if flags.source.pid.is_empty()
+        && flags.source.target.is_none()
+        && flags.source.gdb.is_none()
+        && flags.source.exec.is_none()
+    {
         return Err(usage(format!("say which process to dump: {FORM}")));
     }
     Ok(Command::Dump(Dump {

@@ -26,6 +26,8 @@ pub const DEPTH_MAX: usize = 65_536;
 pub const DURATION_MAX_S: f64 = 1e9;
 /// `--max-stop` unless given, percent.
 pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
+/// The same for a target behind a stub, percent: each stop takes several round trips.
+const MAX_STOP_STUB_PERCENT: f64 = 5.0;
 /// `--min-width` unless given, percent.
 pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
@@ -103,6 +105,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         Some(share) => number("--max-stop", share, "a percentage above 0, up to 100", |share: f64| {
             share > 0.0 && share <= 100.0
         })?,
+        None if matches!(source, Source::Gdb(_)) => MAX_STOP_STUB_PERCENT,
         None => MAX_STOP_DEFAULT_PERCENT,
     };
     let min_width_percent = match &flags.min_width {
@@ -113,6 +116,17 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
     };
     let (children, children_needed) = children(&source, flags.children, flags.no_children);
     let way = way(flags.source.as_deref())?;
+    if matches!(source, Source::Gdb(_)) {
+        let given = [
+            ("--source", flags.source.is_some()),
+            ("--children", flags.children),
+            ("--off-cpu", flags.off_cpu),
+        ];
+        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+            let why = format!("{option} is for processes of this system; leave it out with --gdb");
+            return Err(Error::new(ErrorKind::Usage, why));
+        }
+    }
     check_off_cpu(&source, way, flags.idle, flags.off_cpu)?;
     if way == Way::Ptrace && matches!(&source, Source::Several(several) if several.pids.is_empty()) {
         // What is a part of the machine only the kernel sees.
@@ -158,7 +172,7 @@ fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
     match source {
         Source::Launch(_) => (wanted || !unwanted, wanted),
         Source::Pid(_) | Source::Several(_) => (wanted, wanted),
-        Source::Demo | Source::Sim { .. } => (false, false),
+        Source::Gdb(_) | Source::Demo | Source::Sim { .. } => (false, false),
     }
 }
 

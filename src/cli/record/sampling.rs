@@ -8,11 +8,12 @@ use crate::binary::Files;
 use crate::cli::args::{Source, Verbosity};
 use crate::cli::progress::Progress;
 use crate::cli::{demo, system, text};
-use crate::clock::{Clock, FakeClock};
+use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
+use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Recordable, Sampling, Way};
 
@@ -69,6 +70,13 @@ pub(super) fn run(
             let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
             return record(Recordable::Stopped(&mut target), &clock);
         }
+        Source::Gdb(stub) => {
+            system::prepare();
+            end_on_interrupt(&live)?;
+            let clock = RealClock::new();
+            let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
+            return record(Recordable::Stopped(&mut target), &clock);
+        }
         Source::Pid(pid) => system::Process::Running(*pid),
         Source::Launch(command) => system::Process::New(command.clone()),
         Source::Several(several) => system::Process::Several(several.clone()),
@@ -95,6 +103,8 @@ fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
     let pressed = AtomicU32::new(0);
     ctrlc::set_handler(move || {
         if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
+            // A stub would leave its target standing.
+            gdb::wait_until_it_runs();
             std::process::exit(GIVEN_UP);
         }
         live.ask_to_stop();

@@ -71,10 +71,21 @@ fn missing_names(profile: &Profile, names: &Names) -> String {
     out
 }
 
+/// Why a recording ended before it should have; what it had by then is written.
+pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
+    let why = profile.stats.cut_short.as_ref()?;
+    let seconds = profile.stats.duration_ns as f64 / 1e9;
+    Some(Error::new(ErrorKind::System, format!("the recording ended after {seconds:.1} s: {why}")))
+}
+
 /// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
 pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> Error {
     let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
+    if let Some(why) = &profile.stats.cut_short {
+        let text = format!("nothing was sampled of {process}: after {seconds:.1} s {why}");
+        return Error::new(ErrorKind::System, text);
+    }
     let why = match profile.stats.exit_status {
         _ if off_cpu => {
             format!(

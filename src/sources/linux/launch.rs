@@ -49,6 +49,24 @@ pub(super) fn inherit(mask: libc::sigset_t, files: Option<libc::rlimit>) {
     let _ = INHERITANCE.set(Inheritance { mask, files, interrupt_ignored });
 }
 
+/// Starts a command that is not traced, as this process was started.
+///
+/// # Errors
+/// When it could not be run.
+pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
+    if let Some(inheritance) = INHERITANCE.get().copied() {
+        // SAFETY: between fork and exec the closure only makes the system calls sigprocmask,
+        // sigaction and setrlimit; it allocates nothing and takes no lock (signal-safety(7)).
+        unsafe {
+            command.pre_exec(move || {
+                inheritance.restore();
+                Ok(())
+            });
+        }
+    }
+    command.spawn()
+}
+
 /// A process that waits to be let go to its `exec`.
 pub(super) struct Held {
     /// Its process id.

@@ -162,6 +162,24 @@ pub fn user_id(name: &OsStr) -> Result<u32> {
     })
 }
 
+/// Starts a command that is not traced, as this process was started.
+///
+/// # Errors
+/// When it could not be run.
+pub(super) fn spawn(command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
+    launch::spawn(command)
+}
+
+/// Lets the calling thread run before others when it wakes, and its timers fire on time.
+pub(super) fn prefer_this_thread() {
+    sys::prefer_this_thread();
+}
+
+/// Whether SIGTERM or SIGHUP came since this was asked last; [`prepare`] keeps them for that.
+pub(super) fn is_asked_to_end() -> bool {
+    sys::sleep_for_signal(&[libc::SIGTERM, libc::SIGHUP], std::time::Duration::ZERO).is_some()
+}
+
 pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.

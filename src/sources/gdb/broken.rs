@@ -1,0 +1,37 @@
+//! Why a stub cannot be talked to any more: one line for people, without the stub's name, which
+//! whoever shows it puts in front.
+
+use std::fmt;
+use std::time::Duration;
+
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// The other end is gone.
+    Closed,
+    /// Nothing came for this request, in this time.
+    Silent(String, Duration),
+    /// What is sent is not read.
+    Deaf(Duration),
+    /// It goes on answering, but this was not done in this time.
+    Endless(&'static str, Duration),
+    /// What came cannot be what was asked for.
+    Nonsense(String),
+    /// What the system says.
+    System(String),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Closed => f.write_str("closed the connection"),
+            Broken::Silent(request, time) => {
+                write!(f, "did not answer `{request}` within {} s", time.as_secs())
+            }
+            Broken::Deaf(time) => write!(f, "did not read what it was sent within {} s", time.as_secs()),
+            Broken::Endless(what, time) => write!(f, "did not come to an end with {what} within {} s", time.as_secs()),
+            Broken::Nonsense(what) => write!(f, "sent {what}"),
+            Broken::System(why) => write!(f, "cannot be reached: {why}"),
+        }
+    }
+}

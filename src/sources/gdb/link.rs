@@ -1,0 +1,167 @@
+//! Packets to and from a stub, over a transport: acknowledgement and repetition where the stub wants
+//! them, notifications kept apart, and an end to every wait.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::broken::Broken;
+use super::packet::{self, Decoder, Item};
+use super::transport::Transport;
+
+/// How often in a row one packet may be damaged, here or there.
+const TRIES: u32 = 3;
+/// Most packets, and notifications, that wait to be looked at.
+const WAITING_MAX: usize = 65_536;
+/// The byte that asks a running target to stop.
+const INTERRUPT: u8 = 3;
+
+/// See the top of this file.
+pub(super) struct Link {
+    transport: Transport,
+    decoder: Decoder,
+    items: VecDeque<Item>,
+    packets: VecDeque<Vec<u8>>,
+    notifications: VecDeque<Vec<u8>>,
+    /// Both sides acknowledge packets.
+    acknowledges: bool,
+    /// The last packet as it was sent, and how often.
+    sent: Vec<u8>,
+    sends: u32,
+    /// Damaged packets in a row.
+    damaged: u32,
+}
+
+impl Link {
+    /// Begins to talk.
+    ///
+    /// # Errors
+    /// The connection is closed already.
+    pub(super) fn new(transport: Transport) -> Result<Link, Broken> {
+        let mut link = Link {
+            transport,
+            decoder: Decoder::default(),
+            items: VecDeque::new(),
+            packets: VecDeque::new(),
+            notifications: VecDeque::new(),
+            acknowledges: true,
+            sent: Vec::new(),
+            sends: 0,
+            damaged: 0,
+        };
+        // What gdb begins with, and lldb-server waits for.
+        link.transport.write(b"+")?;
+        Ok(link)
+    }
+
+    /// From here on packets are not acknowledged.
+    pub(super) fn stop_acknowledging(&mut self) {
+        self.acknowledges = false;
+    }
+
+    /// Sends a packet.
+    ///
+    /// # Errors
+    /// The connection is closed, or what is sent is not read.
+    pub(super) fn send(&mut self, body: &[u8]) -> Result<(), Broken> {
+        self.sent = packet::encode(body);
+        self.sends = 1;
+        self.transport.write(&self.sent)
+    }
+
+    /// Sends several packets at once; only where they are not acknowledged.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub(super) fn send_all<'b>(&mut self, bodies: impl Iterator<Item = &'b [u8]>) -> Result<(), Broken> {
+        let bytes: Vec<u8> = bodies.flat_map(packet::encode).collect();
+        self.transport.write(&bytes)
+    }
+
+    /// Asks a running target to stop.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub(super) fn interrupt(&mut self) -> Result<(), Broken> {
+        self.transport.write(&[INTERRUPT])
+    }
+
+    /// The next packet, if one comes before `until`.
+    ///
+    /// # Errors
+    /// The connection is closed, or what comes is no packet.
+    pub(super) fn packet(&mut self, until: Instant) -> Result<Option<Vec<u8>>, Broken> {
+        loop {
+            if let Some(packet) = self.packets.pop_front() {
+                return Ok(Some(packet));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            self.pump(left)?;
+            if self.packets.is_empty() && left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// A notification that has come.
+    pub(super) fn notification(&mut self) -> Option<Vec<u8>> {
+        self.notifications.pop_front()
+    }
+
+    /// Waits until something comes, for `at_most`; whether a packet or notification is there.
+    ///
+    /// # Errors
+    /// As [`Link::packet`].
+    pub(super) fn wait(&mut self, at_most: Duration) -> Result<bool, Broken> {
+        if !self.has_any() {
+            self.pump(at_most)?;
+        }
+        Ok(self.has_any())
+    }
+
+    fn has_any(&self) -> bool {
+        !self.packets.is_empty() || !self.notifications.is_empty()
+    }
+
+    /// Forgets the packets that came for what nobody waits for any more.
+    pub(super) fn forget_packets(&mut self) {
+        self.packets.clear();
+    }
+
+    fn pump(&mut self, at_most: Duration) -> Result<(), Broken> {
+        let bytes = self.transport.read(at_most)?;
+        self.decoder.take(bytes, &mut self.items);
+        while let Some(item) = self.items.pop_front() {
+            match item {
+                Item::Packet(body) => {
+                    self.damaged = 0;
+                    if self.acknowledges {
+                        self.transport.write(b"+")?;
+                    }
+                    self.packets.push_back(body);
+                }
+                Item::Notification(body) => self.notifications.push_back(body),
+                Item::Damaged(why) => {
+                    self.damaged += 1;
+                    if !self.acknowledges || self.damaged >= TRIES {
+                        return Err(Broken::Nonsense(why.to_owned()));
+                    }
+                    self.transport.write(b"-")?;
+                }
+                Item::Nack if self.acknowledges => {
+                    if self.sends >= TRIES {
+                        return Err(Broken::Nonsense(format!("{TRIES} refusals of one packet")));
+                    }
+                    self.sends += 1;
+                    let sent = std::mem::take(&mut self.sent);
+                    self.transport.write(&sent)?;
+                    self.sent = sent;
+                }
+                Item::Ack | Item::Nack => {}
+            }
+        }
+        if self.packets.len().max(self.notifications.len()) > WAITING_MAX {
+            return Err(Broken::Nonsense("packets without end that nobody asked for".to_owned()));
+        }
+        Ok(())
+    }
+}

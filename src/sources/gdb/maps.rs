@@ -1,0 +1,183 @@
+//! What a process has mapped as code, from what stubs tell: the kernel's list (`/proc/PID/maps`), or
+//! the auxiliary vector and the list of the dynamic loader. Hostile bytes in, plain values out; pure.
+
+use quick_xml::Reader;
+use quick_xml::events::Event;
+
+use super::description::attribute;
+use crate::addr::{Avma, Svma};
+use crate::binary::elf::Elf;
+use crate::binary::{Mapping, MappingKind};
+
+/// Most mappings, and most libraries, that are taken.
+const MAX_MAPPINGS: usize = 65_536;
+/// Numbers of the auxiliary vector (include/uapi/linux/auxvec.h).
+const AT_NULL: u64 = 0;
+const AT_BASE: u64 = 7;
+const AT_ENTRY: u64 = 9;
+const AT_SYSINFO_EHDR: u64 = 33;
+
+/// A line of `/proc/PID/maps`.
+pub(super) struct Line {
+    pub(super) mapping: Mapping,
+    pub(super) executable: bool,
+}
+
+/// The lines of `/proc/PID/maps` (proc_pid_maps(5)); those of another form are left out.
+pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = Line> + '_ {
+    text.split(|byte| *byte == b'\n').take(MAX_MAPPINGS).filter_map(line)
+}
+
+/// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
+fn line(line: &[u8]) -> Option<Line> {
+    let line = String::from_utf8_lossy(line);
+    let mut fields = line.splitn(6, ' ');
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
+    let file_offset = hex(fields.next()?)?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let inode: u64 = fields.next()?.parse().ok()?;
+    let path = fields.next().unwrap_or_default().trim_start().replace("\\012", "\n");
+    // One page of entry points above the address space of programs.
+    if path == "[vsyscall]" {
+        return None;
+    }
+    let kind = match () {
+        () if path == "[vdso]" => MappingKind::Vdso,
+        () if inode != 0 && path.starts_with('/') => MappingKind::File,
+        () => MappingKind::Anonymous,
+    };
+    let avma = Avma(hex(start)?)..Avma(hex(end)?);
+    let identity = (hex(major)? << 32 | hex(minor)?, inode);
+    (avma.start < avma.end).then_some(())?;
+    Some(Line { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
+}
+
+/// What the auxiliary vector of a 64-bit little-endian process says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Auxv {
+    /// Where the program begins to run.
+    pub(super) entry: Option<u64>,
+    /// Where the dynamic loader was loaded.
+    pub(super) loader: Option<u64>,
+    /// Where the vDSO is.
+    pub(super) vdso: Option<u64>,
+}
+
+impl Auxv {
+    pub(super) fn parse(bytes: &[u8]) -> Auxv {
+        let mut auxv = Auxv::default();
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        for pair in bytes.chunks_exact(16) {
+            let value = Some(word(&pair[8..])).filter(|value| *value != 0);
+            match word(&pair[..8]) {
+                AT_NULL => break,
+                AT_BASE => auxv.loader = value,
+                AT_ENTRY => auxv.entry = value,
+                AT_SYSINFO_EHDR => auxv.vdso = value,
+                _ => {}
+            }
+        }
+        auxv
+    }
+}
+
+/// The libraries of the dynamic loader: paths, and what is added to their stated addresses.
+pub(super) fn libraries(xml: &[u8]) -> Vec<(String, u64)> {
+    let mut reader = Reader::from_reader(xml);
+    let mut found = Vec::new();
+    // What is damaged is left out, with what comes behind it.
+    while let Ok(event) = reader.read_event() {
+        let element = match event {
+            Event::Eof => break,
+            Event::Start(element) | Event::Empty(element) => element,
+            _ => continue,
+        };
+        if element.local_name().as_ref() != b"library" || found.len() == MAX_MAPPINGS {
+            continue;
+        }
+        let path = attribute(&element, b"name").filter(|path| path.starts_with('/'));
+        let added = attribute(&element, b"l_addr")
+            .and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
+        found.extend(path.zip(added));
+    }
+    found
+}
+
+/// The code of an ELF file whose stated addresses are moved by `bias`. `identity` stands for the
+/// file.
+pub(super) fn of_elf(elf: &Elf, path: &str, bias: u64, identity: (u64, u64), out: &mut Vec<Mapping>) {
+    for segment in elf.segments.iter().filter(|segment| segment.executable) {
+        let start = Avma(segment.svma.0.wrapping_add(bias));
+        let bytes = segment.file.end - segment.file.start;
+        let Some(end) = start.checked_add(bytes).filter(|end| *end > start) else { continue };
+        out.push(Mapping {
+            avma: start..end,
+            file_offset: segment.file.start,
+            path: path.to_owned(),
+            kind: MappingKind::File,
+            identity,
+        });
+    }
+}
+
+/// Where the first bytes of an ELF file are in memory, if they are loaded.
+pub(super) fn head_of(elf: &Elf, bias: u64) -> Option<u64> {
+    let first = elf.segments.iter().find(|segment| segment.file.start == 0)?;
+    Some(first.svma.0.wrapping_add(bias))
+}
+
+/// What is added to the stated addresses of a program that begins to run at `entry`.
+pub(super) fn bias_by_entry(stated: Svma, entry: u64) -> u64 {
+    entry.wrapping_sub(stated.0)
+}
+
+/// In the order of their addresses; of two that overlap the first.
+pub(super) fn sort(mappings: &mut Vec<Mapping>) {
+    mappings.sort_by_key(|mapping| mapping.avma.start);
+    let mut end = Avma(0);
+    mappings.retain(|mapping| {
+        let fits = mapping.avma.start >= end && mapping.avma.start < mapping.avma.end;
+        if fits {
+            end = mapping.avma.end;
+        }
+        fits
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel() {
+        let text = b"55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234                       /usr/bin/a b\n\
+            7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n\
+            7fff00000000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]\n\
+            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]\n\
+            7f0000003000-7f0000002000 r-xp 00000000 00:00 0 \nnonsense\n";
+        let lines: Vec<Line> = lines(text).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0].mapping.path, "/usr/bin/a b");
+        assert_eq!(lines[0].mapping.identity, (0xfe_0000_0000, 1234));
+        assert!(lines[0].executable && !lines[1].executable);
+        assert_eq!(lines[2].mapping.kind, MappingKind::Vdso);
+    }
+
+    #[test]
+    fn the_auxiliary_vector_ends_where_it_says() {
+        let words = [9u64, 0x1040, 7, 0x7000, 33, 0, 0, 0, 9, 5];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(Auxv::parse(&bytes), Auxv { entry: Some(0x1040), loader: Some(0x7000), vdso: None });
+        assert_eq!(Auxv::parse(&bytes[..13]), Auxv::default());
+    }
+
+    #[test]
+    fn libraries_of_the_loader() {
+        let xml = b"<library-list-svr4 version=\"1.0\" main-lm=\"0x7f\"><library name=\"/lib/libc.so.6\" lm=\"0x1\" \
+            l_addr=\"0x7f1000\" l_ld=\"0x2\"/><library name=\"\" l_addr=\"0x1\"/></library-list-svr4>";
+        assert_eq!(libraries(xml), [("/lib/libc.so.6".to_owned(), 0x7f_1000)]);
+        assert_eq!(libraries(b"<library"), []);
+    }
+}

@@ -1,0 +1,136 @@
+//! Memory of the target: many ranges in as few round trips as can be, each as far as it can be read.
+
+use super::broken::Broken;
+use super::hex;
+use super::session::Stub;
+
+/// Where reads that failed are tried again in pieces, memory ends at a multiple of this: no system
+/// has smaller pages.
+pub(super) const PAGE_BYTES: u64 = 4096;
+
+/// A range to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) at: u64,
+    pub(super) bytes: usize,
+}
+
+/// A part of a range that fits into one answer.
+struct Piece {
+    range: usize,
+    at: u64,
+    bytes: usize,
+}
+
+impl Stub {
+    /// Reads ranges, each from its start as far as it can be read.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to any more. What cannot be read is no error: it is not there.
+    pub(super) fn read_ranges(&mut self, ranges: &[Range]) -> Result<Vec<Vec<u8>>, Broken> {
+        let most = self.piece_bytes();
+        let mut pieces = Vec::new();
+        for (index, range) in ranges.iter().enumerate() {
+            cut(*range, index, most, &mut pieces);
+        }
+        let mut read: Vec<Vec<u8>> =
+            ranges.iter().map(|range| Vec::with_capacity(range.bytes.min(1 << 20))).collect();
+        // Ranges of which a piece was not read, or not whole.
+        let mut ended: Vec<bool> = vec![false; ranges.len()];
+        let answers = self.memory(&pieces)?;
+        let mut again = Vec::new();
+        for (piece, answer) in pieces.iter().zip(answers) {
+            if ended[piece.range] {
+                continue;
+            }
+            let got = answer.len();
+            read[piece.range].extend(answer);
+            if got < piece.bytes {
+                ended[piece.range] = true;
+                // All or nothing is what many stubs give.
+                if got == 0 && piece.at / PAGE_BYTES != (piece.at + piece.bytes as u64 - 1) / PAGE_BYTES {
+                    let (range, bytes) = (Range { at: piece.at, bytes: piece.bytes }, PAGE_BYTES as usize);
+                    cut(range, piece.range, bytes, &mut again);
+                }
+            }
+        }
+        if !again.is_empty() {
+            let mut ended = vec![false; ranges.len()];
+            let answers = self.memory(&again)?;
+            for (piece, answer) in again.iter().zip(answers) {
+                if !ended[piece.range] {
+                    ended[piece.range] = answer.len() < piece.bytes;
+                    read[piece.range].extend(answer);
+                }
+            }
+        }
+        Ok(read)
+    }
+
+    /// Reads from an address on, as far as it can be read.
+    ///
+    /// # Errors
+    /// As [`Stub::read_ranges`].
+    pub(super) fn read_memory(&mut self, at: u64, bytes: usize) -> Result<Vec<u8>, Broken> {
+        Ok(self.read_ranges(&[Range { at, bytes }])?.pop().unwrap_or_default())
+    }
+
+    /// Bytes that one answer holds.
+    fn piece_bytes(&self) -> usize {
+        // Two digits for each; of binary answers any byte may have to be escaped.
+        let most = (self.offers.packet_bytes - 16) / 2;
+        // Pieces end with pages where more than one fits.
+        if most > PAGE_BYTES as usize { most & !(PAGE_BYTES as usize - 1) } else { most }
+    }
+
+    fn memory(&mut self, pieces: &[Piece]) -> Result<Vec<Vec<u8>>, Broken> {
+        let letter = if self.offers.binary_memory { 'x' } else { 'm' };
+        let question = |piece: &Piece| format!("{letter}{:x},{:x}", piece.at, piece.bytes).into_bytes();
+        let questions: Vec<Vec<u8>> = pieces.iter().map(question).collect();
+        let answers = self.flight(&questions)?;
+        let binary = self.offers.binary_memory;
+        let bytes = pieces.iter().zip(&answers).map(|(piece, answer)| {
+            let mut bytes = match answer.strip_prefix(b"b") {
+                Some(bytes) if binary => bytes.to_vec(),
+                _ if binary => Vec::new(),
+                _ => hex::decode(answer).unwrap_or_default(),
+            };
+            bytes.truncate(piece.bytes);
+            bytes
+        });
+        Ok(bytes.collect())
+    }
+}
+
+/// Cuts a range into pieces of `most` bytes that end with pages; nothing of what would wrap.
+fn cut(range: Range, index: usize, most: usize, pieces: &mut Vec<Piece>) {
+    let Some(end) = range.at.checked_add(range.bytes as u64) else { return };
+    let mut at = range.at;
+    while at < end {
+        let mut next = at.saturating_add(most as u64).min(end);
+        let page = next & !(PAGE_BYTES - 1);
+        if next < end && page > at {
+            next = page;
+        }
+        pieces.push(Piece { range: index, at, bytes: (next - at) as usize });
+        at = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_end_with_pages_and_are_the_whole_range() {
+        let pieces_of = |at, bytes, most| {
+            let mut pieces = Vec::new();
+            cut(Range { at, bytes }, 0, most, &mut pieces);
+            pieces.iter().map(|piece| (piece.at, piece.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(pieces_of(0x1ff0, 0x2020, 0x1000), [(0x1ff0, 0x10), (0x2000, 0x1000), (0x3000, 0x1000), (0x4000, 0x10)]);
+        assert_eq!(pieces_of(0x1000, 0x300, 0x100).len(), 3);
+        assert_eq!(pieces_of(0x1000, 0, 0x100), []);
+        assert_eq!(pieces_of(u64::MAX - 1, 8, 0x100), [], "beyond the last address");
+    }
+}

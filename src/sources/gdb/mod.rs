@@ -1,0 +1,303 @@
+//! A target behind a stub of the gdb remote protocol: QEMU, OpenOCD, J-Link, gdbserver, lldb-server,
+//! Apple's debugserver. Compiled everywhere.
+//!
+//! `transport.rs` has the bytes, `packet.rs` their form, `link.rs` packets in order, `session.rs`
+//! questions and answers. On these stand `run.rs` (stop, go, detach), `threads.rs`, `memory.rs` and
+//! `remote_files.rs`. What the target is, tell `description.rs` and `layout.rs`; what it has mapped,
+//! `maps.rs` and `images.rs`; who waits, `waits.rs`. `stops.rs` makes the captures, `target.rs` is what
+//! the engine sees. Breakpoints are never set, and neither memory nor registers are written.
+//!
+//! A stub may say anything at any time: lengths, counts and depths are bounded, and each answer has a
+//! time by which it must be there. A stub that fails is told to let the target go.
+
+mod broken;
+pub mod description;
+mod hex;
+mod images;
+pub mod layout;
+mod link;
+mod maps;
+mod memory;
+pub mod packet;
+mod remote_files;
+mod run;
+mod session;
+pub mod stop_reply;
+mod stops;
+#[cfg(unix)]
+mod sys;
+mod target;
+mod threads;
+mod transport;
+pub mod waits;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+pub use broken::Broken;
+pub use target::GdbTarget;
+pub use transport::Place;
+
+use crate::addr::Avma;
+use crate::arch::Arch;
+use crate::clock::RealClock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sources::Process;
+use description::Description;
+use images::{Exec, Images};
+use layout::Layout;
+use link::Link;
+use session::Stub;
+use target::Parts;
+use transport::Transport;
+use waits::System;
+
+/// How long all that is asked before the target runs again may take: links to boards are slow.
+const BEGIN: Duration = Duration::from_secs(30);
+/// Most registers that are asked for one by one.
+const MAX_REGISTER_QUESTIONS: usize = 1024;
+/// ELF's numbers of processors (e_machine).
+const EM_X86_64: u16 = 62;
+const EM_AARCH64: u16 = 183;
+/// Longest command line that is shown.
+const MAX_COMMAND_BYTES: usize = 64 << 10;
+
+impl From<String> for Broken {
+    /// What is wrong with something that was sent.
+    fn from(what: String) -> Broken {
+        Broken::Nonsense(what)
+    }
+}
+
+/// How a target is left by [`attach`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// It runs.
+    Running,
+    /// It stands where the stub had it, until the first capture was made: for a single look.
+    Standing,
+}
+
+/// Connects to a stub and finds out what its target is. `exec` is the program's file, where the
+/// stub does not name it.
+///
+/// # Errors
+/// [`ErrorKind::Attach`]: no connection, no process, a processor that cannot be walked, or a stub that
+/// answers nonsense, late or never; [`ErrorKind::Input`] for `exec`. The target then runs on as
+/// far as the stub lets.
+pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock) -> Result<GdbTarget> {
+    let exec = exec.map(Exec::open).transpose()?;
+    let failed = |broken: Broken| {
+        Error::new(ErrorKind::Attach, format!("cannot attach: the stub at {place} {broken}"))
+    };
+    let link = Link::new(Transport::open(place)?).map_err(failed)?;
+    // Most stubs stop their target for whoever connects.
+    STANDS.store(true, Ordering::SeqCst);
+    let mut stub = Stub::new(link);
+    match stub.greet().and_then(|()| describe(&mut stub, exec)) {
+        Ok(Ok(described)) => {
+            let Described { process, system, layout, images } = described;
+            let parts = Parts { stub, process, system, layout, images, place: place.to_string() };
+            let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
+            super::prefer_this_thread();
+            Ok(target)
+        }
+        Ok(Err(why)) => {
+            stub.detach(false);
+            Err(Error::new(ErrorKind::Attach, format!("cannot attach to the target at {place}: {why}")))
+        }
+        Err(broken) => {
+            stub.detach(true);
+            Err(failed(broken))
+        }
+    }
+}
+
+/// A target of this process stands.
+static STANDS: AtomicBool = AtomicBool::new(false);
+
+/// Waits until the target that this process holds by a stub runs, for as long as a stop may take;
+/// for whoever ends the process at once.
+pub fn wait_until_it_runs() {
+    let begun = Instant::now();
+    while STANDS.load(Ordering::SeqCst) && begun.elapsed() < run::STOP {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What a target is.
+struct Described {
+    process: Process,
+    system: System,
+    layout: Layout,
+    images: Images,
+}
+
+/// Asks what the target is. It stands. The inner failure is no fault of the stub's.
+fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<std::result::Result<Described, String>, Broken> {
+    stub.within(BEGIN, "telling what its target is");
+    let mut description = Description::default();
+    if stub.offers.lldb {
+        let host = stub.call(b"qHostInfo")?;
+        let process = stub.call(b"qProcessInfo")?;
+        description.add_info(&process);
+        description.add_info(&host);
+        stub.run.pid = pid_of(&process);
+    }
+    stub.begin()?;
+    stub.choose_any_thread()?;
+    if let Some(told) = registers_described(stub)? {
+        description.registers = told.registers;
+        let told_or = |told: String, known: &mut String| {
+            if !told.is_empty() {
+                *known = told;
+            }
+        };
+        told_or(told.architecture, &mut description.architecture);
+        if !stub.offers.lldb {
+            told_or(told.system, &mut description.system);
+        }
+    }
+    if description.architecture.is_empty()
+        && let Some(exec) = &exec
+    {
+        description.architecture = match exec.elf.machine {
+            EM_X86_64 => "x86_64".to_owned(),
+            EM_AARCH64 => "aarch64".to_owned(),
+            other => format!("ELF machine {other}"),
+        };
+    }
+    let layout = layout::arch(&description.architecture).and_then(|arch| {
+        Layout::of(arch, &description).map_err(|why| format!("its registers are not described as expected: {why}"))
+    });
+    let layout = match layout {
+        Ok(layout) => layout,
+        Err(why) => return Ok(Err(why)),
+    };
+    let system = system_of(stub, &description);
+    let mut images = Images::new(exec.clone(), system);
+    let first = stub.run.threads.first().copied();
+    let told = match first {
+        Some(first) => stub.registers(&[first], &layout)?.pop().flatten(),
+        None => None,
+    };
+    let code_mask = code_mask(stub, &description, layout.arch, system)?;
+    let pc = told.map(|told| told.registers.pc()).map(|Avma(pc)| pc & code_mask);
+    images.learn(stub, pc)?;
+    if let (Some(exec), System::Bare) = (&exec, system)
+        && let Some(why) = images.problem()
+    {
+        return Ok(Err(format!("what it runs is not {}: {why}", exec.name())));
+    }
+    let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
+    Ok(Ok(Described { process, system, layout, images }))
+}
+
+/// `pid:1f;...`
+fn pid_of(process_info: &[u8]) -> Option<u64> {
+    let mut pairs = process_info.split(|byte| *byte == b';');
+    hex::number(pairs.find_map(|pair| pair.strip_prefix(b"pid:"))?)
+}
+
+/// The registers as the stub describes them; `None` where it does not.
+fn registers_described(stub: &mut Stub) -> std::result::Result<Option<Description>, Broken> {
+    if stub.offers.features_xml {
+        let mut fetch =
+            |name: &str| stub.transfer("features", name, description::DOCUMENT_BYTES_MAX);
+        if let Some(description) = Description::read::<Broken>(&mut fetch)? {
+            return Ok(Some(description));
+        }
+    }
+    if !stub.offers.lldb {
+        return Ok(None);
+    }
+    let mut description = Description::default();
+    for number in 0..MAX_REGISTER_QUESTIONS {
+        let answer = stub.call(format!("qRegisterInfo{number:x}").as_bytes())?;
+        if !description.add_register_info(&answer) {
+            break;
+        }
+    }
+    Ok(Some(description))
+}
+
+fn system_of(stub: &Stub, description: &Description) -> System {
+    match description.system.as_str() {
+        "linux" => System::Linux,
+        "macosx" | "ios" | "tvos" | "watchos" | "bridgeos" | "maccatalyst" => System::Mach,
+        // Boards describe registers as Linux has them, but only processes have this.
+        _ if stub.offers.auxv => System::Linux,
+        _ => System::Bare,
+    }
+}
+
+/// The bits of a code pointer that are address: without those that signatures (PAC) are in, where the
+/// stub tells.
+fn code_mask(
+    stub: &mut Stub,
+    description: &Description,
+    arch: Arch,
+    system: System,
+) -> std::result::Result<u64, Broken> {
+    const USER_BITS: u32 = 48;
+    const APPLE_USER_BITS: u32 = 47;
+    let is_mask = |name: &str| matches!(name, "pauth_cmask" | "code_mask");
+    let mask = description.registers.iter().find(|register| is_mask(&register.name) && register.bits == 64);
+    if let (Some(mask), Some(thread)) = (mask, stub.run.threads.first().copied()) {
+        let (select, suffix) = stub.thread_words(thread);
+        if let Some(select) = select {
+            stub.call(&select)?;
+        }
+        let answer = stub.call(format!("p{:x}{suffix}", mask.number).as_bytes())?;
+        let bytes = hex::decode(&answer).and_then(|bytes| bytes.get(..8)?.try_into().ok());
+        if let Some(bytes) = bytes {
+            return Ok(!u64::from_le_bytes(bytes));
+        }
+    }
+    Ok(match (arch, system) {
+        (Arch::Aarch64, System::Linux) => (1 << USER_BITS) - 1,
+        (Arch::Aarch64, System::Mach) => (1 << APPLE_USER_BITS) - 1,
+        _ => u64::MAX,
+    })
+}
+
+/// What is known of the target from the beginning.
+fn process(
+    stub: &mut Stub,
+    images: &Images,
+    exec: Option<&Exec>,
+    arch: Arch,
+    system: System,
+    code_mask: u64,
+) -> std::result::Result<Process, Broken> {
+    let (mut name, mut command) = (None, String::new());
+    if let Some(pid) = stub.run.pid.filter(|_| system == System::Linux && images.are_the_kernels()) {
+        name = stub.read_file(&format!("/proc/{pid}/comm"), MAX_COMMAND_BYTES)?;
+        let words = stub.read_file(&format!("/proc/{pid}/cmdline"), MAX_COMMAND_BYTES)?.unwrap_or_default();
+        let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        command = words.join(" ").trim_end().to_owned();
+    }
+    let name = name.map(|name| String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned());
+    let name = name.filter(|name| !name.is_empty()).or_else(|| exec.map(|exec| exec.name().to_owned()));
+    let name = name.or_else(|| images.first_name()).unwrap_or_else(|| "target".to_owned());
+    let mode = if stub.run.non_stop { "non-stop" } else { "all-stop" };
+    let pid = stub.run.pid.filter(|_| system != System::Bare).and_then(|pid| u32::try_from(pid).ok());
+    Ok(Process {
+        pid: pid.unwrap_or(0),
+        name,
+        command,
+        arch,
+        backend: "gdb",
+        backend_why: format!(
+            "a stub in {mode} mode, which tells no CPU time: each stop stands for the time since the one before"
+        ),
+        // Nobody tells; of those that are found running all count.
+        cpus: usize::MAX,
+        code_mask,
+        fp_always: system == System::Mach && arch == Arch::Aarch64,
+        cfi: true,
+        stops_waits_unseen: system != System::Linux,
+        stops_hold_all: true,
+    })
+}

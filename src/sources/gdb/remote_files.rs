@@ -1,0 +1,78 @@
+//! Files of the system that the stub runs on, which some stubs serve (`vFile`): the list of what a
+//! process has mapped on Linux, and images that are not here.
+
+use super::broken::Broken;
+use super::hex;
+use super::session::Stub;
+
+/// Pieces of a file on their way at once.
+const PIECES: usize = 8;
+
+impl Stub {
+    /// The bytes of a file, at most so many; `None` where it cannot be read, or is larger.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to any more.
+    pub(super) fn read_file(&mut self, path: &str, most: usize) -> Result<Option<Vec<u8>>, Broken> {
+        let open = format!("vFile:open:{},0,0", hex::encode(path.as_bytes()));
+        let Some(file) = result(&self.call(open.as_bytes())?) else { return Ok(None) };
+        let bytes = self.read_open_file(file, most)?;
+        self.call(format!("vFile:close:{file:x}").as_bytes())?;
+        Ok(bytes)
+    }
+
+    fn read_open_file(&mut self, file: u64, most: usize) -> Result<Option<Vec<u8>>, Broken> {
+        // The number of bytes stands in front; any byte may have to be escaped.
+        let piece = (self.offers.packet_bytes - 32) / 2;
+        let mut bytes: Vec<u8> = Vec::new();
+        // Small files come in one piece, and are then not asked for more than once in vain.
+        let mut pieces = 1;
+        loop {
+            let question = |index: usize| {
+                format!("vFile:pread:{file:x},{piece:x},{:x}", bytes.len() + index * piece).into_bytes()
+            };
+            let questions: Vec<Vec<u8>> = (0..pieces).map(question).collect();
+            for answer in self.flight(&questions)? {
+                let Some(count) = result(&answer) else { return Ok(None) };
+                let Some(start) = answer.iter().position(|byte| *byte == b';') else { return Ok(None) };
+                let content = &answer[start + 1..];
+                if count == 0 {
+                    return Ok(Some(bytes));
+                }
+                if content.len() as u64 != count || content.len() > piece {
+                    return Err(Broken::Nonsense("a piece of a file of another length than it says".to_owned()));
+                }
+                bytes.extend_from_slice(content);
+                if bytes.len() > most {
+                    return Ok(None);
+                }
+                if content.len() < piece {
+                    // Lists of the kernel come in pieces of their own size: ask from there.
+                    break;
+                }
+            }
+            pieces = PIECES;
+        }
+    }
+}
+
+/// The number of an answer `Fresult[,errno][;attachment]`; `None` for a failure.
+fn result(answer: &[u8]) -> Option<u64> {
+    let rest = answer.strip_prefix(b"F")?;
+    let end = rest.iter().position(|byte| matches!(byte, b',' | b';')).unwrap_or(rest.len());
+    hex::number(&rest[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_and_failures() {
+        assert_eq!(result(b"F5"), Some(5));
+        assert_eq!(result(b"F1a;abc"), Some(26));
+        assert_eq!(result(b"F-1,2"), None);
+        assert_eq!(result(b""), None);
+        assert_eq!(result(b"E01"), None);
+    }
+}

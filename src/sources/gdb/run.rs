@@ -1,0 +1,420 @@
+//! Whether the target runs: stopping all of it, letting it run again, and what happens meanwhile.
+//!
+//! Two ways, as the stub offers: in *all-stop* mode the byte 3 stops everything and nothing can be
+//! asked while it runs; in *non-stop* mode `vCont;t` does, each thread tells of its stop by itself,
+//! and files and memory can be read at any time. A signal of the target's own that a stub stops for
+//! is passed on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hashbrown::HashSet;
+
+use super::broken::Broken;
+use super::session::{ANSWER, Stub};
+use super::stop_reply::{StopReply, Tid};
+use crate::sources::ExitStatus;
+
+/// How long all threads may take to stand after they were asked to.
+pub(super) const STOP: Duration = Duration::from_secs(5);
+/// How long detaching in order may take, and how long a stub that does not answer is then waited for: one
+/// whose connection is closed while it is late may never read that it should detach.
+const DETACH: Duration = Duration::from_secs(2);
+const LAST: Duration = Duration::from_secs(5);
+/// Where threads that should stop are silent for so long, the list of them is asked for again.
+const QUIET: Duration = Duration::from_millis(5);
+/// Stops that are acknowledged at once.
+const STOPS_AT_ONCE: usize = 256;
+/// Numbers of signals as gdb has them (include/gdb/signals.def), up to the last one of a program.
+const LAST_SIGNAL: u8 = 0x96;
+const SIGINT: u8 = 2;
+const SIGTRAP: u8 = 5;
+/// SIGSTOP by gdb's and macOS's numbers, and by Linux's, which lldb-server tells.
+const SIGSTOP: u8 = 0x11;
+const SIGSTOP_LINUX: u8 = 0x13;
+
+/// Something that happened to the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// It has begun another program; the path where it is told.
+    Exec(String, Option<Tid>),
+    /// It has ended.
+    Ended(ExitStatus),
+}
+
+/// What is known of the run of a target.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// The stub knows of no threads: packets need not say which.
+    pub(super) has_one_thread: bool,
+    /// See the top of this file.
+    pub(super) non_stop: bool,
+    /// The target runs, as far as is known.
+    pub(super) running: bool,
+    /// The process, where the stub tells.
+    pub(super) pid: Option<u64>,
+    /// Its threads, by number.
+    pub(super) threads: Vec<Tid>,
+    /// Those that are known to stand, in non-stop mode.
+    standing: HashSet<u64>,
+    /// Interrupts that were sent and have not stopped the target: a later stop is by them.
+    owed_interrupts: u32,
+    /// Signals to pass on when it runs again.
+    deliver: Vec<(Tid, u8)>,
+    pub(super) news: VecDeque<News>,
+    pub(super) ended: bool,
+}
+
+impl Stub {
+    /// Finds out in which state the target is; it stands then.
+    ///
+    /// # Errors
+    /// There is none, or the stub cannot be talked to.
+    pub(super) fn begin(&mut self) -> Result<(), Broken> {
+        // lldb-server 19 sends notifications with wrong checksums, and cannot detach while its target
+        // runs.
+        if self.offers.non_stop && self.offers.stops_threads && !self.offers.lldb {
+            self.run.non_stop = self.call(b"QNonStop:1")? == b"OK";
+        }
+        let mut reply = self.call(b"?")?;
+        loop {
+            match StopReply::parse(&reply) {
+                Some(StopReply::Stopped { thread, threads, .. }) => {
+                    self.run.pid = self.run.pid.or(thread.and_then(|thread| thread.pid));
+                    self.run.standing.extend(thread.map(|thread| thread.tid));
+                    self.run.threads.extend(threads);
+                }
+                Some(StopReply::Ended(_) | StopReply::Nobody) => {
+                    return Err(Broken::Nonsense("that it has no process; start it with one".to_owned()));
+                }
+                Some(StopReply::Output) => {}
+                None if self.run.non_stop => break,
+                None => return Err(unexpected("?", &reply)),
+            }
+            if !self.run.non_stop {
+                break;
+            }
+            // Each of the threads, until all were told.
+            reply = self.call(b"vStopped")?;
+            if self.run.standing.len() > super::threads::MAX_THREADS {
+                return Err(super::threads::too_many());
+            }
+        }
+        let current = self.call(b"qC")?;
+        let current = current.strip_prefix(b"QC").and_then(Tid::parse);
+        self.run.pid = self.run.pid.or(current.and_then(|current| current.pid));
+        self.list_threads()?;
+        if self.run.threads.is_empty() {
+            self.run.has_one_thread = true;
+            self.run.threads.push(current.unwrap_or(Tid { pid: None, tid: 1 }));
+        }
+        if self.run.non_stop && self.run.threads.iter().any(|tid| !self.run.standing.contains(&tid.tid)) {
+            // Somebody was here before and let some run.
+            self.run.running = true;
+            self.stop()?;
+        }
+        self.pass_signals()
+    }
+
+    /// Lets the stub hand the program its signals without stopping for them. Not those that stops
+    /// are made with.
+    fn pass_signals(&mut self) -> Result<(), Broken> {
+        if !self.offers.pass_signals {
+            return Ok(());
+        }
+        let ours: &[u8] = match (self.run.non_stop, self.offers.lldb) {
+            (true, false) => &[SIGTRAP],
+            _ => &[SIGTRAP, SIGINT, SIGSTOP, SIGSTOP_LINUX],
+        };
+        let signals = (1..=LAST_SIGNAL).filter(|signal| !ours.contains(signal));
+        let list: Vec<String> = signals.map(|signal| format!("{signal:x}")).collect();
+        // Where it is refused, signals are passed on from here.
+        self.call(format!("QPassSignals:{}", list.join(";")).as_bytes()).map(drop)
+    }
+
+    /// Whether files and memory can be read now.
+    pub(super) fn can_be_asked(&self) -> bool {
+        self.run.non_stop || !self.run.running
+    }
+
+    /// Stops the target; whether it stands then, or has ended.
+    ///
+    /// # Errors
+    /// It did not stop in time, or the stub cannot be talked to.
+    pub(super) fn stop(&mut self) -> Result<bool, Broken> {
+        if self.run.running && !self.run.ended {
+            super::STANDS.store(true, Ordering::SeqCst);
+            if self.run.non_stop { self.stop_threads()? } else { self.interrupt()? }
+        }
+        Ok(!self.run.ended)
+    }
+
+    fn interrupt(&mut self) -> Result<(), Broken> {
+        self.link.interrupt()?;
+        self.run.owed_interrupts += 1;
+        while self.run.running && !self.run.ended {
+            let reply = self.answer(b"Ctrl-C", STOP)?;
+            self.stopped_all(&reply)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a stop reply of all-stop mode.
+    fn stopped_all(&mut self, reply: &[u8]) -> Result<(), Broken> {
+        match StopReply::parse(reply) {
+            Some(StopReply::Stopped { signal, thread, exec, threads }) => {
+                self.run.running = false;
+                if !threads.is_empty() {
+                    self.run.threads = sorted(threads);
+                }
+                if let Some(path) = exec {
+                    self.run.news.push_back(News::Exec(path, thread));
+                } else if self.run.owed_interrupts > 0 && self.is_of_a_stop(signal) {
+                    self.run.owed_interrupts -= 1;
+                } else {
+                    self.note_signal(thread, signal);
+                }
+                Ok(())
+            }
+            Some(StopReply::Ended(status)) => {
+                self.ended(status);
+                Ok(())
+            }
+            Some(StopReply::Nobody) => {
+                self.ended(ExitStatus::Unknown);
+                Ok(())
+            }
+            Some(StopReply::Output) => Ok(()),
+            None => Err(unexpected("vCont;c", reply)),
+        }
+    }
+
+    fn ended(&mut self, status: ExitStatus) {
+        self.run.ended = true;
+        self.run.running = false;
+        self.run.news.push_back(News::Ended(status));
+    }
+
+    /// Whether stubs report a stop that was asked for by this signal.
+    fn is_of_a_stop(&self, signal: u8) -> bool {
+        let lldb = self.offers.lldb && signal == SIGSTOP_LINUX;
+        matches!(signal, 0 | SIGINT | SIGTRAP | SIGSTOP) || lldb
+    }
+
+    /// A signal that the program shall have. A trap is none: it is how stubs tell of an `exec` to
+    /// those who did not ask to be told, and would end the program.
+    fn note_signal(&mut self, thread: Option<Tid>, signal: u8) {
+        if signal != 0 && signal != SIGTRAP {
+            let thread = thread.or(self.run.threads.first().copied());
+            self.run.deliver.extend(thread.map(|thread| (thread, signal)));
+        }
+    }
+
+    fn stop_threads(&mut self) -> Result<(), Broken> {
+        let stop = format!("vCont;t{}", self.all_threads());
+        let questions = [stop.into_bytes(), b"qfThreadInfo".to_vec(), b"qsThreadInfo".to_vec()];
+        let answers = self.flight(&questions)?;
+        if answers[0] != b"OK" {
+            return Err(unexpected("vCont;t", &answers[0]));
+        }
+        self.finish_list(&answers[1..])?;
+        loop {
+            self.take_notifications()?;
+            let stands = |tid: &Tid| self.run.standing.contains(&tid.tid);
+            if self.run.ended || self.run.threads.iter().all(stands) {
+                break;
+            }
+            if !self.link.wait(QUIET)? {
+                // Some may have ended on their way, and `answer` minds the time.
+                self.list_threads()?;
+            }
+        }
+        self.run.running = false;
+        Ok(())
+    }
+
+    /// The words that mean all threads of the process.
+    fn all_threads(&self) -> String {
+        match self.run.pid {
+            Some(pid) if self.offers.multiprocess => format!(":p{pid:x}.-1"),
+            _ => ":-1".to_owned(),
+        }
+    }
+
+    /// Takes the stops that threads tell of in non-stop mode.
+    fn take_notifications(&mut self) -> Result<(), Broken> {
+        while let Some(notification) = self.link.notification() {
+            let Some(reply) = notification.strip_prefix(b"Stop:") else { continue };
+            self.stopped_one(reply)?;
+            // Acknowledging one gives the next, until there is none. More than there are may be
+            // acknowledged.
+            let mut more = true;
+            while more {
+                let left = self.run.threads.len().saturating_sub(self.run.standing.len());
+                let questions = vec![b"vStopped".to_vec(); (left + 1).min(STOPS_AT_ONCE)];
+                for reply in self.flight(&questions)? {
+                    if reply == b"OK" || reply.first() == Some(&b'E') {
+                        more = false;
+                    } else {
+                        self.stopped_one(&reply)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a stop reply of one thread.
+    fn stopped_one(&mut self, reply: &[u8]) -> Result<(), Broken> {
+        match StopReply::parse(reply) {
+            Some(StopReply::Stopped { signal, thread, exec, .. }) => {
+                let Some(thread) = thread else { return Err(unexpected("vStopped", reply)) };
+                self.run.standing.insert(thread.tid);
+                if self.run.standing.len() > super::threads::MAX_THREADS {
+                    return Err(super::threads::too_many());
+                }
+                if let Some(path) = exec {
+                    self.run.news.push_back(News::Exec(path, Some(thread)));
+                } else if !(self.offers.lldb && self.is_of_a_stop(signal)) {
+                    self.note_signal(Some(thread), signal);
+                }
+            }
+            Some(StopReply::Ended(status)) => self.ended(status),
+            Some(StopReply::Output | StopReply::Nobody) => {}
+            None => return Err(unexpected("vStopped", reply)),
+        }
+        Ok(())
+    }
+
+    /// Lets the target run.
+    ///
+    /// # Errors
+    /// The stub refuses, or cannot be talked to.
+    pub(super) fn go(&mut self) -> Result<(), Broken> {
+        if self.run.running || self.run.ended {
+            return Ok(());
+        }
+        super::STANDS.store(false, Ordering::SeqCst);
+        let signals = std::mem::take(&mut self.run.deliver);
+        if self.run.non_stop {
+            let mut actions = String::new();
+            for (thread, signal) in signals {
+                actions += &format!(";C{signal:02x}:{thread}");
+            }
+            let question = format!("vCont{actions};c{}", self.all_threads());
+            self.run.standing.clear();
+            self.run.running = true;
+            let answer = self.call(question.as_bytes())?;
+            return if answer == b"OK" { Ok(()) } else { Err(unexpected("vCont;c", &answer)) };
+        }
+        let question = match signals.first() {
+            Some((_, signal)) if !self.offers.continues_with_signal => format!("C{signal:02x}"),
+            Some((thread, signal)) => format!("vCont;C{signal:02x}:{thread};c"),
+            None if self.offers.continues => "vCont;c".to_owned(),
+            None => "c".to_owned(),
+        };
+        self.run.running = true;
+        self.link.send(question.as_bytes())
+    }
+
+    /// Waits until something happens to the running target, for `at_most`, and lets it run on.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn attend(&mut self, at_most: Duration) -> Result<(), Broken> {
+        if !self.link.wait(at_most)? {
+            return Ok(());
+        }
+        if !self.run.non_stop {
+            let reply = self.answer(b"vCont;c", ANSWER)?;
+            self.stopped_all(&reply)?;
+            return self.go();
+        }
+        self.take_notifications()?;
+        // They stopped without being asked: with a signal of their own, or for an exec.
+        let signals = std::mem::take(&mut self.run.deliver);
+        let mut standing: Vec<u64> = self.run.standing.drain().collect();
+        standing.sort_unstable();
+        for tid in standing {
+            let signal = signals.iter().find(|(thread, _)| thread.tid == tid);
+            let thread = Tid { pid: self.run.pid.filter(|_| self.offers.multiprocess), tid };
+            let question = match signal {
+                Some((_, signal)) => format!("vCont;C{signal:02x}:{thread}"),
+                None => format!("vCont;c:{thread}"),
+            };
+            // One that has ended since cannot be continued, which is no harm.
+            self.call(question.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Lets the target go, running. `broken` says that the stub has not answered as it should: then
+    /// it is told to, and hardly waited for.
+    pub(super) fn detach(&mut self, broken: bool) {
+        if !self.run.ended {
+            self.detach_as_it_is(broken);
+        }
+        super::STANDS.store(false, Ordering::SeqCst);
+    }
+
+    fn detach_as_it_is(&mut self, broken: bool) {
+        self.within(DETACH, "detaching");
+        if broken || self.detach_in_order().is_err() {
+            self.within(LAST, "detaching");
+            self.link.forget_packets();
+            if self.run.running && !self.run.non_stop {
+                let _ = self.link.interrupt();
+            }
+            let detach = self.detach_words();
+            if self.link.send(detach.as_bytes()).is_ok() {
+                // What comes may belong to anything that was asked before.
+                while let Ok(answer) = self.answer(b"D", LAST)
+                    && answer != b"OK"
+                {}
+            }
+        }
+    }
+
+    fn detach_in_order(&mut self) -> Result<(), Broken> {
+        if !self.run.non_stop {
+            self.stop()?;
+            if !self.run.deliver.is_empty() {
+                // Detaching would take the signal away from the program.
+                self.go()?;
+                self.stop()?;
+            }
+        }
+        if self.run.ended {
+            return Ok(());
+        }
+        let detach = self.detach_words();
+        let answer = self.call(detach.as_bytes())?;
+        if answer == b"OK" {
+            return Ok(());
+        }
+        // A stub that cannot detach: let it run, and go.
+        self.go()
+    }
+
+    fn detach_words(&self) -> String {
+        match self.run.pid {
+            Some(pid) if self.offers.multiprocess => format!("D;{pid:x}"),
+            _ => "D".to_owned(),
+        }
+    }
+}
+
+/// By number, none twice.
+pub(super) fn sorted(mut threads: Vec<Tid>) -> Vec<Tid> {
+    threads.sort_unstable_by_key(|thread| thread.tid);
+    threads.dedup_by_key(|thread| thread.tid);
+    threads
+}
+
+/// An answer that cannot be one.
+pub(super) fn unexpected(question: &str, answer: &[u8]) -> Broken {
+    let mut text = String::from_utf8_lossy(&answer[..answer.len().min(40)]).into_owned();
+    text.retain(|c| !c.is_control());
+    Broken::Nonsense(format!("`{text}` in answer to `{question}`"))
+}

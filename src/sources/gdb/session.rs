@@ -1,0 +1,295 @@
+//! Questions and answers: what the stub can do, one packet after the other or many on their way at
+//! once, and long objects in pieces. Knows nothing of threads and stops (`run.rs`).
+
+use std::time::{Duration, Instant};
+
+use super::broken::Broken;
+use super::link::Link;
+use super::stop_reply::Tid;
+
+/// How long the first answer may take: a stub that was just started is not ready at once.
+const FIRST: Duration = Duration::from_secs(10);
+/// How long any other answer may take.
+pub(super) const ANSWER: Duration = Duration::from_secs(5);
+/// How long the answer to two questions on their way at once may take to be believed in.
+const BOTH: Duration = Duration::from_secs(1);
+/// Questions on their way at once, and their bytes: what fits into any socket's buffer, so that
+/// a stub that waits until its answers are read never keeps us from reading them.
+const FLIGHT_PACKETS: usize = 64;
+const FLIGHT_BYTES: usize = 4096;
+/// Sizes of packets that are made use of.
+const PACKET_BYTES_LEAST: usize = 256;
+const PACKET_BYTES_MOST: usize = 128 << 10;
+/// What is offered. `xmlRegisters` makes stubs for Intel send their description.
+const QUESTION: &[u8] =
+    b"qSupported:multiprocess+;xmlRegisters=i386,arm,aarch64;exec-events+;vContSupported+;no-resumed+";
+
+/// What a stub says that it can do.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Offers {
+    /// Characters of a packet, at most.
+    pub(super) packet_bytes: usize,
+    pub(super) multiprocess: bool,
+    pub(super) non_stop: bool,
+    pub(super) features_xml: bool,
+    pub(super) threads_xml: bool,
+    pub(super) auxv: bool,
+    pub(super) exec_file: bool,
+    pub(super) libraries_svr4: bool,
+    pub(super) pass_signals: bool,
+    /// `x` answers with `b` in front of the bytes (gdb 16).
+    pub(super) binary_memory: bool,
+    /// It speaks as lldb's stubs do: registers of any thread by a suffix, signals by the system's
+    /// own numbers.
+    pub(super) lldb: bool,
+    /// `vCont` with these actions.
+    pub(super) continues: bool,
+    pub(super) continues_with_signal: bool,
+    pub(super) stops_threads: bool,
+}
+
+impl Offers {
+    /// Understands the answer to `qSupported`.
+    pub(super) fn parse(answer: &[u8]) -> Offers {
+        let mut offers = Offers { packet_bytes: 400, ..Offers::default() };
+        for feature in answer.split(|byte| *byte == b';') {
+            if let Some(size) = feature.strip_prefix(b"PacketSize=") {
+                let size = super::hex::number(size).and_then(|size| usize::try_from(size).ok());
+                offers.packet_bytes = size.unwrap_or(offers.packet_bytes);
+            }
+            let Some(name) = feature.strip_suffix(b"+") else { continue };
+            match name {
+                b"multiprocess" => offers.multiprocess = true,
+                b"QNonStop" => offers.non_stop = true,
+                b"qXfer:features:read" => offers.features_xml = true,
+                b"qXfer:threads:read" => offers.threads_xml = true,
+                b"qXfer:auxv:read" => offers.auxv = true,
+                b"qXfer:exec-file:read" => offers.exec_file = true,
+                b"qXfer:libraries-svr4:read" => offers.libraries_svr4 = true,
+                b"QPassSignals" => offers.pass_signals = true,
+                b"binary-upload" => offers.binary_memory = true,
+                _ => {}
+            }
+        }
+        offers.packet_bytes = offers.packet_bytes.clamp(PACKET_BYTES_LEAST, PACKET_BYTES_MOST);
+        offers
+    }
+}
+
+/// A stub that answers. See `run.rs` for stops, `threads.rs`, `memory.rs` and `remote_files.rs` for
+/// what is asked.
+pub(super) struct Stub {
+    pub(super) link: Link,
+    pub(super) offers: Offers,
+    /// Many questions may be on their way at once.
+    pipelines: bool,
+    /// All that is asked has to be answered by then; what that is, and how long it had.
+    limit: Option<(Instant, Duration, &'static str)>,
+    pub(super) run: super::run::Run,
+}
+
+impl Stub {
+    /// One of which nothing is known.
+    pub(super) fn new(link: Link) -> Stub {
+        let (offers, run) = (Offers::default(), super::run::Run::default());
+        Stub { link, offers, pipelines: false, limit: None, run }
+    }
+
+    /// Asks what the stub can do, and settles how to talk.
+    ///
+    /// # Errors
+    /// Why it cannot be talked to.
+    pub(super) fn greet(&mut self) -> Result<(), Broken> {
+        self.link.send(QUESTION)?;
+        let answer = self.answer(QUESTION, FIRST)?;
+        self.offers = Offers::parse(&answer);
+        if self.call(b"QStartNoAckMode")? == b"OK" {
+            self.link.stop_acknowledging();
+            self.pipelines = self.answers_both()?;
+        }
+        // Each changes the form of later answers, where it is understood.
+        if self.call(b"QThreadSuffixSupported")? == b"OK" {
+            self.offers.lldb = true;
+            self.call(b"QListThreadsInStopReply")?;
+            // Should we be killed: without it debugserver kills its target.
+            self.call(b"QSetDetachOnError:1")?;
+        }
+        let actions = self.call(b"vCont?")?;
+        if let Some(actions) = actions.strip_prefix(b"vCont") {
+            let has = |action: &[u8]| actions.split(|byte| *byte == b';').any(|other| other == action);
+            self.offers.continues = has(b"c");
+            self.offers.continues_with_signal = has(b"C");
+            self.offers.stops_threads = has(b"t");
+        }
+        Ok(())
+    }
+
+    /// Sets a time by which all that is asked from here on must be answered; `what` it is, for people.
+    pub(super) fn within(&mut self, time: Duration, what: &'static str) {
+        self.limit = Some((Instant::now() + time, time, what));
+    }
+
+    /// There is no such time any more.
+    pub(super) fn without_limit(&mut self) {
+        self.limit = None;
+    }
+
+    /// Asks, and waits for the answer. Not while the target runs in all-stop mode: the answer
+    /// would be the next stop.
+    ///
+    /// # Errors
+    /// No answer in time, or none that can be read.
+    pub(super) fn call(&mut self, body: &[u8]) -> Result<Vec<u8>, Broken> {
+        self.link.send(body)?;
+        self.answer(body, ANSWER)
+    }
+
+    /// The answer to a question that was sent.
+    pub(super) fn answer(&mut self, question: &[u8], time: Duration) -> Result<Vec<u8>, Broken> {
+        let now = Instant::now();
+        let mut until = now + time;
+        if let Some((limit, time, what)) = self.limit {
+            if now >= limit {
+                return Err(Broken::Endless(what, time));
+            }
+            until = until.min(limit.max(now + Duration::from_millis(1)));
+        }
+        match self.link.packet(until)? {
+            Some(answer) => Ok(answer),
+            None => match self.limit {
+                Some((limit, time, what)) if Instant::now() >= limit => Err(Broken::Endless(what, time)),
+                _ => Err(Broken::Silent(shown(question), time)),
+            },
+        }
+    }
+
+    /// Asks all of these, in as few round trips as can be; the answers in the same order.
+    ///
+    /// # Errors
+    /// As [`Stub::call`], for any of them.
+    pub(super) fn flight(&mut self, questions: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Broken> {
+        let mut answers = Vec::with_capacity(questions.len());
+        if !self.pipelines {
+            for question in questions {
+                answers.push(self.call(question)?);
+            }
+            return Ok(answers);
+        }
+        let (mut sent, mut bytes) = (0, 0);
+        while answers.len() < questions.len() {
+            let first = sent;
+            while let Some(next) = questions.get(sent)
+                && (sent == answers.len()
+                    || sent - answers.len() < FLIGHT_PACKETS && bytes + next.len() <= FLIGHT_BYTES)
+            {
+                bytes += next.len();
+                sent += 1;
+            }
+            if sent > first {
+                self.link.send_all(questions[first..sent].iter().map(Vec::as_slice))?;
+            }
+            let question = &questions[answers.len()];
+            answers.push(self.answer(question, ANSWER)?);
+            bytes -= question.len();
+        }
+        Ok(answers)
+    }
+
+    /// Reads an object in pieces (`qXfer`), at most so many bytes of it; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`Stub::call`]; or the object is larger.
+    pub(super) fn transfer(
+        &mut self,
+        object: &str,
+        annex: &str,
+        most: usize,
+    ) -> Result<Option<Vec<u8>>, Broken> {
+        let mut bytes = Vec::new();
+        loop {
+            // The letter in front, and escapes, have to fit as well.
+            let piece = self.offers.packet_bytes.saturating_sub(64).max(64);
+            let question = format!("qXfer:{object}:read:{annex}:{:x},{piece:x}", bytes.len());
+            let answer = self.call(question.as_bytes())?;
+            let Some((kind, rest)) = answer.split_first() else { return Ok(None) };
+            match kind {
+                b'm' if rest.is_empty() => {
+                    return Err(Broken::Nonsense(format!("an empty piece of `{object}`")));
+                }
+                b'm' | b'l' => bytes.extend_from_slice(rest),
+                _ => return Ok(None),
+            }
+            if bytes.len() > most {
+                return Err(Broken::Nonsense(format!("more than {most} bytes of `{object}`")));
+            }
+            if *kind == b'l' {
+                return Ok(Some(bytes));
+            }
+        }
+    }
+
+    /// Whether two questions that are on their way at once are both answered. Some stubs forget
+    /// what comes before they have answered.
+    fn answers_both(&mut self) -> Result<bool, Broken> {
+        let questions = [b"qC".as_slice(), b"qC"];
+        self.link.send_all(questions.into_iter())?;
+        self.answer(questions[0], ANSWER)?;
+        Ok(self.link.packet(Instant::now() + BOTH)?.is_some())
+    }
+
+    /// Lets the questions that are of no thread be of one that exists: the one that was chosen last may
+    /// have ended, and gdbserver 13 fails an assertion where none was ever chosen.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn choose_any_thread(&mut self) -> Result<(), Broken> {
+        let Some(first) = self.run.threads.first().copied() else { return Ok(()) };
+        match self.thread_words(first) {
+            (Some(choose), _) => self.call(&choose).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The suffix that says which thread is meant, and the packet in front that does.
+    pub(super) fn thread_words(&self, tid: Tid) -> (Option<Vec<u8>>, String) {
+        if self.run.has_one_thread {
+            (None, String::new())
+        } else if self.offers.lldb {
+            (None, format!(";thread:{:04x};", tid.tid))
+        } else {
+            (Some(format!("Hg{tid}").into_bytes()), String::new())
+        }
+    }
+}
+
+/// A question for people: what it begins with.
+fn shown(question: &[u8]) -> String {
+    let end = question.iter().position(|byte| matches!(byte, b':' | b',' | b';'));
+    let end = end.unwrap_or(question.len()).min(24);
+    String::from_utf8_lossy(&question[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_of_gdbserver() {
+        let offers = Offers::parse(
+            b"PacketSize=47ff;QPassSignals+;QProgramSignals+;qXfer:libraries-svr4:read+;\
+              qXfer:auxv:read+;QNonStop+;multiprocess+;qXfer:threads:read+;hwbreak+;vForkEvents-",
+        );
+        assert!(offers.non_stop && offers.multiprocess && offers.auxv && offers.threads_xml);
+        assert!(!offers.features_xml && !offers.binary_memory);
+        assert_eq!(offers.packet_bytes, 0x47ff);
+    }
+
+    #[test]
+    fn sizes_of_packets_are_kept_within_bounds() {
+        let size = |answer: &[u8]| Offers::parse(answer).packet_bytes;
+        assert_eq!(size(b""), 400);
+        assert_eq!(size(b"PacketSize=0"), PACKET_BYTES_LEAST);
+        assert_eq!(size(b"PacketSize=ffffffffffffffff"), PACKET_BYTES_MOST);
+        assert_eq!(size(b"PacketSize=nonsense"), 400);
+    }
+}

@@ -1,0 +1,304 @@
+//! Stops: the whole target stands for as long as the registers and stacks of its threads take to
+//! copy, in as few round trips as can be: the stop itself, all registers, all stacks. Whoever waits is
+//! told by where it stands (`waits.rs`), which no stub tells before a stop.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use super::broken::Broken;
+use super::layout::Told;
+use super::memory::{PAGE_BYTES, Range};
+use super::run::STOP;
+use super::stop_reply::Tid;
+use super::target::GdbTarget;
+use super::waits::{self, AROUND_BYTES, Doing};
+use crate::addr::Avma;
+use crate::arch::RED_ZONE_BYTES;
+use crate::clock::Clock;
+use crate::sources::{Activity, Capture, Event, Look, Outcome, ThreadId};
+
+/// Most threads that are copied in one stop.
+const AT_ONCE: usize = 1024;
+/// A stop is not to be longer, nanoseconds: where copies take long, fewer are made in one.
+const STAND_NS: u64 = 50_000_000;
+/// Places in code of which it is known whether threads wait there.
+const MAX_PLACES: usize = 4096;
+/// A stack that ends further above the stack pointer is another one.
+const MAX_STACK_BYTES: u64 = 64 << 20;
+/// What is mapped is looked at again this long after the last time at the earliest, where only a stop
+/// shows it, nanoseconds.
+const MAPS_NS: u64 = 250_000_000;
+
+/// A stop that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) thread: ThreadId,
+    pub(super) window_bytes: usize,
+    pub(super) keep_waiting: bool,
+}
+
+/// What came of it.
+pub(super) struct Stopped {
+    pub(super) thread: ThreadId,
+    pub(super) outcome: Outcome,
+    pub(super) capture: Capture,
+}
+
+/// The stops of a target, asked for and made.
+#[derive(Default)]
+pub(super) struct Stops {
+    pub(super) asked: VecDeque<Asked>,
+    pub(super) made: VecDeque<Stopped>,
+    pub(super) spare: Vec<Capture>,
+    /// So far: what tells a thread's looks apart.
+    count: u64,
+    /// What one thread in a stop takes, by the last one, nanoseconds.
+    copy_ns: u64,
+    /// Whether threads wait at a place in code.
+    places: HashMap<u64, bool>,
+    /// When the target was last let go; 0 before.
+    pub(super) ran_since_ns: u64,
+    /// What was stood for other things than stops, and is not told yet, nanoseconds.
+    pub(super) stood_ns: u64,
+    /// When what is mapped was last asked for, and that it is wanted.
+    maps_ns: u64,
+    pub(super) maps_wanted: bool,
+}
+
+impl Stops {
+    /// Threads to copy in one stop.
+    pub(super) fn at_once(&self) -> usize {
+        let fit = STAND_NS.checked_div(self.copy_ns).unwrap_or(u64::MAX);
+        usize::try_from(fit).unwrap_or(AT_ONCE).clamp(1, AT_ONCE)
+    }
+
+    /// Other code is there: what was learned of places does not hold.
+    pub(super) fn forget_places(&mut self) {
+        self.places.clear();
+    }
+
+    fn buffer(&mut self) -> Capture {
+        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
+        capture.stack_limit = None;
+        capture.stack.clear();
+        capture
+    }
+
+    /// A stop that came to nothing.
+    pub(super) fn failed(&mut self, thread: ThreadId, why: &'static str) {
+        let capture = self.buffer();
+        self.made.push_back(Stopped { thread, outcome: Outcome::Unreadable(why), capture });
+    }
+}
+
+/// A thread in a stop.
+struct Copy {
+    asked: Asked,
+    told: Option<Told>,
+    waits: Option<bool>,
+    capture: Capture,
+    outcome: Outcome,
+}
+
+impl GdbTarget {
+    /// Stops the target, copies the threads that were asked for, and lets it run.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn capture_asked(&mut self) -> Result<(), Broken> {
+        let count = self.stops.asked.len().min(self.stops.at_once());
+        let asked: Vec<Asked> = self.stops.asked.drain(..count).collect();
+        let begun_ns = self.clock.now_ns();
+        self.stub.within(STOP, "a stop");
+        if !self.stub.stop()? {
+            asked.iter().for_each(|asked| self.stops.failed(asked.thread, "process ended before it was stopped"));
+            self.take_news();
+            return Ok(());
+        }
+        let stands_ns = self.clock.now_ns();
+        let ran_ns = match self.stops.ran_since_ns {
+            0 => 0,
+            since_ns => stands_ns.saturating_sub(since_ns),
+        };
+        self.stops.count += 1;
+        self.update_threads(begun_ns)?;
+        let mut copies: Vec<Copy> = asked.into_iter().map(|asked| self.begin_copy(asked)).collect();
+        self.copy_registers(&mut copies)?;
+        self.copy_stacks(&mut copies)?;
+        self.look_at_maps(&copies, begun_ns)?;
+        self.stub.go()?;
+        self.stub.without_limit();
+        let now_ns = self.clock.now_ns();
+        self.stops.ran_since_ns = now_ns;
+        self.stops.copy_ns = now_ns.saturating_sub(stands_ns) / copies.len().max(1) as u64;
+        let pause_ns = now_ns.saturating_sub(begun_ns);
+        let mut stood_ns = pause_ns.saturating_add(std::mem::take(&mut self.stops.stood_ns));
+        for mut copy in copies {
+            copy.capture.pause_ns = pause_ns;
+            copy.capture.stood_ns = std::mem::take(&mut stood_ns);
+            self.account(&mut copy, ran_ns);
+            let Copy { asked, capture, outcome, .. } = copy;
+            self.stops.made.push_back(Stopped { thread: asked.thread, outcome, capture });
+        }
+        self.take_news();
+        Ok(())
+    }
+
+    fn begin_copy(&mut self, asked: Asked) -> Copy {
+        let outcome = Outcome::Unreadable("registers could not be read");
+        Copy { asked, told: None, waits: None, capture: self.stops.buffer(), outcome }
+    }
+
+    /// All registers, in one go, and who waits as far as they tell that.
+    fn copy_registers(&mut self, copies: &mut [Copy]) -> Result<(), Broken> {
+        let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.asked.thread)).collect();
+        let known: Vec<Tid> = threads.iter().flatten().copied().collect();
+        let mut told = self.stub.registers(&known, &self.layout)?.into_iter();
+        for (copy, thread) in copies.iter_mut().zip(threads) {
+            if thread.is_none() {
+                copy.outcome = Outcome::Unreadable("thread ended before it was stopped");
+                continue;
+            }
+            copy.told = told.next().flatten();
+            let Some(told) = &copy.told else { continue };
+            copy.capture.registers = told.registers;
+            copy.waits = match waits::by_registers(told, self.system) {
+                Doing::Waits => Some(true),
+                Doing::Runs => Some(false),
+                Doing::CodeDecides => self.stops.places.get(&told.registers.pc().0).copied(),
+            };
+        }
+        Ok(())
+    }
+
+    /// All stacks that are wanted, in one go, with the code that decides who waits.
+    fn copy_stacks(&mut self, copies: &mut [Copy]) -> Result<(), Broken> {
+        let mut ranges = Vec::new();
+        for copy in copies.iter() {
+            let Some(told) = &copy.told else { continue };
+            let pc = told.registers.pc().0 & self.process.code_mask;
+            if copy.waits.is_none() {
+                ranges.push(Range { at: pc.wrapping_sub(AROUND_BYTES as u64), bytes: 2 * AROUND_BYTES });
+            }
+            if copy.waits != Some(true) || copy.asked.keep_waiting {
+                ranges.push(self.window(copy.asked, told.registers.sp().0));
+            }
+        }
+        let mut read = self.stub.read_ranges(&ranges)?.into_iter().zip(&ranges);
+        let mut again = Vec::new();
+        for (index, copy) in copies.iter_mut().enumerate() {
+            let Some(told) = &copy.told else { continue };
+            let wanted = copy.waits != Some(true) || copy.asked.keep_waiting;
+            if copy.waits.is_none() {
+                let code = read.next().map(|(code, _)| code).unwrap_or_default();
+                let waits = match code.as_slice() {
+                    &[a, b, c, d, e, f, g, h] => waits::by_code(told, [a, b, c, d], [e, f, g, h], self.system),
+                    _ => false,
+                };
+                if self.decided_by_place(told) && self.stops.places.len() < MAX_PLACES {
+                    self.stops.places.insert(told.registers.pc().0, waits);
+                }
+                copy.waits = Some(waits);
+            }
+            if !wanted {
+                copy.outcome = Outcome::BeganToWait;
+                continue;
+            }
+            let Some((bytes, range)) = read.next() else { continue };
+            let sp = told.registers.sp().0;
+            if bytes.is_empty() && range.at < sp {
+                // The page below the stack pointer is none of the stack's.
+                again.push((index, Range { at: sp, bytes: copy.asked.window_bytes }));
+            } else {
+                self.take_stack(copy, *range, bytes);
+            }
+        }
+        let ranges: Vec<Range> = again.iter().map(|(_, range)| *range).collect();
+        if !ranges.is_empty() {
+            for ((index, range), bytes) in again.into_iter().zip(self.stub.read_ranges(&ranges)?) {
+                self.take_stack(&mut copies[index], range, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the place alone decides if threads wait there, for all threads and times: on aarch64
+    /// Linux a result does, too.
+    fn decided_by_place(&self, told: &Told) -> bool {
+        use crate::arch::Registers;
+        use waits::System;
+        !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_)))
+    }
+
+    /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
+    /// window or of the stack.
+    fn window(&self, asked: Asked, sp: u64) -> Range {
+        let below = sp.min(RED_ZONE_BYTES);
+        let end = sp.saturating_add(asked.window_bytes as u64);
+        let limit = self.stack_limit(asked.thread, sp);
+        let end = limit.map_or(end, |limit| end.min(limit));
+        Range { at: sp - below, bytes: usize::try_from(end - (sp - below)).unwrap_or(0) }
+    }
+
+    /// The end of a thread's stack, if it is known and the stack pointer is below.
+    fn stack_limit(&self, thread: ThreadId, sp: u64) -> Option<u64> {
+        let limit = self.threads.get(&thread)?.stack_limit?;
+        (sp < limit && limit - sp <= MAX_STACK_BYTES).then_some(limit)
+    }
+
+    fn take_stack(&mut self, copy: &mut Copy, range: Range, bytes: Vec<u8>) {
+        let sp = copy.capture.registers.sp().0;
+        let end = range.at.saturating_add(bytes.len() as u64);
+        if bytes.is_empty() || end <= sp {
+            copy.outcome = Outcome::Unreadable("stack could not be read");
+            return;
+        }
+        // Memory ends with pages; what ends elsewhere is a stub's own limit.
+        if bytes.len() < range.bytes && end.is_multiple_of(PAGE_BYTES) {
+            if let Some(thread) = self.threads.get_mut(&copy.asked.thread) {
+                thread.stack_limit = Some(end);
+            }
+        }
+        copy.capture.stack_limit = self.stack_limit(copy.asked.thread, sp).map(Avma);
+        copy.capture.stack_base = Avma(range.at);
+        copy.capture.stack = bytes;
+        copy.outcome = Outcome::Captured;
+    }
+
+    /// A thread that was found running is taken to have run since the stop before.
+    fn account(&mut self, copy: &mut Copy, ran_ns: u64) {
+        let waits = copy.waits == Some(true);
+        let (Some(thread), Some(_)) = (self.threads.get_mut(&copy.asked.thread), copy.told) else { return };
+        if !waits {
+            thread.ran_ns = thread.ran_ns.saturating_add(ran_ns);
+        }
+        let activity = if waits { Activity::Waiting } else { Activity::Running };
+        copy.capture.look = Some(Look { cpu_ns: thread.ran_ns, switches: self.stops.count, activity });
+        if waits && !copy.asked.keep_waiting {
+            copy.outcome = Outcome::BeganToWait;
+        }
+    }
+
+    /// Where only a stop shows what is mapped: if a thread is in code that is not known, or somebody
+    /// has asked.
+    fn look_at_maps(&mut self, copies: &[Copy], now_ns: u64) -> Result<(), Broken> {
+        let known = |told: &Told| self.images.contains(told.registers.pc().0 & self.process.code_mask);
+        let unknown = copies.iter().filter_map(|copy| copy.told.as_ref()).any(|told| !known(told));
+        if unknown && self.stub.run.non_stop {
+            self.events.push_back(Event::ImagesChanged);
+            return Ok(());
+        }
+        let due = now_ns.saturating_sub(self.stops.maps_ns) >= MAPS_NS;
+        if self.stub.run.non_stop || !due || !(unknown || self.stops.maps_wanted) {
+            return Ok(());
+        }
+        (self.stops.maps_ns, self.stops.maps_wanted) = (now_ns, false);
+        if self.images.learn(&mut self.stub, None)? {
+            self.stops.forget_places();
+            self.events.push_back(Event::ImagesChanged);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! The system calls that std has no name for: waiting for a descriptor for less than a millisecond,
+//! and ending a group of processes.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Waits until something can be read from `fd`, or its other end is closed, for `at_most`; whether
+/// it can. A signal ends the wait early.
+pub(super) fn wait_readable(fd: BorrowedFd<'_>, at_most: Duration) -> bool {
+    let mut polled = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    poll(&mut polled, at_most) > 0
+}
+
+#[cfg(target_os = "linux")]
+fn poll(polled: &mut libc::pollfd, at_most: Duration) -> libc::c_int {
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(at_most.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: at_most.subsec_nanos().into(),
+    };
+    // SAFETY: one initialised pollfd is passed as one, and the timeout is live; no signal mask is
+    // given.
+    unsafe { libc::ppoll(polled, 1, &raw const timeout, std::ptr::null()) }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn poll(polled: &mut libc::pollfd, at_most: Duration) -> libc::c_int {
+    // Up, so that a wait is never a loop that asks without end.
+    let at_most_ms = at_most.as_micros().div_ceil(1_000);
+    let at_most_ms = libc::c_int::try_from(at_most_ms).unwrap_or(libc::c_int::MAX);
+    // SAFETY: one initialised pollfd is passed as one.
+    unsafe { libc::poll(polled, 1, at_most_ms) }
+}
+
+/// Sends SIGTERM to a process group that was made for a child of ours.
+pub(super) fn end_group(group: u32) {
+    let Ok(group) = libc::pid_t::try_from(group) else { return };
+    if group > 1 {
+        // SAFETY: kill(2) takes two numbers and touches no memory of ours. The group is that of
+        // a child that was not waited for, so its number stands for no other.
+        unsafe { libc::kill(-group, libc::SIGTERM) };
+    }
+}

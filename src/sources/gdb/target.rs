@@ -1,0 +1,346 @@
+//! A target behind a stub, as the engine sees it: threads and events, looks that tell nothing but what
+//! the last stop showed, and memory and images by asking.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+
+use super::Begin;
+use super::broken::Broken;
+use super::images::Images;
+use super::layout::Layout;
+use super::run::{News, STOP};
+use super::session::Stub;
+use super::stop_reply::Tid;
+use super::stops::{Asked, Stops};
+use super::waits::System;
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, LocalFiles, Mapping};
+use crate::clock::{Clock, RealClock};
+use crate::sources::{Activity, Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+
+/// Where a stub lists threads only while the target stands: how often they are asked for,
+/// nanoseconds.
+const LIST_NS: u64 = 100_000_000;
+/// Names of threads are asked for this often at most, nanoseconds.
+const NAMES_NS: u64 = 1_000_000_000;
+
+/// A thread that is known.
+#[derive(Debug, Default)]
+pub(super) struct Thread {
+    /// Time in which it was found running, nanoseconds.
+    pub(super) ran_ns: u64,
+    /// End of the stack that it was last seen on.
+    pub(super) stack_limit: Option<u64>,
+}
+
+/// A target behind a stub. Dropping it lets the target run, and closes the connection.
+pub struct GdbTarget {
+    pub(super) stub: Stub,
+    pub(super) clock: RealClock,
+    pub(super) process: Process,
+    pub(super) system: System,
+    pub(super) layout: Layout,
+    pub(super) images: Images,
+    pub(super) threads: HashMap<ThreadId, Thread>,
+    names: HashMap<u64, String>,
+    names_ns: Option<u64>,
+    listed_ns: u64,
+    pub(super) stops: Stops,
+    pub(super) events: VecDeque<Event>,
+    /// Where the stub is, for messages.
+    place: String,
+    /// Why it cannot be talked to any more.
+    lost: Option<String>,
+    terminating: bool,
+}
+
+/// What a target is made of.
+pub(super) struct Parts {
+    pub(super) stub: Stub,
+    pub(super) process: Process,
+    pub(super) system: System,
+    pub(super) layout: Layout,
+    pub(super) images: Images,
+    pub(super) place: String,
+}
+
+impl GdbTarget {
+    /// Of a target that stands.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn begin(parts: Parts, begin: Begin, clock: RealClock) -> Result<GdbTarget, Broken> {
+        let Parts { stub, process, system, layout, images, place } = parts;
+        let mut target = GdbTarget {
+            stub,
+            clock,
+            process,
+            system,
+            layout,
+            images,
+            threads: HashMap::new(),
+            names: HashMap::new(),
+            names_ns: None,
+            listed_ns: 0,
+            stops: Stops::default(),
+            events: VecDeque::new(),
+            place,
+            lost: None,
+            terminating: false,
+        };
+        for tid in &target.stub.run.threads {
+            target.threads.insert(ThreadId(tid.tid), Thread::default());
+        }
+        match target.let_go(begin) {
+            Ok(()) => Ok(target),
+            Err(broken) => {
+                target.lose(&broken);
+                Err(broken)
+            }
+        }
+    }
+
+    fn let_go(&mut self, begin: Begin) -> Result<(), Broken> {
+        self.names = self.stub.thread_names()?;
+        self.names_ns = Some(self.clock.now_ns());
+        if begin == Begin::Running {
+            self.stub.go()?;
+            self.stops.ran_since_ns = self.clock.now_ns().max(1);
+        }
+        self.stub.without_limit();
+        Ok(())
+    }
+
+    /// The stub's number for a thread that exists.
+    pub(super) fn tid(&self, thread: ThreadId) -> Option<Tid> {
+        let threads = &self.stub.run.threads;
+        let at = threads.binary_search_by_key(&thread.0, |tid| tid.tid).ok()?;
+        Some(threads[at])
+    }
+
+    /// The stub has failed: one line for everybody who asks from now on. It is told to let the target
+    /// go at once.
+    fn lose(&mut self, broken: &Broken) -> Fault {
+        let why = format!("the stub at {} {broken}", self.place);
+        if self.lost.is_none() {
+            self.stub.detach(true);
+        }
+        Fault::Lost(self.lost.get_or_insert(why).clone())
+    }
+
+    /// Takes threads that came and went since the last stop. The target stands.
+    pub(super) fn update_threads(&mut self, now_ns: u64) -> Result<(), Broken> {
+        // In non-stop mode each stop lists them, and so do lldb's stubs.
+        let lists = self.stub.run.non_stop || self.stub.offers.lldb;
+        if !lists && !self.stub.run.has_one_thread && now_ns.saturating_sub(self.listed_ns) >= LIST_NS {
+            self.listed_ns = now_ns;
+            self.stub.list_threads()?;
+        }
+        let mut new = false;
+        for tid in &self.stub.run.threads {
+            let thread = ThreadId(tid.tid);
+            if !self.threads.contains_key(&thread) {
+                self.threads.insert(thread, Thread::default());
+                self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+                new = true;
+            }
+        }
+        let mut ended: Vec<ThreadId> =
+            self.threads.keys().copied().filter(|thread| self.tid(*thread).is_none()).collect();
+        ended.sort_unstable();
+        for thread in ended {
+            self.threads.remove(&thread);
+            self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
+        }
+        if new && !self.stub.run.non_stop {
+            self.ask_names(now_ns)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the names of threads, not too often.
+    fn ask_names(&mut self, now_ns: u64) -> Result<(), Broken> {
+        if self.names_ns.is_none_or(|asked_ns| now_ns.saturating_sub(asked_ns) >= NAMES_NS) {
+            self.names_ns = Some(now_ns);
+            self.names = self.stub.thread_names()?;
+        }
+        Ok(())
+    }
+
+    /// Makes events of what the stub told.
+    pub(super) fn take_news(&mut self) {
+        while let Some(news) = self.stub.run.news.pop_front() {
+            match news {
+                News::Ended(status) => self.events.push_back(Event::Exited(status)),
+                News::Exec(path, tid) => {
+                    let first = self.stub.run.threads.first().copied();
+                    let Some(tid) = tid.or(first) else { continue };
+                    self.stub.run.threads = vec![tid];
+                    let thread = ThreadId(tid.tid);
+                    self.threads.clear();
+                    self.threads.insert(thread, Thread::default());
+                    self.names.clear();
+                    self.images.forget();
+                    self.stops.forget_places();
+                    self.stops.maps_wanted = true;
+                    if let Some(name) = path.rsplit('/').next().filter(|name| !name.is_empty()) {
+                        name.clone_into(&mut self.process.name);
+                    }
+                    self.events.push_back(Event::Exec { thread, stack_top: None });
+                }
+            }
+        }
+    }
+
+    /// Does what needs answers: at once where the stub gives them while the target runs, else while
+    /// it stands for it.
+    fn asking<R>(
+        &mut self,
+        ask: impl FnOnce(&mut GdbTarget) -> Result<R, Broken>,
+    ) -> Result<R, Fault> {
+        if let Some(lost) = &self.lost {
+            return Err(Fault::Lost(lost.clone()));
+        }
+        let stops = !self.stub.can_be_asked();
+        let begun_ns = self.clock.now_ns();
+        self.stub.within(STOP, "what it was asked");
+        let asked = (|| {
+            if stops && !self.stub.stop()? {
+                return Ok(None);
+            }
+            self.stub.choose_any_thread()?;
+            let answer = ask(self)?;
+            if stops {
+                self.stub.go()?;
+            }
+            Ok(Some(answer))
+        })();
+        self.stub.without_limit();
+        if stops {
+            self.stops.stood_ns += self.clock.now_ns().saturating_sub(begun_ns);
+        }
+        self.take_news();
+        match asked {
+            Ok(answer) => answer.ok_or(Fault::Gone),
+            Err(broken) => Err(self.lose(&broken)),
+        }
+    }
+}
+
+impl Observed for GdbTarget {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        if !self.names.contains_key(&thread.0) && self.stub.run.non_stop && !self.stub.run.ended {
+            let now_ns = self.clock.now_ns();
+            self.asking(|target| target.ask_names(now_ns)).ok()?;
+        }
+        self.names.get(&thread.0).cloned()
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        if self.stub.run.non_stop && !self.stub.run.ended {
+            if self.asking(|target| target.images.learn(&mut target.stub, None))? {
+                self.stops.forget_places();
+            }
+        } else {
+            // The next stop looks.
+            self.stops.maps_wanted = true;
+        }
+        out.clear();
+        out.extend_from_slice(&self.images.mappings);
+        Ok(())
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+        self.images.bytes(mapping)
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::new(LocalFiles)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        let bytes = self.asking(|target| target.stub.read_memory(from.0, into.len()))?;
+        let read = bytes.len().min(into.len());
+        into[..read].copy_from_slice(&bytes[..read]);
+        if read == 0 { Err(Fault::Transient("memory could not be read")) } else { Ok(read) }
+    }
+}
+
+impl Target for GdbTarget {
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        out.clear();
+        out.extend(self.threads.keys().map(|thread| (*thread, None)));
+        out.sort_unstable();
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        let known = self.threads.get(&thread).ok_or(Fault::ThreadGone)?;
+        Ok(Look { cpu_ns: known.ran_ns, switches: 0, activity: Activity::Untold })
+    }
+
+    fn stops_at_once(&self) -> usize {
+        self.stops.at_once()
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        if !self.threads.contains_key(&thread) {
+            return Err(Fault::ThreadGone);
+        }
+        if !self.stops.asked.iter().any(|asked| asked.thread == thread) {
+            self.stops.asked.push_back(Asked { thread, window_bytes, keep_waiting });
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        let mut attended = false;
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            if let Some(stopped) = self.stops.made.pop_front() {
+                self.stops.spare.push(std::mem::replace(capture, stopped.capture));
+                return Ok(Event::Stopped { thread: stopped.thread, outcome: stopped.outcome });
+            }
+            if let Some(lost) = &self.lost {
+                return Err(Fault::Lost(lost.clone()));
+            }
+            if self.stub.run.ended {
+                return Err(Fault::Gone);
+            }
+            if !self.terminating && crate::sources::is_asked_to_end() {
+                self.terminating = true;
+                return Ok(Event::Terminate);
+            }
+            let done = if self.stops.asked.is_empty() {
+                let left_ns = until_ns.saturating_sub(self.clock.now_ns());
+                if left_ns == 0 && (attended || until_ns == 0) {
+                    return Ok(Event::Timeout);
+                }
+                attended = true;
+                self.stub.attend(Duration::from_nanos(left_ns))
+            } else {
+                self.capture_asked()
+            };
+            if let Err(broken) = done {
+                return Err(self.lose(&broken));
+            }
+            self.take_news();
+        }
+    }
+}
+
+impl Drop for GdbTarget {
+    fn drop(&mut self) {
+        if self.lost.is_none() {
+            self.stub.detach(false);
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The bytes between here and the stub: a TCP connection, or a command's standard input and output.
+//! Input: where the stub is; output: bytes, or one line that says what is wrong.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::broken::Broken;
+use crate::error::{Error, ErrorKind, Result, io_text};
+
+/// How long a connection may take to be made, for each address of a host.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long the stub may leave what is sent to it unread.
+const WRITE: Duration = Duration::from_secs(5);
+/// How long a command may take to end after its input was closed, and again after SIGTERM.
+const END: Duration = Duration::from_millis(500);
+/// Bytes read at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// Where a stub is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A TCP port.
+    Tcp {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// A command, for the shell, that speaks on its standard input and output.
+    Command(String),
+}
+
+impl Place {
+    /// Understands `HOST:PORT`, `:PORT` (this machine), `tcp:HOST:PORT` and `|COMMAND`; `None` for
+    /// anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Place> {
+        if let Some(command) = text.strip_prefix('|') {
+            let command = command.trim();
+            return (!command.is_empty()).then(|| Place::Command(command.to_owned()));
+        }
+        let (host, port) = text.strip_prefix("tcp:").unwrap_or(text).rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        let host = match host.strip_prefix('[').map(|rest| rest.strip_suffix(']')) {
+            Some(address) => address?,
+            // An address of IPv6 without its brackets could end anywhere.
+            None if host.contains([':', '/', ' ']) => return None,
+            None => host,
+        };
+        let host = if host.is_empty() { "localhost" } else { host };
+        Some(Place::Tcp { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Place::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Place::Command(command) => write!(f, "|{command}"),
+        }
+    }
+}
+
+/// The open way to a stub. Dropping it closes the connection, and ends a command that it began.
+pub(super) struct Transport {
+    stream: Stream,
+    command: Option<StubCommand>,
+    buffer: Vec<u8>,
+}
+
+impl Transport {
+    /// Connects, or starts the command.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Attach`]: why there is no connection, and what to check.
+    pub(super) fn open(place: &Place) -> Result<Transport> {
+        let (stream, command) = match place {
+            Place::Tcp { host, port } => (Stream::Tcp(connect(place, host, *port)?), None),
+            Place::Command(text) => {
+                let (stream, command) = start(text)?;
+                (stream, Some(command))
+            }
+        };
+        Ok(Transport { stream, command, buffer: vec![0; READ_BYTES] })
+    }
+
+    /// Waits for bytes for `at_most`; nothing where none came.
+    ///
+    /// # Errors
+    /// [`Broken::Closed`], or what the system says.
+    pub(super) fn read(&mut self, at_most: Duration) -> std::result::Result<&[u8], Broken> {
+        if !self.stream.wait_readable(at_most) {
+            return Ok(&[]);
+        }
+        match self.stream.read(&mut self.buffer) {
+            Ok(0) => Err(Broken::Closed),
+            Ok(count) => Ok(&self.buffer[..count]),
+            Err(error) if is_passing(&error) => Ok(&[]),
+            Err(error) if is_closed(&error) => Err(Broken::Closed),
+            Err(error) => Err(Broken::System(io_text(&error))),
+        }
+    }
+
+    /// Sends bytes.
+    ///
+    /// # Errors
+    /// [`Broken::Closed`], [`Broken::Deaf`], or what the system says.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), Broken> {
+        self.stream.write_all(bytes).map_err(|error| match error {
+            error if is_passing(&error) => Broken::Deaf(WRITE),
+            error if is_closed(&error) => Broken::Closed,
+            error => Broken::System(io_text(&error)),
+        })
+    }
+}
+
+impl Drop for Transport {
+    fn drop(&mut self) {
+        self.stream.close();
+        drop(self.command.take());
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof, WriteZero};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof | WriteZero
+    )
+}
+
+fn connect(place: &Place, host: &str, port: u16) -> Result<TcpStream> {
+    let failed = |why: &str| {
+        Error::new(ErrorKind::Attach, format!("cannot connect to {place}: {why}; is the stub listening there?"))
+    };
+    let addresses = (host, port).to_socket_addrs().map_err(|error| failed(&io_text(&error)))?;
+    let mut why = "the name has no address".to_owned();
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, CONNECT) {
+            Ok(stream) => {
+                // Requests are small, and each is waited for.
+                let set = stream.set_nodelay(true).and_then(|()| stream.set_write_timeout(Some(WRITE)));
+                set.map_err(|error| failed(&io_text(&error)))?;
+                return Ok(stream);
+            }
+            Err(error) => why = io_text(&error),
+        }
+    }
+    Err(failed(&why))
+}
+
+/// What is read from and written to.
+enum Stream {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Stream {
+    #[cfg(unix)]
+    fn wait_readable(&self, at_most: Duration) -> bool {
+        use std::os::fd::AsFd;
+        let fd = match self {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        };
+        super::sys::wait_readable(fd, at_most)
+    }
+
+    /// Where there is no poll(2), the read itself waits.
+    #[cfg(not(unix))]
+    fn wait_readable(&self, at_most: Duration) -> bool {
+        let Stream::Tcp(stream) = self;
+        stream.set_read_timeout(Some(at_most.max(Duration::from_millis(1)))).is_ok()
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(into),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.read(into),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.write_all(bytes),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.write_all(bytes),
+        }
+    }
+
+    fn close(&mut self) {
+        // If it is closed already there is nothing to do.
+        let _ = match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            #[cfg(unix)]
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+}
+
+/// A command that was started for its stub. Dropping it ends it, and what it started.
+struct StubCommand {
+    child: std::process::Child,
+}
+
+impl Drop for StubCommand {
+    fn drop(&mut self) {
+        // Its input is closed: most stubs end by themselves.
+        if self.ends_within(END) {
+            return;
+        }
+        #[cfg(unix)]
+        {
+            super::sys::end_group(self.child.id());
+            if self.ends_within(END) {
+                return;
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl StubCommand {
+    fn ends_within(&mut self, time: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if begun.elapsed() < time => std::thread::sleep(Duration::from_millis(2)),
+                Ok(None) => return false,
+                _ => return true,
+            }
+        }
+    }
+}
+
+/// Starts a command in a process group of its own: a Ctrl-C at the terminal is for us, and would
+/// end many a stub with its target.
+#[cfg(unix)]
+fn start(text: &str) -> Result<(Stream, StubCommand)> {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    let failed = |error: &io::Error| {
+        Error::new(ErrorKind::Attach, format!("cannot run `{text}`: {}", io_text(error)))
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(|error| failed(&error))?;
+    let output = theirs.try_clone().map_err(|error| failed(&error))?;
+    ours.set_write_timeout(Some(WRITE)).map_err(|error| failed(&error))?;
+    let mut command = Command::new("/bin/sh");
+    command.arg("-c").arg(text).process_group(0);
+    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::from(OwnedFd::from(output)));
+    let child = crate::sources::spawn_as_we_began(&mut command).map_err(|error| failed(&error))?;
+    // The command holds their end: ours tells when it is gone.
+    drop(command);
+    Ok((Stream::Unix(ours), StubCommand { child }))
+}
+
+#[cfg(not(unix))]
+fn start(text: &str) -> Result<(Stream, StubCommand)> {
+    let why = format!("cannot run `{text}`: this system has no sockets for it; give HOST:PORT");
+    Err(Error::new(ErrorKind::Attach, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_as_debuggers_write_them() {
+        let tcp = |host: &str, port| Some(Place::Tcp { host: host.to_owned(), port });
+        assert_eq!(Place::parse("board:3333"), tcp("board", 3333));
+        assert_eq!(Place::parse(":1234"), tcp("localhost", 1234));
+        assert_eq!(Place::parse("tcp:10.0.0.2:1234"), tcp("10.0.0.2", 1234));
+        assert_eq!(Place::parse("tcp::1234"), tcp("localhost", 1234));
+        assert_eq!(Place::parse("[::1]:1234"), tcp("::1", 1234));
+        let openocd = "| openocd -c 'gdb_port pipe'";
+        assert_eq!(Place::parse(openocd), Some(Place::Command("openocd -c 'gdb_port pipe'".to_owned())));
+        for wrong in ["", "board", "1234", ":0", ":65536", "::1:1234", "[::1:1234", "|", "| ", "/dev/ttyS0:1"] {
+            assert_eq!(Place::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(Place::parse("[::1]:1234").map(|place| place.to_string()).as_deref(), Some("[::1]:1234"));
+    }
+}

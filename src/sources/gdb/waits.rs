@@ -1,0 +1,129 @@
+//! Whether a thread that stands was waiting: a stub does not tell, but where it stands does. Input:
+//! registers, and the code around the program counter; output: yes or no. Pure.
+//!
+//! - Linux, x86_64: the result of a system call that a stop interrupts is an error that programs
+//!   never see (ERESTARTSYS and its like), or EINTR, and the program counter is behind `syscall`
+//!   (arch/x86/kernel/signal.c, handle_signal and arch_do_signal_or_restart).
+//! - Linux, aarch64: the kernel has set the program counter back to `svc` before it stops the thread
+//!   (arch/arm64/kernel/signal.c, do_signal); calls that are not repeated show EINTR behind it.
+//! - macOS: a thread in the kernel stands behind `syscall` or `svc #0x80`, whether it waits or not.
+//! - Without an operating system: a processor that stands at `hlt`, `wfi` or `wfe` or right behind it
+//!   has nothing to do.
+
+use super::layout::Told;
+use crate::arch::Registers;
+
+/// What runs the code of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// Linux: threads of a process.
+    Linux,
+    /// macOS and its like.
+    Mach,
+    /// No operating system that the stub knows of: threads are processors, or tasks.
+    Bare,
+}
+
+/// Bytes of code in front of the program counter that are looked at, and as many from it on.
+pub const AROUND_BYTES: usize = 4;
+
+const EINTR: i64 = -4;
+/// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
+const RESTART_CODES: [i64; 4] = [-512, -513, -514, -516];
+
+/// What a thread does, as far as its registers alone tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// It waits.
+    Waits,
+    /// It runs, or is ready to.
+    Runs,
+    /// The code around its program counter decides.
+    CodeDecides,
+}
+
+/// What registers tell.
+#[must_use]
+pub fn by_registers(told: &Told, system: System) -> Doing {
+    match (system, &told.registers) {
+        (System::Linux, Registers::X86_64(registers)) => {
+            let result = registers.gpr[0].cast_signed();
+            let interrupted = result == EINTR || RESTART_CODES.contains(&result);
+            match told.call {
+                _ if !interrupted => Doing::Runs,
+                Some(call) if call >= 0 => Doing::Waits,
+                Some(_) => Doing::Runs,
+                None => Doing::CodeDecides,
+            }
+        }
+        _ => Doing::CodeDecides,
+    }
+}
+
+/// Whether code says that a thread waits: `before` ends at the program counter, `after` begins there.
+#[must_use]
+pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES], system: System) -> bool {
+    const HLT: u8 = 0xf4;
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    const SVC_0: u32 = 0xd400_0001;
+    const SVC_80: u32 = 0xd400_1001;
+    const WAITS: [u32; 2] = [0xd503_207f, 0xd503_205f];
+    match &told.registers {
+        Registers::X86_64(_) => match system {
+            System::Linux | System::Mach => before[2..] == SYSCALL,
+            System::Bare => before[3] == HLT || after[0] == HLT,
+        },
+        Registers::Aarch64(registers) => {
+            let (before, after) = (u32::from_le_bytes(before), u32::from_le_bytes(after));
+            match system {
+                System::Linux => {
+                    after == SVC_0 || before == SVC_0 && registers.x[0].cast_signed() == EINTR
+                }
+                System::Mach => before == SVC_80,
+                System::Bare => WAITS.contains(&before) || WAITS.contains(&after),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::{Aarch64, X86_64};
+
+    fn x86(rax: i64, call: Option<i64>) -> Told {
+        let mut registers = X86_64::default();
+        registers.gpr[0] = rax.cast_unsigned();
+        Told { registers: Registers::X86_64(registers), call }
+    }
+
+    #[test]
+    fn interrupted_calls_of_linux_wait() {
+        assert_eq!(by_registers(&x86(-512, Some(0)), System::Linux), Doing::Waits);
+        assert_eq!(by_registers(&x86(-4, Some(232)), System::Linux), Doing::Waits);
+        assert_eq!(by_registers(&x86(-4, Some(-1)), System::Linux), Doing::Runs, "in user mode");
+        assert_eq!(by_registers(&x86(17, Some(1)), System::Linux), Doing::Runs, "the call is done");
+        let unknown = x86(-516, None);
+        assert_eq!(by_registers(&unknown, System::Linux), Doing::CodeDecides);
+        assert!(by_code(&unknown, [0x90, 0x90, 0x0f, 0x05], [0xc3; 4], System::Linux));
+        assert!(!by_code(&unknown, [0x90, 0x90, 0x0f, 0x0b], [0xc3; 4], System::Linux));
+    }
+
+    #[test]
+    fn arm_threads_stand_at_their_call_and_processors_at_wfi() {
+        let told = |x0: i64| Told {
+            registers: Registers::Aarch64(Aarch64 {
+                x: std::array::from_fn(|number| if number == 0 { x0.cast_unsigned() } else { 0 }),
+                sp: 0,
+                pc: 0,
+            }),
+            call: None,
+        };
+        let (svc, nop, wfi) = (0xd400_0001u32.to_le_bytes(), 0xd503_201fu32.to_le_bytes(), 0xd503_207fu32.to_le_bytes());
+        assert!(by_code(&told(3), nop, svc, System::Linux));
+        assert!(by_code(&told(-4), svc, nop, System::Linux));
+        assert!(!by_code(&told(8), svc, nop, System::Linux), "the call is done");
+        assert!(by_code(&told(0), wfi, nop, System::Bare) && by_code(&told(0), nop, wfi, System::Bare));
+        assert!(!by_code(&told(0), nop, nop, System::Bare));
+    }
+}

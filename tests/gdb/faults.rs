@@ -1,0 +1,245 @@
+//! What happens when a stub fails: no panic, no wait beyond the named times, one line that says
+//! what is wrong, and the target runs on where the stub lets it.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use stackprof::clock::RealClock;
+use stackprof::live::Live;
+use stackprof::sampler::{self, Options};
+use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
+use stackprof::sources::Target;
+use stackprof::walk::How;
+
+use crate::fake::{Fake, Fate, Manner, Wrong, X86_64};
+use crate::{Random, rounds};
+
+/// Well above the times that one failure may take (five seconds for an answer, two for detaching,
+/// thirty for all answers together), and what a busy machine adds.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+fn attach(port: u16) -> Result<GdbTarget, String> {
+    let place = Place::parse(&format!("127.0.0.1:{port}")).unwrap();
+    gdb::attach(&place, None, Begin::Running, RealClock::new()).map_err(|error| error.to_string())
+}
+
+/// Attaches, takes all stacks twice and leaves; what was said, and what became of the target.
+fn visit(manner: Manner) -> (Result<usize, String>, Fate) {
+    let begun = Instant::now();
+    let fake = Fake::start(manner);
+    let said = attach(fake.port).and_then(|mut target| {
+        let clock = RealClock::new();
+        let mut stacks = 0;
+        for _ in 0..2 {
+            let snapshot = sampler::snapshot(&mut target, &clock, 64, How::Auto);
+            stacks = snapshot.map_err(|error| error.to_string())?.stacks.len();
+        }
+        Ok(stacks)
+    });
+    let fate = fake.fate();
+    assert!(begun.elapsed() < PATIENCE, "{manner:?} took {:?}", begun.elapsed());
+    assert!(fate.harm.is_empty(), "{manner:?}: {:?}", fate.harm);
+    if let Err(said) = &said {
+        assert!(!said.contains('\n') && said.len() < 300, "{manner:?}: {said}");
+    }
+    (said, fate)
+}
+
+/// The answers that an undisturbed visit has.
+fn answers(manner: Manner) -> usize {
+    let (stacks, fate) = visit(manner);
+    assert_eq!(stacks, Ok(manner.threads.max(1)));
+    assert!(fate.runs && fate.detached, "{fate:?}");
+    fate.answers
+}
+
+/// Visits stubs of all these manners at the same time: most of the time is waiting.
+fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)> {
+    let (left, done) = (Mutex::new(manners), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| {
+                while let Some(manner) = { left.lock().unwrap().pop() } {
+                    let (said, fate) = visit(manner);
+                    done.lock().unwrap().push((manner, said, fate));
+                }
+            });
+        }
+    });
+    done.into_inner().unwrap()
+}
+
+fn every_manner() -> [Manner; 4] {
+    let all_stop = Manner::all_stop();
+    [all_stop, Manner::non_stop(), Manner { no_ack: false, ..all_stop }, Manner { threads: 0, xml: None, ..all_stop }]
+}
+
+/// At every answer in turn.
+fn at_each(wrong: impl Fn(usize) -> Wrong) -> Vec<(Manner, Result<usize, String>, Fate)> {
+    let mut manners = Vec::new();
+    for manner in every_manner() {
+        // A stub that tells nothing of its processor is refused at once.
+        let count = if manner.xml.is_some() { answers(manner) } else { 8 };
+        manners.extend((0..count).map(|at| Manner { wrong: wrong(at), ..manner }));
+    }
+    visit_all(manners)
+}
+
+#[test]
+fn a_stub_that_behaves_gives_a_stack_of_each_thread() {
+    for manner in every_manner().into_iter().filter(|manner| manner.xml.is_some()) {
+        assert!(answers(manner) > 20, "{manner:?}");
+    }
+    let alone = Manner { threads: 0, ..Manner::all_stop() };
+    answers(alone);
+}
+
+#[test]
+fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
+    for (manner, said, _) in at_each(Wrong::Closed) {
+        // The last answer is that to detaching, which nobody misses.
+        if let Err(said) = said {
+            assert!(said.contains("closed the connection") || said.contains("does not tell"), "{manner:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
+    for (manner, said, fate) in at_each(Wrong::Silent) {
+        if let Err(said) = said {
+            let told = said.contains("did not answer") || said.contains("within") || said.contains("does not tell");
+            assert!(told, "{manner:?}: {said}");
+        }
+        assert!(fate.runs, "{manner:?}: {fate:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_comes_too_late_is_never_taken_for_another() {
+    for (manner, said, fate) in at_each(Wrong::Late) {
+        assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
+    }
+}
+
+#[test]
+fn damaged_answers_are_asked_for_again_or_told() {
+    for wrong in [Wrong::Checksum, Wrong::Truncated] {
+        for (manner, said, fate) in at_each(wrong) {
+            assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
+        }
+    }
+}
+
+#[test]
+fn nonsense_is_told_and_the_target_runs_on() {
+    for round in 0..rounds(3) {
+        let mut random = Random::of_seed(round);
+        let seeds: Vec<u64> = (0..200).map(|_| random.next()).collect();
+        let nonsense = |at: usize| Wrong::Nonsense(at, seeds[at % seeds.len()]);
+        let garbage = |at: usize| Wrong::Garbage(at, seeds[at % seeds.len()]);
+        for (manner, said, fate) in at_each(nonsense).into_iter().chain(at_each(garbage)) {
+            assert!(fate.runs, "seed {round}: {manner:?}: {said:?} {fate:?}");
+        }
+    }
+}
+
+#[test]
+fn answers_without_end_come_to_an_end() {
+    let mut manners = Vec::new();
+    for at in [0, 3, 9, 14, 20] {
+        for manner in [Manner::all_stop(), Manner::non_stop()] {
+            manners.extend([Wrong::Endless(at), Wrong::Flood(at)].map(|wrong| Manner { wrong, ..manner }));
+        }
+    }
+    for (manner, said, _) in visit_all(manners) {
+        assert!(said.is_err(), "{manner:?}");
+    }
+}
+
+#[test]
+fn threads_without_end_are_refused() {
+    for wrong in [Wrong::Threads, Wrong::ThreadsAgain] {
+        for (manner, said, fate) in visit_all(vec![Manner { wrong, ..Manner::all_stop() }, Manner { wrong, ..Manner::non_stop() }]) {
+            let said = said.unwrap_err();
+            assert!(said.contains("more than 16384 threads") || said.contains("did not come to an end"), "{manner:?}: {said}");
+            assert!(fate.runs, "{manner:?}: {fate:?}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_stub_is_no_fault() {
+    for manner in [Manner::all_stop(), Manner::non_stop()] {
+        let (said, fate) = visit(Manner { wrong: Wrong::Slow, ..manner });
+        assert_eq!(said, Ok(3));
+        assert!(fate.runs && fate.detached);
+    }
+}
+
+#[test]
+fn contradictory_descriptions_are_refused() {
+    let cases: [(&str, &str); 6] = [
+        ("<target><architecture>armv7</architecture></target>", "`armv7`"),
+        ("<target><architecture>i386:x86-64</architecture><feature><reg name=\"rax\" bitsize=\"64\"/></feature></target>", "`rdx` is missing"),
+        ("<target><architecture>i386:x86-64</architecture><reg name=\"rax\" bitsize=\"64\" regnum=\"1\"/><reg name=\"rbx\" bitsize=\"64\" regnum=\"1\"/></target>", "one number"),
+        ("<target><xi:include href=\"loop.xml\"/></target>", "without end"),
+        ("<target><xi:include href=\"none.xml\"/></target>", "but not that"),
+        ("<target", "not XML"),
+    ];
+    for (xml, expected) in cases {
+        let (said, fate) = visit(Manner { xml: Some(xml), ..Manner::all_stop() });
+        let said = said.unwrap_err();
+        assert!(said.contains(expected), "{said}");
+        assert!(fate.runs && fate.detached, "{fate:?}");
+    }
+    assert!(X86_64.contains("rip"));
+}
+
+fn options() -> Options {
+    Options {
+        linger_ns: 0,
+        hz: 200,
+        duration_ns: Some(500_000_000),
+        idle: false,
+        threads: true,
+        max_depth: 64,
+        unwind: How::Auto,
+        seed: 1,
+        max_stop: 0.5,
+    }
+}
+
+#[test]
+fn a_recording_weighs_the_time_between_its_stops() {
+    for manner in [Manner::all_stop(), Manner::non_stop()] {
+        let fake = Fake::start(manner);
+        let mut target = attach(fake.port).unwrap();
+        let profile = sampler::record(&mut target, &RealClock::new(), &options(), &Live::default()).unwrap();
+        drop(target);
+        let fate = fake.fate();
+        assert!(fate.runs && fate.detached && fate.stops > 3, "{fate:?}");
+        assert_eq!(profile.stats.cut_short, None);
+        // Three threads that always run, for half a second at 200 Hz; less what the stops took.
+        let counts = profile.stats.samples + profile.stats.samples_lost.values().sum::<u64>();
+        let most = 3 * 200 * profile.stats.duration_ns / 1_000_000_000 + 3;
+        assert!(counts <= most && counts > 0, "{counts} counts of {most}: {:?}", profile.stats);
+    }
+}
+
+#[test]
+fn what_was_recorded_before_the_connection_was_lost_is_kept() {
+    for manner in [Manner::all_stop(), Manner::non_stop()] {
+        let until = answers(manner) + 60;
+        let fake = Fake::start(Manner { wrong: Wrong::Closed(until), ..manner });
+        let mut target = attach(fake.port).unwrap();
+        let options = Options { duration_ns: Some(60_000_000_000), ..options() };
+        let profile = sampler::record(&mut target, &RealClock::new(), &options, &Live::default()).unwrap();
+        let why = profile.stats.cut_short.unwrap();
+        assert!(why.contains("closed the connection"), "{why}");
+        assert!(profile.stats.samples > 0);
+        let mut threads = Vec::new();
+        target.threads(&mut threads);
+        assert_eq!(threads.len(), 3);
+    }
+}
