@@ -11,6 +11,7 @@ use libc::pid_t;
 
 use super::on_cpu::{self, Sched};
 use super::proc;
+use super::registers::Calls;
 use crate::addr::Avma;
 use crate::sources::{Activity, Fault, Look};
 
@@ -56,6 +57,7 @@ pub(super) struct Thread {
     doubted: bool,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
+    pub(super) calls: Calls,
 }
 
 impl Thread {
@@ -72,6 +74,7 @@ impl Thread {
             doubted: false,
             pending: None,
             stack_top,
+            calls: Calls::default(),
         })
     }
 

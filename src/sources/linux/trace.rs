@@ -230,26 +230,18 @@ impl LinuxTarget {
     /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
     fn pass_on(&mut self, standing: Standing) {
         let Standing { tid, signal } = standing;
-        if signal != 0
-            && sys::registers(tid, &mut self.raw).is_ok()
-            && registers::interrupted_call(&self.raw)
-            && self.ignores(signal)
-            && registers::repair_interrupted_call(&mut self.raw)
-        {
-            let _ = sys::set_registers(tid, &mut self.raw);
+        if signal != 0 && sys::registers(tid, &mut self.raw).is_ok() {
+            self.repair(tid, signal);
         }
     }
 
-    fn ignores(&self, signal: c_int) -> bool {
-        let status = fs::read(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let status = String::from_utf8_lossy(&status);
-        let bit = |key| {
-            let set = proc::status_value(&status, key).and_then(|hex| u64::from_str_radix(hex, 16).ok());
-            set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
-        };
-        let ignored_by_default =
-            matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
-        bit("SigIgn") || ignored_by_default && !bit("SigCgt")
+    /// Repairs the call that this stop interrupted, of the thread whose registers were read.
+    fn repair(&mut self, tid: pid_t, signal: c_int) {
+        let Some(thread) = self.threads.get_mut(&tid) else { return };
+        let is_handled = || signal != 0 && !ignores(self.pid, signal);
+        if registers::repair_interrupted_call(&mut self.raw, tid, &mut thread.calls, is_handled) {
+            let _ = sys::set_registers(tid, &mut self.raw);
+        }
     }
 
     /// A thread that the kernel attached for us, before its first instruction.
@@ -282,6 +274,9 @@ impl LinuxTarget {
         let tid = standing.tid;
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_standing(tid, pending, seen_ns, capture);
+        if !matches!(outcome, Outcome::Unreadable(_)) {
+            self.repair(tid, standing.signal);
+        }
         drop(standing);
         let end_ns = self.clock.now_ns();
         // A thread that stopped while we slept had waited for a CPU: it stands since the
@@ -352,9 +347,6 @@ impl LinuxTarget {
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
             copy_stack(tid, sp, len, capture);
         }
-        if in_call && !pending.job_control && registers::repair_interrupted_call(&mut self.raw) {
-            let _ = sys::set_registers(tid, &mut self.raw);
-        }
         outcome
     }
 
@@ -401,6 +393,18 @@ impl LinuxTarget {
         }
         Some(Event::Terminate)
     }
+}
+
+/// Whether a signal that reaches a process runs no handler of it, and does nothing else either.
+fn ignores(pid: pid_t, signal: c_int) -> bool {
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let bit = |key| {
+        let set = proc::status_value(&status, key).and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
+    };
+    let ignored_by_default = matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
+    bit("SigIgn") || ignored_by_default && !bit("SigCgt")
 }
 
 /// Copies `len` bytes from the stack pointer up, and what code may keep below it.
