@@ -105,8 +105,17 @@ mod arch {
     pub(in super::super) struct Calls {
         /// Program counter and first argument that a call was made again with.
         made_again: Option<(u64, u64)>,
-        /// Program counter and stack pointer at which EINTR is what a handler caused.
-        handled: Option<(u64, u64)>,
+        /// Where EINTR is what a handler caused.
+        handled: Option<Handled>,
+    }
+
+    /// A call that a handler interrupted.
+    #[derive(Debug)]
+    struct Handled {
+        /// Program counter and stack pointer behind it.
+        at: (u64, u64),
+        /// Its first argument, if it was told.
+        first: Option<u64>,
     }
 
     /// The kernel has already prepared the restart when the stop is seen
@@ -135,40 +144,43 @@ mod arch {
         if !RESTARTABLE.contains(&number) {
             return false;
         }
-        if calls.made_again == Some((raw.pc, raw.regs[0])) {
-            if !is_handled() {
-                return false;
+        if let Some((pc, first)) = calls.made_again
+            && (pc, first) == (raw.pc, raw.regs[0])
+        {
+            let undo = is_handled();
+            if undo {
+                raw.pc = pc.wrapping_add(SVC_BYTES);
+                raw.regs[0] = EINTR.cast_unsigned();
+                calls.made_again = None;
+                calls.handled = Some(Handled { at: (raw.pc, raw.sp), first: Some(first) });
             }
-            raw.pc = raw.pc.wrapping_add(SVC_BYTES);
-            raw.regs[0] = EINTR.cast_unsigned();
-            *calls = Calls { made_again: None, handled: Some((raw.pc, raw.sp)) };
-            return true;
+            return undo;
         }
         if call_result(raw).is_none() {
             // The kernel makes it again by itself; a handler may turn that into EINTR.
             if is_handled() && is_svc(tid, raw.pc) {
-                calls.handled = Some((raw.pc.wrapping_add(SVC_BYTES), raw.sp));
+                let at = (raw.pc.wrapping_add(SVC_BYTES), raw.sp);
+                calls.handled = Some(Handled { at, first: Some(raw.regs[0]) });
             }
             return false;
         }
-        let pc = raw.pc.wrapping_sub(SVC_BYTES);
+        let (at, pc) = ((raw.pc, raw.sp), raw.pc.wrapping_sub(SVC_BYTES));
         if !is_svc(tid, pc) {
             return false;
         }
-        let here = Some((raw.pc, raw.sp));
+        let first = sys::first_argument(tid, number);
         if is_handled() {
-            calls.handled = here;
+            calls.handled = Some(Handled { at, first });
             return false;
         }
         // A thread that comes back from a handler has the same registers as one whose call our stop
-        // interrupted. Once they are taken for the handler's: an EINTR too many is less than one
-        // that a program waits for.
-        if calls.handled.take() == here {
+        // interrupted. But its last call was `rt_sigreturn`, with any first argument.
+        if calls.handled.take().is_some_and(|handled| handled.at == at && handled.first != first) {
             return false;
         }
-        let Some(argument) = sys::first_argument(tid, number) else { return false };
-        calls.made_again = Some((pc, argument));
-        (raw.pc, raw.regs[0]) = (pc, argument);
+        let Some(first) = first else { return false };
+        calls.made_again = Some((pc, first));
+        (raw.pc, raw.regs[0]) = (pc, first);
         true
     }
 
