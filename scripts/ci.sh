@@ -51,7 +51,7 @@ else
     )
 fi
 if command -v shellcheck >/dev/null; then
-    step shellcheck scripts/*.sh .ci/run
+    step shellcheck scripts/*.sh scripts/*/*.sh .ci/run
 elif [[ -n ${STACKPROF_NO_SKIP:-} ]]; then
     echo "ci.sh: shellcheck is not installed; try \`apt-get install shellcheck\`" >&2
     exit 1

@@ -56,7 +56,8 @@ pub fn run(dump: &Dump) -> Result<()> {
         Source::Gdb(stub) => {
             system::prepare();
             let clock = RealClock::new();
-            let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Standing, clock.clone())?;
+            let mut target =
+                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Standing, clock.clone())?;
             show(&mut target, &clock)?
         }
         Source::Launch(_) | Source::Demo | Source::Several(_) => Shown::whole(String::new()),

@@ -4,7 +4,7 @@
 //! CPU time is judged, never how long something takes: beside other programs it takes longer.
 
 use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled};
-use crate::support::{Fixture, Recorded, cpu_time, numbers};
+use crate::support::{Fixture, Recorded, cpu_time, emulated, not_here, numbers};
 
 /// The program and its sleepers.
 const THREADS: &str = "2001";
@@ -57,10 +57,14 @@ fn two_thousand_sleepers_cost_nothing_beside_one_and_two_busy_threads() {
         recorded.check(accounted >= 0.99 * seconds, format!("{accounted} s instead of {seconds} s"));
         let in_work = recorded.count(|stack| stack.has("busy")) as f64 / recorded.total() as f64;
         recorded.check(in_work > 0.9, format!("{in_work} of the time in the work"));
-        recorded.check(
-            recording_s <= PROFILER_CPU_MAX * duration_s,
-            format!("the profiler used {recording_s} s of {duration_s} s"),
-        );
+        if emulated() {
+            not_here("what the profiler costs is not judged on an emulated processor");
+        } else {
+            recorded.check(
+                recording_s <= PROFILER_CPU_MAX * duration_s,
+                format!("the profiler used {recording_s} s of {duration_s} s"),
+            );
+        }
         check_memory(&recorded);
     }
 }

@@ -4,6 +4,8 @@
 
 use std::process::Command;
 
+#[cfg(target_arch = "aarch64")]
+use crate::support::Stack;
 use crate::support::{Recorded, compile, launch, live, not_here};
 
 /// Checks the part of the stacks that are complete, and which counts have which root frame.
@@ -77,6 +79,35 @@ fn a_realigned_frame_larger_than_the_window_is_walked_with_a_larger_one() {
     let ran_out = recorded.stats["stacks_incomplete"]["window ran out"].as_f64().unwrap_or(0.0);
     let known = recorded.figure("stacks_complete") + ran_out;
     recorded.check(known >= total * 0.95, format!("{known} of {total} are whole or ran out of the window"));
+}
+
+/// From a function's prologue on, the link register and the word on the stack bear a signature above
+/// the bits of the address; of a leaf without a frame the register alone, all the time.
+#[test]
+#[cfg(target_arch = "aarch64")]
+fn signed_return_addresses_are_walked() {
+    const DEPTH: usize = 20;
+    let Some(_one) = crate::by_kernel::sampled() else { return };
+    let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    if !processor.split_whitespace().any(|feature| feature == "paca") {
+        return not_here("this processor signs no return addresses");
+    }
+    let signed = "-mbranch-protection=pac-ret+leaf";
+    let framed = compile("shares", "shares_signed", &[signed]);
+    let bare =
+        compile("shares", "shares_signed_bare", &[signed, "-DBARE_LEAVES", "-momit-leaf-frame-pointer"]);
+    for source in ["ptrace", "perf"] {
+        for (program, unwind) in [(&framed, "auto"), (&framed, "fp"), (&bare, "auto")] {
+            let options = ["--hz", "997", "--source", source, "--no-kernel", "--unwind", unwind];
+            let recorded = launch(&options, program, &["0.6", "20"]);
+            check(&recorded, 0.98, &format!("signed, {source}, {unwind}"));
+            let depth = |stack: &Stack| stack.frames.iter().filter(|frame| *frame == "recurse").count();
+            let in_leaves = recorded.count(|stack| stack.leaf().starts_with("leaf_"));
+            let deep = recorded.count(|stack| stack.leaf().starts_with("leaf_") && depth(stack) == DEPTH);
+            recorded.check(in_leaves > 100, format!("{in_leaves} counts"));
+            recorded.check(deep * 100 >= in_leaves * 99, format!("{deep} of {in_leaves} at depth {DEPTH}"));
+        }
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use crate::support::{
-    Fixture, Random, Recorded, Stack, assert_untouched, fixture, live, not_here, points, proc_status, record_by,
-    rounds, stackprof, wait_for,
+    Fixture, Random, Recorded, Stack, assert_untouched, fixture, live, not_here, points, proc_status,
+    record_by, rounds, stackprof, wait_for,
 };
 
 const DEPTH: usize = 20;
@@ -21,7 +21,8 @@ const SHARES: [(&str, f64); 4] = [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_1
 fn program(names: &[&str]) -> Option<PathBuf> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let places = || env::split_paths(&paths);
-    let found = names.iter().find_map(|name| places().map(|place| place.join(name)).find(|path| path.is_file()));
+    let found =
+        names.iter().find_map(|name| places().map(|place| place.join(name)).find(|path| path.is_file()));
     if found.is_none() {
         let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
         assert!(!must, "STACKPROF_NO_SKIP is set, but there is no {}", names[0]);
@@ -41,7 +42,8 @@ impl Stub {
     fn gdbserver(pid: u32) -> Option<Stub> {
         let mut command = Command::new(program(&["gdbserver"])?);
         command.args(["--attach", "127.0.0.1:0", &pid.to_string()]);
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child =
+            command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let port = lines.find_map(|line| line.strip_prefix("Listening on port ").map(str::to_owned));
         let port = port.expect("gdbserver says where it listens");
@@ -247,7 +249,13 @@ fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
         std::thread::sleep(std::time::Duration::from_millis(5 + random.below(60)));
         let Some(stub) = Stub::gdbserver(target.pid()) else { return };
         let remote = format!("target remote {}", stub.place);
-        let commands = ["set debuginfod enabled off", "set pagination off", &remote, "thread apply all bt", "disconnect"];
+        let commands = [
+            "set debuginfod enabled off",
+            "set pagination off",
+            &remote,
+            "thread apply all bt",
+            "disconnect",
+        ];
         let mut command = Command::new(&gdb);
         command.args(["-q", "-batch", "-nx"]).args(commands.iter().flat_map(|command| ["-ex", command]));
         let said = command.arg(fixture(name)).stdin(Stdio::null()).output().unwrap();
@@ -271,7 +279,12 @@ fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
         assert_untouched(target.pid(), "after the dump");
     }
     println!("{compared} stacks compared, {} differ", different.len());
-    assert!(different.len() * 1000 <= compared * 5, "{} of {compared}:\n{}", different.len(), different.join("\n"));
+    assert!(
+        different.len() * 1000 <= compared * 5,
+        "{} of {compared}:\n{}",
+        different.len(),
+        different.join("\n")
+    );
 }
 
 #[test]

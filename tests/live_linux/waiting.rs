@@ -35,7 +35,6 @@ fn an_epoll_server_sees_no_eintr_at_5000_hz() {
 }
 
 #[test]
-#[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn an_epoll_server_sees_no_eintr_with_idle() {
     check_epoll(EVENTS, &["--hz", "2000", "--idle"], 0);
 }
@@ -44,9 +43,27 @@ fn an_epoll_server_sees_no_eintr_with_idle() {
 /// is repaired unless another thread of the process has taken the signal first: rare, and a
 /// known limit (README).
 #[test]
-#[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn ignored_signals_do_not_interrupt_an_epoll_server() {
     check_epoll(&[EVENTS[0], "signal"], &["--hz", "997"], 2);
+}
+
+/// Calls that stops interrupted are made again; those that a handler interrupted are not, whichever of
+/// the two comes first.
+#[test]
+fn a_handler_ends_a_wait_however_often_it_is_stopped() {
+    let Some(_one) = live() else { return };
+    const SIGNALS: u64 = 300;
+    let mut target = Fixture::start("eintr", [SIGNALS.to_string()]);
+    target.line("ready");
+    let running = attach(target.pid(), &["--hz", "2000", "--idle", "--max-stop", "100"]);
+    target.go();
+    let said = target.done().join(" ");
+    println!("{said}");
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let said = numbers(&said);
+    recorded.check(said["right"] == SIGNALS, format!("the program saw {said:?}"));
+    recorded.check(said["without"] == 0, format!("a wait ended without a signal: {said:?}"));
 }
 
 #[track_caller]
@@ -93,7 +110,6 @@ fn calls_that_wait_end_by_their_timeout() {
 }
 
 #[test]
-#[cfg_attr(target_arch = "aarch64", ignore = "the kernel does not let an interrupted call be repaired there")]
 fn calls_that_wait_end_by_their_timeout_with_idle() {
     check_calls(&["--hz", "997", "--idle"]);
 }

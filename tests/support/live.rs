@@ -74,6 +74,12 @@ pub(crate) fn measuring() -> bool {
     env::var("STACKPROF_MEASURE").is_ok_and(|value| value == "1")
 }
 
+/// Whether the processor is emulated, so that all code takes some twenty times as long: what a sample
+/// costs is nothing to judge by then.
+pub(crate) fn emulated() -> bool {
+    env::var("STACKPROF_EMULATED").is_ok_and(|value| value == "1")
+}
+
 /// Compiles `tests/fixtures/NAME.c` with the usual flags.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     compile(name, name, &[])

@@ -79,6 +79,15 @@ pub(super) fn waits_at(text: &[u8]) -> Option<(Avma, Avma)> {
     Some((hex()?, pc))
 }
 
+/// First argument of a thread in the system call `number`, by `/proc/TID/syscall`.
+#[cfg(any(test, target_arch = "aarch64"))]
+pub(super) fn first_argument(text: &[u8], number: i64) -> Option<u64> {
+    let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
+    let same = fields.next()?.parse() == Ok(number);
+    let argument = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
+    same.then_some(argument)
+}
+
 /// What a state letter means for sampling.
 pub(super) fn activity(state: u8) -> Activity {
     match state {
@@ -184,6 +193,11 @@ mod tests {
         let text = b"34 0x0 0x0 0x0 0x7f 0x0 0x7f 0x7ffcab0fe1d8 0x7f6562011d17\n";
         assert_eq!(waits_at(text), Some((Avma(0x7ffc_ab0f_e1d8), Avma(0x7f65_6201_1d17))));
         assert_eq!(waits_at(b"running\n"), None);
+        let in_call = b"22 0x5 0x0 0x0 0x7f 0x0 0x7f 0xffffcab0fe10 0xffff62011d17\n";
+        assert_eq!(first_argument(in_call, 22), Some(5));
+        assert_eq!(first_argument(in_call, 23), None);
+        assert_eq!(first_argument(b"-1 0xffffcab0fe10 0xffff62011d17\n", 22), None);
+        assert_eq!(first_argument(b"running\n", 22), None);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The kernel's register block as the engine's registers, and the repair of a system call
 //! that our stop interrupted.
 
+use libc::pid_t;
+
 use super::sys::RawRegisters;
 use crate::arch::Registers;
+
+pub(super) use arch::Calls;
 
 /// A stop found the thread in a system call that had begun to wait.
 ///
@@ -19,10 +23,17 @@ pub(super) fn interrupted_call(raw: &RawRegisters) -> bool {
 ///
 /// Most calls restart by themselves after a stop. The few listed in signal(7) under
 /// "Interruption of system calls and library functions by stop signals" fail with EINTR:
-/// their result becomes ERESTARTNOHAND, with which the kernel repeats the call unless a
-/// handler of the target runs, and then returns the EINTR that the handler would cause.
-pub(super) fn repair_interrupted_call(raw: &mut RawRegisters) -> bool {
-    arch::repair(raw)
+/// these are made again, unless a handler of the target runs, which has to cause the EINTR.
+///
+/// To be asked at every stop that is not job control's, of thread `tid` whose registers `raw` are;
+/// `is_handled` tells whether a signal is on its way to it that runs a handler.
+pub(super) fn repair_interrupted_call(
+    raw: &mut RawRegisters,
+    tid: pid_t,
+    calls: &mut Calls,
+    is_handled: impl FnOnce() -> bool,
+) -> bool {
+    arch::repair(raw, tid, calls, is_handled)
 }
 
 const EINTR: i64 = -4;
@@ -32,15 +43,28 @@ const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, -516];
 
 #[cfg(target_arch = "x86_64")]
 mod arch {
-    use super::{EINTR, ERESTARTNOHAND, RawRegisters};
+    use super::{EINTR, ERESTARTNOHAND, RawRegisters, pid_t};
+
+    /// The kernel keeps all that there is to know of a call.
+    #[derive(Debug, Default)]
+    pub(in super::super) struct Calls;
 
     /// Result of the system call that the thread is leaving, or `None` outside one.
     pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
         (raw.orig_rax.cast_signed() >= 0).then_some(raw.rax.cast_signed())
     }
 
-    pub(super) fn repair(raw: &mut RawRegisters) -> bool {
-        let repairable = call_result(raw) == Some(EINTR) && RESTARTABLE.contains(&raw.orig_rax.cast_signed());
+    /// The result becomes ERESTARTNOHAND, with which the kernel repeats the call unless a handler
+    /// runs, and then returns the EINTR that the handler would cause.
+    pub(super) fn repair(
+        raw: &mut RawRegisters,
+        _tid: pid_t,
+        _calls: &mut Calls,
+        is_handled: impl FnOnce() -> bool,
+    ) -> bool {
+        let repairable = call_result(raw) == Some(EINTR)
+            && RESTARTABLE.contains(&raw.orig_rax.cast_signed())
+            && !is_handled();
         if repairable {
             raw.rax = ERESTARTNOHAND.cast_unsigned();
         }
@@ -73,21 +97,118 @@ mod arch {
 
 #[cfg(target_arch = "aarch64")]
 mod arch {
-    use super::RawRegisters;
+    use super::super::sys;
+    use super::{EINTR, RawRegisters, pid_t};
+
+    /// What has to be known of a thread's calls beside its registers.
+    #[derive(Debug, Default)]
+    pub(in super::super) struct Calls {
+        /// Program counter and first argument that a call was made again with.
+        made_again: Option<(u64, u64)>,
+        /// Where EINTR is what a handler caused.
+        handled: Option<Handled>,
+    }
+
+    /// A call that a handler interrupted.
+    #[derive(Debug)]
+    struct Handled {
+        /// Program counter and stack pointer behind it.
+        at: (u64, u64),
+        /// Its first argument, if it was told.
+        first: Option<u64>,
+    }
 
     /// The kernel has already prepared the restart when the stop is seen
     /// (arch/arm64/kernel/signal.c, do_signal), so a restarting call looks like one that
     /// is about to be made; only EINTR shows.
     pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
         let result = raw.regs[0].cast_signed();
-        (result == super::EINTR).then_some(result)
+        (result == EINTR).then_some(result)
     }
 
-    /// Not possible: x0, the first argument, is overwritten by the result and the kernel
-    /// does not show its copy (orig_x0).
-    pub(super) fn repair(_raw: &mut RawRegisters) -> bool {
-        false
+    /// `svc #0`, and its length.
+    const SVC: [u8; 4] = 0xd400_0001u32.to_le_bytes();
+    const SVC_BYTES: u64 = 4;
+
+    /// The result stands in the register of the first argument, and the kernel asks no more what it
+    /// is. So the thread is set back to before the `svc`, with the argument of which the kernel has
+    /// a copy ([`sys::first_argument`]). A handler would then return there, and not to an EINTR. Of
+    /// each signal the tracer is told before its handler runs: then that is undone.
+    pub(super) fn repair(
+        raw: &mut RawRegisters,
+        tid: pid_t,
+        calls: &mut Calls,
+        is_handled: impl FnOnce() -> bool,
+    ) -> bool {
+        let number = raw.regs[8].cast_signed();
+        if !RESTARTABLE.contains(&number) {
+            return false;
+        }
+        if let Some((pc, first)) = calls.made_again
+            && (pc, first) == (raw.pc, raw.regs[0])
+        {
+            let undo = is_handled();
+            if undo {
+                raw.pc = pc.wrapping_add(SVC_BYTES);
+                raw.regs[0] = EINTR.cast_unsigned();
+                calls.made_again = None;
+                calls.handled = Some(Handled { at: (raw.pc, raw.sp), first: Some(first) });
+            }
+            return undo;
+        }
+        if call_result(raw).is_none() {
+            // The kernel makes it again by itself; a handler may turn that into EINTR.
+            if is_handled() && is_svc(tid, raw.pc) {
+                let at = (raw.pc.wrapping_add(SVC_BYTES), raw.sp);
+                calls.handled = Some(Handled { at, first: Some(raw.regs[0]) });
+            }
+            return false;
+        }
+        let (at, pc) = ((raw.pc, raw.sp), raw.pc.wrapping_sub(SVC_BYTES));
+        if !is_svc(tid, pc) {
+            return false;
+        }
+        let first = sys::first_argument(tid, number);
+        if is_handled() {
+            calls.handled = Some(Handled { at, first });
+            return false;
+        }
+        // A thread that comes back from a handler has the same registers as one whose call our stop
+        // interrupted. But its last call was `rt_sigreturn`, with any first argument.
+        if calls.handled.take().is_some_and(|handled| handled.at == at && handled.first != first) {
+            return false;
+        }
+        let Some(first) = first else { return false };
+        calls.made_again = Some((pc, first));
+        (raw.pc, raw.regs[0]) = (pc, first);
+        true
     }
+
+    fn is_svc(tid: pid_t, at: u64) -> bool {
+        let mut code = [0; SVC.len()];
+        sys::read_memory(tid, at, &mut code).is_ok_and(|len| len == code.len()) && code == SVC
+    }
+
+    /// As those of x86_64, without epoll_wait, which is epoll_pwait here.
+    const RESTARTABLE: [i64; 17] = [
+        libc::SYS_epoll_pwait,
+        libc::SYS_epoll_pwait2,
+        libc::SYS_semop,
+        libc::SYS_semtimedop,
+        libc::SYS_rt_sigtimedwait,
+        libc::SYS_io_getevents,
+        292, // io_pgetevents
+        libc::SYS_io_uring_enter,
+        libc::SYS_accept,
+        libc::SYS_accept4,
+        libc::SYS_connect,
+        libc::SYS_recvfrom,
+        libc::SYS_recvmsg,
+        libc::SYS_recvmmsg,
+        libc::SYS_sendto,
+        libc::SYS_sendmsg,
+        libc::SYS_sendmmsg,
+    ];
 }
 
 /// The engine's registers from the kernel's.
@@ -116,14 +237,16 @@ mod tests {
 
     #[test]
     fn only_calls_that_changed_nothing_are_repeated() {
+        let repair =
+            |raw: &mut RawRegisters| repair_interrupted_call(raw, 0, &mut Calls::default(), || false);
         let mut epoll = in_call(libc::SYS_epoll_wait, EINTR);
-        assert!(interrupted_call(&epoll) && repair_interrupted_call(&mut epoll));
+        assert!(interrupted_call(&epoll) && repair(&mut epoll));
         assert_eq!(epoll.rax.cast_signed(), ERESTARTNOHAND);
         // close(2) has closed the descriptor when it returns EINTR.
         let mut close = in_call(libc::SYS_close, EINTR);
-        assert!(interrupted_call(&close) && !repair_interrupted_call(&mut close));
+        assert!(interrupted_call(&close) && !repair(&mut close));
         let mut done = in_call(libc::SYS_epoll_wait, 1);
-        assert!(!interrupted_call(&done) && !repair_interrupted_call(&mut done));
+        assert!(!interrupted_call(&done) && !repair(&mut done));
     }
 
     #[test]

@@ -87,12 +87,16 @@ impl LinuxTarget {
     /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
     fn pass_on(&mut self, standing: Standing) {
         let Standing { tid, signal, .. } = standing;
-        if signal != 0
-            && sys::registers(tid, &mut self.raw).is_ok()
-            && registers::interrupted_call(&self.raw)
-            && ignores(tid, signal)
-            && registers::repair_interrupted_call(&mut self.raw)
-        {
+        if signal != 0 && sys::registers(tid, &mut self.raw).is_ok() {
+            self.repair(tid, signal);
+        }
+    }
+
+    /// Repairs the call that this stop interrupted, of the thread whose registers were read.
+    fn repair(&mut self, tid: pid_t, signal: c_int) {
+        let Some(thread) = self.threads.get_mut(&tid) else { return };
+        let is_handled = || signal != 0 && !ignores(tid, signal);
+        if registers::repair_interrupted_call(&mut self.raw, tid, &mut thread.calls, is_handled) {
             let _ = sys::set_registers(tid, &mut self.raw);
         }
     }
@@ -102,6 +106,9 @@ impl LinuxTarget {
         let tid = standing.tid;
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_standing(tid, pending, seen_ns, capture);
+        if !matches!(outcome, Outcome::Unreadable(_)) {
+            self.repair(tid, standing.signal);
+        }
         drop(standing);
         self.stood(tid, pending, seen_ns, outcome, capture);
         outcome
@@ -137,7 +144,7 @@ impl LinuxTarget {
             return Outcome::Unreadable("stopped by job control");
         }
         let seen_ns = self.clock.now_ns();
-        self.read_standing(tid, Pending { job_control: true, ..pending }, seen_ns, capture)
+        self.read_standing(tid, pending, seen_ns, capture)
     }
 
     fn read_standing(
@@ -184,9 +191,6 @@ impl LinuxTarget {
                 .map(|len| len + ABOVE_TOP_BYTES);
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
             copy_stack(tid, sp, len, capture);
-        }
-        if in_call && !pending.job_control && registers::repair_interrupted_call(&mut self.raw) {
-            let _ = sys::set_registers(tid, &mut self.raw);
         }
         outcome
     }

@@ -11,6 +11,7 @@ use libc::pid_t;
 
 use super::on_cpu::{self, Sched};
 use super::proc;
+use super::registers::Calls;
 use crate::addr::Avma;
 use crate::sources::{Activity, Fault, Look};
 
@@ -24,8 +25,6 @@ pub(super) struct Pending {
     pub(super) looked_ns: u64,
     /// The scheduler's figures of that look.
     pub(super) before: Sched,
-    /// Found stopped by job control: it is read as it stands.
-    pub(super) job_control: bool,
 }
 
 /// Whether `/proc/PID/task/TID/wchan` shows `0` for threads that do not wait, and for no other.
@@ -58,6 +57,7 @@ pub(super) struct Thread {
     doubted: bool,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
+    pub(super) calls: Calls,
 }
 
 impl Thread {
@@ -75,6 +75,7 @@ impl Thread {
             doubted: false,
             pending: None,
             stack_top,
+            calls: Calls::default(),
         })
     }
 

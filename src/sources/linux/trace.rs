@@ -268,8 +268,7 @@ impl Target for LinuxTarget {
             return Err(Fault::ThreadGone);
         }
         let (looked_ns, before) = entry.looked();
-        entry.pending =
-            Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before, job_control: false });
+        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before });
         self.outstanding += 1;
         // Read only now: what passes between the look and the stop is time in which the thread
         // may leave its CPU.
