@@ -222,6 +222,7 @@ fn options() -> Options {
         hz: 200,
         duration_ns: Some(500_000_000),
         idle: false,
+        off_cpu: false,
         threads: true,
         max_depth: 64,
         unwind: How::Auto,
