@@ -342,18 +342,18 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
         stats.pause.add(900);
         stats.stood_ns = 900;
         assert_eq!(
-            pause(&stats).as_deref(),
+            pause(&process(), &stats).as_deref(),
             Some("p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped below 0.01% of its CPU time")
         );
         (stats.target_cpu_ns, stats.held_up_ns) = (10_000, 500);
         assert_eq!(
-            pause(&stats).as_deref(),
+            pause(&process(), &stats).as_deref(),
             Some(
                 "p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped 9.00% of its CPU time, \
                  5.00% in stops that the machine held up"
             )
         );
         stats.target_cpu_ns = 0;
-        assert_eq!(pause(&stats).as_deref(), Some("p50 900 ns, p99 900 ns, max 900 ns per stop"));
+        assert_eq!(pause(&process(), &stats).as_deref(), Some("p50 900 ns, p99 900 ns, max 900 ns per stop"));
     }
 }

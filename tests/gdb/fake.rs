@@ -112,7 +112,15 @@ impl Fake {
         let serve = move || {
             let (stream, _) = listener.accept().unwrap();
             stream.set_nodelay(true).unwrap();
-            let mut server = Server { stream, manner, fate: known, acks: true, non_stop: false, queue: 0, last: Vec::new() };
+            let mut server = Server {
+                stream,
+                manner,
+                fate: known,
+                acks: true,
+                non_stop: false,
+                queue: 0,
+                last: Vec::new(),
+            };
             // It ends with the connection.
             let _ = server.serve();
         };

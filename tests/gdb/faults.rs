@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use stackprof::clock::RealClock;
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
-use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
 use stackprof::sources::Target;
+use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
 use stackprof::walk::How;
 
 use crate::fake::{Fake, Fate, Manner, Wrong, X86_64};
@@ -71,7 +71,12 @@ fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)>
 
 fn every_manner() -> [Manner; 4] {
     let all_stop = Manner::all_stop();
-    [all_stop, Manner::non_stop(), Manner { no_ack: false, ..all_stop }, Manner { threads: 0, xml: None, ..all_stop }]
+    [
+        all_stop,
+        Manner::non_stop(),
+        Manner { no_ack: false, ..all_stop },
+        Manner { threads: 0, xml: None, ..all_stop },
+    ]
 }
 
 /// At every answer in turn.
@@ -99,7 +104,10 @@ fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
     for (manner, said, _) in at_each(Wrong::Closed) {
         // The last answer is that to detaching, which nobody misses.
         if let Err(said) = said {
-            assert!(said.contains("closed the connection") || said.contains("does not tell"), "{manner:?}: {said}");
+            assert!(
+                said.contains("closed the connection") || said.contains("does not tell"),
+                "{manner:?}: {said}"
+            );
         }
     }
 }
@@ -108,7 +116,8 @@ fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
 fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
     for (manner, said, fate) in at_each(Wrong::Silent) {
         if let Err(said) = said {
-            let told = said.contains("did not answer") || said.contains("within") || said.contains("does not tell");
+            let told =
+                said.contains("did not answer") || said.contains("within") || said.contains("does not tell");
             assert!(told, "{manner:?}: {said}");
         }
         assert!(fate.runs, "{manner:?}: {fate:?}");
@@ -160,9 +169,14 @@ fn answers_without_end_come_to_an_end() {
 #[test]
 fn threads_without_end_are_refused() {
     for wrong in [Wrong::Threads, Wrong::ThreadsAgain] {
-        for (manner, said, fate) in visit_all(vec![Manner { wrong, ..Manner::all_stop() }, Manner { wrong, ..Manner::non_stop() }]) {
+        for (manner, said, fate) in
+            visit_all(vec![Manner { wrong, ..Manner::all_stop() }, Manner { wrong, ..Manner::non_stop() }])
+        {
             let said = said.unwrap_err();
-            assert!(said.contains("more than 16384 threads") || said.contains("did not come to an end"), "{manner:?}: {said}");
+            assert!(
+                said.contains("more than 16384 threads") || said.contains("did not come to an end"),
+                "{manner:?}: {said}"
+            );
             assert!(fate.runs, "{manner:?}: {fate:?}");
         }
     }
@@ -181,8 +195,14 @@ fn a_slow_stub_is_no_fault() {
 fn contradictory_descriptions_are_refused() {
     let cases: [(&str, &str); 6] = [
         ("<target><architecture>armv7</architecture></target>", "`armv7`"),
-        ("<target><architecture>i386:x86-64</architecture><feature><reg name=\"rax\" bitsize=\"64\"/></feature></target>", "`rdx` is missing"),
-        ("<target><architecture>i386:x86-64</architecture><reg name=\"rax\" bitsize=\"64\" regnum=\"1\"/><reg name=\"rbx\" bitsize=\"64\" regnum=\"1\"/></target>", "one number"),
+        (
+            "<target><architecture>i386:x86-64</architecture><feature><reg name=\"rax\" bitsize=\"64\"/></feature></target>",
+            "`rdx` is missing",
+        ),
+        (
+            "<target><architecture>i386:x86-64</architecture><reg name=\"rax\" bitsize=\"64\" regnum=\"1\"/><reg name=\"rbx\" bitsize=\"64\" regnum=\"1\"/></target>",
+            "one number",
+        ),
         ("<target><xi:include href=\"loop.xml\"/></target>", "without end"),
         ("<target><xi:include href=\"none.xml\"/></target>", "but not that"),
         ("<target", "not XML"),

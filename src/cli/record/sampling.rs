@@ -74,7 +74,8 @@ pub(super) fn run(
             system::prepare();
             end_on_interrupt(&live)?;
             let clock = RealClock::new();
-            let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
+            let mut target =
+                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
             return record(Recordable::Stopped(&mut target), &clock);
         }
         Source::Pid(pid) => system::Process::Running(*pid),

@@ -29,7 +29,9 @@ impl fmt::Display for Broken {
                 write!(f, "did not answer `{request}` within {} s", time.as_secs())
             }
             Broken::Deaf(time) => write!(f, "did not read what it was sent within {} s", time.as_secs()),
-            Broken::Endless(what, time) => write!(f, "did not come to an end with {what} within {} s", time.as_secs()),
+            Broken::Endless(what, time) => {
+                write!(f, "did not come to an end with {what} within {} s", time.as_secs())
+            }
             Broken::Nonsense(what) => write!(f, "sent {what}"),
             Broken::System(why) => write!(f, "cannot be reached: {why}"),
         }

@@ -253,7 +253,8 @@ mod tests {
     #[test]
     fn contradictions_and_loops_are_refused() {
         let error = |documents: &[(&str, &str)]| read(documents).unwrap_err();
-        let twice = "<t><reg name=\"a\" bitsize=\"8\" regnum=\"1\"/><reg name=\"b\" bitsize=\"8\" regnum=\"1\"/></t>";
+        let twice =
+            "<t><reg name=\"a\" bitsize=\"8\" regnum=\"1\"/><reg name=\"b\" bitsize=\"8\" regnum=\"1\"/></t>";
         assert!(error(&[("target.xml", twice)]).contains("`a` and `b` one number"));
         assert!(error(&[("target.xml", "<t><reg name=\"a\"/></t>")]).contains("has no size"));
         assert!(error(&[("target.xml", TARGET)]).contains("includes `core.xml`, but not that"));

@@ -51,7 +51,8 @@ impl Exec {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let absolute = absolute.to_string_lossy().into_owned();
         let bytes = LocalFiles.open(&absolute).map_err(&failed)?;
-        let elf = Elf::parse(bytes.bytes()).map_err(|why| failed(format!("{why}; an ELF file was expected")))?;
+        let elf =
+            Elf::parse(bytes.bytes()).map_err(|why| failed(format!("{why}; an ELF file was expected")))?;
         Ok(Exec { path: absolute, bytes, elf })
     }
 
@@ -138,7 +139,9 @@ impl Images {
                 for way in [Way::Kernel, Way::Loader, Way::Exec, Way::Nobody] {
                     self.mappings.clear();
                     let listed = self.list(way, stub)?;
-                    if way == Way::Nobody || listed && (way != Way::Kernel || pc.is_none_or(|pc| self.contains(pc))) {
+                    if way == Way::Nobody
+                        || listed && (way != Way::Kernel || pc.is_none_or(|pc| self.contains(pc)))
+                    {
                         self.way = Some(way);
                         break;
                     }
@@ -271,9 +274,10 @@ impl Images {
         new.dedup_by(|one, other| (&one.path, one.identity) == (&other.path, other.identity));
         // What their first bytes are in memory, all in one go.
         let range = |mapping: &Mapping| match mapping.kind {
-            MappingKind::Vdso => {
-                Range { at: mapping.avma.start.0, bytes: addr::len(&mapping.avma).min(MAX_VDSO_BYTES) as usize }
-            }
+            MappingKind::Vdso => Range {
+                at: mapping.avma.start.0,
+                bytes: addr::len(&mapping.avma).min(MAX_VDSO_BYTES) as usize,
+            },
             _ => match self.heads.get(&mapping.identity) {
                 Some(head) => Range { at: *head, bytes: HEAD_BYTES },
                 None => Range { at: mapping.avma.start.0, bytes: CODE_BYTES as usize },

@@ -128,7 +128,10 @@ mod tests {
             cut(Range { at, bytes }, 0, most, &mut pieces);
             pieces.iter().map(|piece| (piece.at, piece.bytes)).collect::<Vec<_>>()
         };
-        assert_eq!(pieces_of(0x1ff0, 0x2020, 0x1000), [(0x1ff0, 0x10), (0x2000, 0x1000), (0x3000, 0x1000), (0x4000, 0x10)]);
+        assert_eq!(
+            pieces_of(0x1ff0, 0x2020, 0x1000),
+            [(0x1ff0, 0x10), (0x2000, 0x1000), (0x3000, 0x1000), (0x4000, 0x10)]
+        );
         assert_eq!(pieces_of(0x1000, 0x300, 0x100).len(), 3);
         assert_eq!(pieces_of(0x1000, 0, 0x100), []);
         assert_eq!(pieces_of(u64::MAX - 1, 8, 0x100), [], "beyond the last address");

@@ -135,7 +135,10 @@ struct Described {
 }
 
 /// Asks what the target is. It stands. The inner failure is no fault of the stub's.
-fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<std::result::Result<Described, String>, Broken> {
+fn describe(
+    stub: &mut Stub,
+    exec: Option<Exec>,
+) -> std::result::Result<std::result::Result<Described, String>, Broken> {
     stub.within(BEGIN, "telling what its target is");
     let mut description = Description::default();
     if stub.offers.lldb {
@@ -169,7 +172,8 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<std::res
         };
     }
     let layout = layout::arch(&description.architecture).and_then(|arch| {
-        Layout::of(arch, &description).map_err(|why| format!("its registers are not described as expected: {why}"))
+        Layout::of(arch, &description)
+            .map_err(|why| format!("its registers are not described as expected: {why}"))
     });
     let layout = match layout {
         Ok(layout) => layout,
@@ -203,8 +207,7 @@ fn pid_of(process_info: &[u8]) -> Option<u64> {
 /// The registers as the stub describes them; `None` where it does not.
 fn registers_described(stub: &mut Stub) -> std::result::Result<Option<Description>, Broken> {
     if stub.offers.features_xml {
-        let mut fetch =
-            |name: &str| stub.transfer("features", name, description::DOCUMENT_BYTES_MAX);
+        let mut fetch = |name: &str| stub.transfer("features", name, description::DOCUMENT_BYTES_MAX);
         if let Some(description) = Description::read::<Broken>(&mut fetch)? {
             return Ok(Some(description));
         }

@@ -194,7 +194,8 @@ mod tests {
     fn what_is_encoded_is_decoded_in_pieces_of_any_size() {
         for seed in 0..500 {
             let mut rng = Rng::new(seed);
-            let body: Vec<u8> = (0..rng.below(200)).map(|_| rng.next() as u8).filter(|b| *b != b'*').collect();
+            let body: Vec<u8> =
+                (0..rng.below(200)).map(|_| rng.next() as u8).filter(|b| *b != b'*').collect();
             let wire = encode(&body);
             let (mut decoder, mut items, mut at) = (Decoder::default(), VecDeque::new(), 0);
             while at < wire.len() {

@@ -40,7 +40,9 @@ impl Stub {
                     return Ok(Some(bytes));
                 }
                 if content.len() as u64 != count || content.len() > piece {
-                    return Err(Broken::Nonsense("a piece of a file of another length than it says".to_owned()));
+                    return Err(Broken::Nonsense(
+                        "a piece of a file of another length than it says".to_owned(),
+                    ));
                 }
                 bytes.extend_from_slice(content);
                 if bytes.len() > most {

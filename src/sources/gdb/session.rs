@@ -11,8 +11,6 @@ use super::stop_reply::Tid;
 const FIRST: Duration = Duration::from_secs(10);
 /// How long any other answer may take.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
-/// How long the answer to two questions on their way at once may take to be believed in.
-const BOTH: Duration = Duration::from_secs(1);
 /// Questions on their way at once, and their bytes: what fits into any socket's buffer, so that
 /// a stub that waits until its answers are read never keeps us from reading them.
 const FLIGHT_PACKETS: usize = 64;
@@ -234,7 +232,7 @@ impl Stub {
         let questions = [b"qC".as_slice(), b"qC"];
         self.link.send_all(questions.into_iter())?;
         self.answer(questions[0], ANSWER)?;
-        Ok(self.link.packet(Instant::now() + BOTH)?.is_some())
+        Ok(self.link.packet(Instant::now() + ANSWER)?.is_some())
     }
 
     /// Lets the questions that are of no thread be of one that exists: the one that was chosen last may

@@ -115,8 +115,7 @@ mod tests {
     #[test]
     fn replies_of_gdbserver_qemu_and_lldb() {
         let thread = |pid, tid| Some(Tid { pid, tid });
-        let stopped =
-            |signal, thread| StopReply::Stopped { signal, thread, exec: None, threads: Vec::new() };
+        let stopped = |signal, thread| StopReply::Stopped { signal, thread, exec: None, threads: Vec::new() };
         assert_eq!(
             StopReply::parse(b"T0006:0*,;07:60e2*\";10:5d8de4f7;thread:p1e5d.1e5d;core:1;"),
             Some(stopped(0, thread(Some(0x1e5d), 0x1e5d)))

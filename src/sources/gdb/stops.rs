@@ -113,7 +113,9 @@ impl GdbTarget {
         let begun_ns = self.clock.now_ns();
         self.stub.within(STOP, "a stop");
         if !self.stub.stop()? {
-            asked.iter().for_each(|asked| self.stops.failed(asked.thread, "process ended before it was stopped"));
+            asked
+                .iter()
+                .for_each(|asked| self.stops.failed(asked.thread, "process ended before it was stopped"));
             self.take_news();
             return Ok(());
         }
@@ -194,7 +196,9 @@ impl GdbTarget {
             if copy.waits.is_none() {
                 let code = read.next().map(|(code, _)| code).unwrap_or_default();
                 let waits = match code.as_slice() {
-                    &[a, b, c, d, e, f, g, h] => waits::by_code(told, [a, b, c, d], [e, f, g, h], self.system),
+                    &[a, b, c, d, e, f, g, h] => {
+                        waits::by_code(told, [a, b, c, d], [e, f, g, h], self.system)
+                    }
                     _ => false,
                 };
                 if self.decided_by_place(told) && self.stops.places.len() < MAX_PLACES {

@@ -197,10 +197,7 @@ impl GdbTarget {
 
     /// Does what needs answers: at once where the stub gives them while the target runs, else while
     /// it stands for it.
-    fn asking<R>(
-        &mut self,
-        ask: impl FnOnce(&mut GdbTarget) -> Result<R, Broken>,
-    ) -> Result<R, Fault> {
+    fn asking<R>(&mut self, ask: impl FnOnce(&mut GdbTarget) -> Result<R, Broken>) -> Result<R, Fault> {
         if let Some(lost) = &self.lost {
             return Err(Fault::Lost(lost.clone()));
         }

@@ -58,7 +58,8 @@ impl Stub {
     }
 
     fn listed(&mut self, threads: Vec<Tid>) -> Result<(), Broken> {
-        let ours = |thread: &Tid| thread.pid.is_none() || self.run.pid.is_none() || thread.pid == self.run.pid;
+        let ours =
+            |thread: &Tid| thread.pid.is_none() || self.run.pid.is_none() || thread.pid == self.run.pid;
         let threads: Vec<Tid> = threads.into_iter().filter(ours).collect();
         if !threads.is_empty() {
             self.run.threads = sorted(threads);
@@ -84,9 +85,10 @@ impl Stub {
         let question = |thread: &Tid| format!("qThreadExtraInfo,{thread}").into_bytes();
         let questions: Vec<Vec<u8>> = threads.iter().map(question).collect();
         let answers = self.flight(&questions)?;
-        let names = threads.iter().zip(answers).filter_map(|(thread, answer)| {
-            Some((thread.tid, plain(&hex::text(&answer)?)?))
-        });
+        let names = threads
+            .iter()
+            .zip(answers)
+            .filter_map(|(thread, answer)| Some((thread.tid, plain(&hex::text(&answer)?)?)));
         Ok(names.collect())
     }
 
@@ -94,7 +96,11 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn registers(&mut self, threads: &[Tid], layout: &Layout) -> Result<Vec<Option<Told>>, Broken> {
+    pub(super) fn registers(
+        &mut self,
+        threads: &[Tid],
+        layout: &Layout,
+    ) -> Result<Vec<Option<Told>>, Broken> {
         let (mut questions, mut answers_at) = (Vec::with_capacity(2 * threads.len()), Vec::new());
         for thread in threads {
             let (select, suffix) = self.thread_words(*thread);
@@ -231,7 +237,8 @@ mod tests {
 
     #[test]
     fn names_are_read_from_both_lists() {
-        let xml = b"<?xml version=\"1.0\"?><threads><thread id=\"p1.a\" core=\"1\" name=\"work &amp; rest\"/>\
+        let xml =
+            b"<?xml version=\"1.0\"?><threads><thread id=\"p1.a\" core=\"1\" name=\"work &amp; rest\"/>\
                     <thread id=\"p1.b\">CPU#1 [running]</thread></threads>";
         assert_eq!(names_in_xml(xml).get(&10).map(String::as_str), Some("work & rest"));
         assert_eq!(names_in_xml(xml).len(), 1);

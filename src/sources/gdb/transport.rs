@@ -125,14 +125,13 @@ impl Drop for Transport {
 }
 
 fn is_passing(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
 fn is_closed(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof, WriteZero};
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof, WriteZero,
+    };
     matches!(
         error.kind(),
         BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof | WriteZero
@@ -141,7 +140,10 @@ fn is_closed(error: &io::Error) -> bool {
 
 fn connect(place: &Place, host: &str, port: u16) -> Result<TcpStream> {
     let failed = |why: &str| {
-        Error::new(ErrorKind::Attach, format!("cannot connect to {place}: {why}; is the stub listening there?"))
+        Error::new(
+            ErrorKind::Attach,
+            format!("cannot connect to {place}: {why}; is the stub listening there?"),
+        )
     };
     let addresses = (host, port).to_socket_addrs().map_err(|error| failed(&io_text(&error)))?;
     let mut why = "the name has no address".to_owned();
@@ -254,9 +256,8 @@ fn start(text: &str) -> Result<(Stream, StubCommand)> {
     use std::os::unix::net::UnixStream;
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
-    let failed = |error: &io::Error| {
-        Error::new(ErrorKind::Attach, format!("cannot run `{text}`: {}", io_text(error)))
-    };
+    let failed =
+        |error: &io::Error| Error::new(ErrorKind::Attach, format!("cannot run `{text}`: {}", io_text(error)));
     let (ours, theirs) = UnixStream::pair().map_err(|error| failed(&error))?;
     let output = theirs.try_clone().map_err(|error| failed(&error))?;
     ours.set_write_timeout(Some(WRITE)).map_err(|error| failed(&error))?;
@@ -289,7 +290,8 @@ mod tests {
         assert_eq!(Place::parse("[::1]:1234"), tcp("::1", 1234));
         let openocd = "| openocd -c 'gdb_port pipe'";
         assert_eq!(Place::parse(openocd), Some(Place::Command("openocd -c 'gdb_port pipe'".to_owned())));
-        for wrong in ["", "board", "1234", ":0", ":65536", "::1:1234", "[::1:1234", "|", "| ", "/dev/ttyS0:1"] {
+        for wrong in ["", "board", "1234", ":0", ":65536", "::1:1234", "[::1:1234", "|", "| ", "/dev/ttyS0:1"]
+        {
             assert_eq!(Place::parse(wrong), None, "{wrong}");
         }
         assert_eq!(Place::parse("[::1]:1234").map(|place| place.to_string()).as_deref(), Some("[::1]:1234"));

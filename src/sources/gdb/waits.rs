@@ -76,9 +76,7 @@ pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES
         Registers::Aarch64(registers) => {
             let (before, after) = (u32::from_le_bytes(before), u32::from_le_bytes(after));
             match system {
-                System::Linux => {
-                    after == SVC_0 || before == SVC_0 && registers.x[0].cast_signed() == EINTR
-                }
+                System::Linux => after == SVC_0 || before == SVC_0 && registers.x[0].cast_signed() == EINTR,
                 System::Mach => before == SVC_80,
                 System::Bare => WAITS.contains(&before) || WAITS.contains(&after),
             }
@@ -119,7 +117,8 @@ mod tests {
             }),
             call: None,
         };
-        let (svc, nop, wfi) = (0xd400_0001u32.to_le_bytes(), 0xd503_201fu32.to_le_bytes(), 0xd503_207fu32.to_le_bytes());
+        let (svc, nop, wfi) =
+            (0xd400_0001u32.to_le_bytes(), 0xd503_201fu32.to_le_bytes(), 0xd503_207fu32.to_le_bytes());
         assert!(by_code(&told(3), nop, svc, System::Linux));
         assert!(by_code(&told(-4), svc, nop, System::Linux));
         assert!(!by_code(&told(8), svc, nop, System::Linux), "the call is done");
