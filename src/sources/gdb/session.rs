@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::broken::Broken;
 use super::link::Link;
-use super::stop_reply::Tid;
+use super::stop_reply::{StopReply, Tid};
 
 /// How long the first answer may take: a stub that was just started is not ready at once.
 const FIRST: Duration = Duration::from_secs(10);
@@ -152,12 +152,20 @@ impl Stub {
             }
             until = until.min(limit.max(now + Duration::from_millis(1)));
         }
-        match self.link.packet(until)? {
-            Some(answer) => Ok(answer),
-            None => match self.limit {
-                Some((limit, time, what)) if Instant::now() >= limit => Err(Broken::Endless(what, time)),
-                _ => Err(Broken::Silent(shown(question), time)),
-            },
+        loop {
+            match self.link.packet(until)? {
+                // QEMU 7 tells of the stop that a connection makes, unasked.
+                Some(answer) if !tells_of_stops(question) && is_stop(&answer) => {}
+                Some(answer) => return Ok(answer),
+                None => {
+                    return match self.limit {
+                        Some((limit, time, what)) if Instant::now() >= limit => {
+                            Err(Broken::Endless(what, time))
+                        }
+                        _ => Err(Broken::Silent(shown(question), time)),
+                    };
+                }
+            }
         }
     }
 
@@ -258,6 +266,16 @@ impl Stub {
             (Some(format!("Hg{tid}").into_bytes()), String::new())
         }
     }
+}
+
+/// Whether a stop is what answers a question.
+fn tells_of_stops(question: &[u8]) -> bool {
+    matches!(question, b"?" | b"Ctrl-C" | b"vStopped") || question.starts_with(b"vCont;")
+}
+
+/// Whether an answer is a stop; nothing else that is asked for looks like one.
+fn is_stop(answer: &[u8]) -> bool {
+    matches!(StopReply::parse(answer), Some(StopReply::Stopped { .. } | StopReply::Ended(_)))
 }
 
 /// A question for people: what it begins with.
