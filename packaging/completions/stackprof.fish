@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= a/all cgroup= container= user= F/hz= d/duration= idle off-cpu children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= F/hz= d/duration= idle children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
 end
 
 function __fish_stackprof_needs_command
@@ -25,6 +25,8 @@ function __fish_stackprof_using_subcommand
 end
 
 complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l container -d 'The processes of a container, by the beginning of its id' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l user -d 'The processes of a user' -r
@@ -35,7 +37,7 @@ cfi\t''
 fp\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
-complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2; with --gdb 5]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
@@ -49,7 +51,6 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours 
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
@@ -76,6 +77,8 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "gate" -d 'Fail 
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l container -d 'The processes of a container, by the beginning of its id' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l user -d 'The processes of a user' -r
@@ -86,7 +89,7 @@ cfi\t''
 fp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2; with --gdb 5]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
@@ -100,7 +103,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
@@ -125,7 +127,7 @@ cfi\t''
 fp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2]' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2; with --gdb 5]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'svg, folded, pprof, speedscope or firefox, where the extension does not tell' -r -f -a "svg\t''
 folded\t''
@@ -138,7 +140,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
@@ -157,6 +158,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s v -l verbos
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''"

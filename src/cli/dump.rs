@@ -91,28 +91,38 @@ fn activity_name(activity: Activity) -> &'static str {
     }
 }
 
-/// What a thread did when it was stopped for that.
-fn stopped_look(target: &mut dyn Target, clock: &dyn Clock, id: ThreadId) -> Option<Look> {
+/// What threads did when they were stopped for that, all at once where the source can.
+fn stopped_looks(target: &mut dyn Target, clock: &dyn Clock, ids: &[ThreadId]) -> Vec<(ThreadId, Look)> {
+    let mut left = ids.iter().filter(|id| target.interrupt(**id, 0, true).is_ok()).count();
     let mut capture = Capture::with_capacity(0);
-    target.interrupt(id, 0, true).ok()?;
     let until_ns = clock.now_ns().saturating_add(LOOK_NS);
-    loop {
-        match target.next(until_ns, &mut capture).ok()? {
-            Event::Stopped { thread, .. } if thread == id => return capture.look,
-            Event::Timeout => return None,
-            _ => {}
+    let mut looks = Vec::new();
+    while left > 0 {
+        match target.next(until_ns, &mut capture) {
+            Ok(Event::Stopped { thread, .. }) => {
+                left -= 1;
+                looks.extend(capture.look.map(|look| (thread, look)));
+            }
+            Ok(Event::Timeout) | Err(_) => break,
+            Ok(_) => {}
         }
     }
+    looks
 }
 
 fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     let mut list = Vec::new();
     target.threads(&mut list);
+    let untold = |id: &ThreadId, target: &mut dyn Target| {
+        target.look(*id).is_ok_and(|look| look.activity == Activity::Untold)
+    };
+    let asked: Vec<ThreadId> = list.iter().map(|(id, _)| *id).filter(|id| untold(id, target)).collect();
+    let stopped = stopped_looks(target, clock, &asked);
     let mut out = String::from("thread      state    cpu seconds  name\n");
     for (id, _) in list {
         let Ok(mut look) = target.look(id) else { continue };
-        if look.activity == Activity::Untold {
-            look = stopped_look(target, clock, id).unwrap_or(look);
+        if let Some((_, told)) = stopped.iter().find(|(other, _)| *other == id) {
+            look = *told;
         }
         let name = visible(&target.thread_name(id).unwrap_or_default());
         let state = activity_name(look.activity);

@@ -102,7 +102,8 @@ pub(super) struct DemoFlags {
     name = "stackprof dump",
     version,
     about = "Show what the profiler sees of a process, without recording.",
-    override_usage = "stackprof dump {threads|images|symbols|stacks} (--pid N | --gdb HOST:PORT)",
+    override_usage = "stackprof dump {threads|images|symbols|stacks} --pid N
+       stackprof dump {threads|images|symbols|stacks} --gdb HOST:PORT",
     before_help = "What:
   threads  every thread: number, name, state, CPU time
   images   the loaded executable and libraries, and where they are

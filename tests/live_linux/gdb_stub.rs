@@ -287,6 +287,83 @@ fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
     );
 }
 
+/// The firmware of `tests/fixtures/board`; `None`, after a line that says so, without its compiler.
+fn firmware(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (clang, lld) = (program(&["clang-19"])?, program(&["ld.lld-19"])?);
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/board");
+    let into = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
+    std::fs::create_dir_all(&into).unwrap();
+    let run = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let objects = ["start.S", "main.c"].map(|source| {
+        let object = into.join(format!("{name}.{source}.o"));
+        let mut command = Command::new(&clang);
+        command.args(["--target=aarch64-none-elf", "-O1", "-ffreestanding", "-fasynchronous-unwind-tables"]);
+        command.args(["-fno-optimize-sibling-calls", "-c"]).args(flags).arg(sources.join(source));
+        run(command.arg("-o").arg(&object));
+        object
+    });
+    let elf = into.join(name);
+    run(Command::new(lld).arg("-T").arg(sources.join("link.ld")).args(objects).arg("-o").arg(&elf));
+    Some(elf)
+}
+
+/// A board of QEMU that runs firmware.
+fn board(firmware: &std::path::Path) -> Option<Stub> {
+    let mut command = Command::new(program(&["qemu-system-aarch64"])?);
+    let port = free_port();
+    command.args(["-M", "virt", "-cpu", "cortex-a57", "-nic", "none", "-nographic", "-monitor", "none"]);
+    command.args(["-serial", "none", "-gdb", &format!("tcp:127.0.0.1:{port}"), "-kernel"]).arg(firmware);
+    let child = command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    wait_for("QEMU to listen", || is_listening(port));
+    Some(Stub { child, place: format!("127.0.0.1:{port}") })
+}
+
+#[test]
+fn a_board_without_an_operating_system_has_the_shares_of_its_firmware() {
+    let Some(_one) = live() else { return };
+    let Some(elf) = firmware("board", &[]) else { return };
+    let Some(stub) = board(&elf) else { return };
+    let recorded = record(&stub.place, &["--exec", elf.to_str().unwrap(), "--duration", "6"]);
+    recorded.check_success();
+    let total = recorded.total() as f64;
+    for (name, expected) in SHARES {
+        let share = 100.0 * recorded.count(|stack| stack.leaf() == name) as f64 / total;
+        println!("{name} {share:.2} % of {} stacks", recorded.stacks_taken());
+        let off = (share - expected).abs();
+        recorded.check(off <= points(expected, recorded.stacks_taken()), format!("{name} has {share:.2} %"));
+    }
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    recorded.check(complete >= 0.99, format!("{complete} of the stacks are complete"));
+    recorded.check(recorded.stats["arch"] == "aarch64", "another processor");
+    // It runs on: a second visitor finds it so, and names need no more than the file.
+    let dumped =
+        stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
+    let text = String::from_utf8_lossy(&dumped.stdout).into_owned();
+    assert!(dumped.status.success() && text.contains("main"), "{dumped:?}");
+}
+
+#[test]
+fn a_board_with_nothing_to_do_is_idle_and_another_program_is_refused() {
+    let Some(_one) = live() else { return };
+    let Some((idle, busy)) = firmware("board_idle", &["-DIDLE"]).zip(firmware("board", &[])) else { return };
+    let Some(stub) = board(&idle) else { return };
+    let exec = ["--exec", idle.to_str().unwrap(), "--duration", "1"];
+    let recorded = record(&stub.place, &exec);
+    recorded.check(recorded.status.code() == Some(4), "nothing should have been sampled");
+    let recorded = record(&stub.place, &[&exec[..], &["--idle"]].concat());
+    recorded.check_success();
+    let waits = recorded.count(|stack| stack.leaf() == "_start");
+    recorded.check(waits == recorded.total() && waits > 0, "it stands elsewhere");
+    let refused = record(&stub.place, &["--exec", busy.to_str().unwrap()]);
+    refused.check(
+        refused.status.code() == Some(1) && refused.stderr.contains("what it runs is not board"),
+        "not refused",
+    );
+}
+
 #[test]
 fn what_listens_but_says_nothing_is_told() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -263,6 +263,38 @@ fn mistakes_are_told_with_the_next_step() {
 }
 
 #[test]
+fn a_stub_is_a_place_and_perhaps_a_program() {
+    let recording = record("--gdb board:3333 --exec fw.elf");
+    let place = Place::Tcp { host: "board".to_owned(), port: 3333 };
+    assert_eq!(recording.source, Source::Gdb(Stub { place, exec: Some("fw.elf".into()) }));
+    assert!((recording.max_stop_percent - 5.0).abs() < 1e-9, "round trips take their time");
+    assert!((record("--gdb :1 --max-stop 1").max_stop_percent - 1.0).abs() < 1e-9);
+    let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from));
+    let Ok(Command::Record(Recording { source: Source::Gdb(stub), .. })) = command else {
+        panic!("{command:?}")
+    };
+    assert_eq!(stub.place, Place::Command("gdbserver - ./a b".to_owned()));
+    let Ok(Command::Dump(dump)) = parsed("dump stacks --gdb :1234") else { panic!("no dump") };
+    assert!(matches!(dump.source, Source::Gdb(Stub { exec: None, .. })));
+    assert_eq!(
+        refused("--gdb board"),
+        "--gdb `board`: expected HOST:PORT, or '|COMMAND' for a stub on its standard input and output"
+    );
+    assert_eq!(refused("--gdb :1 --pid 7"), "--gdb and --pid both say which process; give one of them");
+    assert_eq!(refused("--gdb :1 -a"), "-a and --gdb both say what is recorded; give one of them");
+    assert!(refused("--gdb :1 -- ./prog x").ends_with("--gdb '|./prog x'"));
+    assert_eq!(
+        refused("--exec a.elf --pid 7"),
+        "--exec names the program behind a stub; give the stub with --gdb HOST:PORT"
+    );
+    assert_eq!(
+        refused("--gdb :1 --source ptrace"),
+        "--source is for processes of this system; leave it out with --gdb"
+    );
+    assert!(refused("dump images --exec a.elf").starts_with("--exec names the program"));
+}
+
+#[test]
 fn several_processes_are_chosen_by_number_or_by_what_they_have_in_common() {
     let source = |line: &str| match parsed(line) {
         Ok(Command::Record(recording)) => (recording.source, recording.children),

@@ -21,6 +21,9 @@ const REGISTERS_MAX: usize = 4096;
 /// Bits of one register.
 const BITS_MAX: u32 = 1 << 16;
 
+/// Gives a document by its name; `None` if there is none of that name.
+pub type Fetch<'f, E> = dyn FnMut(&str) -> Result<Option<Vec<u8>>, E> + 'f;
+
 /// A register as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Register {
@@ -51,9 +54,7 @@ impl Description {
     ///
     /// # Errors
     /// What `fetch` says, or what is wrong with a document.
-    pub fn read<E: From<String>>(
-        fetch: &mut dyn FnMut(&str) -> Result<Option<Vec<u8>>, E>,
-    ) -> Result<Option<Description>, E> {
+    pub fn read<E: From<String>>(fetch: &mut Fetch<'_, E>) -> Result<Option<Description>, E> {
         let mut found = Found::default();
         if !found.document(FIRST, 0, fetch)? {
             return Ok(None);
@@ -127,7 +128,7 @@ impl Found {
         &mut self,
         name: &str,
         depth: usize,
-        fetch: &mut dyn FnMut(&str) -> Result<Option<Vec<u8>>, E>,
+        fetch: &mut Fetch<'_, E>,
     ) -> Result<bool, E> {
         self.documents += 1;
         if depth > DEPTH_MAX || self.documents > DOCUMENTS_MAX {
@@ -183,7 +184,7 @@ impl Found {
         element: &BytesStart<'_>,
         of: &str,
         depth: usize,
-        fetch: &mut dyn FnMut(&str) -> Result<Option<Vec<u8>>, E>,
+        fetch: &mut Fetch<'_, E>,
     ) -> Result<(), E> {
         let name = attribute(element, b"href").unwrap_or_default();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '+');
@@ -226,6 +227,7 @@ pub(super) fn attribute(element: &BytesStart<'_>, name: &[u8]) -> Option<String>
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn read(documents: &[(&str, &str)]) -> Result<Option<Description>, String> {

@@ -186,6 +186,7 @@ fn usual(arch: Arch) -> Vec<Register> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn register(name: &str, number: u32, bits: u32) -> Register {

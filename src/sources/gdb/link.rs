@@ -29,6 +29,8 @@ pub(super) struct Link {
     sends: u32,
     /// Damaged packets in a row.
     damaged: u32,
+    /// Questions that have no answer yet.
+    unanswered: u64,
 }
 
 impl Link {
@@ -47,6 +49,7 @@ impl Link {
             sent: Vec::new(),
             sends: 0,
             damaged: 0,
+            unanswered: 0,
         };
         // What gdb begins with, and lldb-server waits for.
         link.transport.write(b"+")?;
@@ -58,11 +61,20 @@ impl Link {
         self.acknowledges = false;
     }
 
-    /// Sends a packet.
+    /// Sends a question.
     ///
     /// # Errors
     /// The connection is closed, or what is sent is not read.
     pub(super) fn send(&mut self, body: &[u8]) -> Result<(), Broken> {
+        self.unanswered += 1;
+        self.send_order(body)
+    }
+
+    /// Sends what is not answered when it is done, but when something happens.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub(super) fn send_order(&mut self, body: &[u8]) -> Result<(), Broken> {
         self.sent = packet::encode(body);
         self.sends = 1;
         self.transport.write(&self.sent)
@@ -73,15 +85,20 @@ impl Link {
     /// # Errors
     /// As [`Link::send`].
     pub(super) fn send_all<'b>(&mut self, bodies: impl Iterator<Item = &'b [u8]>) -> Result<(), Broken> {
-        let bytes: Vec<u8> = bodies.flat_map(packet::encode).collect();
+        let mut bytes = Vec::new();
+        for body in bodies {
+            self.unanswered += 1;
+            bytes.extend(packet::encode(body));
+        }
         self.transport.write(&bytes)
     }
 
-    /// Asks a running target to stop.
+    /// Asks a running target to stop, which is answered when it has.
     ///
     /// # Errors
     /// As [`Link::send`].
     pub(super) fn interrupt(&mut self) -> Result<(), Broken> {
+        self.unanswered += 1;
         self.transport.write(&[INTERRUPT])
     }
 
@@ -122,9 +139,17 @@ impl Link {
         !self.packets.is_empty() || !self.notifications.is_empty()
     }
 
-    /// Forgets the packets that came for what nobody waits for any more.
-    pub(super) fn forget_packets(&mut self) {
-        self.packets.clear();
+    /// Waits until all is answered that was ever asked, whatever the answers are, or until then: a stub
+    /// whose connection is closed while it is late may never read the last of it.
+    pub(super) fn settle(&mut self, until: Instant) {
+        while self.unanswered > 0 && Instant::now() < until {
+            self.packets.clear();
+            self.notifications.clear();
+            let left = until.saturating_duration_since(Instant::now());
+            if let Err(Broken::Closed | Broken::System(_) | Broken::Deaf(_)) = self.pump(left) {
+                return;
+            }
+        }
     }
 
     fn pump(&mut self, at_most: Duration) -> Result<(), Broken> {
@@ -134,6 +159,7 @@ impl Link {
             match item {
                 Item::Packet(body) => {
                     self.damaged = 0;
+                    self.unanswered = self.unanswered.saturating_sub(1);
                     if self.acknowledges {
                         self.transport.write(b"+")?;
                     }
@@ -152,6 +178,7 @@ impl Link {
                         return Err(Broken::Nonsense(format!("{TRIES} refusals of one packet")));
                     }
                     self.sends += 1;
+                    self.unanswered += 1;
                     let sent = std::mem::take(&mut self.sent);
                     self.transport.write(&sent)?;
                     self.sent = sent;

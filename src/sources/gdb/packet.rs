@@ -172,7 +172,7 @@ mod tests {
         // `0* ` is 0000.
         assert_eq!(decoded(b"$0* #7a"), [Item::Packet(b"0000".to_vec())]);
         assert_eq!(decoded(b"$}\x03#80"), [Item::Packet(b"#".to_vec())]);
-        assert_eq!(decoded(b"%Stop:W00#cf-"), [Item::Notification(b"Stop:W00".to_vec()), Item::Nack]);
+        assert_eq!(decoded(b"%Stop:W00#97-"), [Item::Notification(b"Stop:W00".to_vec()), Item::Nack]);
     }
 
     #[test]

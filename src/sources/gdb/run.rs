@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
@@ -315,7 +315,7 @@ impl Stub {
             None => "c".to_owned(),
         };
         self.run.running = true;
-        self.link.send(question.as_bytes())
+        self.link.send_order(question.as_bytes())
     }
 
     /// Waits until something happens to the running target, for `at_most`, and lets it run on.
@@ -361,17 +361,12 @@ impl Stub {
     fn detach_as_it_is(&mut self, broken: bool) {
         self.within(DETACH, "detaching");
         if broken || self.detach_in_order().is_err() {
-            self.within(LAST, "detaching");
-            self.link.forget_packets();
             if self.run.running && !self.run.non_stop {
                 let _ = self.link.interrupt();
             }
             let detach = self.detach_words();
             if self.link.send(detach.as_bytes()).is_ok() {
-                // What comes may belong to anything that was asked before.
-                while let Ok(answer) = self.answer(b"D", LAST)
-                    && answer != b"OK"
-                {}
+                self.link.settle(Instant::now() + LAST);
             }
         }
     }

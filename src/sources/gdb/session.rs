@@ -5,14 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::broken::Broken;
 use super::link::Link;
-use super::stop_reply::Tid;
+use super::stop_reply::{StopReply, Tid};
 
 /// How long the first answer may take: a stub that was just started is not ready at once.
 const FIRST: Duration = Duration::from_secs(10);
 /// How long any other answer may take.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
-/// How long the answer to two questions on their way at once may take to be believed in.
-const BOTH: Duration = Duration::from_secs(1);
 /// Questions on their way at once, and their bytes: what fits into any socket's buffer, so that
 /// a stub that waits until its answers are read never keeps us from reading them.
 const FLIGHT_PACKETS: usize = 64;
@@ -154,12 +152,20 @@ impl Stub {
             }
             until = until.min(limit.max(now + Duration::from_millis(1)));
         }
-        match self.link.packet(until)? {
-            Some(answer) => Ok(answer),
-            None => match self.limit {
-                Some((limit, time, what)) if Instant::now() >= limit => Err(Broken::Endless(what, time)),
-                _ => Err(Broken::Silent(shown(question), time)),
-            },
+        loop {
+            match self.link.packet(until)? {
+                // QEMU 7 tells of the stop that a connection makes, unasked.
+                Some(answer) if !tells_of_stops(question) && is_stop(&answer) => {}
+                Some(answer) => return Ok(answer),
+                None => {
+                    return match self.limit {
+                        Some((limit, time, what)) if Instant::now() >= limit => {
+                            Err(Broken::Endless(what, time))
+                        }
+                        _ => Err(Broken::Silent(shown(question), time)),
+                    };
+                }
+            }
         }
     }
 
@@ -234,7 +240,7 @@ impl Stub {
         let questions = [b"qC".as_slice(), b"qC"];
         self.link.send_all(questions.into_iter())?;
         self.answer(questions[0], ANSWER)?;
-        Ok(self.link.packet(Instant::now() + BOTH)?.is_some())
+        Ok(self.link.packet(Instant::now() + ANSWER)?.is_some())
     }
 
     /// Lets the questions that are of no thread be of one that exists: the one that was chosen last may
@@ -260,6 +266,16 @@ impl Stub {
             (Some(format!("Hg{tid}").into_bytes()), String::new())
         }
     }
+}
+
+/// Whether a stop is what answers a question.
+fn tells_of_stops(question: &[u8]) -> bool {
+    matches!(question, b"?" | b"Ctrl-C" | b"vStopped") || question.starts_with(b"vCont;")
+}
+
+/// Whether an answer is a stop; nothing else that is asked for looks like one.
+fn is_stop(answer: &[u8]) -> bool {
+    matches!(StopReply::parse(answer), Some(StopReply::Stopped { .. } | StopReply::Ended(_)))
 }
 
 /// A question for people: what it begins with.

@@ -260,10 +260,11 @@ impl GdbTarget {
             return;
         }
         // Memory ends with pages; what ends elsewhere is a stub's own limit.
-        if bytes.len() < range.bytes && end.is_multiple_of(PAGE_BYTES) {
-            if let Some(thread) = self.threads.get_mut(&copy.asked.thread) {
-                thread.stack_limit = Some(end);
-            }
+        if bytes.len() < range.bytes
+            && end.is_multiple_of(PAGE_BYTES)
+            && let Some(thread) = self.threads.get_mut(&copy.asked.thread)
+        {
+            thread.stack_limit = Some(end);
         }
         copy.capture.stack_limit = self.stack_limit(copy.asked.thread, sp).map(Avma);
         copy.capture.stack_base = Avma(range.at);
