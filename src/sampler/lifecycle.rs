@@ -7,13 +7,19 @@
 use super::postponed::{Due, Rewalk};
 use super::process::{FIRST, ProcessIndex, UNSAMPLED};
 use super::stops::{Stop, StopDriver};
-use super::thread::{Account, unknown_look};
+use super::thread::unknown_look;
 use crate::addr::Avma;
 use crate::recording::Profile;
 use crate::sources::{Look, Observed, Target, ThreadId};
 
 /// The last looks at threads and their names take this long at most, nanoseconds.
 const LAST_LOOKS_NS: u64 = 20_000_000;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Of a program so much that no sample stood for is kept for first samples that lack something, in
+/// periods of the rate: it varies by the root of the number of processes that run at a time.
+const KEPT_PERIODS: u64 = 8;
 
 /// Programs of which is remembered what their processes used and no sample stood for.
 const PROGRAMS_MAX: usize = 4096;
@@ -95,27 +101,37 @@ impl StopDriver<'_> {
 
     /// The program of which a thread stands for others: of the first thread of a process that the
     /// target started. A process of a few milliseconds uses a large part of them after its last
-    /// sample, if it has one at all: the first sample of the next process that runs the same program
-    /// stands for that. So their time adds up, and their beginnings have what is due to them: samples
-    /// there are as many as elsewhere, and would weigh little.
+    /// sample, if it has one at all: the first sample of others that run the same program stands for that.
     fn stands_for(&self, process: u32, id: ThreadId) -> Option<&str> {
         let known = self.known.get(&process)?;
         let does = !self.options.idle && known.of != FIRST && id.0 == u64::from(process);
         does.then_some(known.name.as_str())
     }
 
-    /// A sample of a thread is about to be weighed: if it is the first of its process, it stands for
-    /// what others used that have ended.
-    pub(super) fn inherit(&mut self, id: ThreadId) {
-        if self.unsampled_ns.is_empty() || !self.recorder.accounts.get(&id).is_some_and(Account::is_new) {
+    /// A sample of a thread is about to be weighed. If it is the first of its process, it is given a
+    /// part of what others used: what it lacks to the time between two ticks, so that a sample of a
+    /// beginning weighs what one of any other moment does. On average that is what ends leave. Where
+    /// threads are sampled less often, more is left, and given out, too.
+    pub(super) fn inherit(&mut self, id: ThreadId, look: Option<Look>) {
+        if self.unsampled_ns.is_empty() {
             return;
         }
+        let account = self.recorder.accounts.get(&id);
+        let Some(used_ns) = account.zip(look).and_then(|(account, look)| account.used_unsampled_ns(look))
+        else {
+            return;
+        };
         let Some(process) = self.stops.get(&id).map(|stop| stop.process) else { return };
         let Some(program) = self.stands_for(process, id).map(str::to_owned) else { return };
         if let Some(unsampled_ns) = self.unsampled_ns.get_mut(&program)
             && let Some(account) = self.recorder.accounts.get_mut(&id)
         {
-            account.inherit(std::mem::take(unsampled_ns));
+            let period_ns = SECOND_NS / u64::from(self.options.hz.max(1));
+            let lacks_ns = self.interval_ns.saturating_sub(used_ns).min(*unsampled_ns);
+            let surplus_ns = (*unsampled_ns - lacks_ns).saturating_sub(KEPT_PERIODS * period_ns);
+            let given_ns = lacks_ns + surplus_ns / 2;
+            *unsampled_ns -= given_ns;
+            account.inherit(given_ns);
         }
     }
 

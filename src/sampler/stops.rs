@@ -98,6 +98,8 @@ pub(super) struct StopDriver<'a> {
     pub(super) may_stop: bool,
     /// Up to when the target's time was taken into account.
     earned_until_ns: u64,
+    /// From the tick before to this one, nanoseconds.
+    pub(super) interval_ns: u64,
     /// This is the last tick.
     pub(super) closing: bool,
     pub(super) runnable: usize,
@@ -135,6 +137,7 @@ impl<'a> StopDriver<'a> {
             budget: Budget::new(options.max_stop),
             may_stop: true,
             earned_until_ns: clock.now_ns(),
+            interval_ns: 0,
             closing: false,
             runnable: 0,
             ended: false,
@@ -224,6 +227,7 @@ impl<'a> StopDriver<'a> {
             self.budget.earn(passed_ns.saturating_mul(self.runnable.max(1) as u64));
         }
         self.earned_until_ns = now_ns;
+        self.interval_ns = passed_ns;
         // The last tick is one more stop, and what was used since is of no use without.
         self.may_stop = self.closing || self.budget.allows_stops();
         self.order.clear();
@@ -387,7 +391,7 @@ impl<'a> StopDriver<'a> {
     fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = stopped.or_else(|| self.target.look(id).ok());
-        self.inherit(id);
+        self.inherit(id, look);
         let weight_ns = self.recorder.weigh(id, look)?;
         self.earn(id);
         Some(weight_ns)
