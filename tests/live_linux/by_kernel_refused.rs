@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled};
+use crate::by_kernel_waits;
 use crate::support::{
     Fixture, Random, Recorded, Running, assert_untouched, fixture, kill, not_here, record, record_by,
     wait_for, wait_for_cpu_time,
@@ -114,6 +115,22 @@ fn stackprof_by(words: &[&str]) -> Command {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).arg(env!("CARGO_BIN_EXE_stackprof"));
     command
+}
+
+/// Where everybody may see the kernel, but not all that runs on a CPU: by events of the threads.
+#[test]
+fn somebody_at_level_1_has_the_waits_of_their_own_threads() {
+    let Some(_one) = sampled() else { return };
+    let Some(somebody) = Somebody::new() else { return };
+    let Some(paranoid) = Setting::of("/proc/sys/kernel/perf_event_paranoid") else { return };
+    let program = somebody.fixture("sleeps");
+    let script = format!("echo go | {} {}", program.display(), by_kernel_waits::ROUNDS.join(" "));
+    let words = ["--source", "perf", "--off-cpu", "--hz", by_kernel_waits::HZ, "--", "sh", "-c", &script];
+    paranoid.set("1").unwrap();
+    let recorded = record_by(somebody.run(&somebody.stackprof()), words).wait();
+    by_kernel_waits::check_waits(&recorded, &by_kernel_waits::truth(recorded.stdout.lines()));
+    let why = recorded.stats["backend_why"].as_str().unwrap_or_default();
+    recorded.check(why.contains("for each thread"), "more than it may");
 }
 
 #[test]

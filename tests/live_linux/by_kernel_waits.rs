@@ -13,15 +13,15 @@ use crate::support::{
 };
 
 /// Waits of each kind, and how long each takes, milliseconds.
-const ROUNDS: [&str; 2] = ["25", "20"];
+pub(crate) const ROUNDS: [&str; 2] = ["25", "20"];
 const KINDS: [&str; 6] = ["nanosleep", "mutex", "futex", "read", "epoll", "fault"];
 /// What counts scatter is far below one in a hundred at this rate, of which no tick interrupts anybody.
-const HZ: &str = "9973";
+pub(crate) const HZ: &str = "9973";
 /// Nanoseconds of a count.
 const PERIOD_NS: f64 = 1e9 / 9973.0;
 
 /// The lines of `sleeps`, by kind.
-fn truth(said: impl Iterator<Item = impl AsRef<str>>) -> Vec<(&'static str, f64)> {
+pub(crate) fn truth(said: impl Iterator<Item = impl AsRef<str>>) -> Vec<(&'static str, f64)> {
     let lines: Vec<String> = said.map(|line| line.as_ref().to_owned()).collect();
     let of_kind = |kind: &'static str| {
         let line = lines.iter().find_map(|line| line.strip_prefix(&format!("wait {kind} ")));
@@ -32,7 +32,7 @@ fn truth(said: impl Iterator<Item = impl AsRef<str>>) -> Vec<(&'static str, f64)
 
 /// Each kind within one in a hundred of what the program says.
 #[track_caller]
-fn check_waits(recorded: &Recorded, truth: &[(&str, f64)]) {
+pub(crate) fn check_waits(recorded: &Recorded, truth: &[(&str, f64)]) {
     recorded.check_success();
     recorded.check(recorded.stats["backend"] == "perf_event", "not by the kernel");
     recorded.check(recorded.figure("stops") == 0.0, "it was stopped");

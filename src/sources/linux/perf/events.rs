@@ -89,6 +89,9 @@ pub(super) const SWITCH_WINDOWS_BYTES: [u32; 6] = [2 << 10, 4 << 10, 8 << 10, 16
 const RINGS_BYTES: usize = 32 << 20;
 const RING_BYTES_MAX: usize = 4 << 20;
 const RING_BYTES_MIN: usize = 512 << 10;
+/// The most of one where switches are sampled, which come by the thousand while files of programs are
+/// being read.
+const RING_BYTES_OF_SWITCHES_MAX: usize = 16 << 20;
 /// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
 const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
 /// Why no ring can be had, and why there are not as many events as it takes.
@@ -130,9 +133,10 @@ pub(super) fn scope_for(cpus: usize, threads: usize) -> Scope {
     }
 }
 
-/// Bytes of the ring of each of so many CPUs, a power of two.
-fn ring_bytes_for(cpus: usize) -> usize {
-    let bytes = (RINGS_BYTES / cpus.max(1)).clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+/// Bytes of the ring of each of so many CPUs, a power of two. `switches`: they are sampled, too.
+fn ring_bytes_for(cpus: usize, switches: bool) -> usize {
+    let most = if switches { RING_BYTES_OF_SWITCHES_MAX } else { RING_BYTES_MAX };
+    let bytes = (RINGS_BYTES / cpus.max(1)).clamp(RING_BYTES_MIN, most);
     1 << bytes.ilog2()
 }
 
@@ -227,7 +231,7 @@ impl Events {
     /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
     /// that all recordings of a user share.
     fn of_cpus(sieve: &Sieve, how: How) -> io::Result<Events> {
-        let mut ring_bytes = ring_bytes_for(cpu_count());
+        let mut ring_bytes = ring_bytes_for(cpu_count(), how.switches.is_some());
         loop {
             match Events::of_cpus_with(sieve, how, ring_bytes) {
                 Err(error) if is_limit(&error) && ring_bytes > RING_BYTES_MIN => ring_bytes /= 2,
@@ -430,7 +434,7 @@ mod tests {
     /// What is opened for so many CPUs and threads: the scope, descriptors of events, bytes of rings.
     fn opened(cpus: usize, threads: usize) -> (Scope, usize, usize) {
         match scope_for(cpus, threads) {
-            Scope::Cpus => (Scope::Cpus, cpus, cpus * ring_bytes_for(cpus)),
+            Scope::Cpus => (Scope::Cpus, cpus, cpus * ring_bytes_for(cpus, false)),
             // One ring for each CPU, whatever the number of threads.
             Scope::Threads => (Scope::Threads, cpus * threads, cpus * RING_BYTES_OF_EVERYBODY),
         }
@@ -460,10 +464,12 @@ mod tests {
 
     #[test]
     fn rings_are_powers_of_two_of_whole_pages() {
-        for cpus in 0..5_000 {
-            let bytes = ring_bytes_for(cpus);
-            let fits = (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes);
-            assert!(bytes.is_power_of_two() && fits, "{cpus} CPUs: {bytes}");
+        for (switches, most) in [(false, RING_BYTES_MAX), (true, RING_BYTES_OF_SWITCHES_MAX)] {
+            for cpus in 0..5_000 {
+                let bytes = ring_bytes_for(cpus, switches);
+                let fits = (RING_BYTES_MIN..=most).contains(&bytes);
+                assert!(bytes.is_power_of_two() && fits, "{cpus} CPUs: {bytes}");
+            }
         }
     }
 
