@@ -25,8 +25,6 @@ pub(super) struct Pending {
     pub(super) looked_ns: u64,
     /// The scheduler's figures of that look.
     pub(super) before: Sched,
-    /// Found stopped by job control: it is read as it stands.
-    pub(super) job_control: bool,
 }
 
 /// Whether `/proc/PID/task/TID/wchan` shows `0` for threads that do not wait, and for no other.

@@ -239,7 +239,7 @@ impl LinuxTarget {
     fn repair(&mut self, tid: pid_t, signal: c_int) {
         let Some(thread) = self.threads.get_mut(&tid) else { return };
         let is_handled = || signal != 0 && !ignores(self.pid, signal);
-        if registers::repair_interrupted_call(&mut self.raw, tid, &mut thread.calls, is_handled) {
+        if registers::repair_interrupted_call(&mut self.raw, &mut thread.calls, is_handled) {
             let _ = sys::set_registers(tid, &mut self.raw);
         }
     }
@@ -299,7 +299,7 @@ impl LinuxTarget {
             return Outcome::Unreadable("stopped by job control");
         }
         let seen_ns = self.clock.now_ns();
-        self.read_standing(tid, Pending { job_control: true, ..pending }, seen_ns, capture)
+        self.read_standing(tid, pending, seen_ns, capture)
     }
 
     fn read_standing(
@@ -466,14 +466,16 @@ impl Target for LinuxTarget {
         if entry.pending.is_some() {
             return Ok(());
         }
+        if keep_waiting {
+            entry.calls.before_stop(tid);
+        }
         let asked_ns = self.clock.now_ns();
         if sys::interrupt(tid).is_err() {
             entry.doubt();
             return Err(Fault::ThreadGone);
         }
         let (looked_ns, before) = entry.looked();
-        entry.pending =
-            Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before, job_control: false });
+        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before });
         self.outstanding += 1;
         // Read only now: what passes between the look and the stop is time in which the thread
         // may leave its CPU.
