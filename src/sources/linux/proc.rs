@@ -79,13 +79,27 @@ pub(super) fn waits_at(text: &[u8]) -> Option<(Avma, Avma)> {
     Some((hex()?, pc))
 }
 
-/// First argument of a thread in the system call `number`, by `/proc/TID/syscall`.
+/// A system call that a thread waits in.
 #[cfg(any(test, target_arch = "aarch64"))]
-pub(super) fn first_argument(text: &[u8], number: i64) -> Option<u64> {
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    /// Which one.
+    pub(super) number: i64,
+    /// Its first argument.
+    pub(super) first: u64,
+    /// Stack pointer and program counter.
+    pub(super) sp: Avma,
+    pub(super) pc: Avma,
+}
+
+/// The call in `/proc/TID/syscall`; `None` for a thread that waits in none, or runs.
+#[cfg(any(test, target_arch = "aarch64"))]
+pub(super) fn waiting(text: &[u8]) -> Option<Waiting> {
     let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
-    let same = fields.next()?.parse() == Ok(number);
-    let argument = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
-    same.then_some(argument)
+    let number = fields.next()?.parse().ok().filter(|number| *number >= 0)?;
+    let first = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
+    let (sp, pc) = waits_at(text)?;
+    Some(Waiting { number, first, sp, pc })
 }
 
 /// What a state letter means for sampling.
@@ -194,10 +208,10 @@ mod tests {
         assert_eq!(waits_at(text), Some((Avma(0x7ffc_ab0f_e1d8), Avma(0x7f65_6201_1d17))));
         assert_eq!(waits_at(b"running\n"), None);
         let in_call = b"22 0x5 0x0 0x0 0x7f 0x0 0x7f 0xffffcab0fe10 0xffff62011d17\n";
-        assert_eq!(first_argument(in_call, 22), Some(5));
-        assert_eq!(first_argument(in_call, 23), None);
-        assert_eq!(first_argument(b"-1 0xffffcab0fe10 0xffff62011d17\n", 22), None);
-        assert_eq!(first_argument(b"running\n", 22), None);
+        let (sp, pc) = (Avma(0xffff_cab0_fe10), Avma(0xffff_6201_1d17));
+        assert_eq!(waiting(in_call), Some(Waiting { number: 22, first: 5, sp, pc }));
+        assert_eq!(waiting(b"-1 0xffffcab0fe10 0xffff62011d17\n"), None);
+        assert_eq!(waiting(b"running\n"), None);
     }
 
     #[test]

@@ -25,15 +25,14 @@ pub(super) fn interrupted_call(raw: &RawRegisters) -> bool {
 /// "Interruption of system calls and library functions by stop signals" fail with EINTR:
 /// these are made again, unless a handler of the target runs, which has to cause the EINTR.
 ///
-/// To be asked at every stop that is not job control's, of thread `tid` whose registers `raw` are;
-/// `is_handled` tells whether a signal is on its way to it that runs a handler.
+/// To be asked at every stop that is not job control's; `is_handled` tells whether a signal is on its
+/// way to the thread that runs a handler.
 pub(super) fn repair_interrupted_call(
     raw: &mut RawRegisters,
-    tid: pid_t,
     calls: &mut Calls,
     is_handled: impl FnOnce() -> bool,
 ) -> bool {
-    arch::repair(raw, tid, calls, is_handled)
+    arch::repair(raw, calls, is_handled)
 }
 
 const EINTR: i64 = -4;
@@ -49,6 +48,11 @@ mod arch {
     #[derive(Debug, Default)]
     pub(in super::super) struct Calls;
 
+    impl Calls {
+        /// A thread that may be waiting is about to be asked to stop.
+        pub(in super::super) fn before_stop(&mut self, _tid: pid_t) {}
+    }
+
     /// Result of the system call that the thread is leaving, or `None` outside one.
     pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
         (raw.orig_rax.cast_signed() >= 0).then_some(raw.rax.cast_signed())
@@ -58,7 +62,6 @@ mod arch {
     /// runs, and then returns the EINTR that the handler would cause.
     pub(super) fn repair(
         raw: &mut RawRegisters,
-        _tid: pid_t,
         _calls: &mut Calls,
         is_handled: impl FnOnce() -> bool,
     ) -> bool {
@@ -97,25 +100,26 @@ mod arch {
 
 #[cfg(target_arch = "aarch64")]
 mod arch {
-    use super::super::sys;
+    use std::fs;
+
+    use super::super::proc;
     use super::{EINTR, RawRegisters, pid_t};
+    use crate::addr::Avma;
 
     /// What has to be known of a thread's calls beside its registers.
     #[derive(Debug, Default)]
     pub(in super::super) struct Calls {
+        /// In which call it waited before it was asked to stop.
+        waits: Option<proc::Waiting>,
         /// Program counter and first argument that a call was made again with.
         made_again: Option<(u64, u64)>,
-        /// Where EINTR is what a handler caused.
-        handled: Option<Handled>,
     }
 
-    /// A call that a handler interrupted.
-    #[derive(Debug)]
-    struct Handled {
-        /// Program counter and stack pointer behind it.
-        at: (u64, u64),
-        /// Its first argument, if it was told.
-        first: Option<u64>,
+    impl Calls {
+        /// A thread that may be waiting is about to be asked to stop.
+        pub(in super::super) fn before_stop(&mut self, tid: pid_t) {
+            self.waits = fs::read(format!("/proc/{tid}/syscall")).ok().and_then(|text| proc::waiting(&text));
+        }
     }
 
     /// The kernel has already prepared the restart when the stop is seen
@@ -126,24 +130,19 @@ mod arch {
         (result == EINTR).then_some(result)
     }
 
-    /// `svc #0`, and its length.
-    const SVC: [u8; 4] = 0xd400_0001u32.to_le_bytes();
+    /// Length of `svc #0`.
     const SVC_BYTES: u64 = 4;
 
-    /// The result stands in the register of the first argument, and the kernel asks no more what it
-    /// is. So the thread is set back to before the `svc`, with the argument of which the kernel has
-    /// a copy ([`sys::first_argument`]). A handler would then return there, and not to an EINTR. Of
-    /// each signal the tracer is told before its handler runs: then that is undone.
+    /// The result has overwritten the first argument, and the kernel asks no more what it is. So a
+    /// thread that was seen to wait is set back to before its `svc`, with the argument that it
+    /// waited with. A handler would then return there, and not to an EINTR. Of each signal the tracer
+    /// is told before its handler runs: then that is undone.
     pub(super) fn repair(
         raw: &mut RawRegisters,
-        tid: pid_t,
         calls: &mut Calls,
         is_handled: impl FnOnce() -> bool,
     ) -> bool {
-        let number = raw.regs[8].cast_signed();
-        if !RESTARTABLE.contains(&number) {
-            return false;
-        }
+        let waited = calls.waits.take();
         if let Some((pc, first)) = calls.made_again
             && (pc, first) == (raw.pc, raw.regs[0])
         {
@@ -152,41 +151,21 @@ mod arch {
                 raw.pc = pc.wrapping_add(SVC_BYTES);
                 raw.regs[0] = EINTR.cast_unsigned();
                 calls.made_again = None;
-                calls.handled = Some(Handled { at: (raw.pc, raw.sp), first: Some(first) });
             }
             return undo;
         }
-        if call_result(raw).is_none() {
-            // The kernel makes it again by itself; a handler may turn that into EINTR.
-            if is_handled() && is_svc(tid, raw.pc) {
-                let at = (raw.pc.wrapping_add(SVC_BYTES), raw.sp);
-                calls.handled = Some(Handled { at, first: Some(raw.regs[0]) });
-            }
+        let number = raw.regs[8].cast_signed();
+        let here = |waited: &proc::Waiting| {
+            (waited.number, waited.sp, waited.pc) == (number, Avma(raw.sp), Avma(raw.pc))
+        };
+        let Some(waited) = waited.filter(here) else { return false };
+        if call_result(raw).is_none() || !RESTARTABLE.contains(&number) || is_handled() {
             return false;
         }
-        let (at, pc) = ((raw.pc, raw.sp), raw.pc.wrapping_sub(SVC_BYTES));
-        if !is_svc(tid, pc) {
-            return false;
-        }
-        let first = sys::first_argument(tid, number);
-        if is_handled() {
-            calls.handled = Some(Handled { at, first });
-            return false;
-        }
-        // A thread that comes back from a handler has the same registers as one whose call our stop
-        // interrupted. But its last call was `rt_sigreturn`, with any first argument.
-        if calls.handled.take().is_some_and(|handled| handled.at == at && handled.first != first) {
-            return false;
-        }
-        let Some(first) = first else { return false };
-        calls.made_again = Some((pc, first));
-        (raw.pc, raw.regs[0]) = (pc, first);
+        raw.pc = raw.pc.wrapping_sub(SVC_BYTES);
+        raw.regs[0] = waited.first;
+        calls.made_again = Some((raw.pc, waited.first));
         true
-    }
-
-    fn is_svc(tid: pid_t, at: u64) -> bool {
-        let mut code = [0; SVC.len()];
-        sys::read_memory(tid, at, &mut code).is_ok_and(|len| len == code.len()) && code == SVC
     }
 
     /// As those of x86_64, without epoll_wait, which is epoll_pwait here.
@@ -237,8 +216,7 @@ mod tests {
 
     #[test]
     fn only_calls_that_changed_nothing_are_repeated() {
-        let repair =
-            |raw: &mut RawRegisters| repair_interrupted_call(raw, 0, &mut Calls::default(), || false);
+        let repair = |raw: &mut RawRegisters| repair_interrupted_call(raw, &mut Calls::default(), || false);
         let mut epoll = in_call(libc::SYS_epoll_wait, EINTR);
         assert!(interrupted_call(&epoll) && repair(&mut epoll));
         assert_eq!(epoll.rax.cast_signed(), ERESTARTNOHAND);

@@ -96,7 +96,7 @@ impl LinuxTarget {
     fn repair(&mut self, tid: pid_t, signal: c_int) {
         let Some(thread) = self.threads.get_mut(&tid) else { return };
         let is_handled = || signal != 0 && !ignores(tid, signal);
-        if registers::repair_interrupted_call(&mut self.raw, tid, &mut thread.calls, is_handled) {
+        if registers::repair_interrupted_call(&mut self.raw, &mut thread.calls, is_handled) {
             let _ = sys::set_registers(tid, &mut self.raw);
         }
     }

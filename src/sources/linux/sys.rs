@@ -118,30 +118,6 @@ pub(super) fn set_registers(tid: pid_t, from: &mut RawRegisters) -> io::Result<(
     ptrace(libc::PTRACE_SETREGSET, tid, libc::NT_PRSTATUS as usize, &raw mut iov as usize)
 }
 
-/// The first argument of the system call `number` that a stopped thread leaves, where its result is
-/// already in the register of that argument.
-///
-/// The kernel keeps it (`orig_x0` of arch/arm64/include/asm/ptrace.h), and shows it in
-/// `/proc/TID/syscall` of a thread that is in a call. Whether it is in one can be set
-/// (NT_ARM_SYSTEM_CALL), and is set back.
-#[cfg(target_arch = "aarch64")]
-pub(super) fn first_argument(tid: pid_t, number: i64) -> Option<u64> {
-    const NO_SYSCALL: c_int = -1;
-    set_system_call(tid, c_int::try_from(number).ok()?).ok()?;
-    let text = std::fs::read(format!("/proc/{tid}/syscall"));
-    let _ = set_system_call(tid, NO_SYSCALL);
-    super::proc::first_argument(&text.ok()?, number)
-}
-
-/// PTRACE_SETREGSET NT_ARM_SYSTEM_CALL of a stopped thread: the call that it is said to be in.
-#[cfg(target_arch = "aarch64")]
-fn set_system_call(tid: pid_t, mut number: c_int) -> io::Result<()> {
-    /// include/uapi/linux/elf.h.
-    const NT_ARM_SYSTEM_CALL: usize = 0x404;
-    let mut iov = libc::iovec { iov_base: (&raw mut number).cast(), iov_len: size_of::<c_int>() };
-    ptrace(libc::PTRACE_SETREGSET, tid, NT_ARM_SYSTEM_CALL, &raw mut iov as usize)
-}
-
 /// process_vm_readv of one range into the spare capacity of `into`, which then holds
 /// what was read, possibly less than `len`.
 pub(super) fn read_memory_into(pid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize> {

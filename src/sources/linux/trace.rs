@@ -262,6 +262,9 @@ impl Target for LinuxTarget {
         if entry.pending.is_some() {
             return Ok(());
         }
+        if keep_waiting {
+            entry.calls.before_stop(tid);
+        }
         let asked_ns = self.clock.now_ns();
         if sys::interrupt(tid).is_err() {
             entry.doubt();
