@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= F/hz= d/duration= idle children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= F/hz= d/duration= idle off-cpu children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
 end
 
 function __fish_stackprof_needs_command
@@ -51,6 +51,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours 
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
@@ -103,6 +104,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
@@ -140,6 +142,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l per-process -d 'Processes of one name apart, each under `name (pid)`'
