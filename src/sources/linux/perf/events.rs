@@ -64,6 +64,8 @@ pub(super) struct Switches {
     pub(super) alone: bool,
     /// With the frames in the kernel, which it takes some time to find.
     pub(super) kernel_frames: bool,
+    /// Of many processes, of which files are to be read while they switch.
+    pub(super) many: bool,
 }
 
 impl How {
@@ -89,9 +91,9 @@ pub(super) const SWITCH_WINDOWS_BYTES: [u32; 6] = [2 << 10, 4 << 10, 8 << 10, 16
 const RINGS_BYTES: usize = 32 << 20;
 const RING_BYTES_MAX: usize = 4 << 20;
 const RING_BYTES_MIN: usize = 512 << 10;
-/// The most of one where switches are sampled, which come by the thousand while files of programs are
-/// being read.
-const RING_BYTES_OF_SWITCHES_MAX: usize = 16 << 20;
+/// The most of one where switches of many processes are sampled, which come by the thousand while files of
+/// these are being read.
+const RING_BYTES_OF_MANY_MAX: usize = 16 << 20;
 /// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
 const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
 /// Why no ring can be had, and why there are not as many events as it takes.
@@ -133,9 +135,9 @@ pub(super) fn scope_for(cpus: usize, threads: usize) -> Scope {
     }
 }
 
-/// Bytes of the ring of each of so many CPUs, a power of two. `switches`: they are sampled, too.
-fn ring_bytes_for(cpus: usize, switches: bool) -> usize {
-    let most = if switches { RING_BYTES_OF_SWITCHES_MAX } else { RING_BYTES_MAX };
+/// Bytes of the ring of each of so many CPUs, a power of two. `many`: switches of many processes are sampled.
+fn ring_bytes_for(cpus: usize, many: bool) -> usize {
+    let most = if many { RING_BYTES_OF_MANY_MAX } else { RING_BYTES_MAX };
     let bytes = (RINGS_BYTES / cpus.max(1)).clamp(RING_BYTES_MIN, most);
     1 << bytes.ilog2()
 }
@@ -231,7 +233,7 @@ impl Events {
     /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
     /// that all recordings of a user share.
     fn of_cpus(sieve: &Sieve, how: How) -> io::Result<Events> {
-        let mut ring_bytes = ring_bytes_for(cpu_count(), how.switches.is_some());
+        let mut ring_bytes = ring_bytes_for(cpu_count(), how.switches.is_some_and(|switches| switches.many));
         loop {
             match Events::of_cpus_with(sieve, how, ring_bytes) {
                 Err(error) if is_limit(&error) && ring_bytes > RING_BYTES_MIN => ring_bytes /= 2,
@@ -464,9 +466,9 @@ mod tests {
 
     #[test]
     fn rings_are_powers_of_two_of_whole_pages() {
-        for (switches, most) in [(false, RING_BYTES_MAX), (true, RING_BYTES_OF_SWITCHES_MAX)] {
+        for (many, most) in [(false, RING_BYTES_MAX), (true, RING_BYTES_OF_MANY_MAX)] {
             for cpus in 0..5_000 {
-                let bytes = ring_bytes_for(cpus, switches);
+                let bytes = ring_bytes_for(cpus, many);
                 let fits = (RING_BYTES_MIN..=most).contains(&bytes);
                 assert!(bytes.is_power_of_two() && fits, "{cpus} CPUs: {bytes}");
             }

@@ -169,6 +169,7 @@ fn open(
         window_bytes: Window::of_switches().bytes(),
         alone: off_cpu,
         kernel_frames,
+        many: pids.is_empty(),
     });
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
     // Of many, each process that is started would inherit an event for each CPU.
