@@ -113,18 +113,18 @@ fn stopped_looks(target: &mut dyn Target, clock: &dyn Clock, ids: &[ThreadId]) -
 fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     let mut list = Vec::new();
     target.threads(&mut list);
-    let untold = |id: &ThreadId, target: &mut dyn Target| {
-        target.look(*id).is_ok_and(|look| look.activity == Activity::Untold)
-    };
-    let asked: Vec<ThreadId> = list.iter().map(|(id, _)| *id).filter(|id| untold(id, target)).collect();
-    let stopped = stopped_looks(target, clock, &asked);
-    let mut out = String::from("thread      state    cpu seconds  name\n");
+    let mut rows = Vec::new();
     for (id, _) in list {
-        let Ok(mut look) = target.look(id) else { continue };
-        if let Some((_, told)) = stopped.iter().find(|(other, _)| *other == id) {
-            look = *told;
-        }
-        let name = visible(&target.thread_name(id).unwrap_or_default());
+        let Ok(look) = target.look(id) else { continue };
+        rows.push((id, look, visible(&target.thread_name(id).unwrap_or_default())));
+    }
+    let is_untold = |look: &Look| look.activity == Activity::Untold;
+    let asked: Vec<ThreadId> = rows.iter().filter(|row| is_untold(&row.1)).map(|row| row.0).collect();
+    for (id, told) in stopped_looks(target, clock, &asked) {
+        rows.iter_mut().filter(|row| row.0 == id).for_each(|row| row.1 = told);
+    }
+    let mut out = String::from("thread      state    cpu seconds  name\n");
+    for (id, look, name) in rows {
         let state = activity_name(look.activity);
         let _ = writeln!(out, "{:<10}  {state:<7}  {:>11.3}  {name}", id.0, look.cpu_ns as f64 / 1e9);
     }

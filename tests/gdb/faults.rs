@@ -57,7 +57,7 @@ fn answers(manner: Manner) -> usize {
 fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)> {
     let (left, done) = (Mutex::new(manners), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..64 {
+        for _ in 0..192 {
             scope.spawn(|| {
                 while let Some(manner) = { left.lock().unwrap().pop() } {
                     let (said, fate) = visit(manner);
@@ -142,7 +142,7 @@ fn damaged_answers_are_asked_for_again_or_told() {
 
 #[test]
 fn nonsense_is_told_and_the_target_runs_on() {
-    for round in 0..rounds(3) {
+    for round in 0..rounds(1) {
         let mut random = Random::of_seed(round);
         let seeds: Vec<u64> = (0..200).map(|_| random.next()).collect();
         let nonsense = |at: usize| Wrong::Nonsense(at, seeds[at % seeds.len()]);
