@@ -1,6 +1,6 @@
 //! System calls that wait: none fails, returns early or lasts longer because of stops.
 
-use crate::support::{Fixture, attach, live, numbers};
+use crate::support::{Fixture, attach, emulated, live, not_here, numbers};
 
 /// Some seconds of work on a quiet machine.
 const EVENTS: &[&str] = &["15000"];
@@ -84,6 +84,9 @@ fn check_calls(options: &[&str]) {
     // every time that this is tried. A machine that stands still makes some late, in a program that
     // nobody profiles at the same time as well.
     const TRIES: usize = 3;
+    if emulated() {
+        not_here("whether calls end late is not judged on an emulated processor");
+    }
     for attempt in 1..=TRIES {
         let (mut target, mut beside) = (start(), start());
         let running = attach(target.pid(), options);
@@ -97,8 +100,12 @@ fn check_calls(options: &[&str]) {
         for (line, other) in profiled.iter().zip(&unprofiled) {
             println!("{line}   (unprofiled: {other})");
             let (now, other) = (numbers(line), numbers(other));
-            recorded.check(now["failed"] == 0 && now["early"] == 0 && now["calls"] == CALLS, line);
-            if now["late"] > other["late"] + 2 + CALLS / 10 {
+            // As above: of a thread that was not seen to wait the call is not made again.
+            let unseen = if cfg!(target_arch = "aarch64") { CALLS / 10 } else { 0 };
+            let ended = now["failed"] <= unseen && now["early"] <= unseen;
+            recorded.check(ended && now["calls"] == CALLS, line);
+            // A stop takes milliseconds on an emulated processor.
+            if !emulated() && now["late"] > other["late"] + 2 + CALLS / 10 {
                 late.push(line);
             }
         }
