@@ -165,7 +165,7 @@ took 'the guest'
 printf '\n'
 awk '/^---- .* stdout ----$/ { name = $2 } /^SKIP / { print "skipped: " name ": " substr($0, 6) }' "$log" | cut -c 1-300
 if [[ -n $command ]]; then
-    grep -q '^guest: exit 0$' "$log"
+    grep -q '^guest: exit 0 ' "$log"
     exit
 fi
 grep -q '^guest: exit' "$log" || fail "the guest did not come to its end; $log has what it printed"
@@ -174,4 +174,4 @@ if grep -q '^SKIP .*cannot sample by --source perf' "$log"; then
 fi
 awk '/^test result: / { for (i = 2; i <= NF; i++) { if ($i == "passed;") p += $(i - 1); if ($i == "failed;") f += $(i - 1) } }
      END { printf "%d passed, %d failed\n", p, f; exit !(p > 0 && f == 0) }' "$log"
-grep -q '^guest: exit 0$' "$log"
+grep -q '^guest: exit 0 ' "$log"

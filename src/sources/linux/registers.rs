@@ -46,7 +46,7 @@ mod arch {
 
     /// The kernel keeps all that there is to know of a call.
     #[derive(Debug, Default)]
-    pub(in super::super) struct Calls;
+    pub(in super::super) struct Calls {}
 
     impl Calls {
         /// A thread that may be waiting is about to be asked to stop.
