@@ -70,6 +70,7 @@ C
         { printf '\1' && zstd -qc "$place/a.c"; } >"$place/zstd"
         put unpack "$place/zstd"
     fi
+    # shellcheck disable=SC2016 # packets begin with that
     printf '+$qSupported:multiprocess+#c6$T02thread:p1.1;threads:1,2;#00%%Stop:T0006:0*,;#00' >"$place/packet"
     put gdb_packet "$place/packet"
     {
