@@ -117,8 +117,8 @@ fn given(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static
 
 #[cfg(test)]
 mod tests {
+    use super::super::ticks::splitmix64;
     use super::*;
-    use crate::rng::Rng;
 
     const HZ: u32 = 997;
 
@@ -134,20 +134,24 @@ mod tests {
     #[test]
     fn each_function_below_its_callers_is_within_one_count_of_its_time() {
         for seed in 0..100 {
-            let mut rng = Rng::new(seed);
+            let mut state = seed;
+            let mut random = |below: u64| {
+                state = splitmix64(state);
+                state % below
+            };
             let mut trie = Trie::new();
             let mut weights = Weights::default();
             // By branch, and by branch and outermost function.
             let (mut of_branch, mut of_function) = (BTreeMap::new(), BTreeMap::new());
             let mut all_ns = 0;
             for _ in 0..2_000 {
-                let branch = rng.below(3) as u32;
-                let (function, leaf) = (rng.within(1, 4) << 12, rng.within(0x9000, 0x9005));
-                let weight_ns = rng.within(500_000, 1_500_000);
-                let stack = [LookupAvma(leaf), LookupAvma(function + rng.within(0, 2))];
+                let branch = random(3) as u32;
+                let (function, leaf) = ((1 + random(4)) << 12, 0x9000 + random(6));
+                let weight_ns = 500_000 + random(1_000_000);
+                let stack = [LookupAvma(leaf), LookupAvma(function + random(3))];
                 trie.insert((root(branch, branch != 1), 0), &stack, weight_ns).expect("fits");
                 if branch == 1 {
-                    *weights.incomplete_ns.entry(["a", "b"][rng.below(2)]).or_default() += weight_ns;
+                    *weights.incomplete_ns.entry(["a", "b"][random(2) as usize]).or_default() += weight_ns;
                 }
                 *of_branch.entry(branch).or_insert(0) += weight_ns;
                 *of_function.entry((branch, function)).or_insert(0) += weight_ns;

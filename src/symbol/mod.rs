@@ -30,7 +30,6 @@ use std::thread::ScopedJoinHandle;
 
 use crate::addr::{Avma, Svma};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
-use crate::error::io_text;
 use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
@@ -366,7 +365,7 @@ fn joined(thread: ScopedJoinHandle<'_, Answer>) -> Answer {
 fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
     let distinct: Vec<u64> = addresses.chunk_by(|a, b| a.svma == b.svma).map(|same| same[0].svma).collect();
     let read = |mut list: Box<dyn Read>| {
-        kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", io_text(&error)))
+        kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", error.kind()))
     };
     match files.kernel_symbols().and_then(read) {
         Ok(names) => Answer { names, problems: Vec::new() },

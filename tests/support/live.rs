@@ -18,9 +18,12 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
+#[path = "random.rs"]
+mod random;
 #[path = "rounds.rs"]
 mod rounds;
 
+pub(crate) use random::Random;
 pub(crate) use rounds::rounds;
 
 /// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
@@ -579,25 +582,4 @@ fn svg_frame(title: &str) -> Option<(String, u64, f64)> {
     let (samples, percent) = rest.strip_suffix("%)")?.split_once(" samples, ")?;
     let name = name.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
     Some((name, samples.replace(',', "").parse().ok()?, percent.parse().ok()?))
-}
-
-/// A generator of test choices whose seed is printed, so that a failure can be replayed
-/// with `STACKPROF_SEED`.
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn from_environment() -> Random {
-        let seed = rounds::one_seed().unwrap_or_else(|| u64::from(std::process::id()));
-        println!("STACKPROF_SEED={seed}");
-        Random(seed)
-    }
-
-    /// A number below `bound` (splitmix64).
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
 }
