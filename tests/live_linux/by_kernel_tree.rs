@@ -107,16 +107,18 @@ fn children_of_an_attached_process_are_recorded_where_asked_for() {
     }
 }
 
+/// A process of this name that uses a CPU until it is dropped.
+pub(crate) fn burning(name: &str) -> Killed {
+    let mut command = Command::new(tree(name));
+    command.args(["burn", "60000000"]);
+    let mut child = Killed(command.spawn().unwrap());
+    wait_for("it burns", || child.0.try_wait().unwrap().is_none());
+    child
+}
+
 #[test]
 fn processes_are_recorded_by_number_by_user_by_group_and_all() {
     let Some(_one) = sampled() else { return };
-    let burning = |name: &str| {
-        let mut command = Command::new(tree(name));
-        command.args(["burn", "60000000"]);
-        let mut child = Killed(command.spawn().unwrap());
-        wait_for("it burns", || child.0.try_wait().unwrap().is_none());
-        child
-    };
     let (one, two) = (burning("one"), burning("two"));
     let pids = [&one, &two].map(|child| child.0.id().to_string());
     let group = fs::read_to_string(format!("/proc/{}/cgroup", pids[0])).unwrap_or_default();

@@ -1,13 +1,9 @@
 //! Several processes recorded by stopping their threads (`--source ptrace`): what a command starts,
 //! what an attached process has started, several by number; the same tree as by the kernel's samples.
 
-use std::process::Command;
-
 use crate::by_kernel::{HZ, launch_by_kernel, sampled};
-use crate::by_kernel_tree::{Killed, roots, tree, under, used_s};
-use crate::support::{
-    Fixture, Recorded, attach, fixture, launch, live, points, record, wait_for, wait_for_ticks,
-};
+use crate::by_kernel_tree::{burning, roots, tree, under, used_s};
+use crate::support::{Fixture, Recorded, attach, fixture, launch, live, points, record, wait_for_ticks};
 
 fn launch_by_stops(options: &[&str], arguments: &[&str]) -> Recorded {
     let recorded = launch(&[&["--source", "ptrace"], options].concat(), &fixture("tree"), arguments);
@@ -138,13 +134,6 @@ fn children_of_an_attached_process_are_recorded_by_stops_where_asked_for() {
 #[test]
 fn several_processes_by_number_are_recorded_by_stops() {
     let Some(_one) = live() else { return };
-    let burning = |name: &str| {
-        let mut command = Command::new(tree(name));
-        command.args(["burn", "60000000"]);
-        let mut child = Killed(command.spawn().unwrap());
-        wait_for("it burns", || child.0.try_wait().unwrap().is_none());
-        child
-    };
     let (one, two) = (burning("one"), burning("two"));
     let pids = [&one, &two].map(|child| child.0.id().to_string());
     let both = ["--pid", &pids[0], "--pid", &pids[1], "--source", "ptrace", "-d", "1"];
