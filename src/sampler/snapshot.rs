@@ -29,6 +29,8 @@ const LOOK_NS: u64 = 20_000_000;
 /// Why there is no stack of a thread that never came to its stop.
 const NO_CPU: &str = "it got no CPU in 10 s, so it could not stop";
 const UNINTERRUPTIBLE: &str = "it waits in the kernel where nothing can stop it";
+/// Why there is none of one that could not be asked, and whose end was not told.
+const ENDED: &str = "it ended before it was stopped";
 
 /// The stack of every thread at one moment (each thread's own).
 #[derive(Debug)]
@@ -110,9 +112,9 @@ pub fn snapshot(
                 driver.ask(stack.thread, stack.activity != Activity::Runnable);
             }
         }
-        driver.collect_asked().map_err(gone)?;
+        let samples = driver.collect_asked().map_err(gone)?;
         let most = driver.budget.window_max_bytes();
-        for Sample { thread: id, capture, .. } in std::mem::take(&mut driver.captured) {
+        for Sample { thread: id, capture, .. } in samples {
             if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id)
                 && let (Activity::Untold, Some(look)) = (stack.activity, capture.look)
             {
@@ -130,9 +132,12 @@ pub fn snapshot(
                 && stack.addresses.is_empty()
                 && let Ok(look) = driver.target.look(stack.thread)
             {
-                let ready = look.activity == Activity::Runnable;
-                let late = if ready { NO_CPU } else { UNINTERRUPTIBLE };
-                stack.ended = Err(stop.unreadable.unwrap_or(late));
+                let why = match look.activity {
+                    _ if !stop.asked => ENDED,
+                    Activity::Runnable => NO_CPU,
+                    _ => UNINTERRUPTIBLE,
+                };
+                stack.ended = Err(stop.unreadable.unwrap_or(why));
             }
         }
         window_bytes *= WINDOW_GROWTH;
@@ -144,13 +149,17 @@ pub fn snapshot(
 
 impl StopDriver<'_> {
     /// Takes the stops of all threads that were asked, and waits no longer than there is
-    /// something to wait for.
-    fn collect_asked(&mut self) -> std::result::Result<(), Fault> {
+    /// something to wait for. What was captured is given out, whatever else happens meanwhile:
+    /// in a recording, a change of images or of the program would walk it at once.
+    fn collect_asked(&mut self) -> std::result::Result<Vec<Sample>, Fault> {
         let begun_ns = self.clock.now_ns();
+        let mut samples = Vec::new();
         loop {
             while self.stops.values().any(|stop| stop.asked)
                 && self.one_event(self.clock.now_ns() + LOOK_NS)?
-            {}
+            {
+                samples.append(&mut self.captured);
+            }
             let asked: Vec<ThreadId> =
                 self.stops.iter().filter(|(_, stop)| stop.asked).map(|(id, _)| *id).collect();
             let mut ready = false;
@@ -159,7 +168,7 @@ impl StopDriver<'_> {
             }
             let patience_ns = if ready { READY_NS } else { WAITING_NS };
             if asked.is_empty() || self.clock.now_ns() - begun_ns >= patience_ns {
-                return Ok(());
+                return Ok(samples);
             }
         }
     }

@@ -269,15 +269,15 @@ pub struct Watched<'a> {
     pub clock: FakeClock,
     /// Times of looks at any thread, each once: the ticks.
     pub ticks_ns: Vec<u64>,
-    /// Called before each wait for an event with the time; its fault is returned instead.
-    pub before_next: Box<dyn FnMut(u64) -> Option<Fault> + 'a>,
+    /// Called before each wait for an event with the time; what it gives is returned instead.
+    pub before_next: Box<dyn FnMut(u64) -> Option<std::result::Result<Event, Fault>> + 'a>,
 }
 
 impl<'a> Watched<'a> {
     pub fn new(
         target: &'a mut SimTarget,
         clock: &FakeClock,
-        before_next: impl FnMut(u64) -> Option<Fault> + 'a,
+        before_next: impl FnMut(u64) -> Option<std::result::Result<Event, Fault>> + 'a,
     ) -> Watched<'a> {
         let clock = clock.clone();
         Watched { target, clock, ticks_ns: Vec::new(), before_next: Box::new(before_next) }
@@ -330,7 +330,7 @@ impl Target for Watched<'_> {
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<Event, Fault> {
         match (self.before_next)(self.clock.now_ns()) {
-            Some(fault) => Err(fault),
+            Some(instead) => instead,
             None => self.target.next(until_ns, capture),
         }
     }

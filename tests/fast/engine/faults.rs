@@ -219,7 +219,7 @@ fn a_failing_system_is_an_error_that_leaves_nobody_standing() {
     let _replay = replay(12);
     let options = options(997, 12);
     let result = record_with(&mixed(12), &options, |target, clock, live| {
-        let fail = |now_ns| (now_ns >= SECOND).then(|| Fault::Fatal("waitpid failed".to_owned()));
+        let fail = |now_ns| (now_ns >= SECOND).then(|| Err(Fault::Fatal("waitpid failed".to_owned())));
         sampler::record(&mut Watched::new(target, clock, fail), clock, &options, live)
     });
     let error = result.err().unwrap();

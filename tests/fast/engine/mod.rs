@@ -37,7 +37,8 @@ use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{
     FaultKind, FunctionId, SimActivity, SimConfig, SimExec, SimFault, SimPhase, SimThread,
 };
-use stackprof::sources::{Activity, ExitStatus, Fault};
+use stackprof::sources::{Activity, Event, ExitStatus, Fault};
+use stackprof::walk::Ended;
 
 /// A seeded process, whose late plugin is used only once its loading was noticed: what
 /// replaces an image at its address bears the old names until then (see

@@ -141,3 +141,23 @@ fn a_snapshot_has_every_thread_where_it_is() {
         assert_eq!(target.ledger().standing(), 0);
     }
 }
+
+/// Code made at run time may be met in the middle of a snapshot: what was captured before is
+/// in it all the same.
+#[test]
+fn a_snapshot_keeps_what_it_has_when_images_change() {
+    let _replay = replay(21);
+    let scripts = (0..9).map(|leaf| vec![run(10_000, &[0, leaf])]).collect();
+    let clock = stackprof::clock::FakeClock::default();
+    let mut target =
+        stackprof::sources::sim::SimTarget::new(process(Arch::X86_64, 1, 21, scripts), clock.clone());
+    let mut calls = 0;
+    let changing = |_| {
+        calls += 1;
+        (calls % 2 == 0).then_some(Ok(Event::ImagesChanged))
+    };
+    let mut target = Watched::new(&mut target, &clock, changing);
+    let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
+    let found: Vec<_> = snapshot.stacks.iter().map(|stack| (stack.ended, stack.addresses.len())).collect();
+    assert_eq!(found, [(Ok(Ended::Root), 2); 9]);
+}
