@@ -3,12 +3,10 @@
 use super::Arch;
 use crate::addr::Avma;
 
-/// Bytes below the stack pointer that code may keep words in and nothing but itself overwrites:
-/// System V AMD64 ABI 3.2.2, and Apple's "Writing ARM64 code for Apple platforms" (the procedure
-/// call standard of Linux on aarch64 has none). Unwind information may refer to them.
+/// The most that [`Arch::red_zone_bytes`] says of any processor.
 pub const RED_ZONE_BYTES: u64 = 128;
 
-/// Stands for a register that nobody told: no address of a program's memory, and not 0, which ends a
+/// Stands for a register that nobody told: no address of a program's memory, of 32 bits or of 64, and not 0, which ends a
 /// chain of frame records. A word of a program that is the same only makes a stack incomplete.
 pub const UNKNOWN_REGISTER: u64 = 0xdead_dead_dead_dea8;
 
@@ -49,6 +47,43 @@ impl Aarch64 {
     pub const LR: usize = 30;
 }
 
+/// i386 registers, in DWARF order (System V i386 ABI, table 2.14): eax ecx edx ebx esp ebp esi edi.
+/// Values are zero-extended, so that [`UNKNOWN_REGISTER`] is none of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct X86 {
+    /// General registers 0..=7 by DWARF number.
+    pub gpr: [u64; 8],
+    /// Program counter (DWARF 8, the return address column).
+    pub eip: u64,
+}
+
+impl X86 {
+    /// DWARF number of the stack pointer.
+    pub const ESP: usize = 4;
+    /// DWARF number of the frame pointer.
+    pub const EBP: usize = 5;
+}
+
+/// Registers of 32-bit Arm, in DWARF order (AADWARF32, 4.1). Values are zero-extended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arm {
+    /// r0..=r15; r13 is the stack pointer, r14 the link register, r15 the program counter.
+    pub r: [u64; 16],
+    /// The status register: CPSR, or xPSR of an M-profile core.
+    pub cpsr: u32,
+    /// The core is of the M profile (Cortex-M): T32 only, and exceptions push a frame of their own.
+    pub m_profile: bool,
+}
+
+impl Arm {
+    /// Number of the stack pointer.
+    pub const SP: usize = 13;
+    /// Number of the link register.
+    pub const LR: usize = 14;
+    /// Number of the program counter.
+    pub const PC: usize = 15;
+}
+
 /// The general registers of a stopped thread, in user mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registers {
@@ -56,6 +91,10 @@ pub enum Registers {
     X86_64(X86_64),
     /// aarch64.
     Aarch64(Aarch64),
+    /// i386.
+    X86(X86),
+    /// 32-bit Arm.
+    Arm(Arm),
 }
 
 impl Default for Registers {
@@ -71,6 +110,8 @@ impl Registers {
         match self {
             Registers::X86_64(_) => Arch::X86_64,
             Registers::Aarch64(_) => Arch::Aarch64,
+            Registers::X86(_) => Arch::X86,
+            Registers::Arm(_) => Arch::Arm,
         }
     }
 
@@ -80,6 +121,8 @@ impl Registers {
         match self {
             Registers::X86_64(r) => Avma(r.rip),
             Registers::Aarch64(r) => Avma(r.pc),
+            Registers::X86(r) => Avma(r.eip),
+            Registers::Arm(r) => Avma(r.r[Arm::PC]),
         }
     }
 
@@ -89,6 +132,8 @@ impl Registers {
         match self {
             Registers::X86_64(r) => Avma(r.gpr[X86_64::RSP]),
             Registers::Aarch64(r) => Avma(r.sp),
+            Registers::X86(r) => Avma(r.gpr[X86::ESP]),
+            Registers::Arm(r) => Avma(r.r[Arm::SP]),
         }
     }
 }

@@ -15,6 +15,17 @@ pub const AARCH64_COLUMNS: usize = 33;
 /// The column of the program counter that a signal interrupted, on aarch64.
 pub const AARCH64_PC: usize = 32;
 
+/// Columns of a row of i386: the 8 general registers by DWARF number, then the return address (System
+/// V i386 ABI, table 2.14).
+pub const X86_COLUMNS: usize = 9;
+
+/// The column of the return address, on i386.
+pub const X86_RETURN_ADDRESS: usize = 8;
+
+/// Columns of a row of 32-bit Arm: r0 to r15 by DWARF number (AADWARF32, 4.1). The return address is
+/// in the column of r14; only signal frames have one of their own in that of r15.
+pub const ARM_COLUMNS: usize = 16;
+
 /// A row of unwind information in full; of x86_64 unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row<const N: usize = COLUMNS> {
@@ -58,6 +69,12 @@ pub enum Column {
 
 /// A row of aarch64.
 pub type RowAarch64 = Row<AARCH64_COLUMNS>;
+
+/// A row of i386.
+pub type RowX86 = Row<X86_COLUMNS>;
+
+/// A row of 32-bit Arm.
+pub type RowArm = Row<ARM_COLUMNS>;
 
 impl<const N: usize> Row<N> {
     /// A row that saves nothing.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Images;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 use crate::walk::Code;
 
 /// The code of the known images, for the walker.
@@ -30,6 +30,14 @@ impl Code for ImageCode<'_> {
 
     fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
         self.0.row_aarch64(lookup)
+    }
+
+    fn row_x86(&self, lookup: Avma) -> Option<RowX86> {
+        self.0.row_x86(lookup)
+    }
+
+    fn row_arm(&self, lookup: Avma) -> Option<RowArm> {
+        self.0.row_arm(lookup)
     }
 
     fn describes_frames(&self, lookup: Avma) -> bool {

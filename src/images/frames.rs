@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{Image, Images};
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 
@@ -35,6 +35,18 @@ impl Images {
     /// As [`Images::row`], for aarch64.
     #[must_use]
     pub fn row_aarch64(&self, pc: Avma) -> Option<RowAarch64> {
+        self.row_of(pc)
+    }
+
+    /// As [`Images::row`], for i386.
+    #[must_use]
+    pub fn row_x86(&self, pc: Avma) -> Option<RowX86> {
+        self.row_of(pc)
+    }
+
+    /// As [`Images::row`], for 32-bit Arm.
+    #[must_use]
+    pub fn row_arm(&self, pc: Avma) -> Option<RowArm> {
         self.row_of(pc)
     }
 

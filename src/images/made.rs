@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::{ImageCode, Images};
 use crate::addr::Avma;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
 use crate::walk::Code;
@@ -200,6 +200,14 @@ impl Code for TargetCode<'_> {
 
     fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
         self.images.row_aarch64(lookup)
+    }
+
+    fn row_x86(&self, lookup: Avma) -> Option<RowX86> {
+        self.images.row_x86(lookup)
+    }
+
+    fn row_arm(&self, lookup: Avma) -> Option<RowArm> {
+        self.images.row_arm(lookup)
     }
 
     fn describes_frames(&self, lookup: Avma) -> bool {

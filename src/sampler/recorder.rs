@@ -14,7 +14,7 @@ use super::process::{ProcessIndex, Recorded};
 use super::thread::{Account, unknown_look};
 use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::{Avma, LookupAvma};
-use crate::arch::{RED_ZONE_BYTES, Registers};
+use crate::arch::Registers;
 use crate::clock::Clock;
 use crate::images::{ImageCode, Images, TargetCode};
 use crate::recording::{Branch, Frame, Profile, Program, Root, Stats};
@@ -78,8 +78,9 @@ pub struct Recorder<'a> {
 fn with_what_is_below(process: &mut dyn Observed, capture: &Capture) -> Option<Capture> {
     let sp = capture.registers.sp();
     let lacks = matches!(capture.registers, Registers::X86_64(_)) && capture.stack_base == sp;
-    let base = sp.0.checked_sub(RED_ZONE_BYTES).filter(|_| lacks)?;
-    let mut stack = vec![0; RED_ZONE_BYTES as usize];
+    let below = capture.registers.arch().red_zone_bytes();
+    let base = sp.0.checked_sub(below).filter(|_| lacks)?;
+    let mut stack = vec![0; below as usize];
     let read = process.read_memory(Avma(base), &mut stack).ok()?;
     if read < stack.len() {
         return None;

@@ -3,7 +3,10 @@
 //!
 //! Source: DWARF 5, 2.5 and 7.7.1. Only what can stand in call frame information (6.4.2).
 
+use std::marker::PhantomData;
+
 use super::bounds::{Failure, why_not};
+use super::words::Word;
 use crate::addr::Avma;
 use crate::walk::Input;
 
@@ -13,7 +16,9 @@ const VALUES_MAX: usize = 32;
 const OPERATIONS_MAX: usize = 256;
 
 /// What an expression reads.
-pub(super) struct Machine<'a> {
+pub(super) struct Machine<'a, W: Word> {
+    /// What addresses are kept in.
+    pub word: PhantomData<W>,
     /// Registers by DWARF number; the last is the program counter.
     pub registers: &'a [u64],
     /// Lowest address that the frame may keep a word at: below lie its callees.
@@ -42,7 +47,7 @@ impl Values {
     }
 }
 
-impl Machine<'_> {
+impl<W: Word> Machine<'_, W> {
     /// The value of an expression that begins with `initial` on its stack.
     ///
     /// # Errors
@@ -71,7 +76,7 @@ impl Machine<'_> {
         if at < self.lowest {
             return Err(Failure::Refused);
         }
-        let word = self.input.stack.word(at).ok_or_else(|| why_not(at, self.input))?;
+        let word = self.input.stack.read::<W>(at).ok_or_else(|| why_not(at, self.input))?;
         values.push(word).ok_or(Failure::Refused)
     }
 
@@ -81,8 +86,9 @@ impl Machine<'_> {
         let register = |number: u64| self.registers.get(usize::try_from(number).ok()?).copied();
         let operation = *code.get(at)?;
         match operation {
-            // addr, const8u, const8s
-            0x03 | 0x0e | 0x0f => values.push(operands.fixed(8)?)?,
+            // addr, then const8u, const8s
+            0x03 => values.push(operands.fixed(1 << W::SHIFT)?)?,
+            0x0e | 0x0f => values.push(operands.fixed(8)?)?,
             0x08 => values.push(operands.fixed(1)?)?,
             0x09 => values.push(sign_extended(operands.fixed(1)?, 8))?,
             0x0a => values.push(operands.fixed(2)?)?,
@@ -259,7 +265,8 @@ mod tests {
             code_mask: u64::MAX,
             code: &NoCode,
         };
-        Machine { registers: &registers, lowest: Avma(lowest), input: &input }.evaluate(code, initial)
+        let (word, lowest) = (PhantomData::<u64>, Avma(lowest));
+        Machine { word, registers: &registers, lowest, input: &input }.evaluate(code, initial)
     }
 
     fn value(code: &[u8], initial: Option<u64>) -> Option<u64> {

@@ -9,7 +9,6 @@ use super::expression::Machine;
 use super::processor::Processor;
 use super::{Ended, Input, root};
 use crate::addr::{Avma, CodeAddress};
-use crate::arch::RED_ZONE_BYTES;
 use crate::binary::frame_rule::{Cfa, Column, Row};
 
 /// A frame: its registers as they are while it is the leaf, or while its callee runs.
@@ -38,7 +37,7 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
     /// stack pointer.
     fn lowest(&self) -> Avma {
         match self.address {
-            CodeAddress::Pc(_) => Avma(self.sp().0.saturating_sub(RED_ZONE_BYTES)),
+            CodeAddress::Pc(_) => Avma(self.sp().0.saturating_sub(P::RED_ZONE_BYTES)),
             CodeAddress::Return(_) => self.sp(),
         }
     }
@@ -46,7 +45,8 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
     /// The registers of the caller by a row of any form, with the stack pointer at the CFA. The
     /// address is still that of `self`.
     pub(super) fn by_row(&self, row: &Row<N>, input: &Input<'_>) -> Result<Frame<P, N>, Failure> {
-        let machine = Machine { registers: &self.registers, lowest: self.lowest(), input };
+        let (word, lowest) = (PhantomData::<P::Word>, self.lowest());
+        let machine = Machine { word, registers: &self.registers, lowest, input };
         let cfa = match &row.cfa {
             Cfa::Register(register, offset) => {
                 let base = self.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
@@ -98,6 +98,6 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
     /// The word at an address of the stack.
     #[inline]
     pub(super) fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
-        input.stack.word(at).ok_or_else(|| why_not(at, input))
+        input.stack.read::<P::Word>(at).ok_or_else(|| why_not(at, input))
     }
 }

@@ -28,10 +28,11 @@ pub use root::SEARCH_BYTES;
 use std::ops::Range;
 
 use fp::Facts;
+use words::Word;
 
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Registers, X86_64};
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +48,15 @@ impl StackBytes<'_> {
     #[must_use]
     #[inline]
     pub fn word(&self, at: Avma) -> Option<u64> {
+        self.read::<u64>(at)
+    }
+
+    /// The little-endian word of a processor's size at `at`, zero-extended, or `None` outside the
+    /// window.
+    #[inline]
+    fn read<W: Word>(&self, at: Avma) -> Option<u64> {
         let offset = usize::try_from(at.0.checked_sub(self.base.0)?).ok()?;
-        let bytes = self.bytes.get(offset..offset.checked_add(8)?)?;
-        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        W::first(self.bytes.get(offset..)?)
     }
 
     /// The first address after the window.
@@ -100,6 +107,16 @@ pub trait Code {
 
     /// The same for aarch64.
     fn row_aarch64(&self, _lookup: Avma) -> Option<RowAarch64> {
+        None
+    }
+
+    /// The same for i386.
+    fn row_x86(&self, _lookup: Avma) -> Option<RowX86> {
+        None
+    }
+
+    /// The same for 32-bit Arm.
+    fn row_arm(&self, _lookup: Avma) -> Option<RowArm> {
         None
     }
 
@@ -268,6 +285,11 @@ pub fn unwind(
     match registers {
         Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
         Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
+        // No walker yet.
+        Registers::X86(_) | Registers::Arm(_) => {
+            out.push(CodeAddress::Pc(registers.pc()), Method::Context);
+            Walked { ended: Ended::Undescribed, reached: registers.sp() }
+        }
     }
 }
 
@@ -278,5 +300,6 @@ pub fn find_birth(arch: Arch, stack: StackBytes<'_>, from: Avma, code: &dyn Code
     match arch {
         Arch::X86_64 => root::find_birth::<X86_64, _>(stack, from, code),
         Arch::Aarch64 => root::find_birth::<Aarch64, _>(stack, from, code),
+        Arch::X86 | Arch::Arm => None,
     }
 }

@@ -6,12 +6,17 @@
 
 use super::Code;
 use super::flow::state::{Effect, State};
+use super::words::Word;
 use crate::addr::Avma;
 
 /// See the top of this file.
 pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
+    /// What its addresses are kept in.
+    type Word: Word;
     /// Bytes of an address in memory: a return address, half a frame record.
-    const POINTER_BYTES: u64;
+    const POINTER_BYTES: u64 = 1 << Self::Word::SHIFT;
+    /// See [`Arch::red_zone_bytes`](crate::arch::Arch::red_zone_bytes).
+    const RED_ZONE_BYTES: u64;
     /// The stack pointer, by DWARF number.
     const STACK_POINTER: u8;
     /// The frame pointer, by DWARF number. Where code keeps frame records it is the address of

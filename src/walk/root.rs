@@ -94,7 +94,7 @@ pub(super) fn find_birth<P: Processor<N>, const N: usize>(
     let mut at = from.0.checked_next_multiple_of(P::POINTER_BYTES).map(Avma)?;
     let end = from.checked_add(SEARCH_BYTES)?;
     while at < end {
-        let word = stack.word(at)?;
+        let word = stack.read::<P::Word>(at)?;
         if code.code(Avma(word)).is_some_and(P::ends_thread) {
             return Some(at + P::POINTER_BYTES);
         }
@@ -151,6 +151,7 @@ mod tests {
             let ended = match arch {
                 Arch::X86_64 => chain.end::<X86_64, _>(&input),
                 Arch::Aarch64 => chain.end::<Aarch64, _>(&input),
+                Arch::X86 | Arch::Arm => unreachable!("tested where their walkers are"),
             };
             assert_eq!(ended, expected, "{code:x?}", code = code.1);
         };

@@ -1,27 +1,84 @@
 //! The aligned words of a copied stack: what a walk reads at every frame, with one comparison
-//! for bounds and alignment. Input: [`StackBytes`]; output: words. Not for: unaligned reads,
-//! which [`StackBytes::word`] does.
+//! for bounds and alignment, and how large they are. Input: [`StackBytes`]; output: words. Not for:
+//! unaligned reads, which [`StackBytes::word`] does.
 
 use super::StackBytes;
 
-/// See the top of this file.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Words<'a> {
-    /// Address of the first word.
-    start: u64,
-    words: &'a [[u8; 8]],
+/// The words that a processor keeps addresses in: `u64`, or `u32`.
+pub(super) trait Word: Copy + std::fmt::Debug {
+    /// Their bytes, in the order of memory.
+    type Bytes: Copy + std::fmt::Debug;
+    /// How many those are, as a power of two.
+    const SHIFT: u32;
+
+    /// Bytes as whole words.
+    fn whole(bytes: &[u8]) -> &[Self::Bytes];
+
+    /// The little-endian value, zero-extended.
+    fn value(bytes: &Self::Bytes) -> u64;
+
+    /// The value of the first bytes, which need not be aligned; `None` if they are too few.
+    fn first(bytes: &[u8]) -> Option<u64>;
 }
 
-impl<'a> Words<'a> {
+impl Word for u64 {
+    type Bytes = [u8; 8];
+    const SHIFT: u32 = 3;
+
+    #[inline(always)]
+    fn whole(bytes: &[u8]) -> &[[u8; 8]] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn value(bytes: &[u8; 8]) -> u64 {
+        u64::from_le_bytes(*bytes)
+    }
+
+    #[inline(always)]
+    fn first(bytes: &[u8]) -> Option<u64> {
+        bytes.first_chunk().map(Self::value)
+    }
+}
+
+impl Word for u32 {
+    type Bytes = [u8; 4];
+    const SHIFT: u32 = 2;
+
+    #[inline(always)]
+    fn whole(bytes: &[u8]) -> &[[u8; 4]] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn value(bytes: &[u8; 4]) -> u64 {
+        u32::from_le_bytes(*bytes).into()
+    }
+
+    #[inline(always)]
+    fn first(bytes: &[u8]) -> Option<u64> {
+        bytes.first_chunk().map(Self::value)
+    }
+}
+
+/// See the top of this file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words<'a, W: Word = u64> {
+    /// Address of the first word.
+    start: u64,
+    words: &'a [W::Bytes],
+}
+
+impl<'a, W: Word> Words<'a, W> {
     #[inline]
-    pub(super) fn new(stack: StackBytes<'a>) -> Words<'a> {
-        let Some(start) = stack.base.0.checked_next_multiple_of(8) else {
+    pub(super) fn new(stack: StackBytes<'a>) -> Words<'a, W> {
+        let Some(start) = stack.base.0.checked_next_multiple_of(1 << W::SHIFT) else {
             return Words { start: 0, words: &[] };
         };
         let skipped = (start - stack.base.0) as usize;
-        let words = stack.bytes.get(skipped..).unwrap_or_default().as_chunks().0;
+        let words = W::whole(stack.bytes.get(skipped..).unwrap_or_default());
         // Not beyond the end of the address space.
-        let most = usize::try_from((u64::MAX - start) / 8 + 1).unwrap_or(usize::MAX);
+        let most = usize::try_from(((u64::MAX - start) >> W::SHIFT) + 1).unwrap_or(usize::MAX);
         Words { start, words: &words[..words.len().min(most)] }
     }
 
@@ -29,16 +86,16 @@ impl<'a> Words<'a> {
     #[inline(always)]
     pub(super) fn word(&self, at: u64) -> Option<u64> {
         // Rotated, the bits of an unaligned offset make it too large for any copy.
-        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(3)).ok()?;
-        self.words.get(index).map(|word| u64::from_le_bytes(*word))
+        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;
+        self.words.get(index).map(W::value)
     }
 
     /// The same of the word at `at` and the one above it.
     #[inline(always)]
     pub(super) fn two(&self, at: u64) -> Option<[u64; 2]> {
-        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(3)).ok()?;
+        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;
         let words = self.words.get(index..)?.first_chunk::<2>()?;
-        Some(words.map(u64::from_le_bytes))
+        Some([W::value(&words[0]), W::value(&words[1])])
     }
 }
 
@@ -47,16 +104,15 @@ mod tests {
     use super::*;
     use crate::addr::Avma;
 
-    #[test]
-    fn aligned_words_are_those_of_the_copy_and_others_none() {
+    fn check<W: Word>(word_bytes: u64) {
         let bytes: Vec<u8> = (0..45).collect();
         for base in [0x7fff_0000_1000, 0x7fff_0000_1003, 3, u64::MAX - 43, u64::MAX - 10] {
             let stack = StackBytes { base: Avma(base), bytes: &bytes };
-            let words = Words::new(stack);
+            let words: Words<'_, W> = Words::new(stack);
             for at in (0..80).map(|at| base.wrapping_sub(16).wrapping_add(at)) {
-                let expected = stack.word(Avma(at)).filter(|_| at % 8 == 0);
+                let expected = stack.read::<W>(Avma(at)).filter(|_| at % word_bytes == 0);
                 assert_eq!(words.word(at), expected, "{at:#x} from {base:#x}");
-                let above = at.checked_add(8).and_then(|above| stack.word(Avma(above)));
+                let above = at.checked_add(word_bytes).and_then(|above| stack.read::<W>(Avma(above)));
                 let both = expected.zip(above).map(<[u64; 2]>::from);
                 assert_eq!(words.two(at), both, "{at:#x} from {base:#x}");
             }
@@ -64,9 +120,25 @@ mod tests {
     }
 
     #[test]
+    fn aligned_words_are_those_of_the_copy_and_others_none() {
+        check::<u64>(8);
+        check::<u32>(4);
+    }
+
+    #[test]
+    fn words_have_the_size_of_their_processor() {
+        let bytes: Vec<u8> = (0..16).collect();
+        let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
+        assert_eq!(stack.read::<u32>(Avma(0x1001)), Some(0x0403_0201));
+        assert_eq!(stack.read::<u32>(Avma(0x100c)), Some(0x0f0e_0d0c));
+        assert_eq!(stack.word(Avma(0x100c)), None);
+        assert_eq!(Words::<u32>::new(stack).two(0x1008), Some([0x0b0a_0908, 0x0f0e_0d0c]));
+    }
+
+    #[test]
     fn a_copy_without_a_whole_word_has_none() {
         for length in 0..8 {
-            let words = Words::new(StackBytes { base: Avma(0x1001), bytes: &[1; 8][..length] });
+            let words: Words<'_> = Words::new(StackBytes { base: Avma(0x1001), bytes: &[1; 8][..length] });
             assert!((0xff0..0x1020).all(|at| words.word(at).is_none()));
         }
     }

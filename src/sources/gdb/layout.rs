@@ -2,7 +2,7 @@
 //! them. Pure. Size of a pointer and order of bytes are those of the target.
 
 use super::description::{Description, Register};
-use crate::arch::{Aarch64, Arch, Registers, X86_64};
+use crate::arch::{Aarch64, Arch, Registers, X86, X86_64};
 
 /// x86_64 by DWARF number, then what stands behind them here: the program counter, and two that not
 /// every stub has.
@@ -18,6 +18,11 @@ const X86_64_ORDER: [&str; 17] = [
     "r15", "rip",
 ];
 const AARCH64_NEEDED: usize = 33;
+/// i386 by DWARF number, then the program counter, and one that not every stub has.
+const X86_NAMES: [&str; 10] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip", "orig_eax"];
+const X86_NEEDED: usize = 9;
+/// In the order of gdb/features/i386/32bit-core.xml, which is that of DWARF.
+const X86_ORDER: [&str; 9] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"];
 
 /// A register that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +75,10 @@ impl Layout {
     /// What is missing or contradictory.
     pub fn of(arch: Arch, description: &Description) -> Result<Layout, String> {
         let registers = match description.registers.is_empty() {
-            true => usual(arch),
+            true => usual(arch)?,
             false => description.registers.clone(),
         };
-        let names = names(arch);
+        let names = names(arch)?;
         let mut slots = vec![None; names.len()];
         let mut end = 0usize;
         for register in &registers {
@@ -82,8 +87,12 @@ impl Layout {
             end = end.max(offset.saturating_add(bytes));
             let is = |wanted: &[&str]| wanted.contains(&register.name.as_str());
             let Some(place) = names.iter().position(|wanted| is(wanted)) else { continue };
-            if register.bits != 64 {
-                return Err(format!("`{}` with {} bits; 64 were expected", register.name, register.bits));
+            let expected = 8 * arch.pointer_bytes();
+            if u64::from(register.bits) != expected {
+                return Err(format!(
+                    "`{}` with {} bits; {expected} were expected",
+                    register.name, register.bits
+                ));
             }
             if slots[place].replace(Slot { offset, number: register.number }).is_some() {
                 return Err(format!("`{}` is described twice", register.name));
@@ -99,9 +108,10 @@ impl Layout {
     /// not in it is in `more`, by number.
     #[must_use]
     pub fn registers(&self, sent: &[Option<u8>], more: &dyn Fn(u32) -> Option<u64>) -> Option<Told> {
+        let value_bytes = self.arch.pointer_bytes() as usize;
         let value = |place: usize| {
             let slot = self.slots[place]?;
-            let bytes = sent.get(slot.offset..slot.offset.checked_add(8)?);
+            let bytes = sent.get(slot.offset..slot.offset.checked_add(value_bytes)?);
             match bytes {
                 Some(bytes) => little_endian(bytes),
                 None => more(slot.number),
@@ -128,14 +138,28 @@ impl Layout {
                 }),
                 call: None,
             },
+            Arch::X86 => Told {
+                registers: Registers::X86(X86 {
+                    gpr: std::array::from_fn(|number| values[number]),
+                    eip: values[8],
+                }),
+                // Of 32 bits, and signed.
+                call: value(9).map(|number| (number as u32).cast_signed().into()),
+            },
+            // No layout has it: `names` refuses it.
+            Arch::Arm => return None,
         })
     }
 
     /// The numbers of the registers that an answer to `g` of so many bytes does not have.
     #[must_use]
     pub fn beyond(&self, sent_bytes: usize) -> Vec<u32> {
+        let value_bytes = self.arch.pointer_bytes() as usize;
         let slots = self.slots.iter().flatten();
-        slots.filter(|slot| slot.offset.saturating_add(8) > sent_bytes).map(|slot| slot.number).collect()
+        slots
+            .filter(|slot| slot.offset.saturating_add(value_bytes) > sent_bytes)
+            .map(|slot| slot.number)
+            .collect()
     }
 }
 
@@ -147,13 +171,20 @@ fn needed(arch: Arch) -> usize {
     match arch {
         Arch::X86_64 => X86_64_NEEDED,
         Arch::Aarch64 => AARCH64_NEEDED,
+        Arch::X86 => X86_NEEDED,
+        Arch::Arm => 0,
     }
 }
 
 /// The names of each register that is wanted; lldb has others for some.
-fn names(arch: Arch) -> Vec<Vec<&'static str>> {
-    match arch {
+///
+/// # Errors
+/// The processor is one whose registers are not known.
+fn names(arch: Arch) -> Result<Vec<Vec<&'static str>>, String> {
+    Ok(match arch {
         Arch::X86_64 => X86_64_NAMES.iter().map(|name| vec![*name]).collect(),
+        Arch::X86 => X86_NAMES.iter().map(|name| vec![*name]).collect(),
+        Arch::Arm => return Err(NO_ARM.to_owned()),
         Arch::Aarch64 => {
             let mut names: Vec<Vec<&str>> = X_NAMES.iter().map(|name| vec![*name]).collect();
             names[Aarch64::FP].push("fp");
@@ -161,8 +192,10 @@ fn names(arch: Arch) -> Vec<Vec<&'static str>> {
             names.extend([vec!["sp"], vec!["pc"]]);
             names
         }
-    }
+    })
 }
+
+const NO_ARM: &str = "32-bit Arm is not supported yet";
 
 const X_NAMES: [&str; 31] = [
     "x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
@@ -170,18 +203,23 @@ const X_NAMES: [&str; 31] = [
 ];
 
 /// The registers of stubs that describe none.
-fn usual(arch: Arch) -> Vec<Register> {
+///
+/// # Errors
+/// As [`names`].
+fn usual(arch: Arch) -> Result<Vec<Register>, String> {
     let names: Vec<&str> = match arch {
         Arch::X86_64 => X86_64_ORDER.to_vec(),
         Arch::Aarch64 => X_NAMES.into_iter().chain(["sp", "pc"]).collect(),
+        Arch::X86 => X86_ORDER.to_vec(),
+        Arch::Arm => return Err(NO_ARM.to_owned()),
     };
     let register = |(number, name): (usize, &str)| Register {
         name: name.to_owned(),
-        bits: 64,
+        bits: 8 * arch.pointer_bytes() as u32,
         number: number as u32,
         offset: None,
     };
-    names.into_iter().enumerate().map(register).collect()
+    Ok(names.into_iter().enumerate().map(register).collect())
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ use super::stop_reply::Tid;
 use super::target::GdbTarget;
 use super::waits::{self, AROUND_BYTES, Doing};
 use crate::addr::Avma;
-use crate::arch::RED_ZONE_BYTES;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Event, Look, Outcome, ThreadId};
 
@@ -239,7 +238,7 @@ impl GdbTarget {
     /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
     /// window or of the stack.
     fn window(&self, asked: Asked, sp: u64) -> Range {
-        let below = sp.min(RED_ZONE_BYTES);
+        let below = sp.min(self.layout.arch.red_zone_bytes());
         let end = sp.saturating_add(asked.window_bytes as u64);
         let limit = self.stack_limit(asked.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));

@@ -45,17 +45,18 @@ pub enum Doing {
 /// What registers tell.
 #[must_use]
 pub fn by_registers(told: &Told, system: System) -> Doing {
-    match (system, &told.registers) {
-        (System::Linux, Registers::X86_64(registers)) => {
-            let result = registers.gpr[0].cast_signed();
-            let interrupted = result == EINTR || RESTART_CODES.contains(&result);
-            match told.call {
-                _ if !interrupted => Doing::Runs,
-                Some(call) if call >= 0 => Doing::Waits,
-                Some(_) => Doing::Runs,
-                None => Doing::CodeDecides,
-            }
+    let in_call = |result: i64| {
+        let interrupted = result == EINTR || RESTART_CODES.contains(&result);
+        match told.call {
+            _ if !interrupted => Doing::Runs,
+            Some(call) if call >= 0 => Doing::Waits,
+            Some(_) => Doing::Runs,
+            None => Doing::CodeDecides,
         }
+    };
+    match (system, &told.registers) {
+        (System::Linux, Registers::X86_64(registers)) => in_call(registers.gpr[0].cast_signed()),
+        (System::Linux, Registers::X86(registers)) => in_call((registers.gpr[0] as u32).cast_signed().into()),
         _ => Doing::CodeDecides,
     }
 }
@@ -65,6 +66,7 @@ pub fn by_registers(told: &Told, system: System) -> Doing {
 pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES], system: System) -> bool {
     const HLT: u8 = 0xf4;
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    const INT_80: [u8; 2] = [0xcd, 0x80];
     const SVC_0: u32 = 0xd400_0001;
     const SVC_80: u32 = 0xd400_1001;
     const WAITS: [u32; 2] = [0xd503_207f, 0xd503_205f];
@@ -73,6 +75,14 @@ pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES
             System::Linux | System::Mach => before[2..] == SYSCALL,
             System::Bare => before[3] == HLT || after[0] == HLT,
         },
+        // `int $0x80`, or `sysenter` of the vDSO, whose caller goes on behind its `int $0x80`
+        // (arch/x86/entry/vdso/vdso32/system_call.S).
+        Registers::X86(_) => match system {
+            System::Linux | System::Mach => before[2..] == INT_80,
+            System::Bare => before[3] == HLT || after[0] == HLT,
+        },
+        // Its instructions for that are not known yet.
+        Registers::Arm(_) => false,
         Registers::Aarch64(registers) => {
             let (before, after) = (u32::from_le_bytes(before), u32::from_le_bytes(after));
             match system {

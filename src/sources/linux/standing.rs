@@ -14,7 +14,7 @@ use super::threads::Pending;
 use super::trace::{LinuxTarget, thread_id};
 use super::{proc, registers};
 use crate::addr::Avma;
-use crate::arch::RED_ZONE_BYTES;
+use crate::arch::Arch;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Event, Look, Outcome};
 
@@ -210,7 +210,11 @@ fn ignores(tid: pid_t, signal: c_int) -> bool {
 
 /// Copies `len` bytes from the stack pointer up, and what code may keep below it.
 fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
-    let below = if cfg!(target_arch = "x86_64") { RED_ZONE_BYTES.min(sp.0) } else { 0 };
+    let below = match capture.registers.arch() {
+        // The procedure call standard of Linux has none.
+        Arch::Aarch64 => 0,
+        arch => arch.red_zone_bytes().min(sp.0),
+    };
     // Below there may be no memory, and on top of a stack nothing above.
     for below in [below, 0] {
         capture.stack_base = Avma(sp.0 - below);

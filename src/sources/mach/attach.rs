@@ -148,7 +148,7 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
     let arch = kernel.arch();
     let bits = match arch {
         Arch::Aarch64 => kernel.sysctl_i32("machdep.virtual_address_size").ok(),
-        Arch::X86_64 => None,
+        Arch::X86_64 | Arch::X86 | Arch::Arm => None,
     };
     let bits = bits.filter(|bits| (36..=56).contains(bits)).unwrap_or(ADDRESS_BITS);
     let cpus = kernel.sysctl_i32("hw.ncpu").ok().and_then(|cpus| usize::try_from(cpus).ok());

@@ -8,11 +8,12 @@ use super::kernel::StateFlavor;
 use crate::arch::Arch;
 use crate::arch::{Aarch64, Registers, X86_64};
 
-/// The flavor of an architecture's general registers.
+/// The flavor of an architecture's general registers. No kernel that is met here is of 32 bits, and
+/// programs of 32 bits are refused.
 pub(super) fn flavor(arch: Arch) -> StateFlavor {
     match arch {
-        Arch::X86_64 => StateFlavor::X86_64,
-        Arch::Aarch64 => StateFlavor::ARM64,
+        Arch::X86_64 | Arch::X86 => StateFlavor::X86_64,
+        Arch::Aarch64 | Arch::Arm => StateFlavor::ARM64,
     }
 }
 
@@ -21,7 +22,7 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT]) -> Re
     let word = |index: usize| u64::from(state[2 * index]) | u64::from(state[2 * index + 1]) << 32;
     match arch {
         // rax rbx rcx rdx rdi rsi rbp rsp r8..r15 rip rflags cs fs gs, here by DWARF number.
-        Arch::X86_64 => Registers::X86_64(X86_64 {
+        Arch::X86_64 | Arch::X86 => Registers::X86_64(X86_64 {
             gpr: [
                 word(0),
                 word(3),
@@ -45,7 +46,7 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT]) -> Re
             fs_base: 0,
         }),
         // x0..x28, fp, lr, sp, pc.
-        Arch::Aarch64 => {
+        Arch::Aarch64 | Arch::Arm => {
             Registers::Aarch64(Aarch64 { x: std::array::from_fn(word), sp: word(31), pc: word(32) })
         }
     }

@@ -166,7 +166,8 @@ pub struct SimConfig {
     pub pid: u32,
     /// Process name.
     pub name: String,
-    /// Instruction set.
+    /// Instruction set: x86_64 or aarch64. There is no simulated code of 32-bit processors; in place of
+    /// one its relative of 64 bits is simulated, and named.
     pub arch: Arch,
     /// Return addresses on stacks carry a signature in their upper 16 bits (aarch64 only).
     pub signed_returns: bool,
@@ -199,6 +200,15 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
+    /// The instruction set that is simulated.
+    #[must_use]
+    pub(super) fn simulated_arch(&self) -> Arch {
+        match self.arch {
+            Arch::X86_64 | Arch::X86 => Arch::X86_64,
+            Arch::Aarch64 | Arch::Arm => Arch::Aarch64,
+        }
+    }
+
     /// A process without threads, images or faults on `cpus` CPUs that ends at
     /// `exit_ns` with code 0; the caller fills in the rest.
     #[must_use]

@@ -77,7 +77,7 @@ impl Code {
     pub(super) fn new(config: &SimConfig) -> Code {
         let modules =
             (0u64..).zip(&config.images).map(|(index, image)| module(config, index, image)).collect();
-        Code { arch: config.arch, modules, seed: config.seed }
+        Code { arch: config.simulated_arch(), modules, seed: config.seed }
     }
 
     /// Where a function is while its image is mapped.
@@ -99,9 +99,9 @@ impl Code {
         }
         match self.arch {
             // push rbp; mov rbp,rsp; jne (10 bytes), calls of 2 bytes; leave; ret; call
-            Arch::X86_64 => range.start + 12 + (random >> 8) % ((bytes - 16) / 2) * 2,
+            Arch::X86_64 | Arch::X86 => range.start + 12 + (random >> 8) % ((bytes - 16) / 2) * 2,
             // stp; mov; bl
-            Arch::Aarch64 => range.start + 12 + (random >> 8) % ((bytes - 12) / 4) * 4,
+            Arch::Aarch64 | Arch::Arm => range.start + 12 + (random >> 8) % ((bytes - 12) / 4) * 4,
         }
     }
 
@@ -112,16 +112,16 @@ impl Code {
         let Function { range, bare } = &self.modules[id.image].functions[id.function];
         let bytes = range.end - range.start;
         let (step, ret) = match self.arch {
-            Arch::X86_64 => (1, 3), // ret; call
-            Arch::Aarch64 => (4, 4),
+            Arch::X86_64 | Arch::X86 => (1, 3), // ret; call
+            Arch::Aarch64 | Arch::Arm => (4, 4),
         };
         let at = match (frameless, self.arch) {
             (true, _) if *bare => random % (bytes / step) * step,
             (true, _) => random % 2 * (bytes - ret),
             // push rbp; mov rbp,rsp; jne; call … leave; ret; call
-            (false, Arch::X86_64) => 10 + random % ((bytes - 11 - ret) / 2) * 2,
+            (false, Arch::X86_64 | Arch::X86) => 10 + random % ((bytes - 11 - ret) / 2) * 2,
             // stp; mov … ret
-            (false, Arch::Aarch64) => 8 + random % ((bytes - 8 - ret) / 4) * 4,
+            (false, Arch::Aarch64 | Arch::Arm) => 8 + random % ((bytes - 8 - ret) / 4) * 4,
         };
         range.start + at
     }
@@ -140,7 +140,7 @@ impl Code {
 fn is_bare(config: &SimConfig, function: FunctionId) -> bool {
     let scripts = config.threads.iter().map(|thread| &thread.script);
     let mut phases = scripts.chain(config.exec.iter().map(|exec| &exec.script)).flatten();
-    config.arch == Arch::Aarch64
+    config.simulated_arch() == Arch::Aarch64
         && phases.all(|phase| {
             let framed = phase.stack.len() - usize::from(phase.frameless_leaf && phase.stack.len() > 1);
             phase.stack[..framed].iter().all(|frame| frame.function != function)
@@ -161,8 +161,8 @@ fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
     let bare: Vec<bool> = (0..functions.len())
         .map(|function| is_bare(config, FunctionId { image: index as usize, function }))
         .collect();
-    let text = text(config.arch, &functions, &bare, text_bytes);
-    let file = elf(config.arch, image, &functions, &text, build_id);
+    let text = text(config.simulated_arch(), &functions, &bare, text_bytes);
+    let file = elf(config.simulated_arch(), image, &functions, &text, build_id);
     let start = image.text_avma;
     Module {
         text: start..start + text_bytes,
@@ -219,13 +219,13 @@ impl Strings {
 /// The code: functions that make a frame record first and remove it last, or only return.
 fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) -> Vec<u8> {
     let (filler, prologue, epilogue, ret): (&[u8], &[u8], &[u8], &[u8]) = match arch {
-        Arch::X86_64 => (
+        Arch::X86_64 | Arch::X86 => (
             &[0xff, 0xd0],             // call *%rax
             &[0x55, 0x48, 0x89, 0xe5], // push %rbp; mov %rsp,%rbp
             &[0xc9],                   // leave
             &[0xc3, 0xff, 0xd0],       // ret; a call that does not return
         ),
-        Arch::Aarch64 => (
+        Arch::Aarch64 | Arch::Arm => (
             &[0x1f, 0x20, 0x03, 0xd5],
             &[0xfd, 0x7b, 0xbf, 0xa9, 0xfd, 0x03, 0x00, 0x91], // stp x29,x30,[sp,#-16]!; mov x29,sp
             &[0xfd, 0x7b, 0xc1, 0xa8],                         // ldp x29,x30,[sp],#16
@@ -259,8 +259,8 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], buil
     let note_bytes = 16 + 8;
     let text_bytes = text.len() as u64;
     let machine: u16 = match arch {
-        Arch::X86_64 => 62,
-        Arch::Aarch64 => 183,
+        Arch::X86_64 | Arch::X86 => 62,
+        Arch::Aarch64 | Arch::Arm => 183,
     };
 
     let mut names = Strings::new();

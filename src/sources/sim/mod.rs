@@ -102,12 +102,12 @@ impl SimTarget {
             .exec
             .as_ref()
             .map(|exec| builder.program(leader, config.threads.len(), &exec.script, true));
-        let signed = config.signed_returns && config.arch == crate::arch::Arch::Aarch64;
+        let signed = config.signed_returns && config.simulated_arch() == crate::arch::Arch::Aarch64;
         let process = Process {
             pid: config.pid,
             name: config.name.clone(),
             command: format!("/sim/{} --seed {}", config.name, config.seed),
-            arch: config.arch,
+            arch: config.simulated_arch(),
             backend: "sim",
             backend_why: String::new(),
             cpus: config.cpus,
@@ -116,7 +116,7 @@ impl SimTarget {
             fp_always: true,
             // Its code for aarch64 has records, but neither unwind information nor calls in front of
             // the return addresses.
-            cfi: config.arch == crate::arch::Arch::X86_64,
+            cfi: config.simulated_arch() == crate::arch::Arch::X86_64,
             stops_waits_unseen: false,
             stops_hold_all: false,
         };
@@ -385,7 +385,8 @@ impl Builder<'_> {
         let phases = script
             .iter()
             .map(|phase| {
-                let sign = self.config.signed_returns && self.config.arch == crate::arch::Arch::Aarch64;
+                let sign =
+                    self.config.signed_returns && self.config.simulated_arch() == crate::arch::Arch::Aarch64;
                 let stack = StackImage::new(self.code, phase, &place, self.config.seed, sign);
                 let names = phase.stack.iter().map(name).collect();
                 Phase {

@@ -89,7 +89,7 @@ impl StackImage {
             let saved = address.0 | signature;
             let frameless = phase.frameless_leaf && callee == depth - 1;
             match code.arch {
-                Arch::X86_64 => {
+                Arch::X86_64 | Arch::X86 => {
                     sp -= 8;
                     words.push((sp, saved));
                     if frameless {
@@ -100,7 +100,7 @@ impl StackImage {
                     fp = sp;
                     sp -= locals(callee);
                 }
-                Arch::Aarch64 => {
+                Arch::Aarch64 | Arch::Arm => {
                     if frameless {
                         // A leaf that saves nothing also signs nothing.
                         lr = address.0;
@@ -145,7 +145,7 @@ impl StackImage {
     pub(super) fn registers(&self, code: &Code, pc: Avma) -> Registers {
         let word = |number: u64| filler(code, &self.place, rng::hash(&[pc.0, number]));
         match code.arch {
-            Arch::X86_64 => {
+            Arch::X86_64 | Arch::X86 => {
                 let mut registers =
                     X86_64 { rip: pc.0, fs_base: self.place.mapped.start.0, ..X86_64::default() };
                 (0..).zip(&mut registers.gpr).for_each(|(number, register)| *register = word(number));
@@ -153,7 +153,7 @@ impl StackImage {
                 registers.gpr[X86_64::RSP] = self.sp.0;
                 Registers::X86_64(registers)
             }
-            Arch::Aarch64 => {
+            Arch::Aarch64 | Arch::Arm => {
                 let mut registers = Aarch64 { pc: pc.0, sp: self.sp.0, ..Aarch64::default() };
                 (0..).zip(&mut registers.x).for_each(|(number, register)| *register = word(number));
                 registers.x[Aarch64::FP] = self.fp;

@@ -25,7 +25,7 @@ use super::Code;
 use super::flow::state::{Effect, State};
 use super::processor::Processor;
 use crate::addr::Avma;
-use crate::arch::Aarch64;
+use crate::arch::{Aarch64, Arch};
 use crate::binary::frame_rule::{AARCH64_COLUMNS, AARCH64_PC};
 
 const FP: usize = Aarch64::FP;
@@ -33,7 +33,8 @@ const LR: usize = Aarch64::LR;
 const SP: usize = 31;
 
 impl Processor<AARCH64_COLUMNS> for Aarch64 {
-    const POINTER_BYTES: u64 = 8;
+    type Word = u64;
+    const RED_ZONE_BYTES: u64 = Arch::Aarch64.red_zone_bytes();
     const STACK_POINTER: u8 = SP as u8;
     const FRAME_POINTER: u8 = FP as u8;
     const LINK: Option<u8> = Some(LR as u8);

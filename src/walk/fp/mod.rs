@@ -17,7 +17,7 @@ use crate::addr::{Avma, CodeAddress, LookupAvma};
 ///
 /// `above` is the lowest address at which the first record may lie (the stack pointer),
 /// `leaf_return` the return address of a leaf without a record. Each record must lie above
-/// the last and be aligned to 8 bytes, so the walk ends whatever the bytes are.
+/// the last and be aligned to the size of an address, so the walk ends whatever the bytes are.
 pub(super) fn follow<P: Processor<N>, const N: usize>(
     mut frame_pointer: u64,
     above: Avma,
@@ -26,7 +26,7 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
 ) -> Walked {
-    let words = Words::new(input.stack);
+    let words: Words<'_, P::Word> = Words::new(input.stack);
     let mut reached = above;
     let mut outermost = leaf_return;
     loop {

@@ -32,14 +32,15 @@ use super::Code;
 use super::flow::state::{Effect, State};
 use super::processor::Processor;
 use crate::addr::Avma;
-use crate::arch::X86_64;
+use crate::arch::{Arch, X86_64};
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
 
 const RBP: usize = X86_64::RBP;
 const RSP: usize = X86_64::RSP;
 
 impl Processor<COLUMNS> for X86_64 {
-    const POINTER_BYTES: u64 = 8;
+    type Word = u64;
+    const RED_ZONE_BYTES: u64 = Arch::X86_64.red_zone_bytes();
     const STACK_POINTER: u8 = RSP as u8;
     const FRAME_POINTER: u8 = RBP as u8;
     const LINK: Option<u8> = None;

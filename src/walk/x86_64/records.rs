@@ -74,7 +74,7 @@ impl Unwinder {
     ) -> Option<Walked> {
         let start = CodeAddress::Pc(Avma(registers.rip));
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
-        let words = Words::new(input.stack);
+        let words: Words<'_> = Words::new(input.stack);
         out.clear();
         out.push(start, Method::Context);
         let mut is_leaf = true;

@@ -196,6 +196,7 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, address: u64, length: u32) {
     let (fp, link) = match &registers {
         Registers::Aarch64(r) => (r.x[Aarch64::FP], r.x[Aarch64::LR]),
         Registers::X86_64(r) => (r.gpr[X86_64::RBP], bytes_there.word(Avma(sp)).unwrap_or_default()),
+        Registers::X86(_) | Registers::Arm(_) => unreachable!("not emulated"),
     };
     let now = Point { pc: address, sp, fp, link };
     if let Some(last) = &run.last {

@@ -81,6 +81,7 @@ fn by_records_alone(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u
     let fp = match &boundary.registers {
         Registers::Aarch64(registers) => registers.x[Aarch64::FP],
         Registers::X86_64(registers) => registers.gpr[X86_64::RBP],
+        Registers::X86(_) | Registers::Arm(_) => unreachable!("not emulated"),
     };
     let mut record = Avma(fp & ADDRESS_MASK);
     while let (Some(saved), Some(word)) = (boundary.stack.word(record), boundary.stack.word(record + 8)) {

@@ -26,14 +26,14 @@ fn stacks_are_real_frame_chains() {
             let stack = after.iter().find(|(stack, count)| before.get(*stack) != Some(count)).unwrap().0;
             let strip = |word: u64| word & ((1 << 47) - 1);
             let (mut fp, mut found) = match arch {
-                Arch::Aarch64 => (registers[29], vec![registers[32]]),
-                Arch::X86_64 => (registers[6], vec![registers[16]]),
+                Arch::Aarch64 | Arch::Arm => (registers[29], vec![registers[32]]),
+                Arch::X86_64 | Arch::X86 => (registers[6], vec![registers[16]]),
             };
             let leafs = ["__psynch_cvwait", "mach_msg2_trap", "__semwait_signal", "strlen_leaf"];
             if leafs.contains(&stack.1.last().unwrap().as_str()) {
                 found.push(match arch {
-                    Arch::Aarch64 => strip(registers[30]),
-                    Arch::X86_64 => u64_at(&kernel, task, registers[7]),
+                    Arch::Aarch64 | Arch::Arm => strip(registers[30]),
+                    Arch::X86_64 | Arch::X86 => u64_at(&kernel, task, registers[7]),
                 });
             }
             while fp != 0 {

@@ -22,11 +22,11 @@ pub const FIRST: u64 = 0x1000;
 fn unwind_info(arch: Arch, functions: &[Function]) -> Vec<u8> {
     let encoding = |function: &Function| match (arch, function.kind) {
         (_, Kind::ThreadStart) => 0,
-        (Arch::Aarch64, Kind::Framed) => 0x0400_0000,
-        (Arch::Aarch64, Kind::Frameless) => 0x0200_0000,
-        (Arch::X86_64, Kind::Framed) => 0x0100_0000,
+        (Arch::Aarch64 | Arch::Arm, Kind::Framed) => 0x0400_0000,
+        (Arch::Aarch64 | Arch::Arm, Kind::Frameless) => 0x0200_0000,
+        (Arch::X86_64 | Arch::X86, Kind::Framed) => 0x0100_0000,
         // The return address alone.
-        (Arch::X86_64, Kind::Frameless) => 0x0201_0000,
+        (Arch::X86_64 | Arch::X86, Kind::Frameless) => 0x0201_0000,
     };
     let first = functions.first().map_or(FIRST, |function| function.range.start) as u32;
     let end = functions.last().map_or(FIRST, |function| function.range.end) as u32;
@@ -172,29 +172,29 @@ impl Parts {
     fn of(arch: Arch, kind: Kind) -> Parts {
         let (nop, prologue, epilogue, call): (&[u8], &[u8], &[u8], _) = match (arch, kind) {
             // push %rbp, mov %rsp,%rbp, sub %rax,%rsp; leave, ret
-            (Arch::X86_64, Kind::Framed) => {
+            (Arch::X86_64 | Arch::X86, Kind::Framed) => {
                 (&[0x90], &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x29, 0xc4], &[0xc9, 0xc3, 0xe8, 0, 0, 0, 0], 5)
             }
-            (Arch::X86_64, Kind::Frameless) => (&[0x90], &[], &[0xc3], 5),
+            (Arch::X86_64 | Arch::X86, Kind::Frameless) => (&[0x90], &[], &[0xc3], 5),
             // push $0, push %rbp, mov %rsp,%rbp, sub $16,%rsp, call, ud2: it is `thread_start+15`
             // in crash reports.
-            (Arch::X86_64, Kind::ThreadStart) => {
+            (Arch::X86_64 | Arch::X86, Kind::ThreadStart) => {
                 const CODE: &[u8] =
                     &[0x6a, 0, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
                 (&[0x90], CODE, &[], 5)
             }
             // stp x29,x30,[sp,#-16]!, mov x29,sp, sub sp,sp,x16; mov sp,x29, ldp, ret
-            (Arch::Aarch64, Kind::Framed) => (
+            (Arch::Aarch64 | Arch::Arm, Kind::Framed) => (
                 &[0x1f, 0x20, 0x03, 0xd5],
                 &[0xfd, 0x7b, 0xbf, 0xa9, 0xfd, 0x03, 0x00, 0x91, 0xff, 0x63, 0x30, 0xcb],
                 &[0xbf, 0x03, 0x00, 0x91, 0xfd, 0x7b, 0xc1, 0xa8, 0xc0, 0x03, 0x5f, 0xd6, 0, 0, 0, 0x94],
                 4,
             ),
-            (Arch::Aarch64, Kind::Frameless) => {
+            (Arch::Aarch64 | Arch::Arm, Kind::Frameless) => {
                 (&[0x1f, 0x20, 0x03, 0xd5], &[], &[0xc0, 0x03, 0x5f, 0xd6], 4)
             }
             // stp xzr,xzr,[sp,#-16]!, bl, brk
-            (Arch::Aarch64, Kind::ThreadStart) => (
+            (Arch::Aarch64 | Arch::Arm, Kind::ThreadStart) => (
                 &[0x1f, 0x20, 0x03, 0xd5],
                 &[0xff, 0x7f, 0xbf, 0xa9, 0, 0, 0, 0x94, 0x20, 0, 0x20, 0xd4],
                 &[],
@@ -209,8 +209,8 @@ impl Parts {
 fn call(arch: Arch, after: u64, target: u64) -> Vec<u8> {
     let distance = target.wrapping_sub(after).cast_signed() as i32;
     match arch {
-        Arch::X86_64 => [&[0xe8], distance.to_le_bytes().as_slice()].concat(),
-        Arch::Aarch64 => {
+        Arch::X86_64 | Arch::X86 => [&[0xe8], distance.to_le_bytes().as_slice()].concat(),
+        Arch::Aarch64 | Arch::Arm => {
             let word = 0x9400_0000 | (distance + 4).cast_unsigned() >> 2 & 0x03ff_ffff;
             word.to_le_bytes().to_vec()
         }

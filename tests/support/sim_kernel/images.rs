@@ -65,7 +65,7 @@ pub struct Plan {
 impl Plan {
     pub fn of(arch: Arch) -> Plan {
         match arch {
-            Arch::Aarch64 => Plan {
+            Arch::Aarch64 | Arch::Arm => Plan {
                 arch,
                 page: 0x4000,
                 main: 0x1_0000_0000,
@@ -75,7 +75,7 @@ impl Plan {
                 main_stack: 0x1_6f00_0000,
                 cache: 0x1_8000_0000,
             },
-            Arch::X86_64 => Plan {
+            Arch::X86_64 | Arch::X86 => Plan {
                 arch,
                 page: 0x1000,
                 main: 0x1_0000_0000,

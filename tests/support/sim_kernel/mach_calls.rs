@@ -350,8 +350,8 @@ impl State {
     ) -> Code<()> {
         let (task, thread) = self.thread(port)?;
         let (ours, other) = match self.arch {
-            Arch::Aarch64 => (StateFlavor::ARM64, StateFlavor::X86_64),
-            Arch::X86_64 => (StateFlavor::X86_64, StateFlavor::ARM64),
+            Arch::Aarch64 | Arch::Arm => (StateFlavor::ARM64, StateFlavor::X86_64),
+            Arch::X86_64 | Arch::X86 => (StateFlavor::X86_64, StateFlavor::ARM64),
         };
         if flavor == other.flavor && self.seed.is_multiple_of(2) && *count >= 4 {
             // The number means another state here (flavor 6 of x86: the exception state).
@@ -375,13 +375,13 @@ impl State {
             put(word * 8, hash(&[made.key, word as u64, 41]));
         }
         match self.arch {
-            Arch::Aarch64 => {
+            Arch::Aarch64 | Arch::Arm => {
                 for (byte, value) in [(232, made.fp), (240, made.lr), (248, made.sp), (256, made.pc)] {
                     put(byte, value);
                 }
                 put(264, 1 << 32); // cpsr, and flags: NO_PTRAUTH
             }
-            Arch::X86_64 => {
+            Arch::X86_64 | Arch::X86 => {
                 for (byte, value) in [(48, made.fp), (56, made.sp), (128, made.pc)] {
                     put(byte, value);
                 }

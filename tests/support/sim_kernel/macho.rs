@@ -116,10 +116,10 @@ pub fn head(image: &SimImage, code: &Code, stated: &Stated, pieces: &Pieces) -> 
         commands.push(words(&[0x8000_0028, 24, FIRST as u32, 0, 0, 0]));
     }
     let (cpu, subtype) = match (code.arch, image.cached) {
-        (Arch::X86_64, false) => (0x0100_0007, 3),
-        (Arch::X86_64, true) => (0x0100_0007, 8),
-        (Arch::Aarch64, false) => (0x0100_000c, 0),
-        (Arch::Aarch64, true) => (0x0100_000c, 0x8000_0002), // arm64e
+        (Arch::X86_64 | Arch::X86, false) => (0x0100_0007, 3),
+        (Arch::X86_64 | Arch::X86, true) => (0x0100_0007, 8),
+        (Arch::Aarch64 | Arch::Arm, false) => (0x0100_000c, 0),
+        (Arch::Aarch64 | Arch::Arm, true) => (0x0100_000c, 0x8000_0002), // arm64e
     };
     let file_type = match image.role {
         Role::Main => 2,

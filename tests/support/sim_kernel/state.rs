@@ -406,7 +406,7 @@ pub const ZOMBIE_PARENT: i32 = 77;
 /// mach_timebase_info.
 pub fn timebase(arch: Arch) -> (u32, u32) {
     match arch {
-        Arch::Aarch64 => (125, 3),
-        Arch::X86_64 => (1, 1),
+        Arch::Aarch64 | Arch::Arm => (125, 3),
+        Arch::X86_64 | Arch::X86 => (1, 1),
     }
 }

@@ -139,6 +139,7 @@ pub(super) fn walk(capture: &Capture, code_mask: u64) -> Vec<Avma> {
     let (base, mut fp) = match capture.registers {
         Registers::X86_64(r) => (r.gpr[X86_64::RSP], r.gpr[X86_64::RBP]),
         Registers::Aarch64(r) => (r.sp, r.x[Aarch64::FP]),
+        Registers::X86(_) | Registers::Arm(_) => unreachable!("not simulated"),
     };
     let word = |at: u64| word_at(capture, Avma(at));
     let mut addresses = vec![capture.registers.pc()];
@@ -170,6 +171,7 @@ pub(super) fn assert_walks(target: &SimTarget, ledger: &Rc<SimLedger>, thread: T
         let caller = match capture.registers {
             Registers::X86_64(_) => word_at(capture, capture.registers.sp()).expect("copied"),
             Registers::Aarch64(r) => r.x[Aarch64::LR],
+            Registers::X86(_) | Registers::Arm(_) => unreachable!("not simulated"),
         };
         walked.insert(1, Avma(caller));
     }
