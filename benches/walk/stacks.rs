@@ -13,7 +13,7 @@ use object::{Object, ObjectSection, ObjectSegment};
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
 use stackprof::sources::{Capture, Event, Fault, Observed, Outcome, Target, linux};
@@ -86,8 +86,7 @@ pub(super) fn own() -> Program {
         })
     };
     let mappings: Vec<Mapping> = maps.lines().filter_map(mapping).collect();
-    let read = |mapping: &Mapping| std::fs::read(&mapping.path).map_err(|error| error.to_string());
-    Program::new("own", &mappings, &mut |mapping| read(mapping).map(ImageBytes::new))
+    Program::new("own", &mappings, &mut |mapping| Ok(ImageBytes::new(std::fs::read(&mapping.path)?)))
 }
 
 /// Programs recorded now; those that cannot be are said to be skipped.
@@ -195,7 +194,7 @@ impl Program {
     fn new(
         name: &'static str,
         mappings: &[Mapping],
-        bytes: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+        bytes: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> Program {
         let mut images = Images::default();
         images.update(mappings, bytes);

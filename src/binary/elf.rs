@@ -16,6 +16,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader};
 
+use super::FormatError;
 use crate::addr::Svma;
 
 /// Most `PT_LOAD` segments that are read of one file; linkers write about four.
@@ -87,13 +88,12 @@ impl Elf {
     /// Reads the headers and the build id.
     ///
     /// # Errors
-    /// The reason, for people: `not an ELF file`, or what is wrong with its headers.
-    pub fn parse(bytes: &[u8]) -> Result<Elf, String> {
-        match class(bytes)? {
-            Class::Elf32 => summary::<FileHeader32<LittleEndian>>(bytes),
-            Class::Elf64 => summary::<FileHeader64<LittleEndian>>(bytes),
-        }
-        .map_err(|error| error.to_string())
+    /// No ELF file, or what is wrong with its headers.
+    pub fn parse(bytes: &[u8]) -> Result<Elf, FormatError> {
+        Ok(match class(bytes)? {
+            Class::Elf32 => summary::<FileHeader32<LittleEndian>>(bytes)?,
+            Class::Elf64 => summary::<FileHeader64<LittleEndian>>(bytes)?,
+        })
     }
 
     /// The stated address of a byte of the file that is mapped as code, or `None` when
@@ -161,13 +161,13 @@ pub(crate) enum Class {
 }
 
 /// The class of an ELF file, after a look at `e_ident` (gABI, "ELF Identification").
-pub(crate) fn class(bytes: &[u8]) -> Result<Class, String> {
+pub(crate) fn class(bytes: &[u8]) -> Result<Class, FormatError> {
     match bytes {
         [0x7f, b'E', b'L', b'F', 1, 1, ..] => Ok(Class::Elf32),
         [0x7f, b'E', b'L', b'F', 2, 1, ..] => Ok(Class::Elf64),
-        [0x7f, b'E', b'L', b'F', ..] => Err("an ELF file of another byte order or class".to_string()),
-        [] => Err("an empty file".to_string()),
-        _ => Err("not an ELF file".to_string()),
+        [0x7f, b'E', b'L', b'F', ..] => Err(FormatError::ElfVariant),
+        [] => Err(FormatError::Empty),
+        _ => Err(FormatError::NotElf),
     }
 }
 
@@ -332,12 +332,10 @@ mod tests {
 
     #[test]
     fn what_is_not_elf_is_refused_with_the_reason() {
-        assert_eq!(Elf::parse(b"").unwrap_err(), "an empty file");
-        assert_eq!(Elf::parse(b"#!/bin/sh\n").unwrap_err(), "not an ELF file");
-        assert_eq!(
-            Elf::parse(b"\x7fELF\x02\x02\x01").unwrap_err(),
-            "an ELF file of another byte order or class"
-        );
+        let reason = |bytes: &[u8]| Elf::parse(bytes).unwrap_err().to_string();
+        assert_eq!(reason(b""), "an empty file");
+        assert_eq!(reason(b"#!/bin/sh\n"), "not an ELF file");
+        assert_eq!(reason(b"\x7fELF\x02\x02\x01"), "an ELF file of another byte order or class");
         assert!(Elf::parse(b"\x7fELF\x02\x01\x01").is_err());
     }
 

@@ -8,8 +8,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use super::{ImageBytes, map};
-use crate::error::io_text;
+use super::{ImageBytes, OpenError, map};
 
 /// Longest map of a JIT compiler that is read, in bytes; a long run of node has some megabytes.
 pub(crate) const MAX_JIT_MAP_BYTES: u64 = 256 << 20;
@@ -22,17 +21,17 @@ pub trait Files: Send + Sync {
     /// The bytes of a regular file by its absolute path.
     ///
     /// # Errors
-    /// The reason, for people: `no such file or directory`.
-    fn open(&self, path: &str) -> Result<ImageBytes, String>;
+    /// Why it cannot be opened or mapped, without the path.
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError>;
 
     /// The same on the system that the profiler runs on. For files that are certain to be the
     /// right ones by their content: a target with a root of its own (container, chroot) may
     /// not have the debug files of what it runs, and the system that started it may.
     ///
     /// # Errors
-    /// The reason, for people.
-    fn open_outside(&self, _path: &str) -> Result<ImageBytes, String> {
-        Err("no such file or directory".to_owned())
+    /// Why it cannot be opened or mapped, without the path.
+    fn open_outside(&self, _path: &str) -> Result<ImageBytes, OpenError> {
+        Err(OpenError::Because("no such file or directory"))
     }
 
     /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
@@ -47,16 +46,16 @@ pub trait Files: Send + Sync {
 
     /// What a JIT compiler in the target says of its code (`/tmp/perf-PID.map`), with its
     /// path; `None` if there is none.
-    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         None
     }
 
     /// The kernel's list of its symbols (`/proc/kallsyms`).
     ///
     /// # Errors
-    /// The reason, for people.
-    fn kernel_symbols(&self) -> Result<Box<dyn Read>, String> {
-        Err("this system does not list the symbols of its kernel".to_owned())
+    /// Why it cannot be opened; names the list.
+    fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {
+        Err(OpenError::Because("this system does not list the symbols of its kernel"))
     }
 
     /// Paths of debug files with a UUID that the system's own index knows (Spotlight).
@@ -70,8 +69,8 @@ pub trait Files: Send + Sync {
 pub struct NoFiles;
 
 impl Files for NoFiles {
-    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
-        Err("a simulated process has no files".to_owned())
+    fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
+        Err(OpenError::Because("a simulated process has no files"))
     }
 }
 
@@ -80,7 +79,7 @@ impl Files for NoFiles {
 pub struct LocalFiles;
 
 impl Files for LocalFiles {
-    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         map_regular(Path::new(path))
     }
 
@@ -108,38 +107,27 @@ pub(crate) fn list(directory: &Path) -> Vec<String> {
 }
 
 /// Maps a regular file.
-pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, String> {
-    let opened = open_regular(path)?;
-    match map::map(&opened) {
-        Ok(bytes) => Ok(ImageBytes::new(bytes)),
-        Err(error) => Err(io_text(&error)),
-    }
+pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, OpenError> {
+    Ok(ImageBytes::new(map::map(&open_regular(path)?)?))
 }
 
 /// Opens a regular file without waiting, as opening a pipe would.
-pub(crate) fn open_regular(path: &Path) -> Result<File, String> {
+pub(crate) fn open_regular(path: &Path) -> Result<File, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    regular(options.open(path).map_err(|error| io_text(&error))?)
+    regular(options.open(path)?)
 }
 
 /// Passes a file on if it is a regular one.
-pub(crate) fn regular(opened: File) -> Result<File, String> {
-    match opened.metadata() {
-        Ok(meta) if meta.is_file() => Ok(opened),
-        Ok(_) => Err("not a regular file".to_owned()),
-        Err(error) => Err(io_text(&error)),
-    }
+pub(crate) fn regular(opened: File) -> Result<File, OpenError> {
+    if opened.metadata()?.is_file() { Ok(opened) } else { Err(OpenError::NotRegular) }
 }
 
 /// Reads a file that others may cut short while it is read: mapped, that would be fatal.
-pub(crate) fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, String> {
+pub(crate) fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, OpenError> {
     let mut bytes = Vec::new();
-    match file.take(most + 1).read_to_end(&mut bytes) {
-        Ok(_) if bytes.len() as u64 > most => Err(format!("longer than {} MiB", most >> 20)),
-        Ok(_) => Ok(bytes),
-        Err(error) => Err(io_text(&error)),
-    }
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most { Err(OpenError::TooLong { bytes_max: most }) } else { Ok(bytes) }
 }

@@ -30,6 +30,7 @@ use object::macho::{
 };
 use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
 
+use super::FormatError;
 use crate::addr::Svma;
 
 /// Most segments that are read of one file; linkers write four to six.
@@ -117,23 +118,21 @@ impl MachO {
     /// Reads the header and the load commands.
     ///
     /// # Errors
-    /// The reason, for people: `not a Mach-O file`, or what is wrong with its commands.
-    pub fn parse(bytes: &[u8]) -> Result<MachO, String> {
+    /// No Mach-O file of 64 bits, or what is wrong with its commands.
+    pub fn parse(bytes: &[u8]) -> Result<MachO, FormatError> {
         match bytes {
-            [] => return Err("an empty file".to_string()),
+            [] => return Err(FormatError::Empty),
             _ if bytes.starts_with(&MAGIC) => {}
-            _ if fat::is_fat(bytes) => {
-                return Err("a file for several processors: one must be chosen first".to_string());
-            }
+            _ if fat::is_fat(bytes) => return Err(FormatError::Fat),
             [0xce, 0xfa, 0xed, 0xfe, ..] | [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => {
-                return Err("a Mach-O file of 32 bits or another byte order".to_string());
+                return Err(FormatError::MachOVariant);
             }
-            _ => return Err("not a Mach-O file".to_string()),
+            _ => return Err(FormatError::NotMachO),
         }
         let mut found = Found::default();
-        let header = summary(bytes, &mut found).map_err(|error| error.to_string())?;
+        let header = summary(bytes, &mut found)?;
         let text = found.segments.iter().find(|segment| segment.name == "__TEXT");
-        let text = text.ok_or("a Mach-O file without __TEXT segment")?.svma.clone();
+        let text = text.ok_or(FormatError::NoText)?.svma.clone();
         Ok(MachO {
             cpu_type: header.cputype(LittleEndian).0,
             cpu_subtype: header.cpusubtype(LittleEndian).0 & SUBTYPE_BITS,

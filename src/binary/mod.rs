@@ -7,6 +7,7 @@
 mod b_key;
 pub mod cfi;
 pub mod elf;
+mod error;
 pub(crate) mod files;
 pub mod frame_rule;
 pub mod macho;
@@ -16,5 +17,6 @@ pub mod object;
 pub mod unpack;
 pub mod v8;
 
+pub use error::{FormatError, OpenError, UnpackError};
 pub use files::{Files, LocalFiles, NoFiles};
 pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind};

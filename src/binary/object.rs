@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::elf::Elf;
 use super::macho::MachO;
 use crate::addr::Svma;
-use crate::binary::ImageBytes;
+use crate::binary::{FormatError, ImageBytes};
 
 /// The formats that are understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +24,16 @@ impl Format {
     /// The format of a file, by its first bytes.
     ///
     /// # Errors
-    /// The reason, for people: `neither ELF nor Mach-O`. Variants of a format that are
+    /// [`FormatError::Empty`], [`FormatError::Unknown`]. Variants of a format that are
     /// not understood (32-bit Mach-O) pass here and are refused by its parser.
-    pub fn of(bytes: &[u8]) -> Result<Format, String> {
+    pub fn of(bytes: &[u8]) -> Result<Format, FormatError> {
         match bytes {
-            [] => Err("an empty file".to_string()),
+            [] => Err(FormatError::Empty),
             [0x7f, b'E', b'L', b'F', ..] => Ok(Format::Elf),
             [0xca, 0xfe, 0xba, 0xbe | 0xbf, ..]
             | [0xce | 0xcf, 0xfa, 0xed, 0xfe, ..]
             | [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => Ok(Format::MachO),
-            _ => Err("neither ELF nor Mach-O".to_string()),
+            _ => Err(FormatError::Unknown),
         }
     }
 }
@@ -51,8 +51,8 @@ impl Object {
     /// Reads the headers.
     ///
     /// # Errors
-    /// The reason, for people: `neither ELF nor Mach-O`, or what is wrong with the file.
-    pub fn parse(bytes: &[u8]) -> Result<Object, String> {
+    /// Neither of the formats, or what is wrong with the file.
+    pub fn parse(bytes: &[u8]) -> Result<Object, FormatError> {
         match Format::of(bytes)? {
             Format::Elf => Elf::parse(bytes).map(Object::Elf),
             Format::MachO => MachO::parse(bytes).map(Object::MachO),

@@ -9,6 +9,8 @@ use object::LittleEndian;
 use object::elf::{ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD};
 use object::read::elf::CompressionHeader;
 
+use super::UnpackError;
+
 /// Most bytes made of one packed byte. Real DWARF unpacks to some five times its size,
 /// zero-filled parts to more; what claims more than this is made to harm.
 pub const MAX_RATIO: u64 = 100;
@@ -49,11 +51,11 @@ pub fn of_elf_section<C: CompressionHeader<Endian = LittleEndian>>(
 /// Unpacks to exactly `size` bytes.
 ///
 /// # Errors
-/// The reason, for people.
-pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, String> {
+/// The data is damaged, or does not unpack to that size, or to too much.
+pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, UnpackError> {
     let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).saturating_add(1024).min(MAX_BYTES);
     let size = usize::try_from(size).ok().filter(|_| size <= most);
-    let size = size.ok_or("its unpacked size is out of proportion")?;
+    let size = size.ok_or(UnpackError::StatedTooLarge)?;
     let out = match packing {
         Packing::Zlib => {
             let mut out = vec![0; size];
@@ -63,7 +65,7 @@ pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, Strin
                 true,
                 false,
             );
-            let made = made.map_err(|_| "the zlib data is damaged")?;
+            let made = made.map_err(|_| UnpackError::Zlib)?;
             out.truncate(made);
             out
         }
@@ -71,19 +73,19 @@ pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, Strin
             // A frame that names no window has one of its content's size.
             let window = (size as u64).max(1 << 20);
             let reader = ruzstd::decoding::StreamingDecoder::new_with_max_window_size(bytes, window)
-                .map_err(|error| format!("the zstd data is damaged: {error}"))?;
+                .map_err(UnpackError::Zstd)?;
             read_at_most(reader, size, size)?
         }
-        Packing::Unknown => return Err("packed in a way that is not known".to_owned()),
+        Packing::Unknown => return Err(UnpackError::UnknownPacking),
     };
-    if out.len() == size { Ok(out) } else { Err("unpacks to another size than stated".to_owned()) }
+    if out.len() == size { Ok(out) } else { Err(UnpackError::OtherSize) }
 }
 
 /// Unpacks an xz stream.
 ///
 /// # Errors
-/// The reason, for people.
-pub fn xz(bytes: &[u8]) -> Result<Vec<u8>, String> {
+/// The data is damaged, or unpacks to too much.
+pub fn xz(bytes: &[u8]) -> Result<Vec<u8>, UnpackError> {
     let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).min(MAX_BYTES);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let decoder = xz4rust::XzDecoder::in_heap_with_alloc_dict_size(xz4rust::DICT_SIZE_MIN, MAX_XZ_DICTIONARY);
@@ -93,12 +95,11 @@ pub fn xz(bytes: &[u8]) -> Result<Vec<u8>, String> {
     read_at_most(reader, most, bytes.len().saturating_mul(4).min(most))
 }
 
-fn read_at_most(reader: impl Read, most: usize, expected: usize) -> Result<Vec<u8>, String> {
+fn read_at_most(reader: impl Read, most: usize, expected: usize) -> Result<Vec<u8>, UnpackError> {
     let mut out = Vec::with_capacity(expected);
-    let read = reader.take(most as u64 + 1).read_to_end(&mut out);
-    read.map_err(|error| format!("the packed data is damaged: {error}"))?;
+    reader.take(most as u64 + 1).read_to_end(&mut out).map_err(UnpackError::Stream)?;
     if out.len() > most {
-        return Err("it unpacks to more than is in proportion".to_owned());
+        return Err(UnpackError::TooLarge);
     }
     Ok(out)
 }

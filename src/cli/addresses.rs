@@ -36,7 +36,7 @@ pub fn run(asked: &Addresses) -> Result<()> {
         .collect::<Result<_>>()?;
     let path = std::fs::canonicalize(&asked.file).map_err(|error| unreadable(&asked.file, error))?;
     let path = path.to_string_lossy().into_owned();
-    let bytes = LocalFiles.open(&path).map_err(|why| input(&asked.file, &why))?;
+    let bytes = LocalFiles.open(&path).map_err(|why| input(&asked.file, &why.to_string()).caused_by(why))?;
     let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(asked.naming, &LocalFiles));
     let mut out = String::with_capacity(listed.len() * 64);
     for functions in &named.names {

@@ -28,7 +28,8 @@ pub fn run(diff: &Diff) -> Result<()> {
     // Programs of different names are compared as one: only the paths below matter.
     let process = add(&mut stacks, base, None)?;
     add(&mut stacks, new, process.as_deref())?;
-    let comparison = Comparison::of(&stacks, diff.wish).map_err(|why| Error::new(ErrorKind::NoData, why))?;
+    let comparison = Comparison::of(&stacks, diff.wish)
+        .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     for output in &diff.outputs {
         let write_text = |text: String| write_to(&output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {

@@ -164,7 +164,7 @@ fn symbols(target: &mut dyn Target, style: Style) -> Result<String> {
         let _ = writeln!(out, "{}", visible(&image.path));
         let table = match &image.bytes {
             Ok(bytes) => SymbolTable::parse(bytes).map_err(|why| why.to_string()),
-            Err(why) => Err(why.clone()),
+            Err(why) => Err(why.to_string()),
         };
         match table {
             Ok(table) => {

@@ -56,12 +56,12 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     }
     if base.is_empty() {
         gate::check_side(stacks.runs(), asked.allow_different_names)
-            .map_err(|why| Error::new(ErrorKind::NoData, why))?;
+            .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
         update(asked, &kept)?;
         return Ok(Verdict::Pass);
     }
     let report = gate::check(&stacks, base.len(), asked.allow_different_names, &asked.options)
-        .map_err(|why| Error::new(ErrorKind::NoData, why))?;
+        .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     for output in &asked.outputs {
         let text = match output.format {
             ReportFormat::Json => json::json(&report),

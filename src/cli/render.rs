@@ -78,7 +78,8 @@ fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
                     first_path.display(),
                     path.display()
                 ),
-            ),
+            )
+            .caused_by(why),
         })?;
     }
     Ok(builder.finish())

@@ -11,6 +11,7 @@
 //! - *Samples* if asked for and the files do not tell the rate (folded text).
 
 use super::functions::functions;
+use super::incomparable::Incomparable;
 use super::stacks::{Run, Stacks};
 
 /// Durations of attached recordings that differ by less than this part are equal.
@@ -132,27 +133,20 @@ impl Comparison {
     /// Compares the two profiles of `stacks`.
     ///
     /// # Errors
-    /// One line that says why they cannot be compared.
-    pub fn of(stacks: &Stacks, wish: Wish) -> Result<Comparison, String> {
+    /// Why they cannot be compared.
+    pub fn of(stacks: &Stacks, wish: Wish) -> Result<Comparison, Incomparable> {
         let [base, new] = stacks.runs() else {
-            return Err(format!("{} profiles; diff compares two", stacks.runs().len()));
+            return Err(Incomparable::NotTwo(stacks.runs().len()));
         };
         for run in [base, new] {
             if run.total == 0 {
-                let waiting = if run.waiting_left_out > 0 {
-                    " of running threads; --idle compares waiting ones, too"
-                } else {
-                    ""
-                };
-                return Err(format!("{} holds no samples{waiting}", run.source));
+                let waiting = run.waiting_left_out > 0;
+                return Err(Incomparable::NoSamples { source: run.source.clone(), waiting });
             }
         }
         if base.about.unit != new.about.unit {
-            let units = [&base.about.unit, &new.about.unit];
-            return Err(format!(
-                "{} counts {} and {} counts {}",
-                base.source, units[0], new.source, units[1]
-            ));
+            let of = |run: &Run| (run.source.clone(), run.about.unit.clone());
+            return Err(Incomparable::Units { base: of(base), new: of(new) });
         }
         let unit = base.about.unit.clone();
         let (base, new) = (Side::of(base), Side::of(new));
@@ -235,7 +229,12 @@ impl Comparison {
     }
 }
 
-fn measure(wish: Wish, base: &Side, new: &Side, launched: bool) -> Result<(Measure, &'static str), String> {
+fn measure(
+    wish: Wish,
+    base: &Side,
+    new: &Side,
+    launched: bool,
+) -> Result<(Measure, &'static str), Incomparable> {
     let rates = (base.period_s, new.period_s);
     match (wish, rates) {
         (Wish::Share, _) => return Ok((Measure::Share, "as asked")),
@@ -245,10 +244,7 @@ fn measure(wish: Wish, base: &Side, new: &Side, launched: bool) -> Result<(Measu
         }
         (Wish::Absolute, _) => {
             let untold = if base.period_s.is_none() { base } else { new };
-            return Err(format!(
-                "{} does not tell its rate, so CPU time cannot be compared; leave --absolute out, or record both as .pb.gz",
-                untold.source
-            ));
+            return Err(Incomparable::RateUntold(untold.source.clone()));
         }
         (Wish::Auto, (Some(_), Some(_))) => {}
         (Wish::Auto, _) => return Ok((Measure::Share, "the files do not tell how long they recorded")),
@@ -272,7 +268,7 @@ mod tests {
     use super::*;
     use crate::profile::About;
 
-    fn compare(base: About, new: About, wish: Wish) -> Result<Comparison, String> {
+    fn compare(base: About, new: About, wish: Wish) -> Result<Comparison, Incomparable> {
         let mut stacks = Stacks::new(Matching::default());
         let base = saved(base, "work", &[("main;a", 60), ("main;b", 40)]);
         let new = saved(new, "work", &[("main;a", 60), ("main;b", 100), ("main;c", 40)]);
@@ -309,7 +305,7 @@ mod tests {
         let absolute = compare(untold(), untold(), Wish::Absolute).expect("both have samples");
         assert_eq!(absolute.measure, Measure::Samples);
         let why = compare(untold(), recording(9, true, 3), Wish::Absolute).expect_err("one rate");
-        assert!(why.starts_with("base does not tell its rate"), "{why}");
+        assert!(why.to_string().starts_with("base does not tell its rate"), "{why}");
         let bytes = About { unit: "bytes".into(), ..About::default() };
         assert!(compare(bytes, untold(), Wish::Auto).is_err());
     }
@@ -334,6 +330,7 @@ mod tests {
         let mut stacks = Stacks::new(Matching::default());
         stacks.add("a", &saved(About::default(), "work", &[("main", 1)]), None).expect("fits");
         stacks.add("b", &saved(About::default(), "work", &[]), None).expect("fits");
-        assert_eq!(Comparison::of(&stacks, Wish::Auto), Err("b holds no samples".to_owned()));
+        let why = Comparison::of(&stacks, Wish::Auto).expect_err("empty");
+        assert_eq!(why.to_string(), "b holds no samples");
     }
 }

@@ -5,7 +5,7 @@
 //! builds      functions without a name that are the same in all profiles
 //! stacks      saved profiles → one tree of names, counts by run
 //! functions   → self and total of each function, by run
-//! compare     two runs → rows, by seconds or by shares
+//! compare     two runs → rows, by seconds or by shares; or why not (incomparable)
 //! tree        two runs → nodes in pre-order, for a flame graph
 //! report      rows → text, Markdown, JSON, folded stacks with two counts
 //! ```
@@ -15,6 +15,7 @@
 pub mod builds;
 pub mod compare;
 pub mod functions;
+pub mod incomparable;
 pub mod normalize;
 pub mod report;
 pub mod stacks;

@@ -3,6 +3,7 @@
 //! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measured`], or why
 //! these runs must not be compared. Nothing is tested here.
 
+use super::incomparable::Incomparable;
 use crate::diff::functions::functions;
 use crate::diff::stacks::{Run, Stacks};
 use crate::profile::SAMPLES;
@@ -21,8 +22,8 @@ pub const LOST_MAX: f64 = 0.10;
 /// short.
 ///
 /// # Errors
-/// One line that says which run cannot be compared and why.
-pub fn check_side(runs: &[Run], different_names: bool) -> Result<(), String> {
+/// Which run cannot be compared, and why.
+pub fn check_side(runs: &[Run], different_names: bool) -> Result<(), Incomparable> {
     runs.iter().try_for_each(check_run)?;
     check_alike(runs, different_names)?;
     check_whole(runs)
@@ -82,12 +83,12 @@ impl Measured {
     /// Counts of the runs of `stacks`, the first `base_runs` of which are base.
     ///
     /// # Errors
-    /// One line that says which runs cannot be compared and why.
-    pub fn of(stacks: &Stacks, base_runs: usize, different_names: bool) -> Result<Measured, String> {
+    /// Which runs cannot be compared, and why.
+    pub fn of(stacks: &Stacks, base_runs: usize, different_names: bool) -> Result<Measured, Incomparable> {
         let runs = stacks.runs();
         let (base, new) = runs.split_at(base_runs.min(runs.len()));
         if base.is_empty() || new.is_empty() {
-            return Err("there are no runs to compare; give files for --base and for --new".to_owned());
+            return Err(Incomparable::NoRuns);
         }
         for run in runs {
             check_run(run)?;
@@ -132,94 +133,67 @@ impl Measured {
     }
 }
 
-fn check_run(run: &Run) -> Result<(), String> {
-    let Run { source, total, waiting_left_out, .. } = run;
+fn check_run(run: &Run) -> Result<(), Incomparable> {
+    let source = || run.source.clone();
     if run.about.unit != SAMPLES {
-        return Err(format!("{source} counts {}; expected {SAMPLES} of CPU time", run.about.unit));
+        return Err(Incomparable::OtherUnit { run: source(), unit: run.about.unit.clone() });
     }
-    match total {
-        0 if *waiting_left_out > 0 => {
-            Err(format!("{source} holds only waiting threads; record without --idle"))
-        }
-        0 => Err(format!("{source} is empty; record it again")),
-        1..SAMPLES_MIN => Err(format!(
-            "{source} has only {total} samples, fewer than {SAMPLES_MIN}; record a longer run or with a higher --hz"
-        )),
+    match run.total {
+        0 if run.waiting_left_out > 0 => Err(Incomparable::OnlyWaiting(source())),
+        0 => Err(Incomparable::Empty(source())),
+        samples @ 1..SAMPLES_MIN => Err(Incomparable::TooFew { run: source(), samples }),
         _ => check_lost(run),
     }
 }
 
-fn check_lost(run: &Run) -> Result<(), String> {
+fn check_lost(run: &Run) -> Result<(), Incomparable> {
     let lost: u64 = run.about.lost.values().fold(0, |sum, count| sum.saturating_add(*count));
     let part = lost as f64 / (lost as f64 + run.total as f64);
     if part <= LOST_MAX {
         return Ok(());
     }
     let most = run.about.lost.iter().max_by_key(|(_, count)| **count).map_or("", |(why, _)| why);
-    Err(format!(
-        "{} lost {:.0}% of its samples ({most}), so its CPU time is not known; record it again",
-        run.source,
-        100.0 * part
-    ))
+    Err(Incomparable::Lost { run: run.source.clone(), part, why: most.to_owned() })
 }
 
-fn check_alike(runs: &[Run], different_names: bool) -> Result<(), String> {
+fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> {
     let Some((first, others)) = runs.split_first() else { return Ok(()) };
     for other in others {
-        let (a, b) = (&first.source, &other.source);
+        let (a, b) = (|| first.source.clone(), || other.source.clone());
         match (first.about.hz, other.about.hz) {
             (Some(ours), Some(theirs)) if ours != theirs => {
-                return Err(format!(
-                    "{a} was recorded at {ours} Hz and {b} at {theirs} Hz; use one --hz for all"
-                ));
+                return Err(Incomparable::Rates { one: (a(), ours), other: (b(), theirs) });
             }
             (Some(_), None) | (None, Some(_)) => {
-                let (told, untold) = if first.about.hz.is_some() { (a, b) } else { (b, a) };
-                return Err(format!(
-                    "{untold} does not tell its rate and {told} does; record all in one format (.pb.gz tells it)"
-                ));
+                let (told, untold) = if first.about.hz.is_some() { (a(), b()) } else { (b(), a()) };
+                return Err(Incomparable::RateUntold { untold, told });
             }
             _ => {}
         }
         if first.processes != other.processes && !different_names {
-            return Err(format!(
-                "{a} is of {} and {b} of {}; if they are the same program, add --allow-different-names",
-                first.processes.join(", "),
-                other.processes.join(", ")
-            ));
+            let (one, other) = ((a(), first.processes.clone()), (b(), other.processes.clone()));
+            return Err(Incomparable::Programs { one, other });
         }
         if first.about.launched.is_some()
             && other.about.launched.is_some()
             && first.about.launched != other.about.launched
         {
-            let of = |run: &Run| {
-                if run.about.launched == Some(true) {
-                    "a whole command"
-                } else {
-                    "a part of a process's life"
-                }
-            };
-            return Err(format!(
-                "{a} is a recording of {} and {b} of {}; record all in one way",
-                of(first),
-                of(other)
-            ));
+            let is_whole = |run: &Run| run.about.launched == Some(true);
+            let (one, other) = ((a(), is_whole(first)), (b(), is_whole(other)));
+            return Err(Incomparable::Extents { one, other });
         }
     }
     Ok(())
 }
 
 /// Refuses a recording that was cut short: it would pass as a fast run.
-fn check_whole(side: &[Run]) -> Result<(), String> {
+fn check_whole(side: &[Run]) -> Result<(), Incomparable> {
     let mut totals: Vec<u64> = side.iter().map(|run| run.total).collect();
     totals.sort_unstable();
     // The upper median: of two runs the shorter one is compared with the longer.
     let Some(median) = totals.get(totals.len() / 2).copied() else { return Ok(()) };
     match side.iter().find(|run| (run.total as f64) < TRUNCATED_BELOW * median as f64) {
-        Some(run) => Err(format!(
-            "{} has {} samples where its side's median is {median}; it looks cut short, record it again",
-            run.source, run.total
-        )),
+        Some(run) => Err(Incomparable::CutShort { run: run.source.clone(), samples: run.total, median }),
         None => Ok(()),
     }
 }
@@ -251,7 +225,7 @@ mod tests {
         About { hz, ..About::default() }
     }
 
-    fn measured(runs: &[(About, &str, u64)], base_runs: usize) -> Result<Measured, String> {
+    fn measured(runs: &[(About, &str, u64)], base_runs: usize) -> Result<Measured, Incomparable> {
         let mut stacks = Stacks::new(Matching::default());
         for (index, (about, process, count)) in runs.iter().enumerate() {
             let run = saved(about.clone(), process, &[("main;f", *count)]);
@@ -303,7 +277,7 @@ mod tests {
             ),
         ] {
             let base_runs = runs.len() / 2;
-            let why = measured(&runs, base_runs).expect_err("refused");
+            let why = measured(&runs, base_runs).expect_err("refused").to_string();
             assert!(why.contains(part), "{why}");
         }
         assert!(measured(&[(at(None), "w", 100)], 1).is_err());

@@ -1,7 +1,7 @@
 //! Did it get slower? Several recordings of a program before a change, several after it, one verdict.
 //!
 //! ```text
-//! measured     runs → CPU time of each run, whole and by function; or why not
+//! measured     runs → CPU time of each run, whole and by function; or why not (incomparable)
 //! orders       every way to tell the runs apart as base and new
 //! statistic    how far apart the sides are, for one order
 //! family       many functions at once: p, q, and whether any stands out
@@ -20,6 +20,7 @@
 pub mod call_path;
 pub mod family;
 pub mod gain;
+pub mod incomparable;
 pub mod interval;
 pub mod judge;
 pub mod measured;
@@ -31,6 +32,7 @@ pub mod statistic;
 pub mod verdict;
 pub mod weak;
 
+pub use incomparable::Incomparable;
 pub use judge::judge;
 pub use measured::{Measured, check_side};
 pub use verdict::{Options, Report, Verdict};
@@ -40,13 +42,13 @@ use crate::diff::stacks::Stacks;
 /// Judges the runs of `stacks`, of which the first `base_runs` are base.
 ///
 /// # Errors
-/// One line that says which runs cannot be compared and why.
+/// Which runs cannot be compared, and why.
 pub fn check(
     stacks: &Stacks,
     base_runs: usize,
     different_names: bool,
     options: &Options,
-) -> Result<Report, String> {
+) -> Result<Report, Incomparable> {
     let measured = Measured::of(stacks, base_runs, different_names)?;
     let mut report = judge(&measured, options);
     let paths = call_path::CallPaths::of(stacks, &measured);

@@ -1,6 +1,7 @@
 //! One executable or library: its bytes, its headers, and what else is read of it when it is
 //! first needed.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -10,7 +11,34 @@ use crate::binary::elf::functions::Functions as ElfFunctions;
 use crate::binary::macho::functions::Functions;
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
-use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::binary::{FormatError, ImageBytes, Mapping, MappingKind, OpenError};
+
+/// Why addresses of an image cannot be named.
+#[derive(Clone, Debug)]
+pub enum ImageError {
+    /// Its bytes cannot be had: `deleted from disk since it was loaded`.
+    Open(OpenError),
+    /// They are not understood: `neither ELF nor Mach-O`.
+    Format(FormatError),
+}
+
+impl fmt::Display for ImageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ImageError::Open(error) => error.fmt(f),
+            ImageError::Format(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ImageError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ImageError::Open(error) => Some(error),
+            ImageError::Format(error) => Some(error),
+        }
+    }
+}
 
 /// An executable or library that was loaded.
 #[derive(Clone, Debug)]
@@ -22,13 +50,13 @@ pub struct Image {
     /// File or vDSO; anonymous memory has no image.
     pub kind: MappingKind,
     /// The file's bytes, or the reason why there are none.
-    pub bytes: Result<ImageBytes, String>,
+    pub bytes: Result<ImageBytes, OpenError>,
     /// GNU build id or Mach-O UUID, if the file has one.
     pub build_id: Option<Vec<u8>>,
     /// Lowest stated address of the image; of a Mach-O image, the start of `__TEXT`.
     pub base_svma: Svma,
     pub(super) identity: (u64, u64),
-    object: Result<Object, String>,
+    object: Result<Object, ImageError>,
     /// Read when a stack first leads here.
     pub(super) cfi: OnceLock<Option<Cfi>>,
     pub(super) unwind: OnceLock<Option<Unwind>>,
@@ -40,8 +68,11 @@ pub struct Image {
 impl Image {
     /// Reads the headers of the file behind a mapping.
     #[must_use]
-    pub fn open(mapping: &Mapping, bytes: Result<ImageBytes, String>) -> Image {
-        let object = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| Object::parse(bytes.bytes()));
+    pub fn open(mapping: &Mapping, bytes: Result<ImageBytes, OpenError>) -> Image {
+        let object = match &bytes {
+            Ok(bytes) => Object::parse(bytes.bytes()).map_err(ImageError::Format),
+            Err(why) => Err(ImageError::Open(why.clone())),
+        };
         let name = match mapping.kind {
             MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
             MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
@@ -98,11 +129,10 @@ impl Image {
         self.object.as_ref().ok()
     }
 
-    /// Why addresses of this image cannot be named, for reports: `deleted from disk`,
-    /// `neither ELF nor Mach-O`. `None` if nothing is wrong.
+    /// Why addresses of this image cannot be named; `None` if nothing is wrong.
     #[must_use]
-    pub fn problem(&self) -> Option<&str> {
-        self.object.as_ref().err().map(String::as_str)
+    pub fn problem(&self) -> Option<&ImageError> {
+        self.object.as_ref().err()
     }
 
     /// Stated address of the program's first instruction (ELF `e_entry`, Mach-O `LC_MAIN`).

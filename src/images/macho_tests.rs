@@ -21,7 +21,7 @@ fn an_image_counts_from_its_text() {
     let location = images.locate(0, Avma(load + 0x1234)).unwrap();
     assert_eq!((location.svma, location.relative), (Svma(TEXT + 0x1234), 0x1234));
     assert_eq!(location.image.build_id.as_deref(), Some(b"0123456789abcdef".as_slice()));
-    assert_eq!(location.image.problem(), None);
+    assert!(location.image.problem().is_none());
     assert_eq!(images.entry_of(0, "/usr/local/bin/work"), Some(Avma(load + 0x1010)));
     assert!(images.code(Avma(load + 0x1010)).is_some_and(|code| code.len() == 0x4000 - 0x1010));
     let macho = location.image.object().and_then(|object| object.macho()).unwrap();

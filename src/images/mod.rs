@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::addr::{Avma, Svma};
-use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use space::{NO_IMAGE, Region, Space};
 
 pub use code::ImageCode;
-pub use loaded::Image;
+pub use loaded::{Image, ImageError};
 pub use made::{Made, Read, TargetCode};
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
@@ -112,7 +112,7 @@ impl Images {
     pub fn update(
         &mut self,
         mappings: &[Mapping],
-        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> bool {
         let mut regions = self.regions(mappings, open);
         let current = self.current();
@@ -329,7 +329,7 @@ impl Images {
     fn regions(
         &mut self,
         mappings: &[Mapping],
-        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> Vec<Region> {
         let mut regions = Vec::with_capacity(mappings.len().min(MAX_REGIONS));
         let mut end_before = 0;
@@ -370,7 +370,7 @@ impl Images {
     fn image(
         &mut self,
         mapping: &Mapping,
-        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, String>,
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> u32 {
         if mapping.kind == MappingKind::Anonymous {
             return NO_IMAGE;

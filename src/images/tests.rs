@@ -4,6 +4,7 @@
 use std::sync::LazyLock;
 
 use super::*;
+use crate::binary::FormatError;
 use crate::binary::elf::Elf;
 
 const BASE: u64 = 0x5555_0000_0000;
@@ -41,12 +42,12 @@ fn anonymous(start: u64, end: u64) -> Mapping {
     }
 }
 
-fn open(_: &Mapping) -> Result<ImageBytes, String> {
+fn open(_: &Mapping) -> Result<ImageBytes, OpenError> {
     Ok(this_test())
 }
 
-fn refuse(_: &Mapping) -> Result<ImageBytes, String> {
-    Err("deleted from disk".to_string())
+fn refuse(_: &Mapping) -> Result<ImageBytes, OpenError> {
+    Err(OpenError::Deleted)
 }
 
 #[test]
@@ -128,13 +129,13 @@ fn a_file_that_cannot_be_opened_keeps_its_reason() {
     let gone = mapping("/tmp/gone.so", 1, BASE);
     images.update(std::slice::from_ref(&gone), &mut refuse);
     let location = images.locate(0, Avma(gone.avma.start.0 + 0x10)).unwrap();
-    assert_eq!(location.image.problem(), Some("deleted from disk"));
+    assert!(matches!(location.image.problem(), Some(ImageError::Open(OpenError::Deleted))));
     assert_eq!(location.svma, Svma(gone.file_offset + 0x10), "the file offset stands in");
     assert!(images.code(gone.avma.start).is_none());
 
     let mut images = Images::default();
     images.update(&[gone], &mut |_| Ok(ImageBytes::new(b"GIF89a".as_slice())));
-    assert_eq!(images.images()[0].problem(), Some("neither ELF nor Mach-O"));
+    assert!(matches!(images.images()[0].problem(), Some(ImageError::Format(FormatError::Unknown))));
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn processes_share_files_and_keep_their_addresses_apart() {
     let mut opened = 0;
     let mut open = |_: &Mapping| {
         opened += 1;
-        Err("not needed".to_owned())
+        Err(OpenError::Because("not needed"))
     };
     let (a, b) = (mapping("/lib/a.so", 1, BASE), mapping("/lib/a.so", 1, BASE + 0x10_0000));
     let at = a.avma.start;

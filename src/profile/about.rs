@@ -4,12 +4,38 @@
 //! Merging keeps what is true of both.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 
 /// What the counts of a profile of stackprof are.
 pub const SAMPLES: &str = "samples";
 
 /// Most comment lines, also of merged profiles together.
 pub const MAX_COMMENTS: usize = 100_000;
+
+/// Why counts of two profiles must not be added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Different {
+    /// They count different things: the units of the two.
+    Units(String, String),
+    /// Their counts stand for different times: the rates of the two, in Hz.
+    Rates(u32, u32),
+    /// Together they have more than [`MAX_COMMENTS`].
+    TooManyComments,
+}
+
+impl fmt::Display for Different {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Different::Units(one, other) => write!(f, "one counts {one}, the other {other}"),
+            Different::Rates(one, other) => {
+                write!(f, "one was recorded at {one} Hz, the other at {other} Hz")
+            }
+            Different::TooManyComments => write!(f, "together they have more than {MAX_COMMENTS} comments"),
+        }
+    }
+}
+
+impl std::error::Error for Different {}
 
 /// A recording, as a saved profile describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,22 +101,21 @@ impl About {
     /// Takes in what another profile tells, so that this describes both together.
     ///
     /// # Errors
-    /// A line for people if counts of the two must not be added: they have different
-    /// rates, count different things, or have more than [`MAX_COMMENTS`] together.
-    pub fn merge(&mut self, other: &About) -> Result<(), String> {
+    /// Counts of the two must not be added.
+    pub fn merge(&mut self, other: &About) -> Result<(), Different> {
         if self.unit != other.unit {
-            return Err(format!("one counts {}, the other {}", self.unit, other.unit));
+            return Err(Different::Units(self.unit.clone(), other.unit.clone()));
         }
         if let (Some(ours), Some(theirs)) = (self.hz, other.hz)
             && ours != theirs
         {
-            return Err(format!("one was recorded at {ours} Hz, the other at {theirs} Hz"));
+            return Err(Different::Rates(ours, theirs));
         }
         let known: HashSet<&str> = self.comments.iter().map(String::as_str).collect();
         let new = other.comments.iter().filter(|comment| !known.contains(comment.as_str()));
         let new: Vec<String> = new.cloned().collect();
         if self.comments.len() + new.len() > MAX_COMMENTS {
-            return Err(format!("together they have more than {MAX_COMMENTS} comments"));
+            return Err(Different::TooManyComments);
         }
         self.comments.extend(new);
         keep_equal(&mut self.hz, &other.hz);
@@ -159,16 +184,16 @@ mod tests {
         about.merge(&of(30_000..90_000)).expect("fit");
         assert_eq!(about.comments, of(0..90_000).comments);
         let refused = about.merge(&of(90_000..100_001)).expect_err("too many");
-        assert_eq!(refused, "together they have more than 100000 comments");
+        assert_eq!(refused.to_string(), "together they have more than 100000 comments");
     }
 
     #[test]
     fn counts_of_different_length_are_not_added() {
         let at = |hz| About { hz: Some(hz), ..About::default() };
         let refused = at(997).merge(&at(99)).expect_err("refused");
-        assert_eq!(refused, "one was recorded at 997 Hz, the other at 99 Hz");
+        assert_eq!(refused.to_string(), "one was recorded at 997 Hz, the other at 99 Hz");
         let bytes = About { unit: "bytes".into(), ..About::default() };
         let refused = About::default().merge(&bytes).expect_err("refused");
-        assert_eq!(refused, "one counts samples, the other bytes");
+        assert_eq!(refused.to_string(), "one counts samples, the other bytes");
     }
 }

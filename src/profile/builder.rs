@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, Hash};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::StackFrame;
-use super::about::About;
+use super::about::{About, Different};
 use super::remap::{Remap, Tables};
 use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
@@ -46,8 +46,8 @@ pub struct SavedBuilder {
 pub enum Refused {
     /// A table is full.
     Full(Full),
-    /// Counts of the two must not be added; a line for people.
-    Different(String),
+    /// Counts of the two must not be added.
+    Different(Different),
 }
 
 impl From<Full> for Refused {
@@ -60,7 +60,16 @@ impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Refused::Full(full) => full.fmt(f),
-            Refused::Different(why) => f.write_str(why),
+            Refused::Different(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refused {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Refused::Full(full) => Some(full),
+            Refused::Different(why) => Some(why),
         }
     }
 }

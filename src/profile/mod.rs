@@ -15,7 +15,7 @@ mod stack_frame;
 pub mod texts;
 pub mod views;
 
-pub use about::{About, SAMPLES};
+pub use about::{About, Different, SAMPLES};
 pub use builder::{Refused, SavedBuilder};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
-use crate::binary::{Files, ImageBytes, Mapping, NoFiles};
+use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError};
 
 pub mod gdb;
 #[cfg(target_os = "linux")]
@@ -374,8 +374,8 @@ pub trait Observed {
     /// The bytes of the file behind a mapping, certain to be the file that is mapped.
     ///
     /// # Errors
-    /// The reason, for people: `deleted from disk`, `replaced on disk since it was loaded`.
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String>;
+    /// Why they cannot be had: [`OpenError::Deleted`], [`OpenError::Replaced`].
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError>;
 
     /// The files that debug information may be in, as the target sees them. What is
     /// returned outlives the target.

@@ -175,7 +175,7 @@ fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) 
 /// The symbol of each address.
 fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
     if let Err(reason) = &asked.image.bytes {
-        return vec![Err(Why::NoFile(reason.clone())); asked.wanted.len()];
+        return vec![Err(Why::NoFile(reason.to_string())); asked.wanted.len()];
     }
     let mut found: Symbols = vec![Err(Why::NoSymbols); asked.wanted.len()];
     for bytes in &asked.located(options).symbols {

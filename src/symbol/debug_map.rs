@@ -18,10 +18,11 @@ use object::LittleEndian;
 use object::macho::{MH_OBJECT, MachHeader64, N_FUN, N_OSO, N_SO};
 use object::read::macho::MachHeader as _;
 
+use super::error::ObjectFileError;
 use super::nlist::{Nlists, is_defined, stab};
 use super::table::MAX_NAME_BYTES;
 use crate::binary::macho::fat;
-use crate::binary::{Files, ImageBytes};
+use crate::binary::{Files, FormatError, ImageBytes};
 use crate::images::Image;
 use archive::Archive;
 
@@ -166,35 +167,36 @@ struct Opener<'f> {
     files: &'f dyn Files,
     cpu_type: u32,
     cpu_subtype: u32,
-    archive: Option<(String, Result<Archive, String>)>,
+    archive: Option<(String, Result<Archive, ObjectFileError>)>,
 }
 
 impl Opener<'_> {
     /// A file by its path, or `archive.a(member.o)`; paths come sorted.
-    fn open(&mut self, path: &str, modified_s: u64) -> Result<ImageBytes, String> {
+    fn open(&mut self, path: &str, modified_s: u64) -> Result<ImageBytes, ObjectFileError> {
         let in_archive = path.strip_suffix(')').and_then(|path| path.rsplit_once('('));
         let Some((archive, member)) = in_archive else {
             let bytes = self.for_processor(&self.files.open(path)?)?;
             return match self.files.modified_s(path) {
                 _ if modified_s == 0 => Ok(bytes),
                 Some(now) if now == modified_s => Ok(bytes),
-                Some(_) => Err("it was changed after the image was linked; link it again".to_owned()),
-                None => Err("when it was changed cannot be told".to_owned()),
+                Some(_) => Err(ObjectFileError::Changed),
+                None => Err(ObjectFileError::NoTime),
             };
         };
         if self.archive.as_ref().is_none_or(|(known, _)| known != archive) {
-            let read = self.files.open(archive).and_then(|bytes| self.for_processor(&bytes));
-            self.archive = Some((archive.to_owned(), read.and_then(Archive::read)));
+            let opened = self.files.open(archive).map_err(ObjectFileError::from);
+            let read = opened.and_then(|bytes| Archive::read(self.for_processor(&bytes)?));
+            self.archive = Some((archive.to_owned(), read));
         }
         match &self.archive {
             Some((_, Ok(archive))) => archive.member(member.as_bytes(), modified_s),
             Some((_, Err(why))) => Err(why.clone()),
-            None => Err("not read".to_owned()),
+            None => Err(ObjectFileError::NotAnArchive),
         }
     }
 
     /// The part of a fat file, or the file.
-    fn for_processor(&self, bytes: &ImageBytes) -> Result<ImageBytes, String> {
+    fn for_processor(&self, bytes: &ImageBytes) -> Result<ImageBytes, FormatError> {
         if !fat::is_fat(bytes.bytes()) {
             return Ok(bytes.clone());
         }
@@ -205,7 +207,7 @@ impl Opener<'_> {
 
 /// Where the addresses are in an object file: its functions have the same names there, and
 /// others addresses.
-fn place(bytes: ImageBytes, asked: &[Asked<'_>], nlists: &Nlists<'_>) -> Result<ObjectFile, String> {
+fn place(bytes: ImageBytes, asked: &[Asked<'_>], nlists: &Nlists<'_>) -> Result<ObjectFile, ObjectFileError> {
     let mut starts: HashMap<&[u8], Option<u64>> = HashMap::new();
     for asked in asked.chunk_by(|a, b| a.function.start == b.function.start) {
         starts.entry(nlists.name(asked[0].function.name, MAX_NAME_BYTES)).or_insert(None);
@@ -213,7 +215,7 @@ fn place(bytes: ImageBytes, asked: &[Asked<'_>], nlists: &Nlists<'_>) -> Result<
     let data = bytes.bytes();
     let is_object = MachHeader64::<LittleEndian>::parse(data, 0)
         .is_ok_and(|header| header.filetype(LittleEndian) == MH_OBJECT);
-    let own = Nlists::read(data).filter(|_| is_object).ok_or("not a Mach-O object file")?;
+    let own = Nlists::read(data).filter(|_| is_object).ok_or(ObjectFileError::NotAnObject)?;
     let longest = starts.keys().map(|name| name.len()).max().unwrap_or(0);
     for symbol in own.symbols {
         if is_defined(symbol) {
@@ -233,7 +235,7 @@ fn place(bytes: ImageBytes, asked: &[Asked<'_>], nlists: &Nlists<'_>) -> Result<
     places.sort_unstable();
     places.dedup_by_key(|(address, _)| *address);
     if places.is_empty() {
-        return Err("it has none of the functions that are said to be from it".to_owned());
+        return Err(ObjectFileError::NoFunctions);
     }
     let (addresses, indices) = places.into_iter().unzip();
     Ok(ObjectFile { bytes, addresses, indices })

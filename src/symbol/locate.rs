@@ -11,15 +11,16 @@ mod macho;
 mod supplementary;
 
 use crate::binary::elf::Elf;
-use crate::binary::{Files, ImageBytes, MappingKind};
+use crate::binary::{Files, ImageBytes, MappingKind, OpenError};
 use crate::images::Image;
 
+use super::error::DebugFileError;
 use super::sections;
 
 /// Where Linux distributions keep debug files.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
-type Open = fn(&dyn Files, &str) -> Result<ImageBytes, String>;
+type Open = fn(&dyn Files, &str) -> Result<ImageBytes, OpenError>;
 
 /// How a file is opened that is known by its build id or by a checksum: as the target sees it, or
 /// else as the profiler does.
@@ -122,16 +123,11 @@ fn build_id_path(id: &[u8]) -> Option<String> {
 }
 
 /// Debug files are for one build only: why a file is not, if it is not.
-fn mismatch(bytes: &[u8], id: &[u8]) -> Result<(), String> {
-    let hex = |id: &[u8]| id.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
+fn mismatch(bytes: &[u8], id: &[u8]) -> Result<(), DebugFileError> {
     match Elf::parse(bytes)?.build_id {
         Some(other) if other == id => Ok(()),
-        Some(other) => Err(format!(
-            "it is of another build (build id {}.., wanted {}..); install the one that fits",
-            hex(&other),
-            hex(id)
-        )),
-        None => Err("it has no build id to tell that it fits".to_owned()),
+        Some(found) => Err(DebugFileError::OtherBuildId { found, wanted: id.to_vec() }),
+        None => Err(DebugFileError::NoBuildId),
     }
 }
 
@@ -170,9 +166,7 @@ fn separate(
         };
         let fits = fits.and_then(|()| match crc32(debug.bytes()) {
             sum if sum == crc => Ok(()),
-            sum => Err(format!(
-                "its checksum {sum:08x} is not the {crc:08x} of .gnu_debuglink; install the one that fits"
-            )),
+            found => Err(DebugFileError::OtherChecksum { found, wanted: crc }),
         });
         match fits {
             Ok(()) => return Some((path, debug)),

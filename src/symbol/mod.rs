@@ -9,6 +9,7 @@ mod batch;
 mod debug_map;
 pub mod demangle;
 pub mod dwarf;
+mod error;
 pub mod jit;
 pub mod kernel;
 pub mod locate;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
 use crate::addr::{Avma, Svma};
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
+use crate::binary::{Files, FormatError, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
@@ -38,6 +39,7 @@ pub use batch::Answer;
 use demangle::Demangler;
 pub use dwarf::LineInfo;
 use dwarf::TextsShared;
+pub use error::{DebugFileError, SectionError};
 use runtime::Makers;
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
@@ -70,6 +72,12 @@ impl fmt::Display for Why {
             Why::NotCovered => f.write_str("between symbols"),
             Why::TooMuchText => f.write_str("the names take too much memory"),
         }
+    }
+}
+
+impl From<FormatError> for Why {
+    fn from(error: FormatError) -> Why {
+        Why::BadFile(error.to_string())
     }
 }
 
@@ -367,7 +375,7 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
     let read = |mut list: Box<dyn Read>| {
         kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", error.kind()))
     };
-    match files.kernel_symbols().and_then(read) {
+    match files.kernel_symbols().map_err(|why| why.to_string()).and_then(read) {
         Ok(names) => Answer { names, problems: Vec::new() },
         Err(why) => Answer { names: vec![Err(Why::NoSymbols); distinct.len()], problems: vec![why] },
     }

@@ -11,7 +11,9 @@ use object::macho::{MachHeader64, SECTION_TYPE};
 use object::read::elf::{CompressionHeader, FileHeader, SectionHeader};
 use object::read::macho::{MachHeader, Section as _, Segment as _};
 
+use super::error::SectionError;
 use super::relocate::Relocations;
+use crate::binary::FormatError;
 use crate::binary::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
 use crate::binary::object::{Format, name_at};
 use crate::binary::unpack::{self, Packing};
@@ -73,13 +75,14 @@ impl<'a> Section<'a> {
     /// The content, unpacked. `left` is how many bytes may still be made for this file.
     ///
     /// # Errors
-    /// The reason, for people.
-    pub fn content(&self, left: &mut u64) -> Result<Cow<'a, [u8]>, String> {
+    /// It cannot be unpacked, or only to more than may still be made.
+    pub fn content(&self, left: &mut u64) -> Result<Cow<'a, [u8]>, SectionError> {
         let Some((packing, size)) = self.packing else { return Ok(Cow::Borrowed(self.bytes)) };
         if size > *left {
-            return Err(format!("{} would unpack to {size} bytes, which is out of proportion", self.name));
+            return Err(SectionError::OutOfProportion { name: self.name.clone().into_owned(), bytes: size });
         }
-        let out = unpack::exact(packing, self.bytes, size).map_err(|why| format!("{}: {why}", self.name))?;
+        let out = unpack::exact(packing, self.bytes, size)
+            .map_err(|error| SectionError::Packed { name: self.name.clone().into_owned(), error })?;
         *left -= size;
         Ok(Cow::Owned(out))
     }
@@ -88,8 +91,8 @@ impl<'a> Section<'a> {
 /// The sections of a file, in its order.
 ///
 /// # Errors
-/// The reason, for people.
-pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, String> {
+/// The file is of another format, or its headers are damaged.
+pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, FormatError> {
     let found = match Format::of(data)? {
         Format::MachO => of_macho(data),
         Format::Elf => match class(data)? {
@@ -101,7 +104,7 @@ pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, String> {
             }),
         },
     };
-    found.map_err(|error| error.to_string())
+    Ok(found?)
 }
 
 fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(

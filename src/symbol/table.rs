@@ -111,7 +111,7 @@ impl SymbolTable {
     /// # Errors
     /// [`Why::BadFile`] if the file is not understood, [`Why::NoSymbols`] if it has none.
     pub fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
-        match Format::of(bytes.bytes()).map_err(Why::BadFile)? {
+        match Format::of(bytes.bytes())? {
             Format::Elf => {
                 let (entries, strings) = elf::read(bytes.bytes())?;
                 let strings = strings.start as u64..strings.end as u64;

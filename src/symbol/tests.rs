@@ -6,7 +6,7 @@ use super::table::tests::zoo;
 use super::*;
 use crate::addr::LookupAvma;
 use crate::binary::elf::build;
-use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -102,7 +102,7 @@ fn an_image_without_names_keeps_its_reason() {
     let mut images = Images::default();
     images.update(&[good, gone.clone()], &mut |mapping| match mapping.identity.1 {
         1 => Ok(stripped.clone()),
-        _ => Err("deleted from disk".to_string()),
+        _ => Err(OpenError::Because("deleted from disk")),
     });
     let frames = [code(0, start), code(0, start + 1), code(0, gone.avma.start.0 + 0x40)];
     let (names, texts) = named(&frames, &images);
@@ -231,7 +231,7 @@ fn code_made_at_run_time_is_called_by_what_made_it() {
     let mut images = Images::default();
     let mut open = |mapping: &Mapping| match mapping.path.contains("elf") {
         true => Ok(ImageBytes::new(build::file(build::X86_64, &[]))),
-        false => Err("neither".to_owned()),
+        false => Err(OpenError::Because("neither")),
     };
     images.update(&[anonymous(0x1000, ""), file(0x9000, "/usr/bin/work", 9)], &mut open);
     images.begin_space();
@@ -253,10 +253,10 @@ fn code_made_at_run_time_is_called_by_what_made_it() {
     let frames = frames.map(|(index, (space, at))| (FrameId(index as u32), code(space, at)));
     struct Map;
     impl Files for Map {
-        fn open(&self, _path: &str) -> Result<ImageBytes, String> {
-            Err("no such file or directory".to_owned())
+        fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
+            Err(OpenError::Because("no such file or directory"))
         }
-        fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+        fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
             Some(("/tmp/perf-1.map".to_owned(), Ok(b"5000 1000 jitted\n".to_vec())))
         }
     }
@@ -320,7 +320,7 @@ fn this_process_names_its_own_functions() {
     }
     let mut images = Images::default();
     images.update(&mappings, &mut |mapping| {
-        std::fs::read(&mapping.path).map(ImageBytes::new).map_err(|error| error.to_string())
+        std::fs::read(&mapping.path).map(ImageBytes::new).map_err(OpenError::from)
     });
     let here = a_function_of_this_test as fn(u64) -> u64 as usize as u64;
     assert_eq!(a_function_of_this_test(1), 2);
@@ -337,11 +337,11 @@ fn this_process_names_its_own_functions() {
 struct WithMap;
 
 impl Files for WithMap {
-    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
-        Err("no such file or directory".to_owned())
+    fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
+        Err(OpenError::Because("no such file or directory"))
     }
 
-    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         Some(("/tmp/perf-1.map".to_owned(), Ok(b"1000 1000 jitted\n".to_vec())))
     }
 }
@@ -358,7 +358,7 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     let mut library = anonymous(0x5000, 0x6000);
     (library.path, library.kind, library.identity) = ("/lib/a.so".to_owned(), MappingKind::File, (8, 1));
     let mut images = Images::default();
-    let mut open = |_: &Mapping| Err("not here".to_owned());
+    let mut open = |_: &Mapping| Err(OpenError::Because("not here"));
     images.update(&[anonymous(0x1000, 0x2000)], &mut open);
     images.begin_space();
     images.update(&[anonymous(0x1000, 0x2000), library], &mut open);

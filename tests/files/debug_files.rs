@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::process::Command;
 
-use stackprof::binary::{Files, ImageBytes};
+use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
 
 const SOURCE: &str = "
@@ -20,8 +20,8 @@ int main(int argc, char **argv) { (void)argv; return work(argc); }
 struct InMemory(HashMap<String, Vec<u8>>);
 
 impl Files for InMemory {
-    fn open(&self, path: &str) -> Result<ImageBytes, String> {
-        self.0.get(path).map(|bytes| ImageBytes::new(bytes.clone())).ok_or_else(|| "no such file".to_owned())
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        self.0.get(path).map(|bytes| ImageBytes::new(bytes.clone())).ok_or(OpenError::Because("no such file"))
     }
 }
 
@@ -29,11 +29,11 @@ impl Files for InMemory {
 struct Outside(InMemory);
 
 impl Files for Outside {
-    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
-        Err("no such file or directory".to_owned())
+    fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
+        Err(OpenError::Because("no such file or directory"))
     }
 
-    fn open_outside(&self, path: &str) -> Result<ImageBytes, String> {
+    fn open_outside(&self, path: &str) -> Result<ImageBytes, OpenError> {
         self.0.open(path)
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use stackprof::binary::{Files, ImageBytes, LocalFiles};
+use stackprof::binary::{Files, ImageBytes, LocalFiles, OpenError};
 use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
 
 const A: &str = "
@@ -36,7 +36,7 @@ const LINKED_S: u64 = 1_700_000_000;
 struct Dated(BTreeMap<String, u64>);
 
 impl Files for Dated {
-    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         LocalFiles.open(path)
     }
     fn modified_s(&self, path: &str) -> Option<u64> {

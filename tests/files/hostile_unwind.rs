@@ -10,7 +10,7 @@ use object::{Object, ObjectSection};
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::frame_rule::{FrameRule, Row};
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::images::ImageCode;
 use stackprof::images::Images;
 use stackprof::walk::{self, Code, Ended, Frames, How, Input, StackBytes, Unwinder};
@@ -183,7 +183,7 @@ fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
             let mut images = Images::default();
             let bytes = Cell::new(Some(bytes));
             images.update(std::slice::from_ref(&original.mapping), &mut |_| {
-                bytes.take().map(ImageBytes::new).ok_or_else(|| "asked for twice".to_owned())
+                bytes.take().map(ImageBytes::new).ok_or(OpenError::Because("asked for twice"))
             });
             let known =
                 (0..200).filter(|_| images.row(Avma(random.pick(&original.returns) - 1)).is_some()).count();

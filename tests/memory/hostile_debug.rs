@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use stackprof::binary::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
-use stackprof::binary::{Files, ImageBytes};
+use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::symbol::sections::{self, Section};
 use stackprof::symbol::{Options, Style, jit, name_addresses};
 
@@ -62,9 +62,9 @@ fn run(dir: &Path, program: &str, args: &[&str]) {
 struct InMemory(HashMap<String, Vec<u8>>);
 
 impl Files for InMemory {
-    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         let name = path.rsplit('/').next().unwrap_or_default();
-        self.0.get(name).map(|bytes| ImageBytes::new(bytes.clone())).ok_or_else(|| "no such file".to_owned())
+        self.0.get(name).map(|bytes| ImageBytes::new(bytes.clone())).ok_or(OpenError::Because("no such file"))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use stackprof::binary::{ImageBytes, Mapping};
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::sampler::{Options, pushed};
@@ -64,7 +64,7 @@ impl Observed for Steady {
         self.target.mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.target.image_bytes(mapping)
     }
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use super::folded;
 use stackprof::addr::Avma;
-use stackprof::binary::{ImageBytes, Mapping};
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
@@ -297,7 +297,7 @@ impl Observed for Watched<'_> {
         self.target.mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
         self.target.image_bytes(mapping)
     }
 

@@ -12,8 +12,8 @@ use object::macho::{FatArch32, FatArch64};
 use object::read::macho::{FatArch, MachOFatFile};
 
 use super::{MachO, SUBTYPE_BITS};
-use crate::binary::ImageBytes;
 use crate::binary::object::part;
+use crate::binary::{FormatError, ImageBytes};
 
 /// Most images in one file. Java class files begin with the same magic number, followed
 /// by a version that is at least 45 where fat files have this count.
@@ -34,20 +34,19 @@ pub struct Wanted {
 /// The image of a fat or thin file that is wanted.
 ///
 /// # Errors
-/// The reason, for people: `replaced on disk since it was loaded` if no image has the
-/// UUID, `no code for this processor`, or what is wrong with the file.
-pub fn choose(bytes: &ImageBytes, wanted: &Wanted) -> Result<ImageBytes, String> {
+/// [`FormatError::OtherUuid`], [`FormatError::NoProcessor`], or what is wrong with the file.
+pub fn choose(bytes: &ImageBytes, wanted: &Wanted) -> Result<ImageBytes, FormatError> {
     let data = bytes.bytes();
     let slices = slices(data)?;
     let head = |slice: &Slice| MachO::parse(data.get(clipped(&slice.range, data.len()))?).ok();
     if let Some(uuid) = wanted.uuid {
         let found = slices.iter().find(|slice| head(slice).is_some_and(|macho| macho.uuid == Some(uuid)));
-        let found = found.ok_or("replaced on disk since it was loaded")?;
+        let found = found.ok_or(FormatError::OtherUuid)?;
         return Ok(part(bytes, &found.range));
     }
     let fits = |slice: &&Slice| slice.cpu_type == wanted.cpu_type;
     let exactly = slices.iter().filter(fits).find(|slice| slice.cpu_subtype == wanted.cpu_subtype);
-    let found = exactly.or_else(|| slices.iter().find(fits)).ok_or("no code for this processor")?;
+    let found = exactly.or_else(|| slices.iter().find(fits)).ok_or(FormatError::NoProcessor)?;
     Ok(part(bytes, &found.range))
 }
 
@@ -65,8 +64,8 @@ pub struct Slice {
 /// The images of a fat file in its order; a thin file is one image.
 ///
 /// # Errors
-/// The reason, for people, if the file is neither.
-pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, String> {
+/// What is wrong with the file, if it is neither.
+pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
     if !is_fat(bytes) {
         let macho = MachO::parse(bytes)?;
         let range = 0..bytes.len() as u64;
@@ -88,8 +87,8 @@ pub(crate) fn is_fat(bytes: &[u8]) -> bool {
     }
 }
 
-fn read<Arch: FatArch>(bytes: &[u8]) -> Result<Vec<Slice>, String> {
-    let file = MachOFatFile::<Arch>::parse(bytes).map_err(|error| error.to_string())?;
+fn read<Arch: FatArch>(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
+    let file = MachOFatFile::<Arch>::parse(bytes)?;
     let slice = |arch: &Arch| {
         let (offset, size) = arch.file_range();
         let cpu_subtype = arch.cpusubtype().0 & SUBTYPE_BITS;

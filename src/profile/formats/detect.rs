@@ -158,16 +158,14 @@ fn json(bytes: &[u8], name: &str) -> Result<Saved> {
         Error::new(ErrorKind::Input, format!("{place}: {what}; expected a speedscope or Firefox profile"))
             .caused_by(error)
     })?;
-    let saved =
-        match any {
-            AnyJson { shared: Some(shared), profiles: Some(profiles), stackprof, .. } => {
-                speedscope::read(&shared, &profiles, stackprof.as_ref())
-            }
-            AnyJson { meta: Some(meta), threads: Some(threads), .. } => firefox::read(&meta, &threads),
-            _ => Err("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"
-                .to_owned()),
-        };
-    saved.map_err(|what| refused(name, &what))
+    let saved = match any {
+        AnyJson { shared: Some(shared), profiles: Some(profiles), stackprof, .. } => {
+            speedscope::read(&shared, &profiles, stackprof.as_ref())
+        }
+        AnyJson { meta: Some(meta), threads: Some(threads), .. } => firefox::read(&meta, &threads),
+        _ => Err("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)".into()),
+    };
+    saved.map_err(|why| refused(name, &why.to_string()).caused_by(why))
 }
 
 /// By what newer profiles of Firefox are known.

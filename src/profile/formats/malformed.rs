@@ -17,6 +17,11 @@ impl Malformed {
     pub(super) fn caused_by(text: String, source: impl Error + Send + Sync + 'static) -> Malformed {
         Malformed { text, source: Some(Box::new(source)) }
     }
+
+    /// The same with the place that it is about in front: `thread 3: ...`.
+    pub(super) fn at(self, place: impl fmt::Display) -> Malformed {
+        Malformed { text: format!("{place}: {}", self.text), ..self }
+    }
 }
 
 impl fmt::Display for Malformed {
@@ -34,6 +39,12 @@ impl Error for Malformed {
 impl From<String> for Malformed {
     fn from(text: String) -> Malformed {
         Malformed { text, source: None }
+    }
+}
+
+impl From<&str> for Malformed {
+    fn from(text: &str) -> Malformed {
+        Malformed::from(text.to_owned())
     }
 }
 

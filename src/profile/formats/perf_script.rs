@@ -10,6 +10,7 @@
 use std::io::{self, BufRead};
 
 use super::detect::broken;
+use super::malformed::Malformed;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::MAX_DEPTH;
 use crate::profile::builder::SavedBuilder;
@@ -28,7 +29,8 @@ pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
     let mut state = State::default();
     let mut line = Vec::new();
     for number in 1u64.. {
-        let refuse = |what: String| Error::new(ErrorKind::Input, format!("{file}:{number}: {what}"));
+        let refuse =
+            |why: Malformed| Error::new(ErrorKind::Input, format!("{file}:{number}: {why}")).caused_by(why);
         line.clear();
         match io::Read::take(&mut reader, LINE_BYTES_MAX).read_until(b'\n', &mut line) {
             Ok(0) => break,
@@ -36,7 +38,7 @@ pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
             Err(error) => return Err(broken(file, error)),
         }
         if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
-            return Err(refuse(format!("line longer than {} MiB", LINE_BYTES_MAX >> 20)));
+            return Err(refuse(format!("line longer than {} MiB", LINE_BYTES_MAX >> 20).into()));
         }
         // Names of threads can be any bytes.
         let text = String::from_utf8_lossy(&line);
@@ -73,31 +75,30 @@ struct State {
 }
 
 impl State {
-    fn line(&mut self, line: &str) -> std::result::Result<(), String> {
-        let full = |full: Full| full.to_string();
+    fn line(&mut self, line: &str) -> std::result::Result<(), Malformed> {
         if line.starts_with('#') {
             return Ok(());
         }
         if line.is_empty() {
-            return self.end_event().map_err(full);
+            return Ok(self.end_event()?);
         }
         if self.in_event && line.starts_with([' ', '\t']) {
             let frame = frame(line).ok_or("expected \"address symbol (module)\"")?;
             if self.root.is_some() {
                 if self.leaf_first.len() >= MAX_DEPTH {
-                    return Err(format!("a stack has more than {MAX_DEPTH} frames"));
+                    return Err(format!("a stack has more than {MAX_DEPTH} frames").into());
                 }
-                let frame = self.frame(&frame).map_err(full)?;
+                let frame = self.frame(&frame)?;
                 self.leaf_first.extend(frame);
             }
             return Ok(());
         }
-        self.end_event().map_err(full)?;
+        self.end_event()?;
         let event = event(line).ok_or("expected an event of perf script: \"comm pid/tid time: event:\"")?;
         self.in_event = true;
         if self.kind.as_deref().is_none_or(|kind| kind == event.kind) {
             self.kind.get_or_insert_with(|| event.kind.to_owned());
-            let process = self.builder.text(event.comm).map_err(full)?;
+            let process = self.builder.text(event.comm)?;
             self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
         } else {
             let lost = self.builder.about().lost.entry(ANOTHER_KIND.to_owned()).or_default();
@@ -106,7 +107,7 @@ impl State {
         if let Some(frame) = event.frame
             && self.root.is_some()
         {
-            let frame = self.frame(&frame).map_err(full)?;
+            let frame = self.frame(&frame)?;
             self.leaf_first.extend(frame);
         }
         Ok(())

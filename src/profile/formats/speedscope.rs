@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use serde::{Deserialize, Serialize};
 
 use super::lists::Lists;
+use super::malformed::Malformed;
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
@@ -250,7 +251,7 @@ pub(super) fn read(
     shared: &Shared<'_>,
     profiles: &[OneProfile<'_>],
     extra: Option<&Extra<'_>>,
-) -> Result<Saved, String> {
+) -> Result<Saved, Malformed> {
     let owned = |text: &Option<Cow<'_, str>>| text.as_ref().map(|text| text.clone().into_owned());
     let mut builder = SavedBuilder::new(match extra {
         Some(extra) => About {
@@ -269,7 +270,7 @@ pub(super) fn read(
     });
     let mut frames = Vec::with_capacity(shared.frames.len());
     for frame in &shared.frames {
-        frames.push(self::frame(&mut builder, frame).map_err(|full| full.to_string())?);
+        frames.push(self::frame(&mut builder, frame)?);
     }
     let marked = |index: u32, mark: &str| {
         shared.frames.get(index as usize).is_some_and(|frame| frame.name == mark && frame.file.is_none())
@@ -278,22 +279,24 @@ pub(super) fn read(
     let mut stack = Vec::new();
     for (number, profile) in (1..).zip(profiles) {
         if profile.kind != "sampled" {
-            return Err(format!("profile {number} is {}; only sampled profiles can be read", profile.kind));
+            return Err(
+                format!("profile {number} is {}; only sampled profiles can be read", profile.kind).into()
+            );
         }
         if profile.samples.len() != profile.weights.len() {
             let (samples, weights) = (profile.samples.len(), profile.weights.len());
-            return Err(format!("profile {number} has {samples} samples and {weights} weights"));
+            return Err(format!("profile {number} has {samples} samples and {weights} weights").into());
         }
         scale.next(builder.about(), &profile.unit, number)?;
         let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
-        let mut text = |text: &str| builder.text(text).map_err(|full| full.to_string());
+        let mut text = |text: &str| builder.text(text);
         let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
         if let Some((name, id)) = profile.stackprof.as_ref().and_then(|extra| extra.thread.as_ref()) {
             root.thread = Some((text(name)?, *id));
         }
         for (index, (sample, weight)) in (1..).zip(profile.samples.iter().zip(&profile.weights)) {
-            let of = |what: &dyn std::fmt::Display| format!("profile {number}, sample {index}: {what}");
-            let count = scale.count(*weight).map_err(|what| of(&what))?;
+            let of = |why: Malformed| why.at(format_args!("profile {number}, sample {index}"));
+            let count = scale.count(*weight).map_err(of)?;
             let mut rest = sample;
             root.waiting = rest.first().is_some_and(|frame| marked(*frame, WAITING));
             rest = rest.get(usize::from(root.waiting)..).unwrap_or_default();
@@ -301,14 +304,14 @@ pub(super) fn read(
             rest = rest.get(usize::from(!root.complete)..).unwrap_or_default();
             stack.clear();
             if rest.len() > MAX_DEPTH {
-                return Err(of(&format!("more than {MAX_DEPTH} functions (MAX_DEPTH)")));
+                return Err(of(format!("more than {MAX_DEPTH} functions (MAX_DEPTH)").into()));
             }
             for index in rest {
                 let frame = frames.get(*index as usize);
-                stack.push(*frame.ok_or_else(|| of(&format!("frame {index} is not there")))?);
+                stack.push(*frame.ok_or_else(|| of(format!("frame {index} is not there").into()))?);
             }
-            let root = builder.root(root).map_err(|full| of(&full))?;
-            builder.add(root, &stack, count).map_err(|full| of(&full))?;
+            let root = builder.root(root).map_err(|full| of(full.into()))?;
+            builder.add(root, &stack, count).map_err(|full| of(full.into()))?;
         }
     }
     Ok(builder.finish())
@@ -333,11 +336,11 @@ struct Scale {
 
 impl Scale {
     /// Begins a profile with weights of a unit.
-    fn next(&mut self, about: &mut About, unit: &str, number: usize) -> Result<(), String> {
+    fn next(&mut self, about: &mut About, unit: &str, number: usize) -> Result<(), Malformed> {
         if let Some(before) = &self.unit {
             return match before == unit {
                 true => Ok(()),
-                false => Err(format!("profile {number} counts {unit}, the one before it {before}")),
+                false => Err(format!("profile {number} counts {unit}, the one before it {before}").into()),
             };
         }
         self.unit = Some(unit.to_owned());
@@ -353,7 +356,9 @@ impl Scale {
                 self.factor = 1.0;
                 return Ok(());
             }
-            other => return Err(format!("profile {number} counts {other}, which is no unit of speedscope")),
+            other => {
+                return Err(format!("profile {number} counts {other}, which is no unit of speedscope").into());
+            }
         };
         self.factor = match about.period_ns() {
             Some(period_ns) => ns / period_ns,
@@ -366,13 +371,13 @@ impl Scale {
         Ok(())
     }
 
-    fn count(&self, weight: f64) -> Result<u64, String> {
+    fn count(&self, weight: f64) -> Result<u64, Malformed> {
         let count = (weight * self.factor).round();
         // 2^64 is the first that does not fit.
         if (0.0..18_446_744_073_709_551_616.0).contains(&count) {
             Ok(count as u64)
         } else {
-            Err(format!("a weight of {weight} cannot be counted"))
+            Err(format!("a weight of {weight} cannot be counted").into())
         }
     }
 }

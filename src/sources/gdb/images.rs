@@ -5,6 +5,7 @@
 //! is not here it is read through the stub, where that serves files while the target runs.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
@@ -15,7 +16,7 @@ use super::session::Stub;
 use super::waits::System;
 use crate::addr::{self, Avma};
 use crate::binary::elf::{self, Elf};
-use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, MappingKind, OpenError};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Longest list of mappings, of libraries and of the auxiliary vector.
@@ -50,9 +51,9 @@ impl Exec {
         let failed = |why: String| Error::new(ErrorKind::Input, format!("--exec {}: {why}", path.display()));
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let absolute = absolute.to_string_lossy().into_owned();
-        let bytes = LocalFiles.open(&absolute).map_err(&failed)?;
-        let elf =
-            Elf::parse(bytes.bytes()).map_err(|why| failed(format!("{why}; an ELF file was expected")))?;
+        let bytes = LocalFiles.open(&absolute).map_err(|why| failed(why.to_string()).caused_by(why))?;
+        let elf = Elf::parse(bytes.bytes())
+            .map_err(|why| failed(format!("{why}; an ELF file was expected")).caused_by(why))?;
         Ok(Exec { path: absolute, bytes, elf })
     }
 
@@ -83,7 +84,7 @@ pub(super) struct Images {
     pub(super) mappings: Vec<Mapping>,
     /// Where the first byte of each file is.
     heads: HashMap<(u64, u64), u64>,
-    bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, String>>,
+    bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, OpenError>>,
     fetched_bytes: usize,
 }
 
@@ -118,7 +119,7 @@ impl Images {
     }
 
     /// Why a file is not what is in memory, if one is not.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(super) fn problem(&self) -> Option<OpenError> {
         let mut bytes = self.mappings.iter().map(|mapping| self.bytes(mapping));
         bytes.find_map(std::result::Result::err)
     }
@@ -259,9 +260,9 @@ impl Images {
     }
 
     /// The bytes behind a mapping, as they were found when it was first listed.
-    pub(super) fn bytes(&self, mapping: &Mapping) -> std::result::Result<ImageBytes, String> {
+    pub(super) fn bytes(&self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
         let known = self.bytes.get(&(mapping.path.clone(), mapping.identity));
-        known.cloned().unwrap_or_else(|| Err("unloaded in the meantime".to_owned()))
+        known.cloned().unwrap_or_else(|| Err(OpenError::Unloaded))
     }
 
     /// Finds the bytes of what is listed and not known.
@@ -291,7 +292,7 @@ impl Images {
                 continue;
             }
             let bytes = match mapping.kind {
-                MappingKind::Vdso if head.is_empty() => Err("its memory cannot be read".to_owned()),
+                MappingKind::Vdso if head.is_empty() => Err(OpenError::Because("its memory cannot be read")),
                 MappingKind::Vdso => Ok(ImageBytes::new(head)),
                 _ => self.file_bytes(stub, &mapping, &head)?,
             };
@@ -306,7 +307,7 @@ impl Images {
         stub: &mut Stub,
         mapping: &Mapping,
         memory: &[u8],
-    ) -> std::result::Result<std::result::Result<ImageBytes, String>, Broken> {
+    ) -> std::result::Result<std::result::Result<ImageBytes, OpenError>, Broken> {
         let has_head = self.heads.contains_key(&mapping.identity);
         let same = |bytes: &ImageBytes| match has_head {
             true => elf::same_file(memory, bytes.bytes()),
@@ -321,8 +322,8 @@ impl Images {
         let path = mapping.path.strip_suffix(" (deleted)").unwrap_or(&mapping.path);
         let why = match LocalFiles.open(path) {
             Ok(bytes) if same(&bytes) => return Ok(Ok(bytes)),
-            Ok(_) => "the file of that name here is another one".to_owned(),
-            Err(why) => format!("not here: {why}"),
+            Ok(_) => OpenError::Because("the file of that name here is another one"),
+            Err(why) => OpenError::NotHere(Arc::new(why)),
         };
         // Not while the target stands for it.
         if !stub.run.non_stop || self.fetched_bytes >= MAX_FILES_BYTES {
@@ -332,7 +333,7 @@ impl Images {
         let Some(fetched) = stub.read_file(path, MAX_FILE_BYTES)? else { return Ok(Err(why)) };
         self.fetched_bytes += fetched.len();
         let fetched = ImageBytes::new(fetched);
-        Ok(if same(&fetched) { Ok(fetched) } else { Err("replaced on disk since it was loaded".to_owned()) })
+        Ok(if same(&fetched) { Ok(fetched) } else { Err(OpenError::Replaced) })
     }
 }
 

@@ -17,7 +17,7 @@ use super::stop_reply::Tid;
 use super::stops::{Asked, Stops};
 use super::waits::System;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, LocalFiles, Mapping};
+use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{Activity, Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
 
@@ -254,7 +254,7 @@ impl Observed for GdbTarget {
         Ok(())
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.images.bytes(mapping)
     }
 

@@ -7,14 +7,13 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use libc::pid_t;
 
 use super::{proc, sys};
-use crate::binary::ImageBytes;
 use crate::binary::files::{self, Files};
-use crate::binary::map;
-use crate::error::io_text;
+use crate::binary::{ImageBytes, OpenError, map};
 
 /// How much earlier than its process a map may seem, in seconds: both times are rounded, and
 /// the clock may have been set by a little in between.
@@ -62,21 +61,20 @@ impl TargetFiles {
         same.then(|| map::map(&file).ok().map(ImageBytes::new)).flatten()
     }
 
-    fn open_file(&self, path: &str) -> Result<File, String> {
+    fn open_file(&self, path: &str) -> Result<File, OpenError> {
         let Some(root) = &self.root else {
-            return Err("the root of the process cannot be opened".to_owned());
+            return Err(OpenError::Because("the root of the process cannot be opened"));
         };
-        files::regular(sys::open_below(root, path).map_err(|error| io_text(&error))?)
+        files::regular(sys::open_below(root, path)?)
     }
 }
 
 impl Files for TargetFiles {
-    fn open(&self, path: &str) -> Result<ImageBytes, String> {
-        let mapped = map::map(&self.open_file(path)?).map_err(|error| io_text(&error))?;
-        Ok(ImageBytes::new(mapped))
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        Ok(ImageBytes::new(map::map(&self.open_file(path)?)?))
     }
 
-    fn open_outside(&self, path: &str) -> Result<ImageBytes, String> {
+    fn open_outside(&self, path: &str) -> Result<ImageBytes, OpenError> {
         files::LocalFiles.open(path)
     }
 
@@ -92,18 +90,19 @@ impl Files for TargetFiles {
         })
     }
 
-    fn kernel_symbols(&self) -> Result<Box<dyn Read>, String> {
-        match File::open("/proc/kallsyms") {
+    fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {
+        let path = "/proc/kallsyms";
+        match File::open(path) {
             Ok(list) => Ok(Box::new(list)),
-            Err(error) => Err(format!("/proc/kallsyms: {}", io_text(&error))),
+            Err(error) => Err(OpenError::At { path, error: Arc::new(error) }),
         }
     }
 
-    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         let path = format!("/tmp/perf-{}.map", self.own_pid);
         let opened = match self.open_file(&path) {
             Ok(opened) => opened,
-            Err(why) if why == "no such file or directory" => return None,
+            Err(why) if why.is_not_found() => return None,
             Err(why) => return Some((path, Err(why))),
         };
         let meta = opened.metadata();
@@ -111,10 +110,10 @@ impl Files for TargetFiles {
         let changed_s = meta.as_ref().ok().and_then(files::modified_s);
         let content = if owner != self.uid && owner != 0 {
             // Anybody can write to /tmp: perf looks at the owner, too.
-            Err(format!("it belongs to user {owner}, not to the process's; not trusted"))
+            Err(OpenError::Foreign { owner })
         } else if changed_s.zip(self.began_s).is_some_and(|(changed, began)| changed + ROUNDING_S < began) {
             // Containers use the same few numbers again and again.
-            Err("it was last changed before the process began; not trusted".to_owned())
+            Err(OpenError::Older)
         } else {
             files::read_regular(&opened, files::MAX_JIT_MAP_BYTES)
         };
@@ -138,7 +137,7 @@ mod tests {
         let map = File::options().write(true).open(&path).unwrap();
         let when_changed = |before_now: u64| {
             map.set_modified(SystemTime::now() - Duration::from_secs(before_now)).unwrap();
-            files.jit_map().map(|(_, content)| content)
+            files.jit_map().map(|(_, content)| content.map_err(|why| why.to_string()))
         };
         let (new, old) = (when_changed(0), when_changed(3600));
         std::fs::remove_file(&path).unwrap();

@@ -16,7 +16,7 @@ use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::binary::elf;
 use crate::binary::map;
-use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::error::io_text;
 use crate::sources::Fault;
 
@@ -77,31 +77,30 @@ impl Maps {
         read.and(Err(Fault::Transient("the process is ending")))
     }
 
-    /// The bytes of the image behind a mapping, or the reason why not.
-    pub(super) fn bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
+    /// The bytes of the image behind a mapping, or why not.
+    pub(super) fn bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         match mapping.kind {
             MappingKind::File => self.file_bytes(pid, mapping),
             MappingKind::Vdso => vdso_bytes(pid, mapping),
-            MappingKind::Anonymous => Err("no file".to_owned()),
+            MappingKind::Anonymous => Err(OpenError::Anonymous),
         }
     }
 
-    fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let (path, deleted) = proc::without_deleted(&mapping.path);
-        let map = |file: &File| map::map(file).map_err(|error| io_text(&error));
-        let mut reason = "deleted from disk since it was loaded".to_owned();
+        let mut reason = OpenError::Deleted;
         let mut unsure = None;
         if !deleted {
             match File::open(format!("/proc/{pid}/root{path}")) {
                 Ok(file) => {
                     let identity = file.metadata().map(|meta| (meta.dev(), meta.ino()));
                     if identity.is_ok_and(|identity| identity == mapping.identity) {
-                        return Ok(ImageBytes::new(map(&file)?));
+                        return Ok(ImageBytes::new(map::map(&file)?));
                     }
-                    unsure = map(&file).ok();
-                    reason = "replaced on disk since it was loaded".to_owned();
+                    unsure = map::map(&file).ok();
+                    reason = OpenError::Replaced;
                 }
-                Err(error) => reason = io_text(&error),
+                Err(error) => reason = error.into(),
             }
         }
         // The kernel's own link to the mapped file, name or no name; needs CAP_SYS_ADMIN
@@ -109,7 +108,7 @@ impl Maps {
         // heads, which are the same in files of one layout without build ids.
         let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
         if let Ok(file) = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")) {
-            return Ok(ImageBytes::new(map(&file)?));
+            return Ok(ImageBytes::new(map::map(&file)?));
         }
         match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes)) {
             Some(bytes) => Ok(ImageBytes::new(bytes)),
@@ -133,13 +132,13 @@ pub(super) fn own_vdso() -> Option<ImageBytes> {
     vdso_bytes(own, vdso).ok()
 }
 
-fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
+fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
     let len = addr::len(&mapping.avma);
     if len > MAX_VDSO_BYTES {
-        return Err(format!("{len} bytes of vdso"));
+        return Err(OpenError::LongVdso { bytes: len });
     }
     let mut bytes = vec![0; len as usize];
-    let read = sys::read_memory(pid, mapping.avma.start.0, &mut bytes).map_err(|error| io_text(&error))?;
+    let read = sys::read_memory(pid, mapping.avma.start.0, &mut bytes)?;
     bytes.truncate(read);
     Ok(ImageBytes::new(bytes))
 }

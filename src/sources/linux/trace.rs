@@ -17,7 +17,7 @@ use super::threads::{Pending, Thread, Wchan};
 use super::traced::Traced;
 use super::{proc, registers};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
 
@@ -223,7 +223,7 @@ impl Observed for LinuxTarget {
         self.main_mut().mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.main_mut().image_bytes(mapping)
     }
 

@@ -16,7 +16,7 @@ use super::files::TargetFiles;
 use super::images::{self, Maps};
 use super::{attach, proc, sys, threads};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::{Fault, Observed, Process, ThreadId};
 
 /// A thread whose stack pointer is so far below that of the start of the program, or less, is on the
@@ -157,7 +157,7 @@ impl Observed for Traced {
         if out.is_empty() { read.and(Err(Fault::Transient("another program runs already"))) } else { Ok(()) }
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
             MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
             // All processes have the same.

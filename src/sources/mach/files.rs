@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::binary::ImageBytes;
 use crate::binary::files::{self, Files};
+use crate::binary::{ImageBytes, OpenError};
 
 /// Most dSYMs that Spotlight is believed to know of one UUID.
 const MAX_KNOWN: usize = 64;
@@ -22,7 +22,7 @@ impl MacFiles {
 }
 
 impl Files for MacFiles {
-    fn open(&self, path: &str) -> Result<ImageBytes, String> {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         files::map_regular(Path::new(path))
     }
 
@@ -34,11 +34,11 @@ impl Files for MacFiles {
         files::list(Path::new(directory))
     }
 
-    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, String>)> {
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         let path = format!("/tmp/perf-{}.map", self.pid);
         match files::open_regular(Path::new(&path)) {
             Ok(opened) => Some((path, files::read_regular(&opened, files::MAX_JIT_MAP_BYTES))),
-            Err(why) if why == "no such file or directory" => None,
+            Err(why) if why.is_not_found() => None,
             Err(why) => Some((path, Err(why))),
         }
     }

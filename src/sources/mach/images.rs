@@ -12,7 +12,7 @@ use std::path::Path;
 use super::dyld::{RemoteImage, SharedCache};
 use super::memory::Memory;
 use crate::binary::macho::fat::{self, Wanted};
-use crate::binary::{ImageBytes, Linkedit, files};
+use crate::binary::{ImageBytes, Linkedit, OpenError, files};
 
 /// Most bytes of one piece of an image that are copied; and of all images together.
 const MAX_PIECE_BYTES: u64 = 64 << 20;
@@ -31,13 +31,13 @@ pub(super) struct Copied(u64);
 /// The bytes of an image, from the best source there is.
 ///
 /// # Errors
-/// The reason, for people: why its file was no use, or that memory could not be read.
+/// Why its file was no use; that memory could not be read either.
 pub(super) fn bytes(
     memory: &Memory<'_>,
     image: &RemoteImage,
     cache: Option<SharedCache>,
     copied: &mut Copied,
-) -> Result<ImageBytes, String> {
+) -> Result<ImageBytes, OpenError> {
     if image.is_in_shared_cache()
         && let Some(own) = own_cache(memory, image, cache)
     {
@@ -62,12 +62,12 @@ fn own_cache(memory: &Memory<'_>, image: &RemoteImage, cache: Option<SharedCache
 }
 
 /// From its file.
-fn from_file(image: &RemoteImage) -> Result<ImageBytes, String> {
+fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
     if image.path.is_empty() {
-        return Err("its file is not known".to_owned());
+        return Err(OpenError::Because("its file is not known"));
     }
     if image.macho.encrypted {
-        return Err("its code is encrypted in the file".to_owned());
+        return Err(OpenError::Because("its code is encrypted in the file"));
     }
     let bytes = files::map_regular(Path::new(&image.path))?;
     let macho = &image.macho;
@@ -75,7 +75,7 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, String> {
     let chosen = fat::choose(&bytes, &wanted)?;
     // Without a UUID the load commands tell builds apart.
     if macho.uuid.is_none() && !chosen.bytes().starts_with(&image.head) {
-        return Err("replaced on disk since it was loaded".to_owned());
+        return Err(OpenError::Replaced);
     }
     Ok(chosen)
 }

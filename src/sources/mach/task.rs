@@ -22,7 +22,7 @@ use super::stops::{Asked, Stops};
 use super::threads::{Threads, is_gone};
 use crate::addr::Avma;
 use crate::binary::macho::{MachO, export};
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::Clock;
 use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
 
@@ -331,8 +331,8 @@ impl Observed for MachTarget<'_> {
         Ok(())
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
-        let image = self.dyld.image_at(mapping.avma.start.0).ok_or("unloaded in the meantime")?;
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        let image = self.dyld.image_at(mapping.avma.start.0).ok_or(OpenError::Unloaded)?;
         images::bytes(&self.memory, image, self.dyld.shared_cache(), &mut self.copied)
     }
 

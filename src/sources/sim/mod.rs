@@ -21,7 +21,7 @@ mod tests;
 use std::rc::Rc;
 
 use crate::addr::Avma;
-use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
@@ -279,13 +279,13 @@ impl Observed for SimTarget {
         Ok(())
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         if self.faults.happens(FaultKind::ImageDeleted, None, self.clock.now_ns()) {
-            return Err("deleted from disk".to_owned());
+            return Err(OpenError::Because("deleted from disk"));
         }
         // An image that is no longer mapped is still on the simulated disk.
         let module = self.code.modules.iter().find(|module| module.identity == mapping.identity);
-        module.map(|module| ImageBytes::new(module.file.clone())).ok_or("not on disk".to_owned())
+        module.map(|module| ImageBytes::new(module.file.clone())).ok_or(OpenError::Because("not on disk"))
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
 
@@ -136,7 +136,7 @@ impl Observed for SimTree {
         self.first().mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.first().image_bytes(mapping)
     }
 

@@ -10,6 +10,7 @@ use object::read::archive::ArchiveFile;
 
 use crate::binary::ImageBytes;
 use crate::binary::object::part;
+use crate::symbol::error::ObjectFileError;
 
 /// Most members of an archive; the largest static libraries have some ten thousand.
 const MAX_MEMBERS: usize = 1 << 20;
@@ -24,18 +25,18 @@ pub(super) struct Archive {
 
 impl Archive {
     /// Reads the headers of the members, as far as they are sound.
-    pub(super) fn read(bytes: ImageBytes) -> Result<Archive, String> {
+    pub(super) fn read(bytes: ImageBytes) -> Result<Archive, ObjectFileError> {
         let data = bytes.bytes();
-        let file = ArchiveFile::parse(data).map_err(|_| "not an archive")?;
+        let file = ArchiveFile::parse(data).map_err(|_| ObjectFileError::NotAnArchive)?;
         if file.is_thin() {
-            return Err("a thin archive, which Apple's linkers do not have".to_owned());
+            return Err(ObjectFileError::ThinArchive);
         }
         let mut members: HashMap<Vec<u8>, Vec<(Range<u64>, u64)>> = HashMap::new();
         // Names lie beside each other in the file, unless many are made to begin in a long one.
         let mut left = data.len();
         for member in file.members().take(MAX_MEMBERS) {
             let Ok(member) = member else { break };
-            left = left.checked_sub(member.name().len()).ok_or("the names of its members overlap")?;
+            left = left.checked_sub(member.name().len()).ok_or(ObjectFileError::NamesOverlap)?;
             let (start, size) = member.file_range();
             let of_name = members.entry_ref(member.name()).or_default();
             of_name.push((start..start.saturating_add(size), member.date().unwrap_or(0)));
@@ -45,10 +46,10 @@ impl Archive {
 
     /// The member of a name that was changed last at a time, in seconds since 1970; at any
     /// time if that is 0.
-    pub(super) fn member(&self, name: &[u8], modified_s: u64) -> Result<ImageBytes, String> {
-        let of_name = self.members.get(name).ok_or("the archive has no such member")?;
+    pub(super) fn member(&self, name: &[u8], modified_s: u64) -> Result<ImageBytes, ObjectFileError> {
+        let of_name = self.members.get(name).ok_or(ObjectFileError::NoMember)?;
         let found = of_name.iter().find(|(_, date)| modified_s == 0 || *date == modified_s);
-        let (range, _) = found.ok_or("it was changed after the image was linked; link it again")?;
+        let (range, _) = found.ok_or(ObjectFileError::Changed)?;
         Ok(part(&self.bytes, range))
     }
 }
@@ -83,6 +84,7 @@ mod tests {
         // Copied, they would take 32 GiB.
         let names = format!("{}/\n", "a".repeat(1 << 20));
         let members = (0..1 << 16).map(|index| format!("/{index}"));
-        assert_eq!(Archive::read(archive(&names, members)).unwrap_err(), "the names of its members overlap");
+        let refused = Archive::read(archive(&names, members)).unwrap_err();
+        assert!(matches!(refused, ObjectFileError::NamesOverlap), "{refused}");
     }
 }

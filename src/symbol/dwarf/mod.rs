@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gimli::{EndianSlice, LittleEndian, SectionId};
 
+use super::error::DebugFileError;
 use super::{relocate, sections};
 use crate::binary::ImageBytes;
 
@@ -127,8 +128,8 @@ impl Sections {
     /// of a split file (`.debug_info.dwo`).
     ///
     /// # Errors
-    /// The reason, for people. `Ok(None)`: the file has no DWARF.
-    pub fn read(bytes: &ImageBytes, split: bool, ask: Ask) -> Result<Option<Sections>, String> {
+    /// Its headers or a packed section are damaged. `Ok(None)`: the file has no DWARF.
+    pub fn read(bytes: &ImageBytes, split: bool, ask: Ask) -> Result<Option<Sections>, DebugFileError> {
         let data = bytes.bytes();
         let found = sections::all(data)?;
         let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();

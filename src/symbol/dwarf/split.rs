@@ -15,6 +15,7 @@ use super::unit::{self, Abbrevs, Opened};
 use super::walk::{NONE, walk};
 use super::{Ask, Chain, Debug, Dwarf, Job, LineInfo, MAX_INLINED, Sections, Texts};
 use crate::binary::Files;
+use crate::symbol::error::DebugFileError;
 
 /// The split files of an image.
 pub struct Splits<'f> {
@@ -70,8 +71,8 @@ pub(super) fn run<'a>(
     let chains = match in_package(splits, dwarf, &opened) {
         Some(dwo) => work.split(&dwo, &wanted, texts),
         None => {
-            let file = splits.files.open(&path).and_then(|bytes| Sections::read(&bytes, true, ask));
-            match file {
+            let opened = splits.files.open(&path).map_err(DebugFileError::from);
+            match opened.and_then(|bytes| Sections::read(&bytes, true, ask)) {
                 Ok(Some(file)) => {
                     let mut dwo = file.dwarf();
                     dwo.make_dwo(dwarf);
@@ -79,7 +80,7 @@ pub(super) fn run<'a>(
                     texts.forget_places();
                     chains
                 }
-                Ok(None) => Err("has no split DWARF".to_owned()),
+                Ok(None) => Err(DebugFileError::NoSplitDwarf),
                 Err(why) => Err(why),
             }
         }
@@ -110,7 +111,12 @@ struct Work<'w, 'a> {
 
 impl<'a> Work<'_, 'a> {
     /// The chains from the unit of a split file that belongs to the job's.
-    fn split<'s>(&self, dwo: &Dwarf<'s>, wanted: &[u64], texts: &mut Texts<'_>) -> Result<Vec<Chain>, String>
+    fn split<'s>(
+        &self,
+        dwo: &Dwarf<'s>,
+        wanted: &[u64],
+        texts: &mut Texts<'_>,
+    ) -> Result<Vec<Chain>, DebugFileError>
     where
         'a: 's,
     {
@@ -129,7 +135,7 @@ impl<'a> Work<'_, 'a> {
                 return Ok(self.chains(dwo, &found.unit, None, wanted, texts));
             }
         }
-        Err("is of another build (its id differs): rebuild, or remove it".to_owned())
+        Err(DebugFileError::OtherSplit)
     }
 
     fn chains<'s>(

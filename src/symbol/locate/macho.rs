@@ -7,6 +7,7 @@ use super::Located;
 use crate::binary::macho::{MachO, fat};
 use crate::binary::{Files, ImageBytes};
 use crate::images::Image;
+use crate::symbol::error::DebugFileError;
 
 /// Most dSYMs of one directory that are looked into.
 const MAX_CANDIDATES: usize = 256;
@@ -75,19 +76,14 @@ fn try_dsym(
 ) -> bool {
     let Ok(bytes) = files.open(path) else { return false };
     let wanted = fat::Wanted { uuid: None, cpu_type: image.cpu_type, cpu_subtype: image.cpu_subtype };
-    let fits = fat::choose(&bytes, &wanted).and_then(|bytes| {
-        let other = MachO::parse(bytes.bytes())?.uuid;
-        let hex = |uuid: &[u8; 16]| uuid.iter().map(|byte| format!("{byte:02X}")).collect::<String>();
-        match other {
-            Some(other) if other == *uuid => Ok(bytes),
-            Some(other) => Err(format!(
-                "it is of another build (UUID {}, wanted {}); run dsymutil again",
-                hex(&other),
-                hex(uuid)
-            )),
-            None => Err("it has no UUID to tell that it fits".to_owned()),
-        }
-    });
+    let fits =
+        fat::choose(&bytes, &wanted).map_err(DebugFileError::from).and_then(|bytes| {
+            match MachO::parse(bytes.bytes())?.uuid {
+                Some(found) if found == *uuid => Ok(bytes),
+                Some(found) => Err(DebugFileError::OtherUuid { found, wanted: *uuid }),
+                None => Err(DebugFileError::NoUuid),
+            }
+        });
     match fits {
         Ok(bytes) => {
             found.debug = Some(bytes);

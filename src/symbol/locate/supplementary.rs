@@ -11,6 +11,7 @@ use std::borrow::Cow;
 use super::{OPENED_BY, build_id_path, mismatch, section};
 use crate::binary::macho::uleb;
 use crate::binary::{Files, ImageBytes};
+use crate::symbol::error::DebugFileError;
 
 /// What tells that a file is the right one.
 enum Mark<'a> {
@@ -38,13 +39,11 @@ pub(super) fn find(
             Mark::BuildId(id) => mismatch(file.bytes(), id).map(|()| file),
             Mark::Checksum(sum) => match supplement(file.bytes()) {
                 Some(found) if found.is_the_common_file && found.checksum == sum => Ok(file),
-                _ => {
-                    Err("it is of another build (its checksum differs); install the one that fits".to_owned())
-                }
+                _ => Err(DebugFileError::OtherSupplement),
             },
         };
         for open in OPENED_BY {
-            match open(files, &path).and_then(fits) {
+            match open(files, &path).map_err(DebugFileError::from).and_then(fits) {
                 Ok(file) => return Some(file),
                 Err(reason) => why.push(format!("{path}: {reason}")),
             }

@@ -13,17 +13,17 @@ use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, function_end, name_at};
+use crate::binary::FormatError;
 use crate::binary::elf::{Class, class, code_ranges};
 use crate::symbol::Why;
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped
 /// files), and where in the file their names are.
 pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
-    let Collected { mut entries, strings, code, machine, exported_only } =
-        match class(data).map_err(Why::BadFile)? {
-            Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
-            Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
-        }?;
+    let Collected { mut entries, strings, code, machine, exported_only } = match class(data)? {
+        Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
+        Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
+    }?;
     resolve(&mut entries, data.get(strings.clone()).unwrap_or_default());
     if exported_only {
         end_at_returns(&mut entries, &code, machine);
@@ -45,7 +45,7 @@ struct Collected<'a> {
 }
 
 fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<Collected<'_>, Why> {
-    let bad = |error: object::read::Error| Why::BadFile(error.to_string());
+    let bad = |error: object::read::Error| Why::from(FormatError::from(error));
     let header = H::parse(data).map_err(bad)?;
     let endian = header.endian().map_err(bad)?;
     let headers = header.section_headers(endian, data).map_err(bad)?;

@@ -80,7 +80,7 @@ const EXPORTED: u32 = 1 << 31;
 
 /// The symbols of a file for one processor, or of an image that was read from memory.
 pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
-    let macho = MachO::parse(bytes.bytes()).map_err(Why::BadFile)?;
+    let macho = MachO::parse(bytes.bytes())?;
     if let Some(read) = bytes.linkedit() {
         return SymbolTable::from_macho(Parts {
             text: macho.text.start,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use stackprof::addr::Avma;
-use stackprof::binary::{ImageBytes, Mapping};
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::profile::formats::folded;
@@ -34,7 +34,7 @@ struct Logged {
     told_ns: u64,
     /// The list of images each time that it was read.
     lists: BTreeMap<u64, Result<Vec<Mapping>, Fault>>,
-    images: Vec<(Mapping, Result<ImageBytes, String>)>,
+    images: Vec<(Mapping, Result<ImageBytes, OpenError>)>,
     names: BTreeMap<ThreadId, Vec<(u64, Option<String>)>>,
     /// Threads of the beginning that were not looked at yet, with where they began.
     found: BTreeMap<ThreadId, Option<Avma>>,
@@ -78,7 +78,7 @@ impl Observed for Logged {
         listed
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let bytes = self.target.image_bytes(mapping);
         self.images.push((mapping.clone(), bytes.clone()));
         bytes
@@ -221,9 +221,9 @@ impl Observed for Pushed {
         Ok(())
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let known = self.log.images.iter().rev().find(|(known, _)| known == mapping);
-        known.map_or(Err("never asked for".to_owned()), |(_, bytes)| bytes.clone())
+        known.map_or(Err(OpenError::Because("never asked for")), |(_, bytes)| bytes.clone())
     }
 
     fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use stackprof::addr::Avma;
-use stackprof::binary::{Files, ImageBytes, Mapping};
+use stackprof::binary::{Files, ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::recording::{Frame, Profile};
@@ -43,7 +43,7 @@ impl Observed for Waiting {
         self.target.mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.target.image_bytes(mapping)
     }
 

@@ -2,7 +2,7 @@
 //! kernel's cost model, for the table in ARCHITECTURE.md.
 
 use stackprof::addr::Avma;
-use stackprof::binary::{ImageBytes, Mapping};
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::MachTarget;
@@ -27,7 +27,7 @@ impl Observed for InGroups<'_> {
         self.0.mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.0.image_bytes(mapping)
     }
 

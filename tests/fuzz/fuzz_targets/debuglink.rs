@@ -3,12 +3,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::symbol::{Options, name_addresses};
-use stackprof::binary::{Files, ImageBytes};
+use stackprof::binary::{Files, ImageBytes, OpenError};
 
 struct One(Vec<u8>);
 
 impl Files for One {
-    fn open(&self, _path: &str) -> Result<ImageBytes, String> {
+    fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
         Ok(ImageBytes::new(self.0.clone()))
     }
 }

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use stackprof::addr::{Avma, LookupAvma};
 use stackprof::arch::{Arch, Registers, X86, X86_64};
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::images::Images;
 use stackprof::images::{ImageCode, Made, TargetCode};
 use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
@@ -399,9 +399,9 @@ fn mappings(pid: i32) -> Vec<Mapping> {
     found
 }
 
-fn bytes(pid: i32, mapping: &Mapping) -> Result<ImageBytes, String> {
+fn bytes(pid: i32, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
     if mapping.kind == MappingKind::File {
-        return fs::read(&mapping.path).map(ImageBytes::new).map_err(|error| error.to_string());
+        return fs::read(&mapping.path).map(ImageBytes::new).map_err(OpenError::from);
     }
     let mut bytes = vec![0; (mapping.avma.end - mapping.avma.start) as usize];
     let len = read(pid, mapping.avma.start.0, &mut bytes);

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
+use super::super::malformed::Malformed;
 use super::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
@@ -104,7 +105,7 @@ struct FuncTable {
 ///
 /// # Errors
 /// What is wrong, and where, as a line for people without the name of the file.
-pub(in crate::profile) fn read(meta: &Meta<'_>, threads: &[Thread<'_>]) -> Result<Saved, String> {
+pub(in crate::profile) fn read(meta: &Meta<'_>, threads: &[Thread<'_>]) -> Result<Saved, Malformed> {
     let unit = unit(meta, threads)?;
     let mut about = About { unit: unit.name.to_owned(), ..About::default() };
     let rate = 1000.0 / meta.interval;
@@ -119,7 +120,8 @@ pub(in crate::profile) fn read(meta: &Meta<'_>, threads: &[Thread<'_>]) -> Resul
     }
     let mut builder = SavedBuilder::new(about);
     for (number, thread) in (1..).zip(threads) {
-        read_thread(&mut builder, thread, unit.factor).map_err(|what| format!("thread {number}: {what}"))?;
+        read_thread(&mut builder, thread, unit.factor)
+            .map_err(|why| why.at(format_args!("thread {number}")))?;
     }
     Ok(builder.finish())
 }
@@ -133,7 +135,7 @@ struct Unit<'a> {
 }
 
 /// What all threads count; those without samples count nothing.
-fn unit<'a>(meta: &'a Meta<'_>, threads: &[Thread<'_>]) -> Result<Unit<'a>, String> {
+fn unit<'a>(meta: &'a Meta<'_>, threads: &[Thread<'_>]) -> Result<Unit<'a>, Malformed> {
     let mut found: Option<Unit<'a>> = None;
     for (number, thread) in (1..).zip(threads).filter(|(_, thread)| !thread.samples.stack.is_empty()) {
         let named = thread.samples.weight_type.as_deref().unwrap_or("samples");
@@ -142,11 +144,11 @@ fn unit<'a>(meta: &'a Meta<'_>, threads: &[Thread<'_>]) -> Result<Unit<'a>, Stri
             "bytes" => Unit { name: "bytes", factor: 1.0 },
             // Durations, which may have a fraction.
             "tracing-ms" => Unit { name: "nanoseconds", factor: 1e6 },
-            _ => return Err(format!("thread {number} has weights of an unknown type, {named}")),
+            _ => return Err(format!("thread {number} has weights of an unknown type, {named}").into()),
         };
         if let Some(before) = found.filter(|before| *before != unit) {
             let before = before.name;
-            return Err(format!("thread {number} counts {}, the one before it {before}", unit.name));
+            return Err(format!("thread {number} counts {}, the one before it {before}", unit.name).into());
         }
         found = Some(unit);
     }
@@ -163,14 +165,13 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
     (whole && (0.0..18_446_744_073_709_551_616.0).contains(&count)).then(|| count.round() as u64)
 }
 
-fn read_thread(builder: &mut SavedBuilder, thread: &Thread<'_>, factor: f64) -> Result<(), String> {
-    let full = |full: Full| full.to_string();
+fn read_thread(builder: &mut SavedBuilder, thread: &Thread<'_>, factor: f64) -> Result<(), Malformed> {
     let process = if thread.process_name.is_empty() { &thread.name } else { &thread.process_name };
-    let process = builder.text(process).map_err(full)?;
+    let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
         // The crate calls main threads as their process; they are all threads merged.
         (true, _) if thread.name == thread.process_name => None,
-        (_, Some(tid)) => Some((builder.text(&thread.name).map_err(full)?, tid)),
+        (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,
     };
     // Names, then functions, frames and stacks, each by what it refers to.
@@ -181,20 +182,20 @@ fn read_thread(builder: &mut SavedBuilder, thread: &Thread<'_>, factor: f64) -> 
             name.ok_or_else(|| format!("frame {index} names function {function}, which is not there"))?;
         let name = thread.string_array.get(*name as usize);
         let name = name.ok_or_else(|| format!("function {function} has a name that is not there"))?;
-        frames.push((builder.named_frame(name).map_err(full)?, *name == INCOMPLETE));
+        frames.push((builder.named_frame(name)?, *name == INCOMPLETE));
     }
     if thread.stack_table.prefix.len() != thread.stack_table.frame.len() {
-        return Err("the columns of its stack table differ in length".to_owned());
+        return Err("the columns of its stack table differ in length".into());
     }
     for (index, (prefix, frame)) in
         thread.stack_table.prefix.iter().zip(&thread.stack_table.frame).enumerate()
     {
         // A stack comes after the one that it goes on from: so there is no circle.
         if prefix.is_some_and(|prefix| prefix as usize >= index) {
-            return Err(format!("stack {index} goes on from one that does not come before it"));
+            return Err(format!("stack {index} goes on from one that does not come before it").into());
         }
         if *frame as usize >= frames.len() {
-            return Err(format!("stack {index} names frame {frame}, which is not there"));
+            return Err(format!("stack {index} names frame {frame}, which is not there").into());
         }
     }
     read_samples(
@@ -212,12 +213,11 @@ fn read_samples(
     factor: f64,
     root: StackRoot,
     frames: &[(u32, bool)],
-) -> Result<(), String> {
+) -> Result<(), Malformed> {
     let samples = &thread.samples;
     if samples.weight.as_ref().is_some_and(|weight| weight.len() != samples.stack.len()) {
-        return Err("it has more or fewer weights than samples".to_owned());
+        return Err("it has more or fewer weights than samples".into());
     }
-    let full = |full: Full| full.to_string();
     let mut running = Places::new(&thread.stack_table, frames, root);
     let mut waiting = Places::new(&thread.stack_table, frames, StackRoot { waiting: true, ..root });
     let depths = depths(&thread.stack_table, frames);
@@ -233,14 +233,17 @@ fn read_samples(
                 let depth =
                     depth.ok_or_else(|| format!("sample {index} has stack {stack}, which is not there"))?;
                 if depth as usize > MAX_DEPTH {
-                    return Err(format!("sample {index} has more than {MAX_DEPTH} functions (MAX_DEPTH)"));
+                    return Err(
+                        format!("sample {index} has more than {MAX_DEPTH} functions (MAX_DEPTH)").into()
+                    );
                 }
                 places.node(builder, *stack)
             }
             None => places.root(builder, true),
         };
-        let node = node.map_err(full)?;
-        builder.count(node, count).map_err(|why| format!("sample {index}: {why}"))?;
+        let node = node?;
+        let at_sample = |full: Full| Malformed::from(full).at(format_args!("sample {index}"));
+        builder.count(node, count).map_err(at_sample)?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use super::record::Id;
 use super::share::LeftForLate;
 use super::sys;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::{self, Maps};
 use crate::sources::linux::{proc, sys as linux_sys, threads};
@@ -280,7 +280,7 @@ impl Observed for Member {
         if out.is_empty() { read } else { Ok(()) }
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
             MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
             // All processes have the same.

@@ -16,7 +16,7 @@ use super::told::Told;
 use super::window::Window;
 use super::{record, sys};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::rng::Rng;
 use crate::sources::linux::{proc, sys as linux_sys, threads};
@@ -330,7 +330,7 @@ impl Observed for PerfSource {
         self.main_mut().mappings(out)
     }
 
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, String> {
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.main_mut().image_bytes(mapping)
     }
 

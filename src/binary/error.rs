@@ -1,0 +1,245 @@
+//! Why bytes cannot be had, or are not what they should be.
+//!
+//! [`OpenError`] is about a file or a target's memory, [`FormatError`] about the headers of an
+//! image, [`UnpackError`] about packed sections. Each is one line for people, without the path,
+//! which the caller knows, and keeps what caused it. Not for: addresses without a name, which are
+//! values with a reason.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use ruzstd::decoding::errors::FrameDecoderError;
+
+use crate::error::io_text;
+
+/// Why the bytes of a file or of an image cannot be had. Cheap to copy: an image keeps it for as
+/// long as its recording.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The system refused to open, map or read.
+    System(Arc<io::Error>),
+    /// The same of a file that the caller did not name.
+    At {
+        /// The file.
+        path: &'static str,
+        /// Why it cannot be read.
+        error: Arc<io::Error>,
+    },
+    /// A pipe, a device, a directory.
+    NotRegular,
+    /// The file is longer than is read, in bytes.
+    TooLong {
+        /// Most bytes that are read.
+        bytes_max: u64,
+    },
+    /// The vDSO is longer than any is.
+    LongVdso {
+        /// Its length.
+        bytes: u64,
+    },
+    /// The mapping has no file.
+    Anonymous,
+    /// The file has no name any more, and nothing else leads to it.
+    Deleted,
+    /// Another file has its name now.
+    Replaced,
+    /// The mapping has gone.
+    Unloaded,
+    /// A file in /tmp that belongs to neither the process's user nor root.
+    Foreign {
+        /// Its owner's user id.
+        owner: u32,
+    },
+    /// A file of a process id that was written before the process began.
+    Older,
+    /// The file of an image was found and is no use.
+    Unfit(FormatError),
+    /// A file of another machine was looked for on this one.
+    NotHere(Arc<OpenError>),
+    /// What only one source of samples can say, as one line.
+    Because(&'static str),
+}
+
+impl OpenError {
+    /// Whether there is no file at all, which may be no fault.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, OpenError::System(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::System(error) => f.write_str(&io_text(error)),
+            OpenError::At { path, error } => write!(f, "{path}: {}", io_text(error)),
+            OpenError::NotRegular => f.write_str("not a regular file"),
+            OpenError::TooLong { bytes_max } => write!(f, "longer than {} MiB", bytes_max >> 20),
+            OpenError::LongVdso { bytes } => write!(f, "{bytes} bytes of vdso"),
+            OpenError::Anonymous => f.write_str("no file"),
+            OpenError::Deleted => f.write_str("deleted from disk since it was loaded"),
+            OpenError::Replaced => f.write_str("replaced on disk since it was loaded"),
+            OpenError::Unloaded => f.write_str("unloaded in the meantime"),
+            OpenError::Foreign { owner } => {
+                write!(f, "it belongs to user {owner}, not to the process's; not trusted")
+            }
+            OpenError::Older => f.write_str("it was last changed before the process began; not trusted"),
+            OpenError::Unfit(error) => error.fmt(f),
+            OpenError::NotHere(error) => write!(f, "not here: {error}"),
+            OpenError::Because(why) => f.write_str(why),
+        }
+    }
+}
+
+impl Error for OpenError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            OpenError::System(error) | OpenError::At { error, .. } => Some(&**error),
+            OpenError::Unfit(error) => Some(error),
+            OpenError::NotHere(error) => Some(&**error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> OpenError {
+        OpenError::System(Arc::new(error))
+    }
+}
+
+impl From<FormatError> for OpenError {
+    fn from(error: FormatError) -> OpenError {
+        OpenError::Unfit(error)
+    }
+}
+
+/// Why a file is no image that is understood, or not the one that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// No bytes.
+    Empty,
+    /// Neither of the formats that are understood.
+    Unknown,
+    /// No ELF file, where one was expected.
+    NotElf,
+    /// Big-endian, or of a class that is neither 32 nor 64 bits.
+    ElfVariant,
+    /// No Mach-O file, where one was expected.
+    NotMachO,
+    /// 32 bits, or big-endian.
+    MachOVariant,
+    /// A fat file, where one image was expected.
+    Fat,
+    /// Without `__TEXT` nothing tells where the image lies.
+    NoText,
+    /// Headers or load commands that contradict the file.
+    Damaged(object::read::Error),
+    /// A fat file without an image for the processor.
+    NoProcessor,
+    /// No image of the file has the UUID of the one that was loaded.
+    OtherUuid,
+}
+
+impl fmt::Display for FormatError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FormatError::Empty => "an empty file",
+            FormatError::Unknown => "neither ELF nor Mach-O",
+            FormatError::NotElf => "not an ELF file",
+            FormatError::ElfVariant => "an ELF file of another byte order or class",
+            FormatError::NotMachO => "not a Mach-O file",
+            FormatError::MachOVariant => "a Mach-O file of 32 bits or another byte order",
+            FormatError::Fat => "a file for several processors: one must be chosen first",
+            FormatError::NoText => "a Mach-O file without __TEXT segment",
+            FormatError::Damaged(error) => return error.fmt(f),
+            FormatError::NoProcessor => "no code for this processor",
+            FormatError::OtherUuid => "replaced on disk since it was loaded",
+        })
+    }
+}
+
+impl Error for FormatError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            FormatError::Damaged(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<object::read::Error> for FormatError {
+    fn from(error: object::read::Error) -> FormatError {
+        FormatError::Damaged(error)
+    }
+}
+
+/// Why packed bytes cannot be unpacked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UnpackError {
+    /// The size that is stated is more than [`MAX_RATIO`](super::unpack::MAX_RATIO) allows.
+    StatedTooLarge,
+    /// There is more in it than [`MAX_RATIO`](super::unpack::MAX_RATIO) allows.
+    TooLarge,
+    /// A zlib stream that its decoder refuses.
+    Zlib,
+    /// A zstd frame whose header its decoder refuses.
+    Zstd(FrameDecoderError),
+    /// A stream that breaks off or contradicts itself.
+    Stream(io::Error),
+    /// Packed by a method newer than this program.
+    UnknownPacking,
+    /// Another number of bytes came out than was stated.
+    OtherSize,
+}
+
+impl fmt::Display for UnpackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UnpackError::StatedTooLarge => f.write_str("its unpacked size is out of proportion"),
+            UnpackError::TooLarge => f.write_str("it unpacks to more than is in proportion"),
+            UnpackError::Zlib => f.write_str("the zlib data is damaged"),
+            UnpackError::Zstd(error) => write!(f, "the zstd data is damaged: {error}"),
+            UnpackError::Stream(error) => write!(f, "the packed data is damaged: {error}"),
+            UnpackError::UnknownPacking => f.write_str("packed in a way that is not known"),
+            UnpackError::OtherSize => f.write_str("unpacks to another size than stated"),
+        }
+    }
+}
+
+impl Error for UnpackError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            UnpackError::Zstd(error) => Some(error),
+            UnpackError::Stream(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_caused_an_error_stays_with_it() {
+        let gone = OpenError::from(io::Error::from_raw_os_error(2));
+        assert!(gone.is_not_found());
+        let chain = OpenError::NotHere(Arc::new(gone));
+        assert_eq!(chain.to_string(), "not here: no such file or directory");
+        let system = chain.source().and_then(Error::source).and_then(<dyn Error>::downcast_ref::<io::Error>);
+        assert_eq!(system.and_then(io::Error::raw_os_error), Some(2));
+        assert!(!OpenError::from(io::Error::from_raw_os_error(13)).is_not_found());
+
+        let unfit = OpenError::from(FormatError::OtherUuid);
+        assert_eq!(unfit.to_string(), OpenError::Replaced.to_string());
+        assert!(unfit.source().is_some_and(|source| source.is::<FormatError>()));
+        let cut = super::super::unpack::xz(b"\xfd7zXZ\0").expect_err("cut short");
+        assert!(cut.source().is_some_and(|source| source.is::<io::Error>()), "{cut:?}");
+    }
+}

@@ -1,0 +1,49 @@
+//! Why two profiles cannot be compared: one line for people that names the profile.
+
+use std::error::Error;
+use std::fmt;
+
+/// Which profiles cannot be compared, and why. They are named by the files that they were read
+/// from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incomparable {
+    /// So many were given.
+    NotTwo(usize),
+    /// One is empty.
+    NoSamples {
+        /// The profile.
+        source: String,
+        /// It holds threads that waited, which were left out.
+        waiting: bool,
+    },
+    /// They count different things: each with its unit.
+    Units {
+        /// The base profile.
+        base: (String, String),
+        /// The new one.
+        new: (String, String),
+    },
+    /// CPU time was asked for, and one does not tell what its counts stand for.
+    RateUntold(String),
+}
+
+impl fmt::Display for Incomparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incomparable::NotTwo(count) => write!(f, "{count} profiles; diff compares two"),
+            Incomparable::NoSamples { source, waiting: false } => write!(f, "{source} holds no samples"),
+            Incomparable::NoSamples { source, waiting: true } => {
+                write!(f, "{source} holds no samples of running threads; --idle compares waiting ones, too")
+            }
+            Incomparable::Units { base: (base, base_unit), new: (new, new_unit) } => {
+                write!(f, "{base} counts {base_unit} and {new} counts {new_unit}")
+            }
+            Incomparable::RateUntold(source) => write!(
+                f,
+                "{source} does not tell its rate, so CPU time cannot be compared; leave --absolute out, or record both as .pb.gz"
+            ),
+        }
+    }
+}
+
+impl Error for Incomparable {}

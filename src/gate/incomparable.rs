@@ -1,0 +1,132 @@
+//! Why runs must not be compared: one line for people that names the run and the next step.
+
+use std::error::Error;
+use std::fmt;
+
+use super::measured::SAMPLES_MIN;
+use crate::profile::SAMPLES;
+
+/// Which runs cannot be compared, and why. Runs are named by the files that they were read from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Incomparable {
+    /// One side has none.
+    NoRuns,
+    /// A run counts no CPU time.
+    OtherUnit {
+        /// The run.
+        run: String,
+        /// What it counts.
+        unit: String,
+    },
+    /// All stacks of a run are of threads that waited.
+    OnlyWaiting(String),
+    /// A run holds no samples.
+    Empty(String),
+    /// A run holds fewer than [`SAMPLES_MIN`].
+    TooFew {
+        /// The run.
+        run: String,
+        /// How many it holds.
+        samples: u64,
+    },
+    /// A run lost more than [`LOST_MAX`](super::measured::LOST_MAX).
+    Lost {
+        /// The run.
+        run: String,
+        /// The part of its samples that it lost, 0 to 1.
+        part: f64,
+        /// Why most of them were lost.
+        why: String,
+    },
+    /// Counts of two runs stand for different times.
+    Rates {
+        /// A run and its rate, Hz.
+        one: (String, u32),
+        /// Another one.
+        other: (String, u32),
+    },
+    /// One run tells its rate, the other does not.
+    RateUntold {
+        /// The run that does not.
+        untold: String,
+        /// One that does.
+        told: String,
+    },
+    /// Two runs are of different programs.
+    Programs {
+        /// A run and the names of its processes.
+        one: (String, Vec<String>),
+        /// Another one.
+        other: (String, Vec<String>),
+    },
+    /// One run is of a whole command, the other of a part of a process's life.
+    Extents {
+        /// A run, and whether it is of a whole command.
+        one: (String, bool),
+        /// Another one.
+        other: (String, bool),
+    },
+    /// A run has less than [`TRUNCATED_BELOW`](super::measured::TRUNCATED_BELOW) of what is usual.
+    CutShort {
+        /// The run.
+        run: String,
+        /// How many samples it holds.
+        samples: u64,
+        /// The median of its side.
+        median: u64,
+    },
+}
+
+impl fmt::Display for Incomparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incomparable::NoRuns => {
+                f.write_str("there are no runs to compare; give files for --base and for --new")
+            }
+            Incomparable::OtherUnit { run, unit } => {
+                write!(f, "{run} counts {unit}; expected {SAMPLES} of CPU time")
+            }
+            Incomparable::OnlyWaiting(run) => {
+                write!(f, "{run} holds only waiting threads; record without --idle")
+            }
+            Incomparable::Empty(run) => write!(f, "{run} is empty; record it again"),
+            Incomparable::TooFew { run, samples } => write!(
+                f,
+                "{run} has only {samples} samples, fewer than {SAMPLES_MIN}; record a longer run or with a higher --hz"
+            ),
+            Incomparable::Lost { run, part, why } => write!(
+                f,
+                "{run} lost {:.0}% of its samples ({why}), so its CPU time is not known; record it again",
+                100.0 * part
+            ),
+            Incomparable::Rates { one: (a, ours), other: (b, theirs) } => {
+                write!(f, "{a} was recorded at {ours} Hz and {b} at {theirs} Hz; use one --hz for all")
+            }
+            Incomparable::RateUntold { untold, told } => write!(
+                f,
+                "{untold} does not tell its rate and {told} does; record all in one format (.pb.gz tells it)"
+            ),
+            Incomparable::Programs { one: (a, of_a), other: (b, of_b) } => write!(
+                f,
+                "{a} is of {} and {b} of {}; if they are the same program, add --allow-different-names",
+                of_a.join(", "),
+                of_b.join(", ")
+            ),
+            Incomparable::Extents { one: (a, a_whole), other: (b, b_whole) } => {
+                let of = |whole: &bool| if *whole { "a whole command" } else { "a part of a process's life" };
+                write!(
+                    f,
+                    "{a} is a recording of {} and {b} of {}; record all in one way",
+                    of(a_whole),
+                    of(b_whole)
+                )
+            }
+            Incomparable::CutShort { run, samples, median } => write!(
+                f,
+                "{run} has {samples} samples where its side's median is {median}; it looks cut short, record it again"
+            ),
+        }
+    }
+}
+
+impl Error for Incomparable {}

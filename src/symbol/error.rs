@@ -1,0 +1,244 @@
+//! Why a file with debug information cannot be used.
+//!
+//! [`SectionError`] is about one packed section, [`DebugFileError`] about a separate file with
+//! symbols or DWARF, [`ObjectFileError`] about what a debug map names. Each is one line for people
+//! without the path, which the caller knows, and keeps what caused it. Not for: addresses without
+//! a name, which are values with a reason ([`Why`](super::Why)).
+
+use std::error::Error;
+use std::fmt;
+
+use crate::binary::{FormatError, OpenError, UnpackError};
+
+/// Why the content of a section cannot be had.
+#[derive(Debug)]
+pub enum SectionError {
+    /// Unpacked, it and those before it would be more than is made of one file.
+    OutOfProportion {
+        /// Its name.
+        name: String,
+        /// The size that it states.
+        bytes: u64,
+    },
+    /// It cannot be unpacked.
+    Packed {
+        /// Its name.
+        name: String,
+        /// Why.
+        error: UnpackError,
+    },
+}
+
+impl fmt::Display for SectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SectionError::OutOfProportion { name, bytes } => {
+                write!(f, "{name} would unpack to {bytes} bytes, which is out of proportion")
+            }
+            SectionError::Packed { name, error } => write!(f, "{name}: {error}"),
+        }
+    }
+}
+
+impl Error for SectionError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            SectionError::OutOfProportion { .. } => None,
+            SectionError::Packed { error, .. } => Some(error),
+        }
+    }
+}
+
+/// Why a separate file with symbols or DWARF is not used.
+#[derive(Debug)]
+pub enum DebugFileError {
+    /// It cannot be opened.
+    Open(OpenError),
+    /// Its headers are not understood.
+    Format(FormatError),
+    /// One of its sections cannot be read.
+    Section(SectionError),
+    /// It belongs to another build, by its build id.
+    OtherBuildId {
+        /// That of the file.
+        found: Vec<u8>,
+        /// That of the image.
+        wanted: Vec<u8>,
+    },
+    /// It belongs to another build, by its UUID.
+    OtherUuid {
+        /// That of the file.
+        found: [u8; 16],
+        /// That of the image.
+        wanted: [u8; 16],
+    },
+    /// Its bytes are not those that `.gnu_debuglink` has the checksum of.
+    OtherChecksum {
+        /// That of the file.
+        found: u32,
+        /// That of `.gnu_debuglink`.
+        wanted: u32,
+    },
+    /// It is not the supplementary file (DWARF 5, 7.3.6) of this debug file.
+    OtherSupplement,
+    /// It is not the split file of this unit.
+    OtherSplit,
+    /// Without a build id nothing tells whether it fits.
+    NoBuildId,
+    /// Without a UUID nothing tells whether it fits.
+    NoUuid,
+    /// It is no split file.
+    NoSplitDwarf,
+}
+
+/// The first bytes of a build id, as people compare them.
+fn short_id(id: &[u8]) -> String {
+    id.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    uuid.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+impl fmt::Display for DebugFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DebugFileError::Open(error) => error.fmt(f),
+            DebugFileError::Format(error) => error.fmt(f),
+            DebugFileError::Section(error) => error.fmt(f),
+            DebugFileError::OtherBuildId { found, wanted } => write!(
+                f,
+                "it is of another build (build id {}.., wanted {}..); install the one that fits",
+                short_id(found),
+                short_id(wanted)
+            ),
+            DebugFileError::OtherUuid { found, wanted } => write!(
+                f,
+                "it is of another build (UUID {}, wanted {}); run dsymutil again",
+                uuid_text(found),
+                uuid_text(wanted)
+            ),
+            DebugFileError::OtherChecksum { found, wanted } => write!(
+                f,
+                "its checksum {found:08x} is not the {wanted:08x} of .gnu_debuglink; install the one that fits"
+            ),
+            DebugFileError::OtherSupplement => {
+                f.write_str("it is of another build (its checksum differs); install the one that fits")
+            }
+            DebugFileError::OtherSplit => {
+                f.write_str("is of another build (its id differs): rebuild, or remove it")
+            }
+            DebugFileError::NoBuildId => f.write_str("it has no build id to tell that it fits"),
+            DebugFileError::NoUuid => f.write_str("it has no UUID to tell that it fits"),
+            DebugFileError::NoSplitDwarf => f.write_str("has no split DWARF"),
+        }
+    }
+}
+
+impl Error for DebugFileError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            DebugFileError::Open(error) => Some(error),
+            DebugFileError::Format(error) => Some(error),
+            DebugFileError::Section(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<OpenError> for DebugFileError {
+    fn from(error: OpenError) -> DebugFileError {
+        DebugFileError::Open(error)
+    }
+}
+
+impl From<FormatError> for DebugFileError {
+    fn from(error: FormatError) -> DebugFileError {
+        DebugFileError::Format(error)
+    }
+}
+
+impl From<SectionError> for DebugFileError {
+    fn from(error: SectionError) -> DebugFileError {
+        DebugFileError::Section(error)
+    }
+}
+
+/// Why an object file that a debug map names is not used. Cheap to copy: one archive may have
+/// thousands of them.
+#[derive(Clone, Debug)]
+pub(super) enum ObjectFileError {
+    /// It, or the archive that it is in, cannot be opened.
+    Open(OpenError),
+    /// A fat file that is damaged, or has no code for the processor.
+    Format(FormatError),
+    /// Another program was linked with it.
+    Changed,
+    /// Nothing tells whether it is the one that was linked.
+    NoTime,
+    /// The file in front of the parenthesis is no archive.
+    NotAnArchive,
+    /// An archive that names files.
+    ThinArchive,
+    /// Read, the names of its members would be more than the archive.
+    NamesOverlap,
+    /// The archive has no member of the name.
+    NoMember,
+    /// No Mach-O file of type `MH_OBJECT`.
+    NotAnObject,
+    /// It defines no function of those that the map has from it.
+    NoFunctions,
+}
+
+impl fmt::Display for ObjectFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ObjectFileError::Open(error) => return error.fmt(f),
+            ObjectFileError::Format(error) => return error.fmt(f),
+            ObjectFileError::Changed => "it was changed after the image was linked; link it again",
+            ObjectFileError::NoTime => "when it was changed cannot be told",
+            ObjectFileError::NotAnArchive => "not an archive",
+            ObjectFileError::ThinArchive => "a thin archive, which Apple's linkers do not have",
+            ObjectFileError::NamesOverlap => "the names of its members overlap",
+            ObjectFileError::NoMember => "the archive has no such member",
+            ObjectFileError::NotAnObject => "not a Mach-O object file",
+            ObjectFileError::NoFunctions => "it has none of the functions that are said to be from it",
+        })
+    }
+}
+
+impl Error for ObjectFileError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            ObjectFileError::Open(error) => Some(error),
+            ObjectFileError::Format(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<OpenError> for ObjectFileError {
+    fn from(error: OpenError) -> ObjectFileError {
+        ObjectFileError::Open(error)
+    }
+}
+
+impl From<FormatError> for ObjectFileError {
+    fn from(error: FormatError) -> ObjectFileError {
+        ObjectFileError::Format(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_section_that_is_damaged_is_named_and_keeps_its_cause() {
+        let error = SectionError::Packed { name: ".debug_info".to_owned(), error: UnpackError::Zlib };
+        let error = DebugFileError::from(error);
+        assert_eq!(error.to_string(), ".debug_info: the zlib data is damaged");
+        let cause = error.source().and_then(Error::source);
+        assert!(cause.is_some_and(|cause| cause.is::<UnpackError>()), "{error:?}");
+    }
+}
