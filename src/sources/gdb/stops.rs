@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 use super::broken::Broken;
 use super::layout::Told;
-use super::memory::{PAGE_BYTES, Range};
+use super::memory::Range;
 use super::run::STOP;
 use super::stop_reply::Tid;
 use super::target::GdbTarget;
@@ -227,12 +227,12 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Whether the place alone decides if threads wait there, for all threads and times: on aarch64
-    /// Linux a result does, too.
+    /// Whether the place alone decides if threads wait there, for all threads and times: on Arm's Linux
+    /// a result does, too.
     fn decided_by_place(&self, told: &Told) -> bool {
         use crate::arch::Registers;
         use waits::System;
-        !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_)))
+        !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_) | Registers::Arm(_)))
     }
 
     /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
@@ -242,6 +242,8 @@ impl GdbTarget {
         let end = sp.saturating_add(asked.window_bytes as u64);
         let limit = self.stack_limit(asked.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));
+        // Nothing is above the last address of 32 bits.
+        let end = if self.layout.arch.pointer_bytes() == 4 { end.min(1 << 32).max(sp) } else { end };
         Range { at: sp - below, bytes: usize::try_from(end - (sp - below)).unwrap_or(0) }
     }
 
@@ -260,7 +262,7 @@ impl GdbTarget {
         }
         // Memory ends with pages; what ends elsewhere is a stub's own limit.
         if bytes.len() < range.bytes
-            && end.is_multiple_of(PAGE_BYTES)
+            && end.is_multiple_of(self.stub.memory_ends_at)
             && let Some(thread) = self.threads.get_mut(&copy.asked.thread)
         {
             thread.stack_limit = Some(end);
