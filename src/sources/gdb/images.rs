@@ -13,6 +13,7 @@ use super::broken::Broken;
 use super::maps::{self, Auxv};
 use super::memory::Range;
 use super::session::Stub;
+use super::tasks::Kernel;
 use super::waits::System;
 use crate::addr::{self, Avma};
 use crate::binary::elf::{self, Elf};
@@ -42,6 +43,8 @@ pub(super) struct Exec {
     path: String,
     bytes: ImageBytes,
     pub(super) elf: Elf,
+    /// The operating system in it, if it is one whose tasks can be read.
+    pub(super) kernel: Option<Kernel>,
 }
 
 impl Exec {
@@ -56,7 +59,8 @@ impl Exec {
         let bytes = LocalFiles.open(&absolute).map_err(&failed)?;
         let elf =
             Elf::parse(bytes.bytes()).map_err(|why| failed(format!("{why}; an ELF file was expected")))?;
-        Ok(Exec { path: absolute, bytes, elf })
+        let kernel = (elf.machine == EM_ARM).then(|| Kernel::find(bytes.bytes())).flatten();
+        Ok(Exec { path: absolute, bytes, elf, kernel })
     }
 
     /// Its file name.

@@ -213,6 +213,18 @@ impl Layout {
         })
     }
 
+    /// Learns from the registers of a thread what descriptions did not tell.
+    pub(super) fn learn(&mut self, told: &Told) {
+        if let Registers::Arm(registers) = &told.registers {
+            self.m_profile = Some(registers.m_profile);
+        }
+    }
+
+    /// Whether it is an Arm core of the M profile, as far as is known.
+    pub(super) fn is_m_profile(&self) -> bool {
+        self.m_profile == Some(true)
+    }
+
     /// The numbers of the registers that an answer to `g` of so many bytes does not have.
     #[must_use]
     pub fn beyond(&self, sent_bytes: usize) -> Vec<u32> {

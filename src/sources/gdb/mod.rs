@@ -4,7 +4,8 @@
 //! `transport.rs` has the bytes, `packet.rs` their form, `link.rs` packets in order, `session.rs`
 //! questions and answers. On these stand `run.rs` (stop, go, detach), `threads.rs`, `memory.rs` and
 //! `remote_files.rs`. What the target is, tell `description.rs` and `layout.rs`; what it has mapped,
-//! `maps.rs` and `images.rs`; who waits, `waits.rs`. `stops.rs` makes the captures, `target.rs` is what
+//! `maps.rs` and `images.rs`; who waits, `waits.rs`; the tasks of an operating system that the stub does not
+//! know, `tasks/`. `stops.rs` makes the captures, `target.rs` is what
 //! the engine sees. Breakpoints are never set, and neither memory nor registers are written.
 //!
 //! A stub may say anything at any time: lengths, counts and depths are bounded, and each answer has a
@@ -27,6 +28,7 @@ mod stops;
 #[cfg(unix)]
 mod sys;
 mod target;
+mod tasks;
 mod threads;
 mod transport;
 pub mod waits;
@@ -50,6 +52,7 @@ use layout::Layout;
 use link::Link;
 use session::Stub;
 use target::Parts;
+use tasks::Tasks;
 use transport::Transport;
 use waits::System;
 
@@ -98,8 +101,9 @@ pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock
     let mut stub = Stub::new(link);
     match stub.greet().and_then(|()| describe(&mut stub, exec)) {
         Ok(Ok(described)) => {
-            let Described { process, system, layout, images } = described;
-            let parts = Parts { stub, process, system, layout, images, place: place.to_string() };
+            let Described { process, system, layout, images, tasks } = described;
+            let place = place.to_string();
+            let parts = Parts { stub, process, system, layout, images, tasks, place };
             let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
             super::prefer_this_thread();
             Ok(target)
@@ -133,6 +137,7 @@ struct Described {
     system: System,
     layout: Layout,
     images: Images,
+    tasks: Option<Tasks>,
 }
 
 /// Asks what the target is. It stands. The inner failure is no fault of the stub's.
@@ -177,7 +182,7 @@ fn describe(
         Layout::of(arch, &description)
             .map_err(|why| format!("its registers are not described as expected: {why}"))
     });
-    let layout = match layout {
+    let mut layout = match layout {
         Ok(layout) => layout,
         Err(why) => return Ok(Err(why)),
     };
@@ -191,6 +196,9 @@ fn describe(
         Some(first) => stub.registers(&[first], &layout)?.pop().flatten(),
         None => None,
     };
+    if let Some(told) = &told {
+        layout.learn(told);
+    }
     let code_mask = code_mask(stub, &description, layout.arch, system)?;
     let pc = told.map(|told| told.registers.pc()).map(|Avma(pc)| pc & code_mask);
     images.learn(stub, pc)?;
@@ -200,7 +208,10 @@ fn describe(
         return Ok(Err(format!("what it runs is not {}: {why}", exec.name())));
     }
     let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
-    Ok(Ok(Described { process, system, layout, images }))
+    // Several threads are tasks that the stub tells, or processors.
+    let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
+    let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
+    Ok(Ok(Described { process, system, layout, images, tasks: kernel.map(Tasks::new) }))
 }
 
 /// `pid:1f;...`
