@@ -10,6 +10,7 @@ use std::path::Path;
 use hashbrown::HashMap;
 
 use super::broken::Broken;
+use super::mach_images;
 use super::maps::{self, Auxv};
 use super::memory::Range;
 use super::session::Stub;
@@ -17,6 +18,7 @@ use super::tasks::Kernel;
 use super::waits::System;
 use crate::addr::{self, Avma};
 use crate::binary::elf::{self, Elf};
+use crate::binary::macho::fat::{self, Wanted};
 use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, MappingKind};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -86,6 +88,8 @@ enum Way {
     Kernel,
     /// The auxiliary vector and the dynamic loader's list.
     Loader,
+    /// debugserver, which asks macOS's dynamic loader.
+    Dyld,
     /// The file that `--exec` names.
     Exec,
     Nobody,
@@ -100,6 +104,8 @@ pub(super) struct Images {
     pub(super) mappings: Vec<Mapping>,
     /// Where the first byte of each file is.
     heads: HashMap<(u64, u64), u64>,
+    /// What tells the files of Mach-O images from others.
+    mach: HashMap<(u64, u64), Wanted>,
     bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, String>>,
     fetched_bytes: usize,
 }
@@ -112,6 +118,7 @@ impl Images {
             way: None,
             mappings: Vec::new(),
             heads: HashMap::new(),
+            mach: HashMap::new(),
             bytes: HashMap::new(),
             fetched_bytes: 0,
         }
@@ -150,10 +157,11 @@ impl Images {
     pub(super) fn learn(&mut self, stub: &mut Stub, pc: Option<u64>) -> std::result::Result<bool, Broken> {
         let before = std::mem::take(&mut self.mappings);
         self.heads.clear();
+        self.mach.clear();
         match self.way {
             Some(way) => drop(self.list(way, stub)?),
             None => {
-                for way in [Way::Kernel, Way::Loader, Way::Exec, Way::Nobody] {
+                for way in [Way::Kernel, Way::Loader, Way::Dyld, Way::Exec, Way::Nobody] {
                     self.mappings.clear();
                     let listed = self.list(way, stub)?;
                     if way == Way::Nobody
@@ -182,6 +190,7 @@ impl Images {
         let listed = match way {
             Way::Kernel => self.by_kernel(stub)?,
             Way::Loader => self.by_loader(stub)?,
+            Way::Dyld => self.by_dyld(stub)?,
             Way::Exec => self.by_exec(stub)?,
             Way::Nobody => false,
         };
@@ -242,6 +251,17 @@ impl Images {
                 kind: MappingKind::Vdso,
                 identity: (0, 0),
             });
+        }
+        Ok(!self.mappings.is_empty())
+    }
+
+    fn by_dyld(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+        if self.system != System::Mach || !stub.offers.lldb {
+            return Ok(false);
+        }
+        for image in mach_images::images(&stub.call(mach_images::QUESTION)?) {
+            self.mach.insert(image.mapping.identity, image.wanted);
+            self.mappings.push(image.mapping);
         }
         Ok(!self.mappings.is_empty())
     }
@@ -317,6 +337,9 @@ impl Images {
     fn probes(&self, mapping: &Mapping) -> Vec<Probe> {
         let at = mapping.avma.start.0;
         let probe = |at, bytes, file_offset, is_entry| Probe { range: Range { at, bytes }, file_offset, is_entry };
+        if self.mach.contains_key(&mapping.identity) {
+            return Vec::new();
+        }
         if mapping.kind == MappingKind::Vdso {
             return vec![probe(at, addr::len(&mapping.avma).min(MAX_VDSO_BYTES) as usize, 0, false)];
         }
@@ -354,6 +377,10 @@ impl Images {
         probes: &[Probe],
         memory: &[Vec<u8>],
     ) -> std::result::Result<std::result::Result<ImageBytes, String>, Broken> {
+        if let Some(wanted) = self.mach.get(&mapping.identity) {
+            let opened = LocalFiles.open(&mapping.path).map_err(|why| format!("not here: {why}"));
+            return Ok(opened.and_then(|bytes| fat::choose(&bytes, wanted)));
+        }
         let has_head = self.heads.contains_key(&mapping.identity);
         let same = |bytes: &ImageBytes| match has_head {
             true => memory.first().is_some_and(|head| elf::same_file(head, bytes.bytes())),

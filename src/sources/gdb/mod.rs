@@ -4,7 +4,7 @@
 //! `transport.rs` has the bytes, `packet.rs` their form, `link.rs` packets in order, `session.rs`
 //! questions and answers. On these stand `run.rs` (stop, go, detach), `threads.rs`, `memory.rs` and
 //! `remote_files.rs`. What the target is, tell `description.rs` and `layout.rs`; what it has mapped,
-//! `maps.rs` and `images.rs`; who waits, `waits.rs`; the tasks of an operating system that the stub does not
+//! `maps.rs`, `mach_images.rs` and `images.rs`; who waits, `waits.rs`; the tasks of an operating system that the stub does not
 //! know, `tasks/`. `stops.rs` makes the captures, `target.rs` is what
 //! the engine sees. Breakpoints are never set, and neither memory nor registers are written.
 //!
@@ -17,6 +17,7 @@ mod hex;
 mod images;
 pub mod layout;
 mod link;
+mod mach_images;
 mod maps;
 mod memory;
 pub mod packet;
