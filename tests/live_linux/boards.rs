@@ -166,6 +166,9 @@ fn boards_of_32_bits_that_wait_are_idle() {
 const TASKS: [(&str, &str); 5] =
     [("IDLE", "idle"), ("worker a", "a"), ("worker b", "b"), ("sleeper", "c"), ("suspended", "d")];
 
+/// QEMU before version 8 does not tell PSP, so that what an interrupt is above of cannot be shown.
+const SHORT_TICKS: &str = "-DTICK_ROUNDS=50";
+
 /// Whether the outermost functions of a stack are those of the task of this name, and all that is above
 /// them is what tasks call, or interrupts.
 fn is_of_the_task(task: &str, names: &[&str]) -> bool {
@@ -229,7 +232,7 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     recorded.check(wrong.is_empty(), format!("complete, but wrong:\n{}", wrong.join("\n")));
     let share = recorded.figure("stacks_complete") / recorded.figure("samples");
     println!("{machine} {:.2} % of the stacks are complete", 100.0 * share);
-    recorded.check(share >= 0.97, format!("{share} of the stacks are complete"));
+    recorded.check(share >= 0.99, format!("{share} of the stacks are complete"));
     for _ in 0..rounds(20) {
         let dumped =
             stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
@@ -250,10 +253,10 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
 
 #[test]
 fn tasks_on_a_cortex_m3_are_threads() {
-    tasks_of("mps2-an385", "rtos-m3", "gcc", &["-O2"]);
+    tasks_of("mps2-an385", "rtos-m3", "gcc", &["-O2", SHORT_TICKS]);
 }
 
 #[test]
 fn tasks_with_floating_point_are_threads() {
-    tasks_of("mps2-an386", "rtos-m4f", "clang", &["-O2"]);
+    tasks_of("mps2-an386", "rtos-m4f", "clang", &["-O2", SHORT_TICKS]);
 }
