@@ -122,7 +122,8 @@ pub(crate) const ARM_WITHOUT_REGISTERS: &str = "<target><architecture>arm</archi
 
 /// What debugserver says of its process and images; `IMAGES` is in place of the list of images.
 const HOST_INFO: &str = "cputype:16777228;cpusubtype:2;ostype:macosx;vendor:apple;endian:little;ptrsize:8;";
-const PROCESS_INFO: &str = "pid:1f;parent-pid:1;cputype:100000c;cpusubtype:2;ptrsize:8;ostype:macosx;endian:little;";
+const PROCESS_INFO: &str =
+    "pid:1f;parent-pid:1;cputype:100000c;cpusubtype:2;ptrsize:8;ostype:macosx;endian:little;";
 /// Where debugserver's process has its program.
 pub(crate) const MACH_LOAD: u64 = 0x1_0400_0000;
 
@@ -288,13 +289,17 @@ impl Server {
                 self.queue = threads.saturating_sub(1);
                 format!("T05thread:1;{}", self.threads_in_stop())
             }
-            "QThreadSuffixSupported" | "QListThreadsInStopReply" | "QSetDetachOnError:1" if self.is_lldbs() => {
+            "QThreadSuffixSupported" | "QListThreadsInStopReply" | "QSetDetachOnError:1"
+                if self.is_lldbs() =>
+            {
                 "OK".to_owned()
             }
             "qHostInfo" if self.is_lldbs() => HOST_INFO.to_owned(),
             "qProcessInfo" if self.is_lldbs() => PROCESS_INFO.to_owned(),
             "jThreadsInfo" if self.is_lldbs() => "[{\"tid\":1,\"name\":\"main\"}]".to_owned(),
-            _ if self.is_lldbs() && text.starts_with("jGetLoadedDynamicLibrariesInfos:") => self.images.clone(),
+            _ if self.is_lldbs() && text.starts_with("jGetLoadedDynamicLibrariesInfos:") => {
+                self.images.clone()
+            }
             _ if self.is_lldbs() && text.starts_with("qRegisterInfo") => register_info(&text),
             _ if self.is_lldbs() && text.starts_with("g;") => self.registers(),
             "vStopped" => self.next_stop(),
@@ -483,7 +488,10 @@ fn register_info(question: &str) -> String {
         32 => "pc".to_owned(),
         _ => return "E45".to_owned(),
     };
-    format!("name:{name};bitsize:64;offset:{};encoding:uint;format:hex;set:General Purpose Registers;", 8 * number)
+    format!(
+        "name:{name};bitsize:64;offset:{};encoding:uint;format:hex;set:General Purpose Registers;",
+        8 * number
+    )
 }
 
 fn memory(text: &str) -> String {

@@ -176,9 +176,11 @@ fn answers_without_end_come_to_an_end() {
 #[test]
 fn threads_without_end_are_refused() {
     for wrong in [Wrong::Threads, Wrong::ThreadsAgain] {
-        for (manner, said, fate) in
-            visit_all([Manner::all_stop(), Manner::non_stop(), Manner::board()].map(|manner| Manner { wrong, ..manner }).into())
-        {
+        for (manner, said, fate) in visit_all(
+            [Manner::all_stop(), Manner::non_stop(), Manner::board()]
+                .map(|manner| Manner { wrong, ..manner })
+                .into(),
+        ) {
             let said = said.unwrap_err();
             assert!(
                 said.contains("more than 16384 threads") || said.contains("did not come to an end"),
@@ -231,7 +233,10 @@ fn contradictory_descriptions_of_a_board_are_refused() {
         CORTEX_M.replacen(from, to, 1)
     };
     let cases = [
-        (replaced("<reg name=\"r0\" bitsize=\"32\"/>", "<reg name=\"r0\" bitsize=\"64\"/>"), "`r0` with 64 bits"),
+        (
+            replaced("<reg name=\"r0\" bitsize=\"32\"/>", "<reg name=\"r0\" bitsize=\"64\"/>"),
+            "`r0` with 64 bits",
+        ),
         (replaced("<reg name=\"lr\" bitsize=\"32\"/>", ""), "`lr` is missing"),
         (replaced("<reg name=\"pc\" bitsize=\"32\"/>", ""), "`pc` is missing"),
         (replaced("<reg name=\"lr\"", "<reg name=\"r13\""), "`r13` is described twice"),

@@ -86,7 +86,9 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
             match (entry.tag(), inside) {
                 (gimli::DW_TAG_structure_type, None) => {
                     let Some((name, bytes)) = name().zip(number(gimli::DW_AT_byte_size)) else { continue };
-                    let Some(index) = names.iter().position(|wanted| wanted.as_bytes() == name) else { continue };
+                    let Some(index) = names.iter().position(|wanted| wanted.as_bytes() == name) else {
+                        continue;
+                    };
                     if found[index].is_none() {
                         found[index] = Some(Structure { bytes, members: Vec::new() });
                         inside = Some((index, entry.depth()));
@@ -94,7 +96,9 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
                 }
                 (gimli::DW_TAG_member, Some((index, depth))) if entry.depth() == depth + 1 => {
                     let Some(structure) = &mut found[index] else { continue };
-                    let Some(name) = name().filter(|_| structure.members.len() < MAX_MEMBERS) else { continue };
+                    let Some(name) = name().filter(|_| structure.members.len() < MAX_MEMBERS) else {
+                        continue;
+                    };
                     let count = match entry.attr_value(gimli::DW_AT_type) {
                         Some(AttributeValue::UnitRef(of)) => elements(&unit, of),
                         _ => None,

@@ -336,7 +336,8 @@ impl Images {
     /// What of memory tells whether a file is the one that is mapped.
     fn probes(&self, mapping: &Mapping) -> Vec<Probe> {
         let at = mapping.avma.start.0;
-        let probe = |at, bytes, file_offset, is_entry| Probe { range: Range { at, bytes }, file_offset, is_entry };
+        let probe =
+            |at, bytes, file_offset, is_entry| Probe { range: Range { at, bytes }, file_offset, is_entry };
         if self.mach.contains_key(&mapping.identity) {
             return Vec::new();
         }

@@ -102,7 +102,9 @@ pub fn arch(name: &str) -> Result<Arch, String> {
         name if name.starts_with("arm") || name.starts_with("thumb") || name.starts_with("iwmmxt") => {
             match name.contains("eb") {
                 false => Ok(Arch::Arm),
-                true => Err(format!("the stub's processor is `{name}`; big-endian targets are not supported")),
+                true => {
+                    Err(format!("the stub's processor is `{name}`; big-endian targets are not supported"))
+                }
             }
         }
         "" => Err("the stub does not tell its processor; name the program with --exec FILE".to_owned()),
@@ -277,9 +279,7 @@ fn usual(arch: Arch) -> Vec<Register> {
     let register = |name: &str, bits| Register { name: name.to_owned(), bits, number: 0, offset: None };
     let mut registers: Vec<Register> = match arch {
         Arch::X86_64 => X86_64_ORDER.iter().map(|name| register(name, bits)).collect(),
-        Arch::Aarch64 => {
-            X_NAMES.into_iter().chain(["sp", "pc"]).map(|name| register(name, bits)).collect()
-        }
+        Arch::Aarch64 => X_NAMES.into_iter().chain(["sp", "pc"]).map(|name| register(name, bits)).collect(),
         Arch::X86 => X86_ORDER.iter().map(|name| register(name, bits)).collect(),
         Arch::Arm => {
             let core = ARM_NAMES[..=Arm::PC].iter().map(|names| register(names[0], bits));

@@ -150,6 +150,9 @@ mod tests {
         let mut pieces = Vec::new();
         cut_at(Range { at: 0x2000_07f0, bytes: 0x220 }, 0, BOARD_RAM_BYTES, &mut pieces);
         let pieces: Vec<(u64, usize)> = pieces.iter().map(|piece| (piece.at, piece.bytes)).collect();
-        assert_eq!(pieces, [(0x2000_07f0, 0x10), (0x2000_0800, 0x100), (0x2000_0900, 0x100), (0x2000_0a00, 0x10)]);
+        assert_eq!(
+            pieces,
+            [(0x2000_07f0, 0x10), (0x2000_0800, 0x100), (0x2000_0900, 0x100), (0x2000_0a00, 0x10)]
+        );
     }
 }

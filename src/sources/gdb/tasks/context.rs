@@ -9,6 +9,7 @@ use crate::arch::Arm;
 
 /// Words that are needed at most: ARM_CA9's, of a task with floating point.
 pub(super) const WORDS_MAX: usize = 84;
+const _: () = assert!(WORDS_MAX >= 2 + 65 + 16);
 /// A task in thread mode on the process stack, as EXC_RETURN says it: Mode and SPSEL (Armv8-M ARM,
 /// D1.2.95), above them ones.
 const EXC_RETURN_ONES: u32 = 0xffff_ff80;
@@ -66,8 +67,7 @@ fn by_port(port: Port, top: u64, words: &[u32], is_code: &dyn Fn(u64) -> bool) -
     let mut extended = false;
     if let Some(at) = port.exc_return {
         let exc_return = word(at)?;
-        if exc_return & EXC_RETURN_ONES != EXC_RETURN_ONES
-            || exc_return & EXC_RETURN_TASK != EXC_RETURN_TASK
+        if exc_return & EXC_RETURN_ONES != EXC_RETURN_ONES || exc_return & EXC_RETURN_TASK != EXC_RETURN_TASK
         {
             return None;
         }
@@ -186,7 +186,6 @@ mod tests {
         assert_eq!(plain.r[Arm::SP], TOP + 4 * 18);
         let floats = arm(&words(&[&[1], &[9; 65], &[0], &core])).unwrap();
         assert_eq!((floats.r[Arm::SP], floats.cpsr), (TOP + 4 * 83, 0x6000_001f));
-        assert!(WORDS_MAX >= 83);
         let user: Vec<u32> = core[..15].iter().copied().chain([0x10]).collect();
         assert_eq!(arm(&words(&[&[0, 0], &user])), None);
     }

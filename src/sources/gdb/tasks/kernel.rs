@@ -120,7 +120,9 @@ impl Form {
         let within = |offset: u64, bytes: u64| bytes <= MAX_BYTES && offset.saturating_add(4) <= bytes;
         within(self.number, self.list_bytes)
             && within(self.end.saturating_add(self.next), self.list_bytes)
-            && [self.next, self.owner, self.container].into_iter().all(|offset| within(offset, self.item_bytes))
+            && [self.next, self.owner, self.container]
+                .into_iter()
+                .all(|offset| within(offset, self.item_bytes))
     }
 }
 

@@ -123,14 +123,17 @@ impl Tasks {
         let mut found: Vec<u64> = Vec::new();
         // One item of each list at a time: as many round trips as the longest one has items.
         while !walks.is_empty() && found.len() < MAX_TASKS {
-            let ranges: Vec<Range> =
-                walks.iter().map(|(_, item, _)| Range { at: *item, bytes: form.item_bytes as usize }).collect();
+            let ranges: Vec<Range> = walks
+                .iter()
+                .map(|(_, item, _)| Range { at: *item, bytes: form.item_bytes as usize })
+                .collect();
             let items = read(&ranges)?;
             let mut items = items.iter();
             walks.retain_mut(|(list, next, left)| {
                 let Some(item) = items.next() else { return false };
                 let is_in_it = word_at(item, form.container) == Some(*list);
-                let (Some(owner), true) = (word_at(item, form.owner).filter(|owner| *owner != 0), is_in_it) else {
+                let (Some(owner), true) = (word_at(item, form.owner).filter(|owner| *owner != 0), is_in_it)
+                else {
                     return false;
                 };
                 found.push(owner);

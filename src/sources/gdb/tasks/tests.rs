@@ -13,16 +13,8 @@ const READY: u64 = BASE + 0x100;
 const DELAYED: u64 = BASE + 0x200;
 const TCBS: u64 = BASE + 0x1000;
 const TCB_SPACE: u64 = 0x100;
-const FORM: Form = Form {
-    list_bytes: 20,
-    number: 0,
-    end: 8,
-    next: 4,
-    owner: 12,
-    container: 16,
-    item_bytes: 20,
-    name: None,
-};
+const FORM: Form =
+    Form { list_bytes: 20, number: 0, end: 8, next: 4, owner: 12, container: 16, item_bytes: 20, name: None };
 
 struct Memory {
     bytes: Vec<u8>,
