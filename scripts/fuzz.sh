@@ -56,6 +56,12 @@ C
         put elf "$place/macho"
         put symtab "$place/macho"
     fi
+    if command -v clang-19 >/dev/null; then
+        # A structure with an array, in the debug information of 32-bit Arm.
+        printf 'struct seed { int a; char name[16]; } it;\n' >"$place/s.c"
+        clang-19 --target=arm-none-eabi -g -c "$place/s.c" -o "$place/structure"
+        put elf "$place/structure"
+    fi
     local target
     for target in dwarf symtab elf; do put $target "$place"/elf[45] "$place"/packed[45]; done
     cat "$place/elf4" "$place/elf4" >"$place/pair"

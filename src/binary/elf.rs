@@ -9,6 +9,8 @@
 #[cfg(test)]
 pub(crate) mod build;
 pub mod functions;
+pub mod structures;
+pub mod variables;
 
 use std::ops::Range;
 

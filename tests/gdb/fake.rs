@@ -1,5 +1,5 @@
-//! A stub of ours: answers as gdbserver or a board would for a made-up x86_64 target, with faults at a
-//! chosen answer, and notes what it was told to do with its target.
+//! A stub of ours: answers as gdbserver or a board would for a made-up target, or as debugserver does, with
+//! faults at a chosen answer, and notes what it was told to do with its target.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -38,9 +38,23 @@ pub(crate) enum Wrong {
     ThreadsAgain,
 }
 
+/// What the target is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A process of x86_64.
+    X86_64,
+    /// A Cortex-M board.
+    Board,
+    /// A board of 32-bit Arm whose stub sends registers in gdb's order of old.
+    OldBoard,
+    /// A process of macOS behind debugserver.
+    Debugserver,
+}
+
 /// How the stub behaves where it behaves well.
 #[derive(Clone, Copy)]
 pub(crate) struct Manner {
+    pub(crate) kind: Kind,
     /// All-stop or non-stop mode.
     pub(crate) non_stop: bool,
     /// Packets need not be acknowledged.
@@ -54,14 +68,33 @@ pub(crate) struct Manner {
 
 impl std::fmt::Debug for Manner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Manner { non_stop, no_ack, threads, wrong, .. } = self;
-        write!(f, "{wrong:?}, non-stop {non_stop}, without acks {no_ack}, {threads} threads")
+        let Manner { kind, non_stop, no_ack, threads, wrong, .. } = self;
+        write!(f, "{kind:?}, {wrong:?}, non-stop {non_stop}, without acks {no_ack}, {threads} threads")
     }
 }
 
 impl Manner {
     pub(crate) fn all_stop() -> Manner {
-        Manner { non_stop: false, no_ack: true, threads: 3, xml: Some(X86_64), wrong: Wrong::Nothing }
+        Manner {
+            kind: Kind::X86_64,
+            non_stop: false,
+            no_ack: true,
+            threads: 3,
+            xml: Some(X86_64),
+            wrong: Wrong::Nothing,
+        }
+    }
+
+    pub(crate) fn board() -> Manner {
+        Manner { kind: Kind::Board, threads: 1, xml: Some(CORTEX_M), ..Manner::all_stop() }
+    }
+
+    pub(crate) fn old_board() -> Manner {
+        Manner { kind: Kind::OldBoard, threads: 0, xml: Some(ARM_WITHOUT_REGISTERS), ..Manner::all_stop() }
+    }
+
+    pub(crate) fn debugserver() -> Manner {
+        Manner { kind: Kind::Debugserver, xml: None, ..Manner::all_stop() }
     }
 
     pub(crate) fn non_stop() -> Manner {
@@ -76,6 +109,23 @@ pub(crate) const X86_64: &str = "<target><architecture>i386:x86-64</architecture
     <reg name=\"r9\" bitsize=\"64\"/><reg name=\"r10\" bitsize=\"64\"/><reg name=\"r11\" bitsize=\"64\"/>\
     <reg name=\"r12\" bitsize=\"64\"/><reg name=\"r13\" bitsize=\"64\"/><reg name=\"r14\" bitsize=\"64\"/>\
     <reg name=\"r15\" bitsize=\"64\"/><reg name=\"rip\" bitsize=\"64\"/></feature></target>";
+
+pub(crate) const CORTEX_M: &str = "<target><architecture>arm</architecture>\
+    <feature name=\"org.gnu.gdb.arm.m-profile\"><reg name=\"r0\" bitsize=\"32\"/><reg name=\"r1\" bitsize=\"32\"/>\
+    <reg name=\"r2\" bitsize=\"32\"/><reg name=\"r3\" bitsize=\"32\"/><reg name=\"r4\" bitsize=\"32\"/>\
+    <reg name=\"r5\" bitsize=\"32\"/><reg name=\"r6\" bitsize=\"32\"/><reg name=\"r7\" bitsize=\"32\"/>\
+    <reg name=\"r8\" bitsize=\"32\"/><reg name=\"r9\" bitsize=\"32\"/><reg name=\"r10\" bitsize=\"32\"/>\
+    <reg name=\"r11\" bitsize=\"32\"/><reg name=\"r12\" bitsize=\"32\"/><reg name=\"sp\" bitsize=\"32\"/>\
+    <reg name=\"lr\" bitsize=\"32\"/><reg name=\"pc\" bitsize=\"32\"/>\
+    <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/></feature></target>";
+pub(crate) const ARM_WITHOUT_REGISTERS: &str = "<target><architecture>arm</architecture></target>";
+
+/// What debugserver says of its process and images; `IMAGES` is in place of the list of images.
+const HOST_INFO: &str = "cputype:16777228;cpusubtype:2;ostype:macosx;vendor:apple;endian:little;ptrsize:8;";
+const PROCESS_INFO: &str =
+    "pid:1f;parent-pid:1;cputype:100000c;cpusubtype:2;ptrsize:8;ostype:macosx;endian:little;";
+/// Where debugserver's process has its program.
+pub(crate) const MACH_LOAD: u64 = 0x1_0400_0000;
 
 /// Where the made-up stacks are: 64 KiB that end here.
 pub(crate) const STACK_END: u64 = 0x7000_0000;
@@ -105,6 +155,11 @@ pub(crate) struct Fake {
 
 impl Fake {
     pub(crate) fn start(manner: Manner) -> Fake {
+        Fake::with_images(manner, "{\"images\":[]}".to_owned())
+    }
+
+    /// One that lists these images, in debugserver's words.
+    pub(crate) fn with_images(manner: Manner, images: String) -> Fake {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let fate = Arc::new(Mutex::new(Fate::default()));
@@ -120,6 +175,7 @@ impl Fake {
                 non_stop: false,
                 queue: 0,
                 last: Vec::new(),
+                images,
             };
             // It ends with the connection.
             let _ = server.serve();
@@ -144,6 +200,8 @@ struct Server {
     queue: usize,
     /// The last answer, as it should have been.
     last: Vec<u8>,
+    /// The answer to debugserver's question for images.
+    images: String,
 }
 
 type Served = std::io::Result<()>;
@@ -209,7 +267,7 @@ impl Server {
                 }
                 fate.runs = false;
                 fate.stops += 1;
-                "T02thread:01;".to_owned()
+                format!("T02thread:01;{}", self.threads_in_stop())
             }
             _ if text.starts_with("qSupported") => {
                 let xml = if self.manner.xml.is_some() { ";qXfer:features:read+" } else { "" };
@@ -229,8 +287,21 @@ impl Server {
             "vCont?" => "vCont;c;C;t".to_owned(),
             "?" => {
                 self.queue = threads.saturating_sub(1);
-                "T05thread:1;".to_owned()
+                format!("T05thread:1;{}", self.threads_in_stop())
             }
+            "QThreadSuffixSupported" | "QListThreadsInStopReply" | "QSetDetachOnError:1"
+                if self.is_lldbs() =>
+            {
+                "OK".to_owned()
+            }
+            "qHostInfo" if self.is_lldbs() => HOST_INFO.to_owned(),
+            "qProcessInfo" if self.is_lldbs() => PROCESS_INFO.to_owned(),
+            "jThreadsInfo" if self.is_lldbs() => "[{\"tid\":1,\"name\":\"main\"}]".to_owned(),
+            _ if self.is_lldbs() && text.starts_with("jGetLoadedDynamicLibrariesInfos:") => {
+                self.images.clone()
+            }
+            _ if self.is_lldbs() && text.starts_with("qRegisterInfo") => register_info(&text),
+            _ if self.is_lldbs() && text.starts_with("g;") => self.registers(),
             "vStopped" => self.next_stop(),
             "qC" => "QC1".to_owned(),
             "qfThreadInfo" if threads > 0 => match self.manner.wrong {
@@ -248,7 +319,7 @@ impl Server {
                 Wrong::ThreadsAgain => "m1".to_owned(),
                 _ => "l".to_owned(),
             },
-            "g" => registers(),
+            "g" => self.registers(),
             _ if text.starts_with("Hg") => "OK".to_owned(),
             _ if text.starts_with("qXfer:features:read:") => self.features(&text),
             _ if text.starts_with('m') => memory(&text),
@@ -282,6 +353,32 @@ impl Server {
         };
         drop(fate);
         self.send(&answer)
+    }
+
+    fn is_lldbs(&self) -> bool {
+        self.manner.kind == Kind::Debugserver
+    }
+
+    /// What lldb's stubs add to stops.
+    fn threads_in_stop(&self) -> String {
+        if !self.is_lldbs() {
+            return String::new();
+        }
+        let threads: Vec<String> = (1..=self.manner.threads).map(|tid| format!("{tid:x}")).collect();
+        format!("threads:{};", threads.join(","))
+    }
+
+    fn registers(&self) -> String {
+        match self.manner.kind {
+            Kind::X86_64 => registers(),
+            Kind::Board => arm_registers(0, 0x0100_0000),
+            Kind::OldBoard => arm_registers(25, 0x13),
+            Kind::Debugserver => {
+                let mut words = [0u64; 33];
+                (words[31], words[32]) = (STACK_END - 0x1000, MACH_LOAD + 0x40);
+                in_digits(words.iter().flat_map(|word| word.to_le_bytes()))
+            }
+        }
     }
 
     fn next_stop(&mut self) -> String {
@@ -356,6 +453,8 @@ impl Server {
 }
 
 fn packet(kind: char, body: &str) -> Vec<u8> {
+    // What would end or change the packet is escaped.
+    let body = body.replace('}', "}]");
     let sum = body.bytes().fold(0u8, |sum, byte| sum.wrapping_add(byte));
     format!("{kind}{body}#{sum:02x}").into_bytes()
 }
@@ -365,7 +464,34 @@ fn registers() -> String {
     let mut words = [0u64; 17];
     words[7] = STACK_END - 0x1000;
     words[16] = 0x40_1000;
-    words.iter().flat_map(|word| word.to_le_bytes()).map(|byte| format!("{byte:02x}")).collect()
+    in_digits(words.iter().flat_map(|word| word.to_le_bytes()))
+}
+
+fn in_digits(bytes: impl Iterator<Item = u8>) -> String {
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// r0 to pc, so many words of something else, and the status register.
+fn arm_registers(between: usize, status: u32) -> String {
+    let mut words = [0u32; 16];
+    (words[13], words[15]) = ((STACK_END - 0x1000) as u32, 0x1000);
+    let more = std::iter::repeat_n(0, between).chain([status]);
+    in_digits(words.into_iter().chain(more).flat_map(u32::to_le_bytes))
+}
+
+/// x0 to x30, sp and pc of arm64.
+fn register_info(question: &str) -> String {
+    let number = usize::from_str_radix(&question["qRegisterInfo".len()..], 16).unwrap();
+    let name = match number {
+        0..=30 => format!("x{number}"),
+        31 => "sp".to_owned(),
+        32 => "pc".to_owned(),
+        _ => return "E45".to_owned(),
+    };
+    format!(
+        "name:{name};bitsize:64;offset:{};encoding:uint;format:hex;set:General Purpose Registers;",
+        8 * number
+    )
 }
 
 fn memory(text: &str) -> String {

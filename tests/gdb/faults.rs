@@ -11,7 +11,7 @@ use stackprof::sources::Target;
 use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
 use stackprof::walk::How;
 
-use crate::fake::{Fake, Fate, Manner, Wrong, X86_64};
+use crate::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
 use crate::{Random, rounds};
 
 /// Well above the times that one failure may take (five seconds for an answer, two for detaching,
@@ -69,14 +69,21 @@ fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)>
     done.into_inner().unwrap()
 }
 
-fn every_manner() -> [Manner; 4] {
+fn every_manner() -> [Manner; 7] {
     let all_stop = Manner::all_stop();
     [
         all_stop,
         Manner::non_stop(),
         Manner { no_ack: false, ..all_stop },
         Manner { threads: 0, xml: None, ..all_stop },
+        Manner::board(),
+        Manner::old_board(),
+        Manner::debugserver(),
     ]
+}
+
+fn tells_its_processor(manner: &Manner) -> bool {
+    manner.xml.is_some() || manner.kind == Kind::Debugserver
 }
 
 /// At every answer in turn.
@@ -84,7 +91,7 @@ fn at_each(wrong: impl Fn(usize) -> Wrong) -> Vec<(Manner, Result<usize, String>
     let mut manners = Vec::new();
     for manner in every_manner() {
         // A stub that tells nothing of its processor is refused at once.
-        let count = if manner.xml.is_some() { answers(manner) } else { 8 };
+        let count = if tells_its_processor(&manner) { answers(manner) } else { 8 };
         manners.extend((0..count).map(|at| Manner { wrong: wrong(at), ..manner }));
     }
     visit_all(manners)
@@ -92,7 +99,7 @@ fn at_each(wrong: impl Fn(usize) -> Wrong) -> Vec<(Manner, Result<usize, String>
 
 #[test]
 fn a_stub_that_behaves_gives_a_stack_of_each_thread() {
-    for manner in every_manner().into_iter().filter(|manner| manner.xml.is_some()) {
+    for manner in every_manner().into_iter().filter(tells_its_processor) {
         assert!(answers(manner) > 20, "{manner:?}");
     }
     let alone = Manner { threads: 0, ..Manner::all_stop() };
@@ -169,9 +176,11 @@ fn answers_without_end_come_to_an_end() {
 #[test]
 fn threads_without_end_are_refused() {
     for wrong in [Wrong::Threads, Wrong::ThreadsAgain] {
-        for (manner, said, fate) in
-            visit_all(vec![Manner { wrong, ..Manner::all_stop() }, Manner { wrong, ..Manner::non_stop() }])
-        {
+        for (manner, said, fate) in visit_all(
+            [Manner::all_stop(), Manner::non_stop(), Manner::board()]
+                .map(|manner| Manner { wrong, ..manner })
+                .into(),
+        ) {
             let said = said.unwrap_err();
             assert!(
                 said.contains("more than 16384 threads") || said.contains("did not come to an end"),
@@ -193,8 +202,9 @@ fn a_slow_stub_is_no_fault() {
 
 #[test]
 fn contradictory_descriptions_are_refused() {
-    let cases: [(&str, &str); 6] = [
-        ("<target><architecture>armv7</architecture></target>", "`armv7`"),
+    let cases: [(&str, &str); 7] = [
+        ("<target><architecture>mips</architecture></target>", "`mips`"),
+        ("<target><architecture>armeb</architecture></target>", "big-endian"),
         (
             "<target><architecture>i386:x86-64</architecture><feature><reg name=\"rax\" bitsize=\"64\"/></feature></target>",
             "`rdx` is missing",
@@ -214,6 +224,37 @@ fn contradictory_descriptions_are_refused() {
         assert!(fate.runs && fate.detached, "{fate:?}");
     }
     assert!(X86_64.contains("rip"));
+}
+
+#[test]
+fn contradictory_descriptions_of_a_board_are_refused() {
+    let replaced = |from: &str, to: &str| {
+        assert!(CORTEX_M.contains(from));
+        CORTEX_M.replacen(from, to, 1)
+    };
+    let cases = [
+        (
+            replaced("<reg name=\"r0\" bitsize=\"32\"/>", "<reg name=\"r0\" bitsize=\"64\"/>"),
+            "`r0` with 64 bits",
+        ),
+        (replaced("<reg name=\"lr\" bitsize=\"32\"/>", ""), "`lr` is missing"),
+        (replaced("<reg name=\"pc\" bitsize=\"32\"/>", ""), "`pc` is missing"),
+        (replaced("<reg name=\"lr\"", "<reg name=\"r13\""), "`r13` is described twice"),
+        (replaced("xpsr\" bitsize=\"32\" regnum=\"25\"", "xpsr\" bitsize=\"32\" regnum=\"4\""), "one number"),
+        (replaced("</feature>", "<reg name=\"cpsr\" bitsize=\"32\"/></feature>"), "is described twice"),
+        (replaced("<reg name=\"sp\"", "<reg name=\"sp\" offset=\"4294967295\""), ""),
+    ];
+    for (xml, expected) in cases {
+        // Held to the end of the program: a stub of each description.
+        let xml: &'static str = Box::leak(xml.into_boxed_str());
+        let (said, fate) = visit(Manner { xml: Some(xml), ..Manner::board() });
+        if !expected.is_empty() {
+            let said = said.unwrap_err();
+            assert!(said.contains(expected), "{said}");
+        }
+        assert!(fate.runs && fate.detached, "{fate:?}");
+    }
+    assert!(!ARM_WITHOUT_REGISTERS.contains("reg"));
 }
 
 fn options() -> Options {

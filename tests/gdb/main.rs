@@ -6,6 +6,7 @@
 #[path = "../support/seeds.rs"]
 mod support;
 
+mod debugserver;
 mod fake;
 mod faults;
 

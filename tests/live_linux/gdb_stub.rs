@@ -18,7 +18,7 @@ const SHARES: [(&str, f64); 4] = [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_1
 
 /// The first of these programs that this machine has; `None`, after a line that says so, if it has
 /// none. With `STACKPROF_NO_SKIP=1` that is a failure instead.
-fn program(names: &[&str]) -> Option<PathBuf> {
+pub(crate) fn program(names: &[&str]) -> Option<PathBuf> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let places = || env::split_paths(&paths);
     let found =
@@ -32,9 +32,9 @@ fn program(names: &[&str]) -> Option<PathBuf> {
 }
 
 /// A stub that serves a process; ended when dropped.
-struct Stub {
-    child: Child,
-    place: String,
+pub(crate) struct Stub {
+    pub(crate) child: Child,
+    pub(crate) place: String,
 }
 
 impl Stub {
@@ -72,17 +72,17 @@ impl Drop for Stub {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn is_listening(port: u16) -> bool {
+pub(crate) fn is_listening(port: u16) -> bool {
     let wanted = format!(":{port:04X} ");
     let listens = |line: &str| line.split_whitespace().nth(3) == Some("0A") && line.contains(&wanted);
     std::fs::read_to_string("/proc/net/tcp").unwrap().lines().any(listens)
 }
 
-fn record(place: &str, options: &[&str]) -> Recorded {
+pub(crate) fn record(place: &str, options: &[&str]) -> Recorded {
     let mut command = stackprof();
     command.args(["--gdb", place]);
     record_by_stub(command, options)

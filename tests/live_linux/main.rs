@@ -9,6 +9,8 @@
 #[path = "../support/live.rs"]
 mod support;
 
+#[cfg(target_arch = "x86_64")] // as the stubs that it shares code with
+mod boards;
 mod by_kernel;
 mod by_kernel_many;
 mod by_kernel_refused;

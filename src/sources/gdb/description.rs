@@ -105,6 +105,7 @@ impl Description {
                     self.architecture = match value {
                         "1000007" | "16777223" => "x86_64",
                         "100000c" | "16777228" => "arm64",
+                        "c" | "12" => "arm",
                         _ => "",
                     }
                     .to_owned();

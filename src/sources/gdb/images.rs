@@ -2,7 +2,8 @@
 //!
 //! A path alone proves nothing: the stub may run on another machine. A file here is taken only if its
 //! head (ELF header, program headers, build id) is the one that is in the target's memory, and if it
-//! is not here it is read through the stub, where that serves files while the target runs.
+//! is not here it is read through the stub, where that serves files while the target runs. Firmware has no
+//! head in memory, and what is in RAM changes: there code is compared.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,12 +11,15 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::broken::Broken;
+use super::mach_images;
 use super::maps::{self, Auxv};
 use super::memory::Range;
 use super::session::Stub;
+use super::tasks::Kernel;
 use super::waits::System;
 use crate::addr::{self, Avma};
 use crate::binary::elf::{self, Elf};
+use crate::binary::macho::fat::{self, Wanted};
 use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, MappingKind, OpenError};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -27,6 +31,8 @@ const MAX_PATH_BYTES: usize = 4096;
 const HEAD_BYTES: usize = 4096;
 /// Bytes of code that are compared where a file has no head in memory.
 const CODE_BYTES: u64 = 256;
+/// ELF's number of 32-bit Arm (e_machine).
+const EM_ARM: u16 = 40;
 /// A vDSO is a few pages; where its end is not told, so much is read.
 const VDSO_BYTES: u64 = 8192;
 const MAX_VDSO_BYTES: u64 = 1 << 20;
@@ -40,6 +46,8 @@ pub(super) struct Exec {
     path: String,
     bytes: ImageBytes,
     pub(super) elf: Elf,
+    /// The operating system in it, if it is one whose tasks can be read.
+    pub(super) kernel: Option<Kernel>,
 }
 
 impl Exec {
@@ -54,13 +62,24 @@ impl Exec {
         let bytes = LocalFiles.open(&absolute).map_err(|why| failed(why.to_string()).caused_by(why))?;
         let elf = Elf::parse(bytes.bytes())
             .map_err(|why| failed(format!("{why}; an ELF file was expected")).caused_by(why))?;
-        Ok(Exec { path: absolute, bytes, elf })
+        let kernel = (elf.machine == EM_ARM).then(|| Kernel::find(bytes.bytes())).flatten();
+        Ok(Exec { path: absolute, bytes, elf, kernel })
     }
 
     /// Its file name.
     pub(super) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }
+}
+
+/// Memory that is compared with a file.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    range: Range,
+    /// Where the same bytes are in the file.
+    file_offset: u64,
+    /// It is where the program begins to run.
+    is_entry: bool,
 }
 
 /// Who tells where code is.
@@ -70,6 +89,8 @@ enum Way {
     Kernel,
     /// The auxiliary vector and the dynamic loader's list.
     Loader,
+    /// debugserver, which asks macOS's dynamic loader.
+    Dyld,
     /// The file that `--exec` names.
     Exec,
     Nobody,
@@ -84,6 +105,8 @@ pub(super) struct Images {
     pub(super) mappings: Vec<Mapping>,
     /// Where the first byte of each file is.
     heads: HashMap<(u64, u64), u64>,
+    /// What tells the files of Mach-O images from others.
+    mach: HashMap<(u64, u64), Wanted>,
     bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, OpenError>>,
     fetched_bytes: usize,
 }
@@ -96,6 +119,7 @@ impl Images {
             way: None,
             mappings: Vec::new(),
             heads: HashMap::new(),
+            mach: HashMap::new(),
             bytes: HashMap::new(),
             fetched_bytes: 0,
         }
@@ -134,10 +158,11 @@ impl Images {
     pub(super) fn learn(&mut self, stub: &mut Stub, pc: Option<u64>) -> std::result::Result<bool, Broken> {
         let before = std::mem::take(&mut self.mappings);
         self.heads.clear();
+        self.mach.clear();
         match self.way {
             Some(way) => drop(self.list(way, stub)?),
             None => {
-                for way in [Way::Kernel, Way::Loader, Way::Exec, Way::Nobody] {
+                for way in [Way::Kernel, Way::Loader, Way::Dyld, Way::Exec, Way::Nobody] {
                     self.mappings.clear();
                     let listed = self.list(way, stub)?;
                     if way == Way::Nobody
@@ -166,6 +191,7 @@ impl Images {
         let listed = match way {
             Way::Kernel => self.by_kernel(stub)?,
             Way::Loader => self.by_loader(stub)?,
+            Way::Dyld => self.by_dyld(stub)?,
             Way::Exec => self.by_exec(stub)?,
             Way::Nobody => false,
         };
@@ -230,6 +256,17 @@ impl Images {
         Ok(!self.mappings.is_empty())
     }
 
+    fn by_dyld(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+        if self.system != System::Mach || !stub.offers.lldb {
+            return Ok(false);
+        }
+        for image in mach_images::images(&stub.call(mach_images::QUESTION)?) {
+            self.mach.insert(image.mapping.identity, image.wanted);
+            self.mappings.push(image.mapping);
+        }
+        Ok(!self.mappings.is_empty())
+    }
+
     fn by_exec(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
         let Some(exec) = self.exec.clone() else { return Ok(false) };
         // `Text=0;Data=0;Bss=0` or `TextSeg=0`: how far it was moved when it was loaded.
@@ -255,7 +292,9 @@ impl Images {
     fn add(&mut self, path: &str, elf: &Elf, bias: u64) {
         // No device and inode are told: where it lies tells files apart.
         let identity = (u64::MAX, bias);
-        self.heads.extend(maps::head_of(elf, bias).map(|head| (identity, head)));
+        if self.system != System::Bare {
+            self.heads.extend(maps::head_of(elf, bias).map(|head| (identity, head)));
+        }
         maps::of_elf(elf, path, bias, identity, &mut self.mappings);
     }
 
@@ -273,45 +312,81 @@ impl Images {
         };
         let mut new: Vec<Mapping> = self.mappings.iter().filter(is_new).cloned().collect();
         new.dedup_by(|one, other| (&one.path, one.identity) == (&other.path, other.identity));
-        // What their first bytes are in memory, all in one go.
-        let range = |mapping: &Mapping| match mapping.kind {
-            MappingKind::Vdso => Range {
-                at: mapping.avma.start.0,
-                bytes: addr::len(&mapping.avma).min(MAX_VDSO_BYTES) as usize,
-            },
-            _ => match self.heads.get(&mapping.identity) {
-                Some(head) => Range { at: *head, bytes: HEAD_BYTES },
-                None => Range { at: mapping.avma.start.0, bytes: CODE_BYTES as usize },
-            },
-        };
-        let ranges: Vec<Range> = new.iter().map(range).collect();
-        let heads = stub.read_ranges(&ranges)?;
-        for (mapping, head) in new.into_iter().zip(heads) {
+        // What is there in memory, all in one go.
+        let probes: Vec<Vec<Probe>> = new.iter().map(|mapping| self.probes(mapping)).collect();
+        let ranges: Vec<Range> = probes.iter().flatten().map(|probe| probe.range).collect();
+        let mut read = stub.read_ranges(&ranges)?.into_iter();
+        for (mapping, probes) in new.into_iter().zip(probes) {
+            let memory: Vec<Vec<u8>> = read.by_ref().take(probes.len()).collect();
             let key = (mapping.path.clone(), mapping.identity);
             if self.bytes.contains_key(&key) {
                 continue;
             }
             let bytes = match mapping.kind {
-                MappingKind::Vdso if head.is_empty() => Err(OpenError::Because("its memory cannot be read")),
-                MappingKind::Vdso => Ok(ImageBytes::new(head)),
-                _ => self.file_bytes(stub, &mapping, &head)?,
+                MappingKind::Vdso => match memory.into_iter().next() {
+                    Some(memory) if !memory.is_empty() => Ok(ImageBytes::new(memory)),
+                    _ => Err(OpenError::Because("its memory cannot be read")),
+                },
+                _ => self.file_bytes(stub, &mapping, &probes, &memory)?,
             };
             self.bytes.insert(key, bytes);
         }
         Ok(())
     }
 
-    /// The file behind a mapping whose first bytes in memory are `memory`.
+    /// What of memory tells whether a file is the one that is mapped.
+    fn probes(&self, mapping: &Mapping) -> Vec<Probe> {
+        let at = mapping.avma.start.0;
+        let probe =
+            |at, bytes, file_offset, is_entry| Probe { range: Range { at, bytes }, file_offset, is_entry };
+        if self.mach.contains_key(&mapping.identity) {
+            return Vec::new();
+        }
+        if mapping.kind == MappingKind::Vdso {
+            return vec![probe(at, addr::len(&mapping.avma).min(MAX_VDSO_BYTES) as usize, 0, false)];
+        }
+        if let Some(head) = self.heads.get(&mapping.identity) {
+            return vec![probe(*head, HEAD_BYTES, 0, false)];
+        }
+        let is_same = |other: &&Mapping| (&other.path, other.identity) == (&mapping.path, mapping.identity);
+        // Headers of the file are not code, and who writes firmware to a board leaves them out.
+        let parts = self.mappings.iter().filter(is_same).filter(|part| part.file_offset != 0);
+        let mut probes: Vec<Probe> = parts
+            .map(|part| {
+                let bytes = addr::len(&part.avma).min(CODE_BYTES) as usize;
+                probe(part.avma.start.0, bytes, part.file_offset, false)
+            })
+            .collect();
+        if let Some(exec) = self.exec.as_ref().filter(|exec| exec.path == mapping.path) {
+            // The last bit says T32 there.
+            let entry = if exec.elf.machine == EM_ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
+            // Of the identity this is how far the file was moved (`Images::add`).
+            let at = entry.wrapping_add(mapping.identity.1);
+            let holds = |part: &&Mapping| part.avma.contains(&Avma(at));
+            if let Some(part) = self.mappings.iter().filter(is_same).find(holds) {
+                let left = (part.avma.end.0 - at).min(CODE_BYTES) as usize;
+                probes.push(probe(at, left, part.file_offset + (at - part.avma.start.0), true));
+            }
+        }
+        probes
+    }
+
+    /// The file behind a mapping of which `probes` found `memory`.
     fn file_bytes(
         &mut self,
         stub: &mut Stub,
         mapping: &Mapping,
-        memory: &[u8],
+        probes: &[Probe],
+        memory: &[Vec<u8>],
     ) -> std::result::Result<std::result::Result<ImageBytes, OpenError>, Broken> {
+        if let Some(wanted) = self.mach.get(&mapping.identity) {
+            let opened = LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotHere(Arc::new(why)));
+            return Ok(opened.and_then(|bytes| fat::choose(&bytes, wanted)));
+        }
         let has_head = self.heads.contains_key(&mapping.identity);
         let same = |bytes: &ImageBytes| match has_head {
-            true => elf::same_file(memory, bytes.bytes()),
-            false => is_same_code(mapping, memory, bytes),
+            true => memory.first().is_some_and(|head| elf::same_file(head, bytes.bytes())),
+            false => is_same_code(probes, memory, bytes),
         };
         if let Some(exec) = &self.exec
             && (exec.path == mapping.path || has_head)
@@ -337,9 +412,18 @@ impl Images {
     }
 }
 
-/// Whether the code of a file is what is in memory where it should be.
-fn is_same_code(mapping: &Mapping, memory: &[u8], file: &ImageBytes) -> bool {
-    let code = file.from_offset(mapping.file_offset);
-    let bytes = addr::len(&mapping.avma).min(CODE_BYTES) as usize;
-    bytes > 0 && memory.get(..bytes).is_some_and(|memory| code.get(..bytes) == Some(memory))
+/// Whether the code of a file is what is in memory: where it begins to run, and where one of its parts
+/// begins. Not all of them: what is in RAM may be variables, or not yet copied there.
+fn is_same_code(probes: &[Probe], memory: &[Vec<u8>], file: &ImageBytes) -> bool {
+    let is_same = |(probe, memory): (&Probe, &Vec<u8>)| {
+        let wanted = file.from_offset(probe.file_offset).get(..probe.range.bytes);
+        !memory.is_empty() && wanted == Some(memory)
+    };
+    let pairs = || probes.iter().zip(memory);
+    let mut parts = pairs().filter(|(probe, _)| !probe.is_entry).peekable();
+    let entry = pairs().find(|(probe, _)| probe.is_entry).map(is_same);
+    match parts.peek() {
+        Some(_) => entry != Some(false) && parts.any(is_same),
+        None => entry == Some(true),
+    }
 }

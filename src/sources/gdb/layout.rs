@@ -2,7 +2,7 @@
 //! them. Pure. Size of a pointer and order of bytes are those of the target.
 
 use super::description::{Description, Register};
-use crate::arch::{Aarch64, Arch, Registers, X86, X86_64};
+use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 
 /// x86_64 by DWARF number, then what stands behind them here: the program counter, and two that not
 /// every stub has.
@@ -23,6 +23,40 @@ const X86_NAMES: [&str; 10] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", 
 const X86_NEEDED: usize = 9;
 /// In the order of gdb/features/i386/32bit-core.xml, which is that of DWARF.
 const X86_ORDER: [&str; 9] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"];
+/// 32-bit Arm by DWARF number, then the status register, and one that only M-profile cores have and only
+/// some stubs tell (gdb/features/arm/arm-core.xml, arm-m-profile.xml, arm-m-system.xml).
+const ARM_NAMES: [&[&str]; 18] = [
+    &["r0"],
+    &["r1"],
+    &["r2"],
+    &["r3"],
+    &["r4"],
+    &["r5"],
+    &["r6"],
+    &["r7"],
+    &["r8"],
+    &["r9"],
+    &["r10"],
+    &["r11", "fp"],
+    &["r12", "ip"],
+    &["sp", "r13"],
+    &["lr", "r14"],
+    &["pc", "r15"],
+    &["cpsr", XPSR, "xPSR"],
+    &["psp"],
+];
+const ARM_NEEDED: usize = 17;
+const ARM_STATUS: usize = 16;
+const ARM_PSP: usize = 17;
+/// What the status register is called on cores of the M profile; OpenOCD writes it with capitals.
+const XPSR: &str = "xpsr";
+/// Set in the xPSR of whatever runs (Armv7-M ARM, B1.4.2: there is T32 only). In a CPSR it is J, which no
+/// processor of the last ten years sets (Armv8-A ARM, G1.9: RES0).
+const XPSR_T: u32 = 1 << 24;
+/// Registers that stubs without descriptions send between pc and cpsr: eight of 12 bytes of the first
+/// coprocessor for floating point, and its status (gdb/arch/arm.h, ARM_F0_REGNUM).
+const ARM_FPA_COUNT: u32 = 8;
+const ARM_FPA_BITS: u32 = 96;
 
 /// A register that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +74,8 @@ pub struct Layout {
     pub arch: Arch,
     /// Those that are wanted, by the place that they have here; `None` where the stub has none.
     slots: Vec<Option<Slot>>,
+    /// Whether an Arm core is of the M profile; `None` where only the status register tells.
+    m_profile: Option<bool>,
 }
 
 /// The registers of a thread, as far as they are told.
@@ -49,6 +85,9 @@ pub struct Told {
     pub registers: Registers,
     /// Number of the system call that the thread is in, negative if in none; x86_64 Linux only.
     pub call: Option<i64>,
+    /// The stack pointer of threads while an M-profile Arm core is in a handler, which may be on
+    /// another; where the stub tells.
+    pub psp: Option<u64>,
 }
 
 /// The processor by the names that stubs have for it.
@@ -59,11 +98,21 @@ pub fn arch(name: &str) -> Result<Arch, String> {
     match name {
         "i386:x86-64" | "i386:x86-64:intel" | "x86_64" | "x86_64h" | "amd64" => Ok(Arch::X86_64),
         "aarch64" | "arm64" | "arm64e" => Ok(Arch::Aarch64),
+        // `arm`, `armv7e-m`, `thumbv7m`; big-endian ones have `eb` in their names, or end with it.
+        name if name.starts_with("arm") || name.starts_with("thumb") || name.starts_with("iwmmxt") => {
+            match name.contains("eb") {
+                false => Ok(Arch::Arm),
+                true => {
+                    Err(format!("the stub's processor is `{name}`; big-endian targets are not supported"))
+                }
+            }
+        }
         "" => Err("the stub does not tell its processor; name the program with --exec FILE".to_owned()),
         other => Err(format!(
-            "the stub's processor is `{other}`; this version records {} and {} targets",
+            "the stub's processor is `{other}`; this version records {}, {} and {} targets",
             Arch::X86_64.name(),
-            Arch::Aarch64.name()
+            Arch::Aarch64.name(),
+            Arch::Arm.name()
         )),
     }
 }
@@ -75,10 +124,12 @@ impl Layout {
     /// What is missing or contradictory.
     pub fn of(arch: Arch, description: &Description) -> Result<Layout, String> {
         let registers = match description.registers.is_empty() {
-            true => usual(arch)?,
+            true => usual(arch),
             false => description.registers.clone(),
         };
-        let names = names(arch)?;
+        let names = names(arch);
+        let m_profile = (!description.registers.is_empty())
+            .then(|| registers.iter().any(|register| register.name.eq_ignore_ascii_case(XPSR)));
         let mut slots = vec![None; names.len()];
         let mut end = 0usize;
         for register in &registers {
@@ -101,7 +152,7 @@ impl Layout {
         if let Some(missing) = slots[..needed(arch)].iter().position(Option::is_none) {
             return Err(format!("`{}` is missing", names[missing][0]));
         }
-        Ok(Layout { arch, slots })
+        Ok(Layout { arch, slots, m_profile })
     }
 
     /// The registers in an answer to `g`, as bytes; `None` marks those that are not known. What is
@@ -129,6 +180,7 @@ impl Layout {
                     fs_base: value(17).unwrap_or(0),
                 }),
                 call: value(18).map(u64::cast_signed),
+                psp: None,
             },
             Arch::Aarch64 => Told {
                 registers: Registers::Aarch64(Aarch64 {
@@ -137,6 +189,7 @@ impl Layout {
                     pc: values[32],
                 }),
                 call: None,
+                psp: None,
             },
             Arch::X86 => Told {
                 registers: Registers::X86(X86 {
@@ -145,10 +198,33 @@ impl Layout {
                 }),
                 // Of 32 bits, and signed.
                 call: value(9).map(|number| (number as u32).cast_signed().into()),
+                psp: None,
             },
-            // No layout has it: `names` refuses it.
-            Arch::Arm => return None,
+            Arch::Arm => {
+                let status = values[ARM_STATUS] as u32;
+                Told {
+                    registers: Registers::Arm(Arm {
+                        r: std::array::from_fn(|number| values[number]),
+                        cpsr: status,
+                        m_profile: self.m_profile.unwrap_or(status & XPSR_T != 0),
+                    }),
+                    call: None,
+                    psp: value(ARM_PSP),
+                }
+            }
         })
+    }
+
+    /// Learns from the registers of a thread what descriptions did not tell.
+    pub(super) fn learn(&mut self, told: &Told) {
+        if let Registers::Arm(registers) = &told.registers {
+            self.m_profile = Some(registers.m_profile);
+        }
+    }
+
+    /// Whether it is an Arm core of the M profile, as far as is known.
+    pub(super) fn is_m_profile(&self) -> bool {
+        self.m_profile == Some(true)
     }
 
     /// The numbers of the registers that an answer to `g` of so many bytes does not have.
@@ -172,19 +248,16 @@ fn needed(arch: Arch) -> usize {
         Arch::X86_64 => X86_64_NEEDED,
         Arch::Aarch64 => AARCH64_NEEDED,
         Arch::X86 => X86_NEEDED,
-        Arch::Arm => 0,
+        Arch::Arm => ARM_NEEDED,
     }
 }
 
 /// The names of each register that is wanted; lldb has others for some.
-///
-/// # Errors
-/// The processor is one whose registers are not known.
-fn names(arch: Arch) -> Result<Vec<Vec<&'static str>>, String> {
-    Ok(match arch {
+fn names(arch: Arch) -> Vec<Vec<&'static str>> {
+    match arch {
         Arch::X86_64 => X86_64_NAMES.iter().map(|name| vec![*name]).collect(),
         Arch::X86 => X86_NAMES.iter().map(|name| vec![*name]).collect(),
-        Arch::Arm => return Err(NO_ARM.to_owned()),
+        Arch::Arm => ARM_NAMES.iter().map(|names| names.to_vec()).collect(),
         Arch::Aarch64 => {
             let mut names: Vec<Vec<&str>> = X_NAMES.iter().map(|name| vec![*name]).collect();
             names[Aarch64::FP].push("fp");
@@ -192,10 +265,8 @@ fn names(arch: Arch) -> Result<Vec<Vec<&'static str>>, String> {
             names.extend([vec!["sp"], vec!["pc"]]);
             names
         }
-    })
+    }
 }
-
-const NO_ARM: &str = "32-bit Arm is not supported yet";
 
 const X_NAMES: [&str; 31] = [
     "x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
@@ -203,23 +274,23 @@ const X_NAMES: [&str; 31] = [
 ];
 
 /// The registers of stubs that describe none.
-///
-/// # Errors
-/// As [`names`].
-fn usual(arch: Arch) -> Result<Vec<Register>, String> {
-    let names: Vec<&str> = match arch {
-        Arch::X86_64 => X86_64_ORDER.to_vec(),
-        Arch::Aarch64 => X_NAMES.into_iter().chain(["sp", "pc"]).collect(),
-        Arch::X86 => X86_ORDER.to_vec(),
-        Arch::Arm => return Err(NO_ARM.to_owned()),
+fn usual(arch: Arch) -> Vec<Register> {
+    let bits = 8 * arch.pointer_bytes() as u32;
+    let register = |name: &str, bits| Register { name: name.to_owned(), bits, number: 0, offset: None };
+    let mut registers: Vec<Register> = match arch {
+        Arch::X86_64 => X86_64_ORDER.iter().map(|name| register(name, bits)).collect(),
+        Arch::Aarch64 => X_NAMES.into_iter().chain(["sp", "pc"]).map(|name| register(name, bits)).collect(),
+        Arch::X86 => X86_ORDER.iter().map(|name| register(name, bits)).collect(),
+        Arch::Arm => {
+            let core = ARM_NAMES[..=Arm::PC].iter().map(|names| register(names[0], bits));
+            let fpa = (0..ARM_FPA_COUNT).map(|_| register("", ARM_FPA_BITS));
+            core.chain(fpa).chain([register("fps", bits), register("cpsr", bits)]).collect()
+        }
     };
-    let register = |(number, name): (usize, &str)| Register {
-        name: name.to_owned(),
-        bits: 8 * arch.pointer_bytes() as u32,
-        number: number as u32,
-        offset: None,
-    };
-    Ok(names.into_iter().enumerate().map(register).collect())
+    for (register, number) in registers.iter_mut().zip(0..) {
+        register.number = number;
+    }
+    registers
 }
 
 #[cfg(test)]
@@ -276,11 +347,57 @@ mod tests {
         assert_eq!(error(narrow), "`rdx` with 32 bits; 64 were expected");
     }
 
+    fn arm(layout: &Layout, sent: &[u32]) -> Arm {
+        let sent: Vec<Option<u8>> = sent.iter().flat_map(|word| word.to_le_bytes()).map(Some).collect();
+        let Registers::Arm(registers) = layout.registers(&sent, &|_| None).unwrap().registers else {
+            panic!("another processor")
+        };
+        registers
+    }
+
+    #[test]
+    fn arm_without_a_description_has_floating_point_before_its_status() {
+        let layout = Layout::of(Arch::Arm, &Description::default()).unwrap();
+        let mut sent: Vec<u32> = (100..116).collect();
+        sent.extend([0; 3 * 8 + 1]);
+        sent.push(0x2000_0013);
+        assert_eq!(sent.len() * 4, 168, "gdb/arch/arm.h");
+        let registers = arm(&layout, &sent);
+        assert_eq!((registers.r[Arm::SP], registers.r[Arm::PC], registers.cpsr), (113, 115, 0x2000_0013));
+        assert!(!registers.m_profile);
+        *sent.last_mut().unwrap() = 0x0100_000f;
+        assert!(arm(&layout, &sent).m_profile, "T of xPSR is set");
+        assert_eq!(layout.beyond(64), [25]);
+    }
+
+    #[test]
+    fn the_profile_of_an_arm_core_is_that_of_its_status_register() {
+        let core = |status: &str| {
+            let names = ARM_NAMES[..16].iter().map(|names| names[0]).chain([status, "msp", "psp"]);
+            let registers = names.zip(0..).map(|(name, number)| register(name, number, 32)).collect();
+            Layout::of(Arch::Arm, &described(registers)).unwrap()
+        };
+        let sent: Vec<u32> = (0..19).collect();
+        for status in ["xpsr", "xPSR"] {
+            let layout = core(status);
+            assert!(arm(&layout, &sent).m_profile);
+            let bytes: Vec<Option<u8>> = sent.iter().flat_map(|word| word.to_le_bytes()).map(Some).collect();
+            assert_eq!(layout.registers(&bytes, &|_| None).unwrap().psp, Some(18));
+        }
+        assert!(!arm(&core("cpsr"), &sent).m_profile);
+        let both = [ARM_NAMES[..16].iter().map(|names| names[0]).collect(), vec!["cpsr", "xpsr"]].concat();
+        let both = both.into_iter().zip(0..).map(|(name, number)| register(name, number, 32)).collect();
+        assert_eq!(Layout::of(Arch::Arm, &described(both)).unwrap_err(), "`xpsr` is described twice");
+    }
+
     #[test]
     fn processors_that_cannot_be_walked_are_named() {
+        assert_eq!(arch("armv7e-m"), Ok(Arch::Arm));
+        assert_eq!(arch("thumbv7m"), Ok(Arch::Arm));
         assert_eq!(arch("i386:x86-64"), Ok(Arch::X86_64));
         assert_eq!(arch("arm64e"), Ok(Arch::Aarch64));
-        assert!(arch("armv7").unwrap_err().contains("`armv7`"));
+        assert!(arch("mips").unwrap_err().contains("`mips`"));
+        assert!(arch("armebv7").unwrap_err().contains("big-endian"));
         assert!(arch("").unwrap_err().contains("--exec"));
     }
 }

@@ -4,9 +4,11 @@ use super::broken::Broken;
 use super::hex;
 use super::session::Stub;
 
-/// Where reads that failed are tried again in pieces, memory ends at a multiple of this: no system
-/// has smaller pages.
+/// Where reads that failed are tried again in pieces, memory of a process ends at a multiple of this: no
+/// system has smaller pages.
 pub(super) const PAGE_BYTES: u64 = 4096;
+/// The same of a board: there are microcontrollers with half a KiB of RAM, or 2.5.
+pub(super) const BOARD_RAM_BYTES: u64 = 256;
 
 /// A range to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,34 +39,33 @@ impl Stub {
             ranges.iter().map(|range| Vec::with_capacity(range.bytes.min(1 << 20))).collect();
         // Ranges of which a piece was not read, or not whole.
         let mut ended: Vec<bool> = vec![false; ranges.len()];
-        let answers = self.memory(&pieces)?;
-        let mut again = Vec::new();
-        for (piece, answer) in pieces.iter().zip(answers) {
-            if ended[piece.range] {
-                continue;
+        // All or nothing is what many stubs give: what failed is tried again in smaller pieces.
+        let mut smaller = [PAGE_BYTES, self.memory_ends_at].into_iter();
+        loop {
+            let answers = self.memory(&pieces)?;
+            let mut failed: Vec<Option<Range>> = vec![None; ranges.len()];
+            for (piece, answer) in pieces.iter().zip(answers) {
+                if ended[piece.range] {
+                    continue;
+                }
+                ended[piece.range] = answer.len() < piece.bytes;
+                if answer.is_empty() {
+                    failed[piece.range] = Some(Range { at: piece.at, bytes: piece.bytes });
+                }
+                read[piece.range].extend(answer);
             }
-            let got = answer.len();
-            read[piece.range].extend(answer);
-            if got < piece.bytes {
-                ended[piece.range] = true;
-                // All or nothing is what many stubs give.
-                if got == 0 && piece.at / PAGE_BYTES != (piece.at + piece.bytes as u64 - 1) / PAGE_BYTES {
-                    let (range, bytes) = (Range { at: piece.at, bytes: piece.bytes }, PAGE_BYTES as usize);
-                    cut(range, piece.range, bytes, &mut again);
+            pieces.clear();
+            while pieces.is_empty() {
+                let Some(size) = smaller.next() else { return Ok(read) };
+                let is_larger = |range: &Range| range.at / size != (range.at + range.bytes as u64 - 1) / size;
+                for (index, range) in failed.iter().enumerate() {
+                    if let Some(range) = range.filter(is_larger) {
+                        ended[index] = false;
+                        cut_at(range, index, size, &mut pieces);
+                    }
                 }
             }
         }
-        if !again.is_empty() {
-            let mut ended = vec![false; ranges.len()];
-            let answers = self.memory(&again)?;
-            for (piece, answer) in again.iter().zip(answers) {
-                if !ended[piece.range] {
-                    ended[piece.range] = answer.len() < piece.bytes;
-                    read[piece.range].extend(answer);
-                }
-            }
-        }
-        Ok(read)
     }
 
     /// Reads from an address on, as far as it can be read.
@@ -102,6 +103,17 @@ impl Stub {
     }
 }
 
+/// Cuts a range at the multiples of `size`; nothing of what would wrap.
+fn cut_at(range: Range, index: usize, size: u64, pieces: &mut Vec<Piece>) {
+    let Some(end) = range.at.checked_add(range.bytes as u64) else { return };
+    let mut at = range.at;
+    while at < end {
+        let next = (at / size + 1).saturating_mul(size).min(end);
+        pieces.push(Piece { range: index, at, bytes: (next - at) as usize });
+        at = next;
+    }
+}
+
 /// Cuts a range into pieces of `most` bytes that end with pages; nothing of what would wrap.
 fn cut(range: Range, index: usize, most: usize, pieces: &mut Vec<Piece>) {
     let Some(end) = range.at.checked_add(range.bytes as u64) else { return };
@@ -135,5 +147,12 @@ mod tests {
         assert_eq!(pieces_of(0x1000, 0x300, 0x100).len(), 3);
         assert_eq!(pieces_of(0x1000, 0, 0x100), []);
         assert_eq!(pieces_of(u64::MAX - 1, 8, 0x100), [], "beyond the last address");
+        let mut pieces = Vec::new();
+        cut_at(Range { at: 0x2000_07f0, bytes: 0x220 }, 0, BOARD_RAM_BYTES, &mut pieces);
+        let pieces: Vec<(u64, usize)> = pieces.iter().map(|piece| (piece.at, piece.bytes)).collect();
+        assert_eq!(
+            pieces,
+            [(0x2000_07f0, 0x10), (0x2000_0800, 0x100), (0x2000_0900, 0x100), (0x2000_0a00, 0x10)]
+        );
     }
 }

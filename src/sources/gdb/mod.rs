@@ -4,7 +4,8 @@
 //! `transport.rs` has the bytes, `packet.rs` their form, `link.rs` packets in order, `session.rs`
 //! questions and answers. On these stand `run.rs` (stop, go, detach), `threads.rs`, `memory.rs` and
 //! `remote_files.rs`. What the target is, tell `description.rs` and `layout.rs`; what it has mapped,
-//! `maps.rs` and `images.rs`; who waits, `waits.rs`. `stops.rs` makes the captures, `target.rs` is what
+//! `maps.rs`, `mach_images.rs` and `images.rs`; who waits, `waits.rs`; the tasks of an operating system that the stub does not
+//! know, `tasks/`. `stops.rs` makes the captures, `target.rs` is what
 //! the engine sees. Breakpoints are never set, and neither memory nor registers are written.
 //!
 //! A stub may say anything at any time: lengths, counts and depths are bounded, and each answer has a
@@ -16,6 +17,7 @@ mod hex;
 mod images;
 pub mod layout;
 mod link;
+mod mach_images;
 mod maps;
 mod memory;
 pub mod packet;
@@ -27,6 +29,7 @@ mod stops;
 #[cfg(unix)]
 mod sys;
 mod target;
+mod tasks;
 mod threads;
 mod transport;
 pub mod waits;
@@ -50,6 +53,7 @@ use layout::Layout;
 use link::Link;
 use session::Stub;
 use target::Parts;
+use tasks::Tasks;
 use transport::Transport;
 use waits::System;
 
@@ -60,6 +64,7 @@ const MAX_REGISTER_QUESTIONS: usize = 1024;
 /// ELF's numbers of processors (e_machine).
 const EM_X86_64: u16 = 62;
 const EM_AARCH64: u16 = 183;
+const EM_ARM: u16 = 40;
 /// Longest command line that is shown.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
 
@@ -97,8 +102,9 @@ pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock
     let mut stub = Stub::new(link);
     match stub.greet().and_then(|()| describe(&mut stub, exec)) {
         Ok(Ok(described)) => {
-            let Described { process, system, layout, images } = described;
-            let parts = Parts { stub, process, system, layout, images, place: place.to_string() };
+            let Described { process, system, layout, images, tasks } = described;
+            let place = place.to_string();
+            let parts = Parts { stub, process, system, layout, images, tasks, place };
             let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
             super::prefer_this_thread();
             Ok(target)
@@ -132,6 +138,7 @@ struct Described {
     system: System,
     layout: Layout,
     images: Images,
+    tasks: Option<Tasks>,
 }
 
 /// Asks what the target is. It stands. The inner failure is no fault of the stub's.
@@ -168,6 +175,7 @@ fn describe(
         description.architecture = match exec.elf.machine {
             EM_X86_64 => "x86_64".to_owned(),
             EM_AARCH64 => "aarch64".to_owned(),
+            EM_ARM => "arm".to_owned(),
             other => format!("ELF machine {other}"),
         };
     }
@@ -175,17 +183,23 @@ fn describe(
         Layout::of(arch, &description)
             .map_err(|why| format!("its registers are not described as expected: {why}"))
     });
-    let layout = match layout {
+    let mut layout = match layout {
         Ok(layout) => layout,
         Err(why) => return Ok(Err(why)),
     };
     let system = system_of(stub, &description);
+    if system == System::Bare {
+        stub.memory_ends_at = memory::BOARD_RAM_BYTES;
+    }
     let mut images = Images::new(exec.clone(), system);
     let first = stub.run.threads.first().copied();
     let told = match first {
         Some(first) => stub.registers(&[first], &layout)?.pop().flatten(),
         None => None,
     };
+    if let Some(told) = &told {
+        layout.learn(told);
+    }
     let code_mask = code_mask(stub, &description, layout.arch, system)?;
     let pc = told.map(|told| told.registers.pc()).map(|Avma(pc)| pc & code_mask);
     images.learn(stub, pc)?;
@@ -195,7 +209,10 @@ fn describe(
         return Ok(Err(format!("what it runs is not {}: {why}", exec.name())));
     }
     let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
-    Ok(Ok(Described { process, system, layout, images }))
+    // Several threads are tasks that the stub tells, or processors.
+    let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
+    let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
+    Ok(Ok(Described { process, system, layout, images, tasks: kernel.map(Tasks::new) }))
 }
 
 /// `pid:1f;...`

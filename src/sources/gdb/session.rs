@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::broken::Broken;
 use super::link::Link;
+use super::memory::PAGE_BYTES;
 use super::stop_reply::{StopReply, Tid};
 
 /// How long the first answer may take: a stub that was just started is not ready at once.
@@ -83,6 +84,8 @@ pub(super) struct Stub {
     pipelines: bool,
     /// All that is asked has to be answered by then; what that is, and how long it had.
     limit: Option<(Instant, Duration, &'static str)>,
+    /// Where memory can end: at a multiple of this, bytes.
+    pub(super) memory_ends_at: u64,
     pub(super) run: super::run::Run,
 }
 
@@ -90,7 +93,7 @@ impl Stub {
     /// One of which nothing is known.
     pub(super) fn new(link: Link) -> Stub {
         let (offers, run) = (Offers::default(), super::run::Run::default());
-        Stub { link, offers, pipelines: false, limit: None, run }
+        Stub { link, offers, pipelines: false, limit: None, memory_ends_at: PAGE_BYTES, run }
     }
 
     /// Asks what the stub can do, and settles how to talk.

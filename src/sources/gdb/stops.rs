@@ -8,12 +8,13 @@ use hashbrown::HashMap;
 
 use super::broken::Broken;
 use super::layout::Told;
-use super::memory::{PAGE_BYTES, Range};
+use super::memory::Range;
 use super::run::STOP;
 use super::stop_reply::Tid;
 use super::target::GdbTarget;
 use super::waits::{self, AROUND_BYTES, Doing};
 use crate::addr::Avma;
+use crate::arch::Registers;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Event, Look, Outcome, ThreadId};
 
@@ -159,7 +160,11 @@ impl GdbTarget {
         let mut told = self.stub.registers(&known, &self.layout)?.into_iter();
         for (copy, thread) in copies.iter_mut().zip(threads) {
             if thread.is_none() {
-                copy.outcome = Outcome::Unreadable("thread ended before it was stopped");
+                if self.is_switched_out(copy.asked.thread) {
+                    copy.waits = Some(true);
+                } else {
+                    copy.outcome = Outcome::Unreadable("thread ended before it was stopped");
+                }
                 continue;
             }
             copy.told = told.next().flatten();
@@ -170,6 +175,31 @@ impl GdbTarget {
                 Doing::Runs => Some(false),
                 Doing::CodeDecides => self.stops.places.get(&told.registers.pc().0).copied(),
             };
+        }
+        self.copy_saved_registers(copies)
+    }
+
+    /// The registers of tasks that do not run, where they are wanted, from where they were saved.
+    fn copy_saved_registers(&mut self, copies: &mut [Copy]) -> Result<(), Broken> {
+        let Some(tasks) = &self.tasks else { return Ok(()) };
+        let is_wanted =
+            |copy: &&mut Copy| copy.asked.keep_waiting && copy.told.is_none() && copy.waits == Some(true);
+        let m_profile = self.layout.is_m_profile();
+        let mut wanted: Vec<&mut Copy> = copies.iter_mut().filter(is_wanted).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let tcbs: Vec<u64> = wanted.iter().map(|copy| copy.asked.thread.0).collect();
+        let (stub, images) = (&mut self.stub, &self.images);
+        let is_code = |at: u64| images.contains(at);
+        let saved =
+            tasks.saved(&tcbs, m_profile, &is_code, &mut |ranges: &[Range]| stub.read_ranges(ranges))?;
+        for (copy, registers) in wanted.iter_mut().zip(saved) {
+            copy.outcome = Outcome::Unreadable("its saved registers are of a form that is not known");
+            let Some(registers) = registers else { continue };
+            let registers = Registers::Arm(registers);
+            copy.capture.registers = registers;
+            copy.told = Some(Told { registers, call: None, psp: None });
         }
         Ok(())
     }
@@ -227,12 +257,11 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Whether the place alone decides if threads wait there, for all threads and times: on aarch64
-    /// Linux a result does, too.
+    /// Whether the place alone decides if threads wait there, for all threads and times: on Arm's Linux
+    /// a result does, too.
     fn decided_by_place(&self, told: &Told) -> bool {
-        use crate::arch::Registers;
         use waits::System;
-        !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_)))
+        !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_) | Registers::Arm(_)))
     }
 
     /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
@@ -242,6 +271,8 @@ impl GdbTarget {
         let end = sp.saturating_add(asked.window_bytes as u64);
         let limit = self.stack_limit(asked.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));
+        // Nothing is above the last address of 32 bits.
+        let end = if self.layout.arch.pointer_bytes() == 4 { end.min(1 << 32).max(sp) } else { end };
         Range { at: sp - below, bytes: usize::try_from(end - (sp - below)).unwrap_or(0) }
     }
 
@@ -260,7 +291,7 @@ impl GdbTarget {
         }
         // Memory ends with pages; what ends elsewhere is a stub's own limit.
         if bytes.len() < range.bytes
-            && end.is_multiple_of(PAGE_BYTES)
+            && end.is_multiple_of(self.stub.memory_ends_at)
             && let Some(thread) = self.threads.get_mut(&copy.asked.thread)
         {
             thread.stack_limit = Some(end);
@@ -274,7 +305,8 @@ impl GdbTarget {
     /// A thread that was found running is taken to have run since the stop before.
     fn account(&mut self, copy: &mut Copy, ran_ns: u64) {
         let waits = copy.waits == Some(true);
-        let (Some(thread), Some(_)) = (self.threads.get_mut(&copy.asked.thread), copy.told) else { return };
+        let is_told = copy.told.is_some() || waits;
+        let Some(thread) = self.threads.get_mut(&copy.asked.thread).filter(|_| is_told) else { return };
         if !waits {
             thread.ran_ns = thread.ran_ns.saturating_add(ran_ns);
         }

@@ -11,10 +11,12 @@ use super::Begin;
 use super::broken::Broken;
 use super::images::Images;
 use super::layout::Layout;
+use super::memory::Range;
 use super::run::{News, STOP};
 use super::session::Stub;
 use super::stop_reply::Tid;
 use super::stops::{Asked, Stops};
+use super::tasks::Tasks;
 use super::waits::System;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, OpenError};
@@ -44,6 +46,8 @@ pub struct GdbTarget {
     pub(super) system: System,
     pub(super) layout: Layout,
     pub(super) images: Images,
+    /// Tasks that the stub does not know of.
+    pub(super) tasks: Option<Tasks>,
     pub(super) threads: HashMap<ThreadId, Thread>,
     names: HashMap<u64, String>,
     names_ns: Option<u64>,
@@ -64,6 +68,7 @@ pub(super) struct Parts {
     pub(super) system: System,
     pub(super) layout: Layout,
     pub(super) images: Images,
+    pub(super) tasks: Option<Tasks>,
     pub(super) place: String,
 }
 
@@ -73,7 +78,7 @@ impl GdbTarget {
     /// # Errors
     /// The stub cannot be talked to.
     pub(super) fn begin(parts: Parts, begin: Begin, clock: RealClock) -> Result<GdbTarget, Broken> {
-        let Parts { stub, process, system, layout, images, place } = parts;
+        let Parts { stub, process, system, layout, images, tasks, place } = parts;
         let mut target = GdbTarget {
             stub,
             clock,
@@ -81,6 +86,7 @@ impl GdbTarget {
             system,
             layout,
             images,
+            tasks,
             threads: HashMap::new(),
             names: HashMap::new(),
             names_ns: None,
@@ -91,9 +97,6 @@ impl GdbTarget {
             lost: None,
             terminating: false,
         };
-        for tid in &target.stub.run.threads {
-            target.threads.insert(ThreadId(tid.tid), Thread::default());
-        }
         match target.let_go(begin) {
             Ok(()) => Ok(target),
             Err(broken) => {
@@ -106,6 +109,10 @@ impl GdbTarget {
     fn let_go(&mut self, begin: Begin) -> Result<(), Broken> {
         self.names = self.stub.thread_names()?;
         self.names_ns = Some(self.clock.now_ns());
+        self.look_at_tasks(self.clock.now_ns())?;
+        for thread in self.present() {
+            self.threads.insert(thread, Thread::default());
+        }
         if begin == Begin::Running {
             self.stub.go()?;
             self.stops.ran_since_ns = self.clock.now_ns().max(1);
@@ -114,9 +121,39 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// The stub's number for a thread that exists.
+    /// The threads that there are, by number: those that the stub tells, or the tasks on its processor.
+    fn present(&self) -> Vec<ThreadId> {
+        match &self.tasks {
+            Some(tasks) if tasks.current().is_some() => {
+                tasks.known().iter().map(|task| ThreadId(task.tcb)).collect()
+            }
+            _ => self.stub.run.threads.iter().map(|tid| ThreadId(tid.tid)).collect(),
+        }
+    }
+
+    /// Looks which task runs, and which there are. The target stands.
+    fn look_at_tasks(&mut self, now_ns: u64) -> Result<(), Broken> {
+        let Some(tasks) = &mut self.tasks else { return Ok(()) };
+        let stub = &mut self.stub;
+        if tasks.update(&mut |ranges: &[Range]| stub.read_ranges(ranges), now_ns)? {
+            let named = tasks.known().iter().filter(|task| !task.name.is_empty());
+            self.names.extend(named.map(|task| (task.tcb, task.name.clone())));
+        }
+        Ok(())
+    }
+
+    /// Whether a thread is a task that is known and does not run.
+    pub(super) fn is_switched_out(&self, thread: ThreadId) -> bool {
+        let Some(tasks) = &self.tasks else { return false };
+        tasks.current().is_some_and(|current| current != thread.0) && tasks.contains(thread.0)
+    }
+
+    /// The stub's number for a thread that exists and can be asked for its registers.
     pub(super) fn tid(&self, thread: ThreadId) -> Option<Tid> {
         let threads = &self.stub.run.threads;
+        if let Some(current) = self.tasks.as_ref().and_then(Tasks::current) {
+            return threads.first().copied().filter(|_| current == thread.0);
+        }
         let at = threads.binary_search_by_key(&thread.0, |tid| tid.tid).ok()?;
         Some(threads[at])
     }
@@ -139,9 +176,10 @@ impl GdbTarget {
             self.listed_ns = now_ns;
             self.stub.list_threads()?;
         }
+        self.look_at_tasks(now_ns)?;
+        let present = self.present();
         let mut new = false;
-        for tid in &self.stub.run.threads {
-            let thread = ThreadId(tid.tid);
+        for thread in present.iter().copied() {
             if !self.threads.contains_key(&thread) {
                 self.threads.insert(thread, Thread::default());
                 self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
@@ -149,13 +187,13 @@ impl GdbTarget {
             }
         }
         let mut ended: Vec<ThreadId> =
-            self.threads.keys().copied().filter(|thread| self.tid(*thread).is_none()).collect();
+            self.threads.keys().copied().filter(|thread| present.binary_search(thread).is_err()).collect();
         ended.sort_unstable();
         for thread in ended {
             self.threads.remove(&thread);
             self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
         }
-        if new && !self.stub.run.non_stop {
+        if new && !self.stub.run.non_stop && self.tasks.is_none() {
             self.ask_names(now_ns)?;
         }
         Ok(())

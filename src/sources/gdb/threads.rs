@@ -144,7 +144,8 @@ impl Stub {
             .zip(&answers[selects..])
             .filter_map(|(number, answer)| {
                 let bytes = hex::decode(answer)?;
-                Some((*number, u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?)))
+                let value = bytes.get(..layout.arch.pointer_bytes() as usize)?;
+                Some((*number, value.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))))
             })
             .collect();
         Ok(layout.registers(sent, &|number| values.get(&number).copied()))

@@ -6,6 +6,7 @@
 //!   (arch/x86/kernel/signal.c, handle_signal and arch_do_signal_or_restart).
 //! - Linux, aarch64: the kernel has set the program counter back to `svc` before it stops the thread
 //!   (arch/arm64/kernel/signal.c, do_signal); calls that are not repeated show EINTR behind it.
+//! - Linux, 32-bit Arm: the same (arch/arm/kernel/signal.c, do_signal).
 //! - macOS: a thread in the kernel stands behind `syscall` or `svc #0x80`, whether it waits or not.
 //! - Without an operating system: a processor that stands at `hlt`, `wfi` or `wfe` or right behind it
 //!   has nothing to do.
@@ -81,8 +82,25 @@ pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES
             System::Linux | System::Mach => before[2..] == INT_80,
             System::Bare => before[3] == HLT || after[0] == HLT,
         },
-        // Its instructions for that are not known yet.
-        Registers::Arm(_) => false,
+        Registers::Arm(registers) => {
+            let thumb = registers.m_profile || registers.cpsr & CPSR_T != 0;
+            match system {
+                System::Linux => {
+                    let call = |code: &[u8]| match thumb {
+                        true => code == SVC_T32,
+                        false => code == SVC_A32,
+                    };
+                    let (before, after) = match thumb {
+                        true => (&before[2..], &after[..2]),
+                        false => (&before[..], &after[..]),
+                    };
+                    call(after) || call(before) && i64::from((registers.r[0] as u32).cast_signed()) == EINTR
+                }
+                System::Mach => false,
+                System::Bare if thumb => is_wait_t32(before, after),
+                System::Bare => [before, after].iter().any(|code| is_wait_a32(u32::from_le_bytes(*code))),
+            }
+        }
         Registers::Aarch64(registers) => {
             let (before, after) = (u32::from_le_bytes(before), u32::from_le_bytes(after));
             match system {
@@ -94,15 +112,39 @@ pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES
     }
 }
 
+/// The bit of CPSR that says T32 (Armv7-A ARM, B1.3.3).
+const CPSR_T: u32 = 1 << 5;
+/// `svc #0`.
+const SVC_A32: [u8; 4] = [0, 0, 0, 0xef];
+const SVC_T32: [u8; 2] = [0, 0xdf];
+
+/// `wfi` or `wfe` in T32, narrow or wide (Armv7-M ARM, A7.7.261 and A7.7.262).
+fn is_wait_t32(before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES]) -> bool {
+    const NARROW: [[u8; 2]; 2] = [[0x30, 0xbf], [0x20, 0xbf]];
+    const WIDE: [[u8; 4]; 2] = [[0xaf, 0xf3, 0x03, 0x80], [0xaf, 0xf3, 0x02, 0x80]];
+    let narrow = |code: &[u8]| NARROW.iter().any(|wait| code == wait);
+    narrow(&before[2..]) || narrow(&after[..2]) || WIDE.contains(&before) || WIDE.contains(&after)
+}
+
+/// `wfi` or `wfe` in A32, under any condition (Armv7-A ARM, A8.8.425 and A8.8.424), or the write to CP15
+/// that was `wfi` before there was one (Arm1176 TRM, 3.2.22).
+fn is_wait_a32(word: u32) -> bool {
+    const WITHOUT_CONDITION: u32 = 0x0fff_ffff;
+    const NEVER: u32 = 0xf;
+    let plain = word & WITHOUT_CONDITION;
+    let cp15 = plain & !0xf000 == 0x0e07_0f90;
+    word >> 28 != NEVER && (matches!(plain, 0x0320_f002 | 0x0320_f003) || cp15)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::{Aarch64, X86_64};
+    use crate::arch::{Aarch64, Arm, X86_64};
 
     fn x86(rax: i64, call: Option<i64>) -> Told {
         let mut registers = X86_64::default();
         registers.gpr[0] = rax.cast_unsigned();
-        Told { registers: Registers::X86_64(registers), call }
+        Told { registers: Registers::X86_64(registers), call, psp: None }
     }
 
     #[test]
@@ -126,6 +168,7 @@ mod tests {
                 pc: 0,
             }),
             call: None,
+            psp: None,
         };
         let (svc, nop, wfi) =
             (0xd400_0001u32.to_le_bytes(), 0xd503_201fu32.to_le_bytes(), 0xd503_207fu32.to_le_bytes());
@@ -134,5 +177,35 @@ mod tests {
         assert!(!by_code(&told(8), svc, nop, System::Linux), "the call is done");
         assert!(by_code(&told(0), wfi, nop, System::Bare) && by_code(&told(0), nop, wfi, System::Bare));
         assert!(!by_code(&told(0), nop, nop, System::Bare));
+    }
+
+    fn arm(status: u32, m_profile: bool) -> Told {
+        let registers = Arm { cpsr: status, m_profile, ..Arm::default() };
+        Told { registers: Registers::Arm(registers), call: None, psp: None }
+    }
+
+    #[test]
+    fn cores_of_32_bits_wait_by_the_instructions_of_their_state() {
+        let a32 = |word: u32| word.to_le_bytes();
+        let (nop, wfi, wfe_eq, wfi_arm11) =
+            (a32(0xe320_f000), a32(0xe320_f003), a32(0x0320_f002), a32(0xee07_0f90));
+        let in_a32 = |before, after| by_code(&arm(0x13, false), before, after, System::Bare);
+        assert!(in_a32(wfi, nop) && in_a32(nop, wfe_eq) && in_a32(wfi_arm11, nop));
+        assert!(!in_a32(nop, nop) && !in_a32(nop, a32(0xf320_f003)));
+        // nop; wfi | nop; nop
+        let in_t32 = |before, after| by_code(&arm(1 << 24, true), before, after, System::Bare);
+        assert!(in_t32([0, 0xbf, 0x30, 0xbf], [0, 0xbf, 0, 0xbf]));
+        assert!(in_t32([0, 0xbf, 0, 0xbf], [0x20, 0xbf, 0, 0xbf]));
+        assert!(in_t32([0xaf, 0xf3, 0x03, 0x80], [0, 0xbf, 0, 0xbf]));
+        assert!(!in_t32([0x30, 0xbf, 0, 0xbf], [0, 0xbf, 0x30, 0xbf]), "one instruction away");
+        assert!(by_code(&arm(0x33, false), [0, 0xbf, 0x30, 0xbf], [0, 0xbf, 0, 0xbf], System::Bare));
+        assert!(!in_a32([0, 0xbf, 0x30, 0xbf], [0, 0xbf, 0, 0xbf]), "T32 in A32");
+    }
+
+    #[test]
+    fn linux_threads_of_32_bits_stand_at_their_call() {
+        let at = |status, before, after| by_code(&arm(status, false), before, after, System::Linux);
+        assert!(at(0x10, [0; 4], [0, 0, 0, 0xef]) && at(0x30, [0; 4], [0, 0xdf, 0, 0]));
+        assert!(!at(0x10, [0, 0, 0, 0xef], [0; 4]), "the call is done");
     }
 }

@@ -19,7 +19,7 @@ fuzz_target!(|data: &[u8]| {
         })
     };
     let Ok(Some(description)) = Description::read(&mut fetch) else { return };
-    for arch in [Arch::X86_64, Arch::Aarch64, Arch::X86] {
+    for arch in [Arch::X86_64, Arch::Aarch64, Arch::X86, Arch::Arm] {
         if let Ok(layout) = Layout::of(arch, &description) {
             let sent = vec![Some(7); usize::from(*cut) * 4];
             let _ = layout.registers(&sent, &|number| number.is_multiple_of(2).then_some(1));

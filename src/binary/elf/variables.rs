@@ -1,0 +1,60 @@
+//! Where variables of an ELF file are, by their names.
+//!
+//! Input: the bytes of a file, hostile. Output: address and size. A name that the linker made
+//! unique (`name.lto_priv.0`, `name.123`) is found without what it added. Not for: functions (see
+//! `functions`), names of addresses (see `symbol::table`).
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, Sym};
+
+use super::{Class, class};
+use crate::addr::Svma;
+
+/// A variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its stated address.
+    pub svma: Svma,
+    /// Its size, 0 where the symbol has none.
+    pub bytes: u64,
+}
+
+/// The variables of these names, each `None` if there is none, or several.
+#[must_use]
+pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Variable>> {
+    let found = match class(bytes) {
+        Ok(Class::Elf32) => collect::<FileHeader32<LittleEndian>>(bytes, names),
+        Ok(Class::Elf64) => collect::<FileHeader64<LittleEndian>>(bytes, names),
+        Err(_) => return vec![None; names.len()],
+    };
+    let found = found.unwrap_or_default();
+    let one = |index: usize| {
+        let mut all = found.iter().filter(|(of, _)| *of == index).map(|(_, variable)| *variable);
+        let first = all.next()?;
+        all.all(|other| other.svma == first.svma).then_some(first)
+    };
+    (0..names.len()).map(one).collect()
+}
+
+fn collect<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+    names: &[&str],
+) -> object::read::Result<Vec<(usize, Variable)>> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table = header.sections(endian, data)?.symbols(endian, data, elf::SHT_SYMTAB)?;
+    let mut found = Vec::new();
+    for symbol in table.iter() {
+        if symbol.st_type() != elf::STT_OBJECT || symbol.is_undefined(endian) {
+            continue;
+        }
+        let name = table.symbol_name(endian, symbol).unwrap_or_default();
+        let name = name.split(|byte| *byte == b'.').next().unwrap_or_default();
+        let index = names.iter().position(|wanted| wanted.as_bytes() == name);
+        let variable =
+            Variable { svma: Svma(symbol.st_value(endian).into()), bytes: symbol.st_size(endian).into() };
+        found.extend(index.map(|index| (index, variable)));
+    }
+    Ok(found)
+}

@@ -1,0 +1,149 @@
+//! Where FreeRTOS keeps its tasks: the addresses of its variables, and the form of its lists and task
+//! control blocks. Input: the firmware's file, hostile; output: addresses and offsets. Pure.
+//!
+//! Source of facts: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, of which
+//! `pxTopOfStack` must be the first member) and `include/list.h`. Forms depend on the configuration: debug
+//! information tells them; without it the usual one is known by the size of a list.
+
+use crate::binary::elf::{structures, variables};
+
+/// Most ready lists, one for each priority (`configMAX_PRIORITIES`).
+const MAX_PRIORITIES: u64 = 256;
+/// Sizes of a `List_t`: with a mini list item at its end, and with a whole one
+/// (`configUSE_MINI_LIST_ITEM`).
+const LIST_BYTES: [u64; 2] = [20, 28];
+/// Largest structure that is believed.
+const MAX_BYTES: u64 = 4096;
+
+/// Some lists that stand one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lists {
+    /// The first one.
+    pub(super) at: u64,
+    pub(super) count: usize,
+}
+
+/// Offsets, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// Size of a list.
+    pub(super) list_bytes: u64,
+    /// `uxNumberOfItems` and `xListEnd` of a list.
+    pub(super) number: u64,
+    pub(super) end: u64,
+    /// `pxNext` of an item, and of the end of a list.
+    pub(super) next: u64,
+    /// `pvOwner` and `pxContainer` of an item.
+    pub(super) owner: u64,
+    pub(super) container: u64,
+    /// Size of an item.
+    pub(super) item_bytes: u64,
+    /// `pcTaskName` of a task control block and its length, where that is told.
+    pub(super) name: Option<(u64, u64)>,
+}
+
+/// See the top of this file. Addresses are those that the file states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::sources::gdb) struct Kernel {
+    /// `pxCurrentTCB`.
+    pub(super) current: u64,
+    /// `xSchedulerRunning`.
+    pub(super) running: Option<u64>,
+    pub(super) lists: Vec<Lists>,
+    pub(super) form: Form,
+}
+
+impl Kernel {
+    /// Finds the variables in a file of 32-bit Arm; `None` if it has no FreeRTOS, or one that cannot be
+    /// read: of several cores (`pxCurrentTCBs`), or with lists of an unknown form.
+    pub(in crate::sources::gdb) fn find(file: &[u8]) -> Option<Kernel> {
+        const NAMES: [&str; 7] = [
+            "pxCurrentTCB",
+            "xSchedulerRunning",
+            "pxReadyTasksLists",
+            "xDelayedTaskList1",
+            "xDelayedTaskList2",
+            "xPendingReadyList",
+            "xSuspendedTaskList",
+        ];
+        let found = variables::find(file, &NAMES);
+        let at = |index: usize| Some(found[index]?.svma.0);
+        let (current, ready, delayed) = (at(0)?, found[2]?, found[3]?);
+        let form = Form::described(file).or_else(|| Form::usual(delayed.bytes))?;
+        let priorities = ready.bytes / form.list_bytes;
+        if !(1..=MAX_PRIORITIES).contains(&priorities) {
+            return None;
+        }
+        let one = |index: usize| at(index).map(|at| Lists { at, count: 1 });
+        let mut lists = vec![Lists { at: ready.svma.0, count: priorities as usize }];
+        lists.extend((3..NAMES.len()).filter_map(one));
+        Some(Kernel { current, running: at(1), lists, form })
+    }
+}
+
+impl Form {
+    /// By debug information.
+    fn described(file: &[u8]) -> Option<Form> {
+        let found = structures::find(file, &["xLIST", "xLIST_ITEM", "tskTaskControlBlock"]);
+        let [Some(list), Some(item), task] = found.as_slice() else { return None };
+        let name = task.as_ref().and_then(|task| task.offset("pcTaskName").zip(task.count("pcTaskName")));
+        let form = Form {
+            list_bytes: list.bytes,
+            number: list.offset("uxNumberOfItems")?,
+            end: list.offset("xListEnd")?,
+            next: item.offset("pxNext")?,
+            owner: item.offset("pvOwner")?,
+            // Before V10 it had the other name.
+            container: item.offset("pxContainer").or_else(|| item.offset("pvContainer"))?,
+            item_bytes: item.bytes,
+            name: name.filter(|(offset, length)| *offset < MAX_BYTES && (1..MAX_BYTES).contains(length)),
+        };
+        form.is_sound().then_some(form)
+    }
+
+    /// In the usual configuration, whose lists have this size.
+    fn usual(list_bytes: u64) -> Option<Form> {
+        LIST_BYTES.contains(&list_bytes).then_some(Form {
+            list_bytes,
+            number: 0,
+            end: 8,
+            next: 4,
+            owner: 12,
+            container: 16,
+            item_bytes: 20,
+            name: None,
+        })
+    }
+
+    /// Whether all words are inside of what they are of.
+    fn is_sound(&self) -> bool {
+        let within = |offset: u64, bytes: u64| bytes <= MAX_BYTES && offset.saturating_add(4) <= bytes;
+        within(self.number, self.list_bytes)
+            && within(self.end.saturating_add(self.next), self.list_bytes)
+            && [self.next, self.owner, self.container]
+                .into_iter()
+                .all(|offset| within(offset, self.item_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_known_by_the_size_of_a_list_or_not_at_all() {
+        assert_eq!(Form::usual(20).map(|form| (form.end, form.owner)), Some((8, 12)));
+        assert!(Form::usual(28).is_some_and(|form| form.is_sound()));
+        assert_eq!(Form::usual(32), None, "with bytes that check for damage");
+        assert_eq!(Kernel::find(b"\x7fELF\x01\x01\x01"), None);
+    }
+
+    #[test]
+    fn offsets_outside_of_their_structure_are_refused() {
+        let form = Form::usual(20);
+        let damaged = form.map(|form| Form { owner: 18, ..form });
+        assert_eq!(damaged.map(|form| form.is_sound()), Some(false));
+        let huge = form.map(|form| Form { end: u64::MAX - 2, ..form });
+        assert_eq!(huge.map(|form| form.is_sound()), Some(false));
+    }
+}
