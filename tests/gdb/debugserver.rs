@@ -62,8 +62,11 @@ fn images_are_those_that_debugserver_lists() {
     target.mappings(&mut mappings).unwrap();
     let starts: Vec<Avma> = mappings.iter().map(|mapping| mapping.avma.start).collect();
     assert_eq!(starts, [0, 0x10_0000, 0x20_0000].map(|at| Avma(MACH_LOAD + at)));
-    let bytes: Vec<Result<usize, String>> =
-        mappings.iter().map(|mapping| target.image_bytes(mapping).map(|bytes| bytes.bytes().len())).collect();
+    let mut length = |mapping| match target.image_bytes(mapping) {
+        Ok(bytes) => Ok(bytes.bytes().len()),
+        Err(why) => Err(why.to_string()),
+    };
+    let bytes: Vec<Result<usize, String>> = mappings.iter().map(&mut length).collect();
     assert_eq!(bytes[0], Ok(TEXT_BYTES as usize));
     assert_eq!(bytes[1], Err("replaced on disk since it was loaded".to_owned()));
     assert!(bytes[2].as_ref().is_err_and(|why| why.starts_with("not here: ")), "{bytes:?}");

@@ -381,7 +381,7 @@ impl Images {
     ) -> std::result::Result<std::result::Result<ImageBytes, OpenError>, Broken> {
         if let Some(wanted) = self.mach.get(&mapping.identity) {
             let opened = LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotHere(Arc::new(why)));
-            return Ok(opened.and_then(|bytes| fat::choose(&bytes, wanted)));
+            return Ok(opened.and_then(|bytes| Ok(fat::choose(&bytes, wanted)?)));
         }
         let has_head = self.heads.contains_key(&mapping.identity);
         let same = |bytes: &ImageBytes| match has_head {
