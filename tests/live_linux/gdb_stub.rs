@@ -32,14 +32,14 @@ fn program(names: &[&str]) -> Option<PathBuf> {
 }
 
 /// A stub that serves a process; ended when dropped.
-struct Stub {
+pub(crate) struct Stub {
     child: Child,
-    place: String,
+    pub(crate) place: String,
 }
 
 impl Stub {
     /// gdbserver, attached to a process.
-    fn gdbserver(pid: u32) -> Option<Stub> {
+    pub(crate) fn gdbserver(pid: u32) -> Option<Stub> {
         let mut command = Command::new(program(&["gdbserver"])?);
         command.args(["--attach", "127.0.0.1:0", &pid.to_string()]);
         let mut child =
@@ -82,7 +82,7 @@ fn is_listening(port: u16) -> bool {
     std::fs::read_to_string("/proc/net/tcp").unwrap().lines().any(listens)
 }
 
-fn record(place: &str, options: &[&str]) -> Recorded {
+pub(crate) fn record(place: &str, options: &[&str]) -> Recorded {
     let mut command = stackprof();
     command.args(["--gdb", place]);
     record_by_stub(command, options)
