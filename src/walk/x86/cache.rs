@@ -31,6 +31,8 @@ pub(super) struct Cache {
     unusual: Vec<Unusual>,
     /// Rows at addresses, program counters or not, by the ways from an entry.
     confirmed: HashMap<(u64, u64, bool), Option<Box<RowX86>>>,
+    /// Rows at program counters by instructions, in spite of unwind information.
+    by_code: HashMap<u64, Option<Box<RowX86>>>,
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -51,12 +53,14 @@ impl Cache {
         self.rules.clear();
         self.unusual.clear();
         self.confirmed.clear();
+        self.by_code.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.retain(|key| !is_gone(lookup_of(key)));
         self.confirmed.retain(|(_, at, _), _| !is_gone(Avma(*at)));
+        self.by_code.retain(|at, _| !is_gone(Avma(*at)));
     }
 
     pub(super) fn unusual(&self, index: u16) -> Option<&Unusual> {
@@ -70,6 +74,30 @@ impl Cache {
             Some(rule) => rule,
             None => self.learn(address, code),
         }
+    }
+
+    /// The row at a program counter by the ways to a return, where they are certain, or by all those from
+    /// where its function begins: for what unwind information leads nowhere from. That of glibc's
+    /// assembly is not always right (the CFA behind a return in the middle of `memcpy`).
+    pub(super) fn by_code(&mut self, pc: Avma, code: &dyn Code) -> Option<&RowX86> {
+        if self.by_code.len() >= CONFIRMED_MAX {
+            self.by_code.clear();
+        }
+        if !self.by_code.contains_key(&pc.0) {
+            let since_entry = || {
+                let function = code.described_function(pc)?;
+                flow::since_entry_on_all_ways::<X86, _>(function.start, pc, false, code).map(Box::new)
+            };
+            let row = match forward::follow::<X86, X86_COLUMNS>(pc, false, code) {
+                Some(Leads::Back(row, Proof::Certain)) => Some(row),
+                _ => since_entry(),
+            };
+            if code.lacked() {
+                return None;
+            }
+            self.by_code.insert(pc.0, row);
+        }
+        self.by_code.get(&pc.0)?.as_deref()
     }
 
     #[cold]

@@ -118,6 +118,15 @@ impl Unwinder {
             };
             let Step { switch, proof, by_sp, may_use_record, .. } = step;
             let checked = step.next.and_then(|(next, method)| self.check(&frame, next, method, input));
+            let checked = match (checked, frame.address) {
+                (Err(Failure::Refused), CodeAddress::Pc(pc)) => match self.cache.by_code(pc, input.code) {
+                    Some(row) => frame
+                        .unusual(row, input)
+                        .and_then(|next| self.check(&frame, next, Method::Code, input)),
+                    None => Err(Failure::Refused),
+                },
+                (checked, _) => checked,
+            };
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
