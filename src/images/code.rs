@@ -56,6 +56,10 @@ impl Code for ImageCode<'_> {
         self.0.entry(pc)
     }
 
+    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
+        self.0.described_function(lookup)
+    }
+
     fn function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.0.function(pc)
     }

@@ -105,15 +105,26 @@ impl Images {
         Some(Avma(object.entry()?.0.wrapping_add(bias)))
     }
 
+    /// The bounds of the function at a code address of the current space as unwind information has them,
+    /// as far as they lie in the same mapping; `None` where there is none.
+    #[must_use]
+    pub fn described_function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.bounds(pc, Image::described_function)
+    }
+
     /// The bounds of the function at a code address of the current space, as far as they
     /// lie in the same mapping; `None` where they are not known.
     #[must_use]
     pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.bounds(pc, Image::function)
+    }
+
+    fn bounds(&self, pc: Avma, of: impl FnOnce(&Image, Svma) -> Option<Range<Svma>>) -> Option<Range<Avma>> {
         let region = self.current().find(pc.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
         let svma = image.object()?.svma_of(offset)?;
-        let function = image.function(svma)?;
+        let function = of(image, svma)?;
         let start = pc.0.checked_sub(svma - function.start)?.max(region.start);
         let end = pc.0.checked_add(function.end - svma)?.min(region.end);
         Some(Avma(start)..Avma(end))

@@ -202,6 +202,10 @@ impl Code for TargetCode<'_> {
         self.images.row_aarch64(lookup)
     }
 
+    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
+        self.images.described_function(lookup)
+    }
+
     fn row_x86(&self, lookup: Avma) -> Option<RowX86> {
         self.images.row_x86(lookup)
     }

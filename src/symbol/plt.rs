@@ -5,8 +5,9 @@
 //! relocation of that slot has the name. Reading the jump and not counting stubs serves all
 //! layouts that linkers write (`.plt`, `.plt.sec`, `.plt.got`; with IBT or BTI or without).
 //!
-//! Format: "System V ABI, AMD64 Architecture Processor Supplement", figures 5.2 and 12.2;
-//! "ELF for the Arm 64-bit Architecture", `R_AARCH64_JUMP_SLOT`.
+//! Format: "System V ABI, AMD64 Architecture Processor Supplement", figures 5.2 and 12.2; "System V ABI,
+//! Intel386 Architecture Processor Supplement", figures 5-7 and 5-8; "ELF for the Arm 64-bit
+//! Architecture", `R_AARCH64_JUMP_SLOT`.
 
 use std::ops::Range;
 
@@ -28,6 +29,8 @@ pub struct Stubs<'a> {
     /// Symbol by the address of the slot, and by the number of the relocation in `.rela.plt`.
     slots: HashMap<u64, Symbol>,
     lazy: Vec<Symbol>,
+    /// Where slots are counted from in code that may be anywhere (`.got.plt`, or `.got`); i386.
+    got: u64,
 }
 
 /// The sections of stubs of an ELF image, by stated address.
@@ -51,8 +54,12 @@ type Symbol = (u8, u32);
 const MAX_SECTIONS: usize = 16;
 const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
+const I386: u16 = 3;
 /// A relocation (`Elf64_Rela`) and a symbol (`Elf64_Sym`).
 const ENTRY_BYTES: usize = 24;
+/// The same of 32 bits: `Elf32_Rel` and `Elf32_Sym`.
+const NARROW_RELOCATION_BYTES: usize = 8;
+const NARROW_SYMBOL_BYTES: usize = 16;
 /// Longest stub: on aarch64 with BTI and pointer authentication.
 const STUB_BYTES: usize = 24;
 
@@ -66,27 +73,40 @@ impl<'a> Stubs<'a> {
         if !addresses.any(|address| plts.iter().any(|section| section.holds(address))) {
             return None;
         }
-        let elf = Elf::parse(data).ok().filter(|elf| elf.is_64)?;
+        let elf = Elf::parse(data).ok().filter(|elf| elf.is_64 || elf.machine == I386)?;
+        let got = [".got.plt", ".got"].into_iter();
+        let got = got.into_iter().find_map(|name| sections.iter().find(|section| section.name == name));
         let mut stubs = Stubs {
             sections: plts,
             machine: elf.machine,
             tables: Vec::new(),
             slots: HashMap::new(),
             lazy: Vec::new(),
+            got: got.map_or(0, |section| section.svma),
         };
-        for name in [".rela.plt", ".rela.dyn"] {
+        let names = if elf.is_64 { [".rela.plt", ".rela.dyn"] } else { [".rel.plt", ".rel.dyn"] };
+        for name in names {
             let Some(relocations) = sections.iter().find(|section| section.name == name) else { continue };
             let Some(symbols) = sections.get(relocations.link as usize) else { continue };
             let Some(strings) = sections.get(symbols.link as usize) else { continue };
             let table = stubs.tables.len() as u8;
             stubs.tables.push((symbols.bytes, strings.bytes));
-            for entry in relocations.bytes.as_chunks::<ENTRY_BYTES>().0 {
-                let (slot, index) = (word(entry, 0), (word(entry, 8) >> 32) as u32);
+            let wide = |entry: &[u8; ENTRY_BYTES]| (word(entry, 0), (word(entry, 8) >> 32) as u32);
+            // r_offset; the number of the symbol in the upper 24 bits of r_info
+            let narrow = |entry: &[u8; NARROW_RELOCATION_BYTES]| {
+                let both = u64::from_le_bytes(*entry);
+                (both & u64::from(u32::MAX), (both >> 40) as u32)
+            };
+            let entries: Vec<(u64, u32)> = match elf.is_64 {
+                true => relocations.bytes.as_chunks().0.iter().map(wide).collect(),
+                false => relocations.bytes.as_chunks().0.iter().map(narrow).collect(),
+            };
+            for (slot, index) in entries {
                 // 0 stands for no symbol.
                 if index != 0 {
                     stubs.slots.entry(slot).or_insert((table, index));
                 }
-                if name == ".rela.plt" {
+                if name == names[0] {
                     stubs.lazy.push((table, index));
                 }
             }
@@ -101,12 +121,43 @@ impl<'a> Stubs<'a> {
         let into = usize::try_from(address - section.svma).ok()?;
         let (table, index) = match self.machine {
             X86_64 => self.x86_64(section, into),
+            I386 => self.i386(section, into),
             AARCH64 => self.aarch64(section, into),
             _ => None,
         }?;
         let (symbols, strings) = self.tables.get(usize::from(table))?;
-        let symbol = symbols.as_chunks::<ENTRY_BYTES>().0.get(index as usize)?;
-        Some(name_at(strings, word(symbol, 0) as u32, MAX_NAME_BYTES)).filter(|name| !name.is_empty())
+        let bytes = if self.machine == I386 { NARROW_SYMBOL_BYTES } else { ENTRY_BYTES };
+        let symbol = symbols.chunks_exact(bytes).nth(index as usize)?;
+        let name = u32::from_le_bytes(*symbol.first_chunk()?);
+        Some(name_at(strings, name, MAX_NAME_BYTES)).filter(|name| !name.is_empty())
+    }
+
+    fn i386(&self, section: &Section<'a>, into: usize) -> Option<Symbol> {
+        let size = if section.name == ".plt.got" && !section.bytes.starts_with(&[0xf3, 0x0f, 0x1e]) {
+            8
+        } else {
+            16
+        };
+        let start = into - into % size;
+        let stub = section.bytes.get(start..(start + size).min(section.bytes.len()))?;
+        let operand = |at: usize| Some(u32::from_le_bytes(*stub.get(at..)?.first_chunk()?));
+        for at in 0..stub.len() {
+            match stub.get(at..)? {
+                // jmp *slot; jmp *slot@GOT(%ebx)
+                [0xff, 0x25, ..] => return self.slots.get(&u64::from(operand(at + 2)?)).copied(),
+                [0xff, 0xa3, ..] => {
+                    let slot = (self.got as u32).wrapping_add(operand(at + 2)?);
+                    return self.slots.get(&u64::from(slot)).copied();
+                }
+                // push $offset in .rel.plt, with IBT all that the lazy half of a stub has.
+                [0x68, ..] => {
+                    let number = usize::try_from(operand(at + 1)?).ok()? / NARROW_RELOCATION_BYTES;
+                    return self.lazy.get(number).copied();
+                }
+                _ => {}
+            }
+        }
+        None
     }
 
     fn x86_64(&self, section: &Section<'a>, into: usize) -> Option<Symbol> {
@@ -185,15 +236,16 @@ mod tests {
     }
 
     fn stubs(machine: u16, section: Section<'static>, slots: &[(u64, &'static str)]) -> Stubs<'static> {
+        let symbol_bytes = if machine == I386 { NARROW_SYMBOL_BYTES } else { ENTRY_BYTES };
         let (mut symbols, mut strings) = (Vec::new(), Vec::new());
         for name in ["", "first", "second"].iter().chain(slots.iter().map(|(_, name)| name)) {
             symbols.extend((strings.len() as u32).to_le_bytes());
-            symbols.extend([0; ENTRY_BYTES - 4]);
+            symbols.extend(vec![0; symbol_bytes - 4]);
             strings.extend([name.as_bytes(), b"\0"].concat());
         }
         let slots = slots.iter().zip(3..).map(|((slot, _), symbol)| (*slot, (0, symbol))).collect();
         let tables: Vec<(&[u8], &[u8])> = vec![(symbols.leak(), strings.leak())];
-        Stubs { sections: vec![section], machine, tables, slots, lazy: vec![(0, 1), (0, 2)] }
+        Stubs { sections: vec![section], machine, tables, slots, lazy: vec![(0, 1), (0, 2)], got: 0x3ff4 }
     }
 
     fn check(stubs: &Stubs<'_>, address: u64, expected: Option<&str>) {
@@ -225,6 +277,24 @@ mod tests {
         let got = stubs(X86_64, section(".plt.got", 0x1000, got), &[(0x3fe8, "a"), (0x3ff0, "b")]);
         check(&got, 0x1007, Some("a"));
         check(&got, 0x1008, Some("b"));
+    }
+
+    #[test]
+    fn stubs_of_i386() {
+        // push 4(%ebx); jmp *8(%ebx); nop  |  jmp *0xc(%ebx); push $8; jmp
+        let plt = b"\xff\xb3\x04\0\0\0\xff\xa3\x08\0\0\0\0\0\0\0\
+                    \xff\xa3\x0c\0\0\0\x68\x08\0\0\0\xe9\xe0\xff\xff\xff";
+        let anywhere = stubs(I386, section(".plt", 0x1020, plt), &[(0x4000, "puts")]);
+        check(&anywhere, 0x1030, Some("puts"));
+        check(&anywhere, 0x103f, Some("puts"));
+        check(&anywhere, 0x1020, None);
+        // jmp *0x804c00c; push $0; jmp
+        let fixed = b"\xff\x25\x0c\xc0\x04\x08\x68\0\0\0\0\xe9\xe0\xff\xff\xff";
+        let fixed = stubs(I386, section(".plt", 0x0804_9030, fixed), &[(0x0804_c00c, "exit")]);
+        check(&fixed, 0x0804_9035, Some("exit"));
+        // endbr32; push $8; jmp
+        let lazy = b"\xf3\x0f\x1e\xfb\x68\x08\0\0\0\xe9\xe1\xff\xff\xff\x66\x90";
+        check(&stubs(I386, section(".plt", 0x1030, lazy), &[]), 0x1034, Some("second"));
     }
 
     #[test]

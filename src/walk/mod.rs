@@ -146,6 +146,12 @@ pub trait Code {
         None
     }
 
+    /// The bounds of the function at a look-up address as unwind information has them, a part that was
+    /// split off by itself; `None` where there is none.
+    fn described_function(&self, _lookup: Avma) -> Option<Range<Avma>> {
+        None
+    }
+
     /// The bounds of the function at `pc`; `None` where they are not known.
     fn function(&self, _pc: Avma) -> Option<Range<Avma>> {
         None

@@ -39,7 +39,7 @@ pub(crate) struct Stub {
 
 impl Stub {
     /// gdbserver, attached to a process.
-    fn gdbserver(pid: u32) -> Option<Stub> {
+    pub(crate) fn gdbserver(pid: u32) -> Option<Stub> {
         let mut command = Command::new(program(&["gdbserver"])?);
         command.args(["--attach", "127.0.0.1:0", &pid.to_string()]);
         let mut child =

@@ -24,6 +24,8 @@ mod frames;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;
 mod handlers;
+#[cfg(target_arch = "x86_64")] // whose kernel runs them
+mod i386;
 mod images;
 mod killed;
 mod lifecycle;

@@ -100,6 +100,8 @@ enum Way {
 pub(super) struct Images {
     exec: Option<Exec>,
     system: System,
+    /// Bytes of an address of the target.
+    pointer_bytes: usize,
     way: Option<Way>,
     /// What is mapped as code, by address.
     pub(super) mappings: Vec<Mapping>,
@@ -112,10 +114,11 @@ pub(super) struct Images {
 }
 
 impl Images {
-    pub(super) fn new(exec: Option<Exec>, system: System) -> Images {
+    pub(super) fn new(exec: Option<Exec>, system: System, pointer_bytes: usize) -> Images {
         Images {
             exec,
             system,
+            pointer_bytes,
             way: None,
             mappings: Vec::new(),
             heads: HashMap::new(),
@@ -150,7 +153,7 @@ impl Images {
 
     /// Another program runs: nothing that was known holds.
     pub(super) fn forget(&mut self) {
-        *self = Images { way: self.way, ..Images::new(self.exec.take(), self.system) };
+        *self = Images { way: self.way, ..Images::new(self.exec.take(), self.system, self.pointer_bytes) };
     }
 
     /// Asks what is mapped now, and for the bytes of what is new; whether anything changed. `pc` is
@@ -220,7 +223,7 @@ impl Images {
             return Ok(false);
         }
         let auxv = stub.transfer("auxv", "", MAX_LIST_BYTES)?.unwrap_or_default();
-        let auxv = Auxv::parse(&auxv);
+        let auxv = Auxv::parse(&auxv, self.pointer_bytes);
         let mut path = None;
         if stub.offers.exec_file {
             let annex = stub.run.pid.filter(|_| stub.offers.multiprocess).map(|pid| format!("{pid:x}"));

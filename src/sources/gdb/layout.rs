@@ -97,6 +97,7 @@ pub struct Told {
 pub fn arch(name: &str) -> Result<Arch, String> {
     match name {
         "i386:x86-64" | "i386:x86-64:intel" | "x86_64" | "x86_64h" | "amd64" => Ok(Arch::X86_64),
+        "i386" | "i386:intel" | "i486" | "i586" | "i686" => Ok(Arch::X86),
         "aarch64" | "arm64" | "arm64e" => Ok(Arch::Aarch64),
         // `arm`, `armv7e-m`, `thumbv7m`; big-endian ones have `eb` in their names, or end with it.
         name if name.starts_with("arm") || name.starts_with("thumb") || name.starts_with("iwmmxt") => {
@@ -109,9 +110,10 @@ pub fn arch(name: &str) -> Result<Arch, String> {
         }
         "" => Err("the stub does not tell its processor; name the program with --exec FILE".to_owned()),
         other => Err(format!(
-            "the stub's processor is `{other}`; this version records {}, {} and {} targets",
+            "the stub's processor is `{other}`; this version records {}, {}, {} and {} targets",
             Arch::X86_64.name(),
             Arch::Aarch64.name(),
+            Arch::X86.name(),
             Arch::Arm.name()
         )),
     }
@@ -335,6 +337,19 @@ mod tests {
     }
 
     #[test]
+    fn registers_of_i386_are_of_four_bytes() {
+        let layout = Layout::of(Arch::X86, &Description::default()).unwrap();
+        let sent: Vec<Option<u8>> = (1..=9u32).flat_map(u32::to_le_bytes).map(Some).collect();
+        assert_eq!(layout.beyond(sent.len()), [0u32; 0]);
+        assert_eq!(layout.beyond(sent.len() - 1), [8]);
+        let told = layout.registers(&sent, &|_| None).unwrap();
+        let Registers::X86(registers) = told.registers else { panic!("another processor") };
+        assert_eq!((registers.gpr, registers.eip, told.call), ([1, 2, 3, 4, 5, 6, 7, 8], 9, None));
+        let wide = vec![register("eax", 0, 64)];
+        assert!(Layout::of(Arch::X86, &described(wide)).unwrap_err().contains("32 were expected"));
+    }
+
+    #[test]
     fn what_is_missing_or_contradictory_is_named() {
         let all: Vec<Register> =
             X86_64_ORDER.iter().enumerate().map(|(at, name)| register(name, at as u32, 64)).collect();
@@ -396,6 +411,7 @@ mod tests {
         assert_eq!(arch("thumbv7m"), Ok(Arch::Arm));
         assert_eq!(arch("i386:x86-64"), Ok(Arch::X86_64));
         assert_eq!(arch("arm64e"), Ok(Arch::Aarch64));
+        assert_eq!(arch("i386"), Ok(Arch::X86));
         assert!(arch("mips").unwrap_err().contains("`mips`"));
         assert!(arch("armebv7").unwrap_err().contains("big-endian"));
         assert!(arch("").unwrap_err().contains("--exec"));

@@ -54,7 +54,7 @@ fn line(line: &[u8]) -> Option<Line> {
     Some(Line { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
 }
 
-/// What the auxiliary vector of a 64-bit little-endian process says.
+/// What the auxiliary vector of a little-endian process says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Auxv {
     /// Where the program begins to run.
@@ -66,12 +66,14 @@ pub(super) struct Auxv {
 }
 
 impl Auxv {
-    pub(super) fn parse(bytes: &[u8]) -> Auxv {
+    pub(super) fn parse(bytes: &[u8], pointer_bytes: usize) -> Auxv {
         let mut auxv = Auxv::default();
-        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        for pair in bytes.chunks_exact(16) {
-            let value = Some(word(&pair[8..])).filter(|value| *value != 0);
-            match word(&pair[..8]) {
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+        // Two words of the target's size each: never none.
+        let pointer_bytes = pointer_bytes.clamp(1, 8);
+        for pair in bytes.chunks_exact(2 * pointer_bytes) {
+            let value = Some(word(&pair[pointer_bytes..])).filter(|value| *value != 0);
+            match word(&pair[..pointer_bytes]) {
                 AT_NULL => break,
                 AT_BASE => auxv.loader = value,
                 AT_ENTRY => auxv.entry = value,
@@ -169,8 +171,10 @@ mod tests {
     fn the_auxiliary_vector_ends_where_it_says() {
         let words = [9u64, 0x1040, 7, 0x7000, 33, 0, 0, 0, 9, 5];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        assert_eq!(Auxv::parse(&bytes), Auxv { entry: Some(0x1040), loader: Some(0x7000), vdso: None });
-        assert_eq!(Auxv::parse(&bytes[..13]), Auxv::default());
+        assert_eq!(Auxv::parse(&bytes, 8), Auxv { entry: Some(0x1040), loader: Some(0x7000), vdso: None });
+        assert_eq!(Auxv::parse(&bytes[..13], 8), Auxv::default());
+        let narrow: Vec<u8> = words.iter().flat_map(|word| (*word as u32).to_le_bytes()).collect();
+        assert_eq!(Auxv::parse(&narrow, 4), Auxv::parse(&bytes, 8));
     }
 
     #[test]

@@ -64,6 +64,7 @@ const MAX_REGISTER_QUESTIONS: usize = 1024;
 /// ELF's numbers of processors (e_machine).
 const EM_X86_64: u16 = 62;
 const EM_AARCH64: u16 = 183;
+const EM_386: u16 = 3;
 const EM_ARM: u16 = 40;
 /// Longest command line that is shown.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
@@ -175,6 +176,7 @@ fn describe(
         description.architecture = match exec.elf.machine {
             EM_X86_64 => "x86_64".to_owned(),
             EM_AARCH64 => "aarch64".to_owned(),
+            EM_386 => "i386".to_owned(),
             EM_ARM => "arm".to_owned(),
             other => format!("ELF machine {other}"),
         };
@@ -191,7 +193,7 @@ fn describe(
     if system == System::Bare {
         stub.memory_ends_at = memory::BOARD_RAM_BYTES;
     }
-    let mut images = Images::new(exec.clone(), system);
+    let mut images = Images::new(exec.clone(), system, layout.arch.pointer_bytes() as usize);
     let first = stub.run.threads.first().copied();
     let told = match first {
         Some(first) => stub.registers(&[first], &layout)?.pop().flatten(),

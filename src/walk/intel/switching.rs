@@ -16,6 +16,8 @@ use crate::walk::Code;
 const LANDING_PAD_DATA: [usize; 2] = [0, 2];
 /// Instructions that are followed to that jump.
 const INSTRUCTIONS_MAX: u32 = 96;
+/// Bytes in front of those in which decoding is to fall in step with the instructions.
+const IN_STEP_BYTES: u64 = 32;
 /// Bytes before an address in which the stack pointer may have been loaded: the rest of
 /// `swapcontext` and of `setcontext` behind it is shorter.
 const BEHIND_BYTES: u64 = 64;
@@ -102,12 +104,13 @@ fn calls_to_landing_pad<P: Intel<N>, const N: usize>(mut at: Avma, code: &dyn Co
 /// row does not say it is.
 fn stack_was_loaded<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
     // The start of the mapping may be nearer.
-    let behind = (1..=BEHIND_BYTES).rev().find_map(|from| {
+    let most = if P::IS_LONG { BEHIND_BYTES } else { BEHIND_BYTES + IN_STEP_BYTES };
+    let behind = (1..=most).rev().find_map(|from| {
         let bytes = code.code(Avma(at.0.checked_sub(from)?))?;
         Some((at.0 - from, bytes.get(..from as usize)?))
     });
     let Some((start, before)) = behind else { return false };
-    (0..before.len()).any(|offset| {
+    (before.len().saturating_sub(BEHIND_BYTES as usize)..before.len()).any(|offset| {
         // Most bytes are no such instruction, which is cheaper to see than by decoding.
         match before[offset..] {
             [0x48..=0x4f, 0x89 | 0x8b, ..] if P::IS_LONG => {}
@@ -119,8 +122,28 @@ fn stack_was_loaded<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> b
             let loaded_from = stack_pointer_source::<P, N>(&instruction);
             loaded_from.is_some_and(|register| !counts_from::<P, N>(register, place, code))
                 && runs_straight_on::<P, N>(before, offset, &instruction)
+                && (P::IS_LONG || may_begin_at::<P, N>(before, offset))
         })
     })
+}
+
+/// Whether an instruction may begin at an offset of the code in front of an address. Without a REX
+/// prefix the bytes of such a load are two, which parts of others look like (`call` by a distance that
+/// ends in `89`). Decoding that begins anywhere falls in step with the instructions soon: the first
+/// place from which it arrives at the address tells.
+fn may_begin_at<P: Intel<N>, const N: usize>(before: &[u8], offset: usize) -> bool {
+    for first in 0..before.len().min(IN_STEP_BYTES as usize).min(offset) {
+        let (mut at, mut begins) = (first, false);
+        while at < before.len() {
+            begins |= at == offset;
+            let Some(instruction) = before.get(at..).and_then(decode_of::<P, N>) else { break };
+            at += instruction.length;
+        }
+        if at == before.len() {
+            return begins;
+        }
+    }
+    true
 }
 
 /// Where `mov` loads the stack pointer from: `Some(None)` for memory that neither rsp nor rbp
@@ -174,8 +197,8 @@ fn runs_straight_on<P: Intel<N>, const N: usize>(code: &[u8], offset: usize, fir
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::X86_64;
-    use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
+    use crate::arch::{X86, X86_64};
+    use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, X86_COLUMNS, X86_RETURN_ADDRESS};
 
     const RSP: usize = X86_64::RSP;
 
@@ -287,6 +310,25 @@ mod tests {
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
         assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
         assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
+    }
+
+    #[test]
+    fn in_32_bit_mode_a_part_of_another_instruction_is_no_load() {
+        let row = {
+            let mut row = Row::new(Cfa::Register(X86::ESP as u8, 16));
+            row.columns[X86_RETURN_ADDRESS] = Column::At(-4);
+            row
+        };
+        let switch = |code: &[&[u8]]| {
+            let bytes = code.concat();
+            let at = TEXT + bytes.len() as u64 - 1;
+            super::at::<X86, X86_COLUMNS>(CodeAddress::Return(Avma(at)), &row, &Text(&bytes, None))
+        };
+        let nops: [u8; 48] = [0x90; 48];
+        // call by a distance whose first bytes would be mov %esi,%esp; then the byte behind it
+        assert_eq!(switch(&[&nops, &[0x31, 0xc0], &[0xe8, 0x89, 0xf4, 0xff, 0xff], &[0x90]]), Switch::No);
+        // mov 0x30(%eax),%esp; mov 0x24(%eax),%edi
+        assert_eq!(switch(&[&nops, &[0x8b, 0x60, 0x30], &[0x8b, 0x78, 0x24], &[0x90]]), Switch::Yes);
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub(super) struct Cache {
     unusual: Vec<Unusual>,
     /// Rows at addresses, program counters or not, by the ways from an entry.
     confirmed: HashMap<(u64, u64, bool), Option<Box<RowX86>>>,
+    /// Rows at program counters by instructions, in spite of unwind information.
+    by_code: HashMap<u64, Option<Box<RowX86>>>,
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -51,12 +53,14 @@ impl Cache {
         self.rules.clear();
         self.unusual.clear();
         self.confirmed.clear();
+        self.by_code.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.retain(|key| !is_gone(lookup_of(key)));
         self.confirmed.retain(|(_, at, _), _| !is_gone(Avma(*at)));
+        self.by_code.retain(|at, _| !is_gone(Avma(*at)));
     }
 
     pub(super) fn unusual(&self, index: u16) -> Option<&Unusual> {
@@ -72,6 +76,30 @@ impl Cache {
         }
     }
 
+    /// The row at a program counter by the ways to a return, where they are certain, or by all those from
+    /// where its function begins: for what unwind information leads nowhere from. That of glibc's
+    /// assembly is not always right (the CFA behind a return in the middle of `memcpy`).
+    pub(super) fn by_code(&mut self, pc: Avma, code: &dyn Code) -> Option<&RowX86> {
+        if self.by_code.len() >= CONFIRMED_MAX {
+            self.by_code.clear();
+        }
+        if !self.by_code.contains_key(&pc.0) {
+            let since_entry = || {
+                let function = code.described_function(pc)?;
+                flow::since_entry_on_all_ways::<X86, _>(function.start, pc, false, code).map(Box::new)
+            };
+            let row = match forward::follow::<X86, X86_COLUMNS>(pc, false, code) {
+                Some(Leads::Back(row, Proof::Certain)) => Some(row),
+                _ => since_entry(),
+            };
+            if code.lacked() {
+                return None;
+            }
+            self.by_code.insert(pc.0, row);
+        }
+        self.by_code.get(&pc.0)?.as_deref()
+    }
+
     #[cold]
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
@@ -79,6 +107,7 @@ impl Cache {
         let kind = match found {
             Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),
             Found::Root => Kind::Root,
+            Found::Context { not_called } => Kind::Fiber { not_called },
             Found::Nothing => Kind::Unknown,
         };
         let rule = Rule { kind, returns };
@@ -139,6 +168,10 @@ enum Found {
     Row(Box<RowX86>, Method, Proof),
     /// The thread's first function.
     Root,
+    /// What the first function of a fiber returns to; `not_called`: has not returned to yet.
+    Context {
+        not_called: bool,
+    },
     /// Neither unwind information nor understandable code.
     Nothing,
 }
@@ -147,6 +180,13 @@ enum Found {
 fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     let follows_call = is_return && X86::returns(at, code);
+    if let Some(into) = start::into_context(at, code) {
+        let not_called = is_return && into == 0;
+        return (Found::Context { not_called }, follows_call || not_called);
+    }
+    if !is_return && start::is_pc_thunk(at, code) {
+        return (Found::Row(Box::new(bare()), Method::Code, Proof::Certain), false);
+    }
     let here = code.code(at).unwrap_or_default();
     let row = code.row_x86(address.lookup().at());
     if let Some(context) = start::context_at(here)
@@ -157,10 +197,19 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if let Some(row) = row {
         // As on x86_64: where nothing was pushed when it called, and it goes on to the end of the
         // thread, it is where that began.
-        let is_bare = row.cfa == Cfa::Register(ESP as u8, POINTER.cast_signed());
-        let to_exit = || forward::follow::<X86, X86_COLUMNS>(at, true, code) == Some(Leads::ToExit);
-        if follows_call && is_bare && to_exit() {
-            return (Found::Root, true);
+        let below = is_below_stack_pointer(&row);
+        if (row == bare() || below) && (follows_call || !is_return) {
+            // Assembly of glibc's pushes, and its rows do not say so, or count the wrong way: string
+            // functions, contexts (sysdeps/i386/strchr.S, setcontext.S of glibc 2.36).
+            match in_bare_code(address, code) {
+                Found::Root if is_return => return (Found::Root, true),
+                Found::Row(by_code, method, proof)
+                    if by_code.cfa != row.cfa && (below || proof == Proof::Certain) =>
+                {
+                    return (Found::Row(by_code, method, proof), follows_call);
+                }
+                _ => {}
+            }
         }
         // A handler returns to the vDSO's trampoline, whose row begins one byte before it for
         // unwinders that look up return addresses minus one (vdso32/sigreturn.S).
@@ -174,6 +223,21 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         return (Found::Root, follows_call);
     }
     (in_bare_code(address, code), follows_call)
+}
+
+/// Whether a row says that the return address is below the stack pointer, where nothing is kept.
+fn is_below_stack_pointer(row: &RowX86) -> bool {
+    let (Cfa::Register(register, cfa), Column::At(at)) = (&row.cfa, &row.columns[X86_RETURN_ADDRESS]) else {
+        return false;
+    };
+    !row.signal && usize::from(*register) == ESP && cfa.saturating_add(*at) < 0
+}
+
+/// The row of a function that has pushed nothing.
+fn bare() -> RowX86 {
+    let mut row = RowX86::new(Cfa::Register(ESP as u8, POINTER.cast_signed()));
+    row.columns[X86_RETURN_ADDRESS] = Column::At(-POINTER.cast_signed());
+    row
 }
 
 /// What the instructions tell where there is no unwind information.

@@ -25,7 +25,7 @@ pub(super) fn walk(
     out.push(frame.address.lookup());
     let rule = cache.rule(frame.address, input.code);
     let step = match rule.kind {
-        Kind::Root => return Walked { ended: Ended::Root, reached: sp },
+        Kind::Root | Kind::Fiber { .. } => return Walked { ended: Ended::Root, reached: sp },
         Kind::Ordinary(row, _) => frame.ordinary(&row, input),
         Kind::Unusual(index) => match cache.unusual(index) {
             // A signal frame is no record, and ebp still that of what it interrupted.

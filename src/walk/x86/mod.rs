@@ -71,8 +71,8 @@ impl Intel<X86_COLUMNS> for X86 {
     const IS_LONG: bool = false;
     // The numbers in instructions, of which there are eight.
     const DWARF: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7];
-    // mov %eax,%edi
-    const KEEPS_ENTRY: &'static [u8] = &[0x89, 0xc7];
+    // add $16,%esp; mov %eax,%edi
+    const KEEPS_ENTRY: &'static [u8] = &[0x83, 0xc4, 0x10, 0x89, 0xc7];
 
     fn row(code: &dyn Code, lookup: Avma) -> Option<RowX86> {
         code.row_x86(lookup)

@@ -59,6 +59,10 @@ pub(super) enum Kind {
     Unusual(u16),
     /// The thread's first function.
     Root,
+    /// What the first function of a fiber returns to; `not_called`: has not returned to yet.
+    Fiber {
+        not_called: bool,
+    },
     /// Neither unwind information nor understandable code.
     #[default]
     Unknown,

@@ -2,6 +2,9 @@
 //! compilers make it of C libraries' sources. Input: bytes; output: yes or no, and where a trampoline
 //! finds the saved registers.
 
+use crate::addr::Avma;
+use crate::walk::Code;
+
 /// Whether code is what follows the call of `main` or of a thread's function: its result is passed
 /// to `exit`, or kept for `pthread_join`. Sources: as of x86_64.
 pub(super) fn is_start_code(code: &[u8]) -> bool {
@@ -63,9 +66,66 @@ pub(super) fn context_at(code: &[u8]) -> Option<i64> {
     }
 }
 
+/// How far into the code an address is that the first function of a `makecontext` stack returns to, which
+/// nothing called. Source: glibc sysdeps/unix/sysv/linux/i386/makecontext.S.
+pub(super) fn into_context(at: Avma, code: &dyn Code) -> Option<u64> {
+    // lea (%esp,%ebx,4),%esp; cmpl $0,(%esp); je; call setcontext
+    const START: &[u8] = &[0x8d, 0x24, 0x9c, 0x83, 0x3c, 0x24, 0, 0x74, 7, 0xe8];
+    // Up to the call of exit.
+    const BYTES: u64 = 0x1f;
+    (0..BYTES).find(|into| {
+        let start = at.0.checked_sub(*into).and_then(|start| code.code(Avma(start)));
+        start.is_some_and(|code| code.starts_with(START))
+    })
+}
+
+/// Whether an address is in code that does nothing but tell its caller where that is: `mov (%esp),%ebx;
+/// ret`, or with another register. Start code has one of its own (glibc sysdeps/i386/start.S), which its
+/// row, that of a function without a caller, takes for a part of it.
+pub(super) fn is_pc_thunk(at: Avma, code: &dyn Code) -> bool {
+    let is_thunk = |start: Avma| {
+        let code = code.code(start).unwrap_or_default();
+        matches!(code, [0x8b, to, 0x24, 0xc3, ..] if to & 0xc7 == 0x04)
+    };
+    is_thunk(at) || at.0.checked_sub(3).is_some_and(|start| is_thunk(Avma(start)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Text(&'static [u8]);
+    impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+
+    #[test]
+    fn what_makecontext_returns_to_is_known_at_each_of_its_instructions() {
+        let text = Text(&[
+            0xc3, // +00 ret
+            0x8d, 0x24, 0x9c, // +01 lea (%esp,%ebx,4),%esp
+            0x83, 0x3c, 0x24, 0, // +04 cmpl $0,(%esp)
+            0x74, 0x07, // +08 je
+            0xe8, 0, 0, 0, 0, // +0a call setcontext
+            0xeb, 0x02, // +0f jmp
+        ]);
+        let into = |at: u64| into_context(Avma(0x1000 + at), &text);
+        assert_eq!([0, 1, 4, 8, 0xf].map(into), [None, Some(0), Some(3), Some(7), Some(14)]);
+        assert_eq!(into(0x40), None);
+    }
+
+    #[test]
+    fn a_thunk_is_one_at_both_of_its_instructions() {
+        // mov (%esp),%ebx; ret; mov (%esp),%eax; ret; mov 4(%esp),%eax; ret
+        let text = Text(&[0x8b, 0x1c, 0x24, 0xc3, 0x8b, 0x04, 0x24, 0xc3, 0x8b, 0x44, 0x24, 4, 0xc3]);
+        let found: Vec<u64> = (0..16).filter(|at| is_pc_thunk(Avma(0x1000 + at), &text)).collect();
+        assert_eq!(found, [0, 3, 4, 7]);
+    }
 
     #[test]
     fn each_trampoline_has_its_registers_elsewhere() {

@@ -84,7 +84,7 @@ impl Unwinder {
         confirmed.clear();
         let proved = self.walk(How::Cfi, registers, input, &mut confirmed);
         let more = confirmed.addresses.strip_prefix(out.addresses.as_slice()).unwrap_or_default();
-        let is_whole = proved.ended == Ended::Root
+        let is_whole = proved.ended.is_complete()
             && confirmed.addresses.starts_with(&out.addresses)
             && more.len() <= START_FRAMES_MAX;
         let ended = match walked.ended {
@@ -92,7 +92,7 @@ impl Unwinder {
                 let found = out.len();
                 out.addresses.extend_from_slice(more);
                 out.methods.extend_from_slice(&confirmed.methods[found..]);
-                Ended::Root
+                proved.ended
             }
             Ended::Root => Ended::Unproved,
             other => other,
@@ -112,11 +112,21 @@ impl Unwinder {
             reached,
         };
         loop {
-            let Some(step) = self.step(how, &frame, input, out) else {
-                return outermost(&doubts, Ended::Root, reached);
+            let step = match self.step(how, &frame, input, out) {
+                Ok(step) => step,
+                Err(first) => return outermost(&doubts, first, reached),
             };
             let Step { switch, proof, by_sp, may_use_record, .. } = step;
             let checked = step.next.and_then(|(next, method)| self.check(&frame, next, method, input));
+            let checked = match (checked, frame.address) {
+                (Err(Failure::Refused), CodeAddress::Pc(pc)) => match self.cache.by_code(pc, input.code) {
+                    Some(row) => frame
+                        .unusual(row, input)
+                        .and_then(|next| self.check(&frame, next, Method::Code, input)),
+                    None => Err(Failure::Refused),
+                },
+                (checked, _) => checked,
+            };
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
@@ -169,14 +179,20 @@ impl Unwinder {
         }
     }
 
-    /// The step from a frame, not yet checked; `None` from a thread's first function.
-    fn step(&mut self, how: How, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Option<Step> {
+    /// The step from a frame, not yet checked; from a first function what that ends.
+    fn step(&mut self, how: How, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Result<Step, Ended> {
         let rule = self.cache.rule(frame.address, input.code);
         // Only code that nothing else is known of may be walked by frame pointer: where unwind
         // information leads to no caller, a frame record is that of another frame.
         let by_code = |method: Method| how == How::Auto && method == Method::Code;
-        Some(match rule.kind {
-            Kind::Root => return None,
+        Ok(match rule.kind {
+            Kind::Root => return Err(Ended::Root),
+            Kind::Fiber { not_called } => {
+                if not_called {
+                    out.last_is_not_called(frame.address);
+                }
+                return Err(Ended::Fiber);
+            }
             Kind::Ordinary(row, method) => Step {
                 next: frame.ordinary(&row, input).map(|next| (next, method)),
                 switch: Switch::No,
@@ -185,7 +201,7 @@ impl Unwinder {
                 may_use_record: by_code(method),
             },
             Kind::Unusual(index) => {
-                let unusual = self.cache.unusual(index)?;
+                let unusual = self.cache.unusual(index).ok_or(Ended::BadFrame)?;
                 if unusual.is_trampoline {
                     out.last_is_not_called(frame.address);
                 }

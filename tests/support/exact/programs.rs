@@ -98,6 +98,10 @@ const STRIPPED: f64 = 0.0;
 const MADE: f64 = 0.9;
 const MADE_WITHOUT_FP: f64 = 0.0;
 
+/// Exceptions on i386, where functions keep frame pointers more often: while libgcc installs a landing
+/// pad some cannot be told from those that it puts in their place.
+const NARROW_THROWS: f64 = 0.985;
+
 /// In the place of a compiler: the source is the path of a program of the system.
 const INSTALLED: &str = "";
 /// Most boundaries of such a program.
@@ -183,11 +187,11 @@ const VARIANTS: [Variant; 87] = [
     variant("threads.c", "gcc", &[M32, "-O2", "-pthread"]).lazy().short(),
     variant("threads.c", "gcc", &[M32, "-O2", "-pthread", "-static", "-DSTATIC"]),
     variant("threads.c", "clang-19", &[M32, "-Os", "-pthread"]),
-    variant("throws.cpp", "g++", &[M32, "-O2"]).lazy().short(),
-    variant("throws.cpp", "g++", &[M32, "-O2", FP]),
-    variant("throws.cpp", "g++", &[M32, "-O0"]),
-    variant("throws.cpp", "g++", &[M32, "-Os"]),
-    variant("throws.cpp", "clang++-19", &[M32, "-O2"]).lazy(),
+    variant("throws.cpp", "g++", &[M32, "-O2"]).exact(NARROW_THROWS).lazy().short(),
+    variant("throws.cpp", "g++", &[M32, "-O2", FP]).exact(NARROW_THROWS),
+    variant("throws.cpp", "g++", &[M32, "-O0"]).exact(NARROW_THROWS),
+    variant("throws.cpp", "g++", &[M32, "-Os"]).exact(NARROW_THROWS),
+    variant("throws.cpp", "clang++-19", &[M32, "-O2"]).exact(NARROW_THROWS).lazy(),
     variant("bare.c", "gcc", &[M32, "-O2", NO_ASYNC, NO_TABLES, NO_FP]).exact(BARE),
     variant("bare.c", "gcc", &[M32, "-O2", NO_ASYNC, NO_TABLES, FP]).exact(BARE).short(),
     variant("bare.c", "gcc", &[M32, "-Os", NO_ASYNC, NO_TABLES, NO_FP, "-s"]).exact(STRIPPED),

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Return,
     Syscall,
     Push,
+    /// To a place that a register or memory holds.
+    Jump,
     Other,
 }
 
@@ -37,6 +39,7 @@ pub(crate) fn kind(code: &[u8], pointer: u64) -> Kind {
         Some([0xcd, 0x80, ..] | [0x0f, 0x34, ..]) if pointer == 4 => Kind::Syscall,
         Some([0xe8, ..]) => Kind::Call,
         Some([0xff, modrm, ..]) if modrm >> 3 & 7 == 2 => Kind::Call,
+        Some([0xff, modrm, ..]) if modrm >> 3 & 7 == 4 => Kind::Jump,
         Some([0xc2 | 0xc3, ..]) => Kind::Return,
         Some([0x0f, 0x05, ..]) => Kind::Syscall,
         Some([0x50..=0x57, ..]) => Kind::Push,
@@ -98,6 +101,9 @@ pub(crate) struct Shadow {
     /// The stack pointer was loaded with that of another stack, whose top frame has no
     /// return address yet.
     between: bool,
+    /// By the return address of a call and the stack pointer when it has returned: how many entries
+    /// its stack had before.
+    calls: HashMap<(u64, u64), usize>,
 }
 
 /// Stacks other than a thread's first are told apart by this: the fixtures align them to it.
@@ -107,7 +113,15 @@ impl Shadow {
     /// Of a thread whose addresses have so many bytes.
     pub(crate) fn new(pointer: u64) -> Shadow {
         let stacks = HashMap::new();
-        Shadow { pointer, stacks, current: 0, fresh: false, last: None, between: false }
+        Shadow {
+            pointer,
+            stacks,
+            current: 0,
+            fresh: false,
+            last: None,
+            between: false,
+            calls: HashMap::new(),
+        }
     }
 
     /// Takes one executed instruction into account. `own` tells whether an address is on
@@ -124,7 +138,7 @@ impl Shadow {
         let stack = if own(sp) { 0 } else { sp / STACK_ALIGN + 1 };
         self.between &= !matches!(kind, Kind::Call | Kind::Return | Kind::Push | Kind::Syscall);
         if stack != self.current {
-            self.between = kind == Kind::Other;
+            self.between = matches!(kind, Kind::Other | Kind::Jump);
             self.current = stack;
             self.fresh = !self.stacks.contains_key(&stack) && stack != 0;
         }
@@ -141,9 +155,16 @@ impl Shadow {
         }) {
             self.last = entries.pop();
         }
+        // A longjmp: `setjmp` returns again, maybe below the arguments of the calls that it leaves.
+        if kind == Kind::Jump
+            && let Some(depth) = self.calls.get(&(after.rip, sp))
+        {
+            entries.truncate(*depth);
+        }
         let pushed = before.gpr[X86_64::RSP] == sp.wrapping_add(self.pointer) && kind == Kind::Push;
         if called {
             let address = CodeAddress::Return(Avma(word(sp)));
+            self.calls.insert((word(sp), sp.wrapping_add(self.pointer)), entries.len());
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: false });
             self.fresh = false;
         } else if self.fresh && kind == Kind::Return {

@@ -1,0 +1,202 @@
+//! Programs of i386 under a kernel of x86_64: launched and attached to, sampled by the kernel and by
+//! ptrace, behind a stub, and between programs of 64 bits. Without the 32-bit C library each test
+//! prints SKIP with the compiler's words; with `STACKPROF_NO_SKIP=1` that is a failure.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::by_kernel::sampled;
+use crate::gdb_stub::{Stub, record};
+use crate::lifecycle::exec_fixture;
+use crate::support::{
+    Fixture, Recorded, Stack, assert_untouched, attach, launch, live, not_here, points, stackprof,
+    try_compile, wait_for,
+};
+
+const DEPTH: usize = 20;
+const SHARES: [(&str, f64); 4] = [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_15", 15.0), ("leaf_5", 5.0)];
+
+/// A fixture as a program of i386; `None`, after a line that says why, where none can be built.
+fn narrow(source: &str, name: &str, more: &[&str]) -> Option<PathBuf> {
+    // Headers of the kernel are where `-m32` looks only with a package that stands in the way of
+    // compilers for other processors.
+    const FLAGS: [&str; 8] = [
+        "-m32",
+        "-idirafter",
+        "/usr/include/x86_64-linux-gnu",
+        "-g",
+        "-O1",
+        "-fno-optimize-sibling-calls",
+        "-pthread",
+        "-Wall",
+    ];
+    match try_compile(source, name, &[FLAGS.as_slice(), more].concat()) {
+        Ok(program) => Some(program),
+        Err(words) => {
+            let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
+            assert!(!must, "STACKPROF_NO_SKIP is set, but no program of i386 can be built: {words}");
+            not_here(&format!("no program of i386 can be built: {words}"));
+            None
+        }
+    }
+}
+
+fn is_deep(stack: &Stack) -> bool {
+    stack.frames.iter().filter(|frame| *frame == "recurse").count() == DEPTH && stack.has("main")
+}
+
+#[track_caller]
+fn check_shares(recorded: &Recorded) {
+    recorded.check_success();
+    // Here the clock is asked in the kernel, which takes a part of the time.
+    let leaf = |stack: &Stack| SHARES.iter().find(|(name, _)| stack.has(name)).map(|(name, _)| *name);
+    let in_leaves = recorded.count(|stack| leaf(stack).is_some());
+    // The kernel's samples are no stops.
+    let taken = if recorded.figure("stops") > 0.0 { recorded.stacks_taken() } else { recorded.total() };
+    recorded.check(taken > 50 && in_leaves * 10 > recorded.total() * 8, "hardly anything was sampled");
+    for (name, expected) in SHARES {
+        let count = recorded.count(|stack| leaf(stack) == Some(name));
+        let share = 100.0 * count as f64 / in_leaves as f64;
+        println!("{name} {share:.2} % of {taken} stacks");
+        let off = (share - expected).abs();
+        recorded.check(off <= points(expected, taken), format!("{name} has {share:.2} %"));
+    }
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    println!("{complete} complete");
+    recorded.check(complete >= 0.995, format!("{complete} of the stacks are complete"));
+    let deep = recorded.count(|stack| leaf(stack).is_some() && is_deep(stack));
+    recorded.check(deep * 1000 >= in_leaves * 995, format!("{deep} of {in_leaves} at depth {DEPTH}"));
+    recorded.check(recorded.stats["arch"] == "i386", format!("taken for {}", recorded.stats["arch"]));
+}
+
+fn launched(source: &str) {
+    let Some(program) = narrow("shares", "shares_i386", &[]) else { return };
+    let options = ["--hz", "997", "--source", source];
+    let recorded = launch(&options, &program, &["3", "20"]);
+    check_shares(&recorded);
+    recorded.check(recorded.stats["exit_status"] == 0, "the exit status is not 0");
+    let Some(bare) = narrow("shares", "shares_i386_bare", &["-fomit-frame-pointer", "-static"]) else {
+        return;
+    };
+    check_shares(&launch(&options, &bare, &["2", "20"]));
+}
+
+fn attached(source: &str) {
+    let Some(program) = narrow("shares", "shares_i386", &[]) else { return };
+    let mut target = Fixture::run(Command::new(program).args(["8", "20"]));
+    target.line("ready");
+    let recorded = attach(target.pid(), &["--hz", "997", "--duration", "4", "--source", source]).wait();
+    check_shares(&recorded);
+    assert_untouched(target.pid(), "after the recording");
+}
+
+#[test]
+fn shares_are_right_when_launched_and_stopped() {
+    let Some(_one) = live() else { return };
+    launched("ptrace");
+}
+
+#[test]
+fn shares_are_right_when_launched_and_sampled_by_the_kernel() {
+    let Some(_one) = sampled() else { return };
+    launched("perf");
+}
+
+#[test]
+fn shares_are_right_when_attached_to_and_stopped() {
+    let Some(_one) = live() else { return };
+    attached("ptrace");
+}
+
+#[test]
+fn shares_are_right_when_attached_to_and_sampled_by_the_kernel() {
+    let Some(_one) = sampled() else { return };
+    attached("perf");
+}
+
+/// A program of 64 bits becomes one of 32 bits, and that one of 64 bits again.
+fn replaced(source: &str) {
+    let Some(two) = narrow("exec", "exec_two_i386", &["-DNAME=two"]) else { return };
+    let (one, three) = (exec_fixture("one"), exec_fixture("three"));
+    // Each is given the next one only.
+    let dir = TempDir::new().unwrap();
+    let script = dir.path().join("next");
+    fs::write(&script, format!("#!/bin/sh\nexec '{}' '{}'\n", two.display(), three.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let recorded = launch(&["--hz", "997", "--source", source], &one, &[script.as_os_str()]);
+    recorded.check_success();
+    recorded.check(recorded.stdout == "finished\n", "the last program did not finish");
+    for name in ["burn_in_one", "burn_in_two", "burn_in_three"] {
+        let seconds = recorded.count(|stack| stack.has(name) && stack.has("main")) as f64 / 997.0;
+        println!("{name} {seconds:.3} s");
+        // Each uses 0.7 s of CPU time, a part of it for reading the clock.
+        recorded.check(seconds > 0.35 && seconds < 1.05, format!("{seconds} s in {name}"));
+    }
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    recorded.check(complete >= 0.9, format!("{complete} of the stacks are complete"));
+}
+
+#[test]
+fn programs_of_both_sizes_follow_each_other_by_stops() {
+    let Some(_one) = live() else { return };
+    replaced("ptrace");
+}
+
+#[test]
+fn programs_of_both_sizes_follow_each_other_by_samples_of_the_kernel() {
+    let Some(_one) = sampled() else { return };
+    replaced("perf");
+}
+
+#[test]
+fn waiting_threads_are_dumped_from_their_calls_to_where_they_began() {
+    let Some(_one) = live() else { return };
+    let Some(program) = narrow("threads", "threads_i386", &[]) else { return };
+    let mut target = Fixture::run(Command::new(program).args(["3", "12", "120"]));
+    target.line("ready");
+    let pid = target.pid().to_string();
+    let output = stackprof().args(["dump", "stacks", "--pid", &pid]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(" main") && !said.contains("incomplete"), "{said}");
+    assert_untouched(target.pid(), "after the dump");
+}
+
+/// Needs no 32-bit C library, and no start code: a pause for ever.
+#[test]
+fn a_program_without_a_c_library_is_recorded() {
+    let Some(_one) = live() else { return };
+    let flags = ["-O1", "-m32", "-nostdlib", "-static"];
+    let program = match try_compile("bits32", "bits32", &flags) {
+        Ok(program) => program,
+        Err(words) => return not_here(&format!("no 32-bit programs can be built: {words}")),
+    };
+    let mut child = match Command::new(&program).spawn() {
+        Ok(child) => child,
+        Err(error) => return not_here(&format!("no 32-bit programs can be run: {error}")),
+    };
+    let pid = child.id();
+    wait_for("its program", || fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program));
+    let output = stackprof().args(["dump", "stacks", "--pid", &pid.to_string()]).output().unwrap();
+    assert_untouched(pid, "after the dump");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("_start"), "{said}");
+}
+
+#[test]
+fn shares_are_right_through_gdbserver() {
+    let Some(_one) = live() else { return };
+    let Some(program) = narrow("shares", "shares_i386", &[]) else { return };
+    let mut target = Fixture::run(Command::new(program).args(["12", "20"]));
+    target.line("ready");
+    let Some(stub) = Stub::gdbserver(target.pid()) else { return };
+    check_shares(&record(&stub.place, &["--duration", "5"]));
+    assert_untouched(target.pid(), "after the recording");
+}
