@@ -150,6 +150,7 @@ impl Cache {
         if code.lacked() {
             return rule;
         }
+        code.learned(lookup_of(key(address)));
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
@@ -198,6 +199,7 @@ impl Cache {
             if code.lacked() {
                 return None;
             }
+            code.learned(at);
             self.confirmed.insert(key, row.map(Box::new));
         }
         self.confirmed.get(&key)?.as_deref()

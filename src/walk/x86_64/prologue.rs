@@ -33,6 +33,7 @@ pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
         let start = start_of_code(at, bytes, code);
         let mut before = code.code(start)?;
         before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
+        code.searched(start, end);
         while let Some(last) = PROLOGUES.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
             tries_left = tries_left.checked_sub(1)?;
             let entry = start + last as u64;
