@@ -4,11 +4,16 @@
 //! information.
 //!
 //! Such code is replaced without a word. So bytes are read when a walk first needs them and
-//! serve that walk only; what was learned of them is kept by the walker for as long as
-//! [`KEPT_NS`] and then learned anew. Nothing is read while a thread stands.
+//! serve that walk only. What was learned of them is kept by the walker; every [`KEPT_NS`] the bytes
+//! that it rests on are read again (`rests_on.rs`), and where they are others it is forgotten. Nothing
+//! is read while a thread stands.
+
+mod rests_on;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+
+use rests_on::RestsOn;
 
 use super::{ImageCode, Images};
 use crate::addr::Avma;
@@ -20,9 +25,10 @@ use crate::walk::Code;
 /// Reads memory from an address on; how many bytes from the start of the buffer were read.
 pub type Read<'a> = &'a mut dyn FnMut(Avma, &mut [u8]) -> usize;
 
-/// How long what was learned of such code is relied on, nanoseconds.
-pub(crate) const KEPT_NS: u64 = 1_000_000_000;
-/// Bytes are read in blocks of this size, a power of two.
+/// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
+pub const KEPT_NS: u64 = 1_000_000_000;
+/// Bytes are read in blocks of this size, a power of two; more than a walker looks at from one
+/// address on (see [`Code::searched`]).
 const BLOCK_BYTES: u64 = 8 << 10;
 /// Most blocks that one walk reads: code of so many functions is on a deep stack.
 const BLOCKS_MAX: usize = 512;
@@ -38,12 +44,21 @@ pub struct Made {
     by_v8: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,
-    /// Blocks that are wanted, by their address.
-    wanted: RefCell<Vec<u64>>,
+    /// An address whose bytes are wanted.
+    wanted: Cell<Option<u64>>,
     lacked: Cell<bool>,
+    /// Bytes were asked for that are not read for this walk any more.
+    refused: Cell<bool>,
     blocks: usize,
-    /// When what was learned was thrown away last.
-    forgotten_ns: u64,
+    /// Index of the piece that was asked for last.
+    last: Cell<usize>,
+    /// Blocks, by aligned address, whose bytes were given since something was learned last.
+    touched: RefCell<Vec<u64>>,
+    /// Blocks that `rests_on` has seen as they are in the pieces, by first address.
+    seen: RefCell<Vec<u64>>,
+    rests_on: RefCell<RestsOn>,
+    /// When what was learned was checked last.
+    checked_ns: u64,
 }
 
 #[derive(Debug)]
@@ -53,6 +68,14 @@ struct Piece {
     bytes: Vec<u8>,
     /// What was asked for.
     end: u64,
+    /// Where the region ends that it is in.
+    region_end: u64,
+}
+
+impl Piece {
+    fn contains(&self, at: u64) -> bool {
+        (self.start..self.end).contains(&at)
+    }
 }
 
 impl Made {
@@ -62,10 +85,12 @@ impl Made {
             mapping.kind == MappingKind::Anonymous || images.code(mapping.avma.start).is_none()
         };
         self.by_v8 = images.images_in(images.space()).any(|image| v8::is_in(&image.name));
-        self.regions.clear();
-        self.regions.extend(
-            mappings.iter().filter(without_file).map(|mapping| mapping.avma.start.0..mapping.avma.end.0),
-        );
+        let regions = mappings.iter().filter(without_file);
+        let regions = regions.map(|mapping| mapping.avma.start.0..mapping.avma.end.0).collect();
+        if self.regions != regions {
+            self.regions = regions;
+            self.rests_on.get_mut().clear();
+        }
     }
 
     /// Whether there is any code without a file.
@@ -88,74 +113,154 @@ impl Made {
     /// Another walk begins: what was read before may have been replaced.
     pub fn begin_walk(&mut self) {
         self.pieces.clear();
-        self.wanted.get_mut().clear();
+        self.seen.get_mut().clear();
+        self.wanted.set(None);
+        self.touched.get_mut().clear();
         self.lacked.set(false);
+        self.refused.set(false);
         self.blocks = 0;
     }
 
-    /// Whether it is time to forget what was learned; from then on it is counted anew.
-    pub(crate) fn is_old(&mut self, now_ns: u64) -> bool {
-        let is_old = !self.regions.is_empty() && now_ns.saturating_sub(self.forgotten_ns) >= KEPT_NS;
-        if is_old {
-            self.forgotten_ns = now_ns;
+    /// Every [`KEPT_NS`]: reads again what was learned rests on, and calls `forget` with what tells of
+    /// a look-up address whether what was learned of it is not known to hold any more.
+    pub fn check(&mut self, now_ns: u64, read: Read<'_>, forget: impl FnOnce(&dyn Fn(Avma) -> bool)) {
+        if self.regions.is_empty() || now_ns.saturating_sub(self.checked_ns) < KEPT_NS {
+            return;
         }
-        is_old
+        self.checked_ns = now_ns;
+        let rests_on = self.rests_on.get_mut();
+        let mut bytes = Vec::new();
+        for (start, end) in rests_on.blocks() {
+            bytes.resize((end - start) as usize, 0);
+            let len = read(Avma(start), &mut bytes);
+            rests_on.see(start, end, bytes.get(..len).unwrap_or_default());
+        }
+        let rests_on = self.rests_on.borrow();
+        forget(&|lookup: Avma| match rests_on.holds(lookup.0) {
+            Some(holds) => !holds || rests_on.is_full(),
+            None => self.contains(lookup),
+        });
+        drop(rests_on);
+        self.rests_on.get_mut().forget_changed();
     }
 
-    /// Reads the blocks that were asked for; whether there were any.
+    /// Reads what was asked for; whether anything was.
     pub fn fill(&mut self, read: Read<'_>) -> bool {
-        let mut wanted = self.wanted.take();
-        wanted.sort_unstable();
-        wanted.dedup();
-        wanted.truncate(BLOCKS_MAX - self.blocks);
-        for start in &wanted {
-            self.blocks += 1;
-            self.read(read, *start);
+        let wanted = self.wanted.take();
+        self.touched.get_mut().clear();
+        if let Some(at) = wanted {
+            self.read(read, at);
         }
-        !wanted.is_empty()
+        wanted.is_some()
     }
 
-    /// Reads a block, and the pieces that it follows or is followed by again: code is then in one
-    /// piece, as it was at one time.
-    fn read(&mut self, read: Read<'_>, start: u64) {
-        let Some(region) = self.region(start.max(self.region_start(start))).cloned() else { return };
-        let mut range = start.max(region.start)..start.saturating_add(BLOCK_BYTES).min(region.end);
+    /// Reads the block that an address is in and the one that it is nearest to, since a function goes
+    /// on there; and again the pieces that these touch: code is then in one piece, as it was at one
+    /// time.
+    fn read(&mut self, read: Read<'_>, at: u64) {
+        let Some(region) = self.region(at).cloned() else { return };
+        let first = at.saturating_sub(BLOCK_BYTES / 2) & !(BLOCK_BYTES - 1);
+        let behind = at.saturating_add(BLOCK_BYTES / 2).saturating_add(BLOCK_BYTES - 1) & !(BLOCK_BYTES - 1);
+        let mut range = first.max(region.start)..behind.min(region.end);
+        let mut region_end = region.end;
+        self.blocks += 2;
         self.pieces.retain(|piece| {
-            let touches = piece.end == range.start || range.end == piece.start;
+            let touches = piece.end >= range.start && range.end >= piece.start;
             if touches {
                 range = range.start.min(piece.start)..range.end.max(piece.end);
+                region_end = region_end.max(piece.region_end);
             }
             !touches
         });
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let len = read(Avma(range.start), &mut bytes);
         bytes.truncate(len);
-        self.pieces.push(Piece { start: range.start, bytes, end: range.end });
+        self.seen.get_mut().retain(|start| !range.contains(start));
+        self.pieces.push(Piece { start: range.start, bytes, end: range.end, region_end });
     }
 
-    /// The start of the region that begins in the block at `start`, if one does.
-    fn region_start(&self, start: u64) -> u64 {
-        let next = self.regions.get(self.regions.partition_point(|region| region.start < start));
-        next.map(|region| region.start).filter(|first| first & !(BLOCK_BYTES - 1) == start).unwrap_or(start)
-    }
-
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        let region = self.region(at.0)?;
-        let piece = self.pieces.iter().find(|piece| (piece.start..piece.end).contains(&at.0));
-        let Some(piece) = piece else {
-            self.want(at.0);
+    /// The bytes of a piece from an address on.
+    fn given<'p>(&self, piece: &'p Piece, at: Avma) -> Option<&'p [u8]> {
+        if self.wanted.get().is_some() {
+            // The walk will be made again with what it wants, so whatever follows is for nothing.
+            self.lacked.set(true);
             return None;
-        };
-        if piece.end - at.0 < INSTRUCTION_BYTES_MAX && piece.end < region.end {
+        }
+        self.touch(at.0);
+        if piece.end - at.0 < INSTRUCTION_BYTES_MAX && piece.end < piece.region_end {
             self.want(piece.end);
         }
         piece.bytes.get((at.0 - piece.start) as usize..).filter(|bytes| !bytes.is_empty())
     }
 
+    /// The piece that an address is in: mostly that of the instruction before.
+    fn piece(&self, at: u64) -> Option<&Piece> {
+        if let Some(last) = self.pieces.get(self.last.get()).filter(|last| last.contains(at)) {
+            return Some(last);
+        }
+        let index = self.pieces.iter().position(|piece| piece.contains(at))?;
+        self.last.set(index);
+        self.pieces.get(index)
+    }
+
+    /// Asks for bytes of code without a file; where they are of no such code there are none.
+    fn lack(&self, at: Avma) {
+        if self.contains(at) {
+            self.want(at.0);
+        }
+    }
+
     fn want(&self, at: u64) {
-        if self.blocks < BLOCKS_MAX {
-            self.wanted.borrow_mut().push(at & !(BLOCK_BYTES - 1));
+        if self.wanted.get().is_some() {
             self.lacked.set(true);
+        } else if self.blocks < BLOCKS_MAX {
+            self.wanted.set(Some(at));
+            self.lacked.set(true);
+        } else {
+            self.refused.set(true);
+        }
+    }
+
+    fn touch(&self, at: u64) {
+        let block = at & !(BLOCK_BYTES - 1);
+        let mut touched = self.touched.borrow_mut();
+        if touched.last() != Some(&block) {
+            touched.push(block);
+        }
+    }
+
+    /// Notes that what was learned of an address rests on the blocks that were touched, and those
+    /// behind them as far as they were read.
+    fn learned(&self, lookup: Avma) {
+        let mut touched = self.touched.borrow_mut();
+        touched.sort_unstable();
+        touched.dedup();
+        let (mut rests_on, mut seen) = (self.rests_on.borrow_mut(), self.seen.borrow_mut());
+        let mut is_known = !self.refused.take() && !touched.is_empty();
+        let mut blocks: Vec<u64> = Vec::new();
+        for block in
+            touched.drain(..).flat_map(|block| [Some(block), block.checked_add(BLOCK_BYTES)]).flatten()
+        {
+            for piece in &self.pieces {
+                let start = block.max(piece.start);
+                let end = block.saturating_add(BLOCK_BYTES).min(piece.end);
+                if start >= end || blocks.contains(&start) {
+                    continue;
+                }
+                blocks.push(start);
+                if !seen.contains(&start) {
+                    let known = (piece.bytes.len() as u64 + piece.start).clamp(start, end);
+                    let bytes = (start - piece.start) as usize..(known - piece.start) as usize;
+                    match rests_on.see(start, end, piece.bytes.get(bytes).unwrap_or_default()) {
+                        true => seen.push(start),
+                        false => is_known = false,
+                    }
+                }
+            }
+        }
+        match is_known {
+            true => rests_on.note(lookup.0, &blocks),
+            false => rests_on.forget(lookup.0),
         }
     }
 }
@@ -175,7 +280,15 @@ impl Code for TargetCode<'_> {
     }
 
     fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.images.code(at).or_else(|| self.made.code(at))
+        // Of no image: that need not be found out instruction by instruction.
+        if let Some(piece) = self.made.piece(at.0) {
+            return self.made.given(piece, at);
+        }
+        let code = self.images.code(at);
+        if code.is_none() {
+            self.made.lack(at);
+        }
+        code
     }
 
     fn is_made(&self, at: Avma) -> bool {
@@ -187,7 +300,20 @@ impl Code for TargetCode<'_> {
     }
 
     fn lacked(&self) -> bool {
-        self.made.lacked.take()
+        let lacked = self.made.lacked.take();
+        if lacked {
+            self.made.touched.borrow_mut().clear();
+        }
+        lacked
+    }
+
+    fn learned(&self, lookup: Avma) {
+        self.made.learned(lookup);
+    }
+
+    fn searched(&self, from: Avma, to: Avma) {
+        let blocks = (from.0 & !(BLOCK_BYTES - 1)..to.0).step_by(BLOCK_BYTES as usize);
+        blocks.for_each(|block| self.made.touch(block));
     }
 
     fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
@@ -241,6 +367,16 @@ mod tests {
 
     const START: u64 = 0x7000_0000_1000;
 
+    impl Made {
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            if let Some(piece) = self.piece(at.0) {
+                return self.given(piece, at);
+            }
+            self.lack(at);
+            None
+        }
+    }
+
     fn made(bytes: u64) -> Made {
         let mut made = Made::default();
         let mapping = Mapping {
@@ -271,13 +407,15 @@ mod tests {
         assert!(!made.fill(&mut page_numbers), "nothing more is wanted");
         // Blocks are aligned, the region is not.
         let bytes = made.code(Avma(START)).map(|bytes| (bytes.len(), bytes[0]));
-        assert_eq!(bytes, Some((0x1000, 0)));
+        assert_eq!(bytes, Some((0x3000, 0)));
         assert!(!made.lacked.take());
-        assert_eq!(made.code(Avma(START + 0xff8)).map(<[u8]>::len), Some(8));
+        assert_eq!(made.code(Avma(START + 0x2ff8)).map(<[u8]>::len), Some(8));
         assert!(made.lacked.take(), "an instruction may go on in the next block");
+        assert_eq!((made.code(Avma(START)), made.lacked.take()), (None, true), "the walk is made again");
+        assert_eq!((made.code(Avma(START - 1)), made.lacked.take()), (None, false));
         assert!(made.fill(&mut page_numbers));
-        let bytes = made.code(Avma(START + 0xff8)).map(|bytes| (bytes.len(), bytes[8]));
-        assert_eq!((bytes, made.lacked.take()), (Some((0x2008, 1)), false));
+        let bytes = made.code(Avma(START + 0x2ff8)).map(|bytes| (bytes.len(), bytes[8]));
+        assert_eq!((bytes, made.lacked.take()), (Some((0x2008, 3)), false));
         made.begin_walk();
         assert_eq!((made.code(Avma(START)), made.lacked.take()), (None, true), "another walk reads anew");
     }
@@ -294,15 +432,15 @@ mod tests {
     #[test]
     fn a_walk_reads_no_more_than_its_share() {
         let mut made = made(1 << 30);
-        for block in 0..2 * BLOCKS_MAX as u64 {
-            let _ = made.code(Avma(START + 2 * block * BLOCK_BYTES));
-        }
         let mut reads = 0;
-        made.fill(&mut |_, _| {
-            reads += 1;
-            0
-        });
-        assert_eq!((reads, made.lacked.take()), (BLOCKS_MAX, true));
+        for block in 0..2 * BLOCKS_MAX as u64 {
+            let _ = made.code(Avma(START + 4 * block * BLOCK_BYTES));
+            made.fill(&mut |_, _| {
+                reads += 1;
+                0
+            });
+        }
+        assert_eq!((reads, made.lacked.take()), (BLOCKS_MAX / 2, true));
         assert_eq!((made.code(Avma(START + (1 << 29))), made.lacked.take()), (None, false));
     }
 }

@@ -21,7 +21,7 @@ use space::{NO_IMAGE, Region, Space};
 
 pub use code::ImageCode;
 pub use loaded::{Image, ImageError};
-pub use made::{Made, Read, TargetCode};
+pub use made::{KEPT_NS, Made, Read, TargetCode};
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
 /// that old addresses may get a wrong name; [`Images::spaces_full`] tells.

@@ -25,7 +25,7 @@ use crate::walk::{self, Ended, Frames, How, StackBytes};
 
 /// Times that one stack is walked to read the code made at run time that it leads to: each leads
 /// further up.
-const MADE_ROUNDS_MAX: u32 = 64;
+const MADE_ROUNDS_MAX: u32 = 128;
 
 /// What a thread showed at one moment.
 #[derive(Debug)]
@@ -346,9 +346,8 @@ impl<'a> Recorder<'a> {
         };
         self.images.select(recorded.number);
         let Recorded { made, unwinder, .. } = recorded;
-        if made.is_old(self.clock.now_ns()) {
-            unwinder.forget(&|at| made.contains(at));
-        }
+        let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
+        made.check(self.clock.now_ns(), &mut read, |is_gone| unwinder.forget(is_gone));
         made.begin_walk();
         let mut rounds_left = MADE_ROUNDS_MAX;
         loop {

@@ -97,6 +97,14 @@ pub trait Code {
         false
     }
 
+    /// What was learned of a look-up address is kept. It rests on the bytes that [`Code::code`] gave
+    /// since this was called last, or [`Code::lacked`] was true.
+    fn learned(&self, _lookup: Avma) {}
+
+    /// All bytes between two addresses were looked at. (Of what [`Code::code`] gives, others look at
+    /// 4 KiB at most, and mostly at one instruction.)
+    fn searched(&self, _from: Avma, _to: Avma) {}
+
     /// How the caller is found at the instruction `pc`, from unwind information; `None`
     /// where there is none.
     fn frame_rule(&self, _pc: Avma) -> Option<FrameRule> {

@@ -15,4 +15,5 @@ mod golden;
 mod hostile_profiles;
 mod mach_kernel;
 mod mach_sim_kernel;
+mod made_code;
 mod saved;

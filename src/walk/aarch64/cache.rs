@@ -64,6 +64,7 @@ impl Cache {
         let kind = if is_return && !returns { Kind::Unknown } else { self.find(address, code) };
         let rule = Rule { kind, returns };
         if !code.lacked() {
+            code.learned(lookup_of(key));
             self.rules.insert(key, rule);
         }
         rule

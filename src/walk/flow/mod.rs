@@ -50,7 +50,7 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
     ways.follow::<P, _, N, _>(at, state, |ways, arrived| match arrived {
         Arrived::Returns(state) => row_at_return::<P, N>(state),
         Arrived::Leaves(state, target) => {
-            let state = match ways.piece::<P, N>(target?, *state, None) {
+            let state = match ways.piece::<P, N>(target?, state, None) {
                 Some(state) => state,
                 None => *state,
             };
@@ -253,8 +253,10 @@ impl<'c> Ways<'c> {
                 let found = match effect {
                     Effect::Plain => None,
                     Effect::Calls(target) => {
-                        let piece = target.and_then(|target| self.piece::<P, N>(target, state, Some(next)));
-                        state = piece.unwrap_or_else(|| after_call::<P, N>(state));
+                        match target.and_then(|target| self.piece::<P, N>(target, &state, Some(next))) {
+                            Some(after) => state = after,
+                            None => after_call::<P, N>(&mut state),
+                        }
                         let is_goal = self.goal == Some(Goal { at: next, returned: true });
                         is_goal.then(|| arrive(self, Arrived::At(&state))).flatten()
                     }
@@ -320,13 +322,15 @@ impl<'c> Ways<'c> {
     fn piece<P: Processor<N>, const N: usize>(
         &mut self,
         mut at: Avma,
-        mut state: State,
+        before: &State,
         returns_to: Option<Avma>,
     ) -> Option<State> {
+        if returns_to.is_some() && P::LINK.is_none() {
+            return None;
+        }
+        let mut state = *before;
         if let (Some(_), Some(link)) = (returns_to, P::LINK) {
             state.set(link, Value::Unknown);
-        } else if let (Some(_), None) = (returns_to, P::LINK) {
-            return None;
         }
         for _ in 0..PIECE_MAX {
             self.left = self.left.checked_sub(1)?;
@@ -341,15 +345,21 @@ impl<'c> Ways<'c> {
     }
 }
 
-/// The state after a call of an ordinary function.
-pub(super) fn after_call<P: Processor<N>, const N: usize>(mut state: State) -> State {
-    for register in (0..REGISTERS as u8).filter(|number| *number != P::STACK_POINTER) {
-        if !P::SAVED.contains(&register) || Some(register) == P::LINK {
-            state.set(register, Value::Unknown);
+/// Makes the state before a call of an ordinary function that after it. In place: a state is some
+/// kilobytes, and code is full of calls.
+pub(super) fn after_call<P: Processor<N>, const N: usize>(state: &mut State) {
+    let one = |register: u8| 1u32 << register;
+    let kept = P::SAVED.iter().filter(|saved| Some(**saved) != P::LINK);
+    let kept = kept.fold(one(P::STACK_POINTER), |kept, saved| kept | one(*saved));
+    for (register, held) in state.registers.iter_mut().enumerate() {
+        if kept >> register & 1 == 0 {
+            *held = Value::Unknown;
         }
     }
-    state
 }
+
+/// A bit for each register.
+const _: () = assert!(REGISTERS <= u32::BITS as usize);
 
 /// The row at the start, from the state when a function returns: its stack pointer is the
 /// canonical frame address, below which calls of x86_64 have put the return address.

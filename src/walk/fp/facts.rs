@@ -67,6 +67,7 @@ impl Facts {
             false => ReturnsTo::NoCode,
         };
         if !code.lacked() {
+            code.learned(lookup);
             self.returns.insert(lookup.0, known);
         }
         known

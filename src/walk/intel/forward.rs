@@ -105,7 +105,7 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
     let mut branches = vec![Way { at: pc, state: State::new(), called: returned }];
-    let mut visited: HashMap<u64, Option<Place>> = HashMap::new();
+    let mut visited: HashMap<u64, Option<Place>> = HashMap::with_capacity(OTHERS_MAX as usize);
     let mut left = INSTRUCTIONS_MAX;
     // Only straight code is sure to end the thread: of others a way may come back.
     let mut is_straight = true;
@@ -144,7 +144,7 @@ fn follow_ways<P: Intel<N>, const N: usize>(
                 Effect::Plain => at = next,
                 Effect::Calls(_) => {
                     called = true;
-                    state = flow::after_call::<P, N>(state);
+                    flow::after_call::<P, N>(&mut state);
                     at = next;
                 }
                 // What lies at the stack pointer then is checked like any return address.

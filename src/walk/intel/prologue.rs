@@ -38,6 +38,7 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
         let start = start_of_code(at, bytes, code);
         let mut before = code.code(start)?;
         before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
+        code.searched(start, end);
         while let Some(last) = prologues.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
             tries_left = tries_left.checked_sub(1)?;
             let entry = start + last as u64;

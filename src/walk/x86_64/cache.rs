@@ -152,6 +152,7 @@ impl Cache {
         if code.lacked() {
             return rule;
         }
+        code.learned(lookup_of(key(address)));
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
@@ -201,6 +202,7 @@ impl SinceEntry<COLUMNS> for Cache {
             if code.lacked() {
                 return None;
             }
+            code.learned(at);
             self.confirmed.insert(key, row.map(Box::new));
         }
         self.confirmed.get(&key)?.as_deref()

@@ -46,6 +46,7 @@ impl Leaves {
         let slot = record::unframed_return_slot(pc, Avma(0), code);
         let leaf = Leaf { rule: code.frame_rule(pc), unframed_return_at: slot.map(|slot| slot.0) };
         if !code.lacked() {
+            code.learned(pc);
             self.0.insert(pc.0, leaf);
         }
         leaf
