@@ -171,7 +171,7 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
                     }
                     at = next;
                 }
-                Effect::Ends => break,
+                Effect::Ends | Effect::MayReturn => break,
             }
         }
     }
