@@ -10,7 +10,7 @@
 //! instruction of the function to it. In prologues, in epilogues and between them.
 //!
 //! Every way is bounded by [`STEPS_MAX`] instructions in all; what a processor's instructions
-//! do is in `x86_64/instructions.rs` and `aarch64/instructions.rs`.
+//! do is in `intel/instructions.rs` and `aarch64/instructions.rs`.
 
 pub(super) mod state;
 #[cfg(test)]
