@@ -1,4 +1,4 @@
-//! DWARF unwind information of ELF files for x86_64 and aarch64: what a function's caller is
+//! DWARF unwind information of ELF files for x86_64, aarch64 and i386: what a function's caller is
 //! found by at one instruction. Input: file bytes (or a vDSO's memory) and a stated address;
 //! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
 //!
@@ -16,15 +16,18 @@ use gimli::{
     UnwindOffset, UnwindSection,
 };
 use object::elf::{
-    CompressionHeader64, EM_AARCH64, EM_X86_64, FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED,
+    CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_X86_64, FileHeader32, FileHeader64,
+    PT_GNU_EH_FRAME, SHF_COMPRESSED,
 };
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
 use super::b_key::Readable;
-use super::elf::{MAX_SECTION_NAME_BYTES, section_names};
+use super::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
-use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{
+    AARCH64_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS, X86_RETURN_ADDRESS,
+};
 use crate::binary::unpack;
 
 /// Longest DWARF expression that is kept, in bytes. Compilers and C libraries write up to 20.
@@ -42,6 +45,8 @@ pub struct Cfi {
     bases: BaseAddresses,
     /// Registers that a row of the file's processor has.
     columns: usize,
+    /// Bytes of an address.
+    address_bytes: u8,
 }
 
 #[derive(Clone, Debug)]
@@ -65,17 +70,26 @@ enum Search {
 }
 
 impl Cfi {
-    /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64 or
-    /// aarch64.
+    /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64, aarch64 or
+    /// i386.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<Cfi> {
-        let file = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+        match class(bytes).ok()? {
+            Class::Elf32 => Cfi::find_in::<FileHeader32<object::LittleEndian>>(bytes),
+            Class::Elf64 => Cfi::find_in::<FileHeader64<object::LittleEndian>>(bytes),
+        }
+    }
+
+    fn find_in<H: FileHeader<Endian = object::LittleEndian>>(bytes: &[u8]) -> Option<Cfi> {
+        let file = H::parse(bytes).ok()?;
         let endian = file.endian().ok()?;
-        let columns = match file.e_machine(endian) {
-            EM_X86_64 => COLUMNS,
-            EM_AARCH64 => AARCH64_COLUMNS,
+        let columns = match (file.e_machine(endian), file.is_type_64()) {
+            (EM_X86_64, true) => COLUMNS,
+            (EM_AARCH64, true) => AARCH64_COLUMNS,
+            (EM_386, false) => X86_COLUMNS,
             _ => return None,
         };
+        let address_bytes = if file.is_type_64() { 8 } else { 4 };
         let sections = file.section_headers(endian, bytes).unwrap_or_default();
         let names = section_names(file, bytes, sections);
         let any_section = |name: &str| -> Option<(u64, Range<usize>, bool)> {
@@ -84,14 +98,15 @@ impl Cfi {
             })?;
             let (offset, size) = section.file_range(endian)?;
             let is_compressed = section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0;
-            Some((section.sh_addr(endian), checked(bytes, offset, size)?, is_compressed))
+            Some((section.sh_addr(endian).into(), checked(bytes, offset, size)?, is_compressed))
         };
         // What is loaded is never compressed.
         let section = |name| {
             any_section(name).filter(|(.., compressed)| !compressed).map(|(svma, range, _)| (svma, range))
         };
-        let header = section(".eh_frame_hdr").or_else(|| header_segment(bytes));
-        let frames = section(".eh_frame").or_else(|| frames_after_header(bytes, &header.clone()?));
+        let header = section(".eh_frame_hdr").or_else(|| header_segment::<H>(bytes));
+        let frames =
+            section(".eh_frame").or_else(|| frames_after_header::<H>(bytes, &header.clone()?, address_bytes));
         let mut bases = BaseAddresses::default();
         if let Some((svma, _)) = section(".text") {
             bases = bases.set_text(svma);
@@ -101,27 +116,28 @@ impl Cfi {
             bases = bases.set_eh_frame(svma);
             let header = header.filter(|(svma, header)| {
                 bases = bases.clone().set_eh_frame_hdr(*svma);
-                has_table(bytes.get(header.clone()).unwrap_or_default(), &bases)
+                has_table(bytes.get(header.clone()).unwrap_or_default(), &bases, address_bytes)
             });
             let marks = if columns == AARCH64_COLUMNS { Readable::default() } else { Readable::as_is() };
             let search = match header {
                 Some((_, header)) => Search::Header(header),
                 None => {
                     let (readable, _) = marks.of(&bytes[frames.clone()]);
-                    Search::Index(entries::index(entries::eh_frame(readable), readable, &bases))
+                    let section = entries::eh_frame(readable, address_bytes);
+                    Search::Index(entries::index(section, readable, &bases))
                 }
             };
             tables.push(Table { frames, unpacked: None, is_debug: false, search, marks });
         }
         if let Some((_, frames, is_compressed)) = any_section(".debug_frame")
-            && let Some(unpacked) = unpacked(&bytes[frames.clone()], is_compressed)
+            && let Some(unpacked) = unpacked(&bytes[frames.clone()], is_compressed, address_bytes)
         {
             let content = unpacked.as_deref().unwrap_or(&bytes[frames.clone()]);
-            let index = entries::index(entries::debug_frame(content), content, &bases);
+            let index = entries::index(entries::debug_frame(content, address_bytes), content, &bases);
             let (search, marks) = (Search::Index(index), Readable::as_is());
             tables.push(Table { frames, unpacked, is_debug: true, search, marks });
         }
-        (!tables.is_empty()).then_some(Cfi { tables, bases, columns })
+        (!tables.is_empty()).then_some(Cfi { tables, bases, columns, address_bytes })
     }
 
     /// The row at an instruction; `bytes` are those that [`Cfi::find`] was given. `None`
@@ -134,10 +150,17 @@ impl Cfi {
         self.tables.iter().find_map(|table| {
             let (frames, offset) = self.last_entry(table, bytes, pc)?;
             if table.is_debug {
-                row_of(entries::debug_frame(frames), frames, &self.bases, offset, pc, &[])
+                row_of(entries::debug_frame(frames, self.address_bytes), frames, &self.bases, offset, pc, &[])
             } else {
                 let (frames, not_signal) = table.marks.of(frames);
-                row_of(entries::eh_frame(frames), frames, &self.bases, offset, pc, not_signal)
+                row_of(
+                    entries::eh_frame(frames, self.address_bytes),
+                    frames,
+                    &self.bases,
+                    offset,
+                    pc,
+                    not_signal,
+                )
             }
         })
     }
@@ -150,10 +173,10 @@ impl Cfi {
         let of_table = |table: &Table| {
             let (frames, offset) = self.last_entry(table, bytes, at)?;
             if table.is_debug {
-                entries::range(&entries::debug_frame(frames), frames, &self.bases, offset)
+                entries::range(&entries::debug_frame(frames, self.address_bytes), frames, &self.bases, offset)
             } else {
                 let (frames, _) = table.marks.of(frames);
-                entries::range(&entries::eh_frame(frames), frames, &self.bases, offset)
+                entries::range(&entries::eh_frame(frames, self.address_bytes), frames, &self.bases, offset)
             }
         };
         let ranges = self.tables.iter().filter_map(of_table).filter(|range| range.start <= at.0);
@@ -178,13 +201,16 @@ impl Cfi {
 
     /// The offset of the entry of an address, by the table of `.eh_frame_hdr`.
     fn offset_in(&self, header: &[u8], pc: Svma) -> Option<usize> {
-        let header = EhFrameHdr::new(header, LittleEndian).parse(&self.bases, 8).ok()?;
+        let header = EhFrameHdr::new(header, LittleEndian).parse(&self.bases, self.address_bytes).ok()?;
         let pointer = header.table()?.lookup(pc.0, &self.bases).ok()?;
         // Not gimli's `pointer_to_offset`, which overflows on a damaged table.
         let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
         usize::try_from(offset).ok()
     }
 }
+
+/// Bytes of an address in the Mach-O files whose unwind information is read.
+const MACHO_ADDRESS_BYTES: u8 = 8;
 
 /// An `.eh_frame` section that is searched by offset or by an index of its own.
 #[derive(Clone, Debug)]
@@ -205,7 +231,7 @@ impl Entries {
     /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
     pub(super) fn row<const N: usize>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<N>> {
         let (bytes, not_signal) = self.marks.of(bytes);
-        row_of(entries::eh_frame(bytes), bytes, &self.bases, offset, pc, not_signal)
+        row_of(entries::eh_frame(bytes, MACHO_ADDRESS_BYTES), bytes, &self.bases, offset, pc, not_signal)
     }
 
     /// The row at `pc`, whose entry is searched for.
@@ -221,7 +247,9 @@ impl Entries {
 
     fn index(&self, bytes: &[u8]) -> &[(u64, u64, usize)] {
         let (readable, _) = self.marks.of(bytes);
-        self.index.get_or_init(|| entries::index(entries::eh_frame(readable), readable, &self.bases))
+        self.index.get_or_init(|| {
+            entries::index(entries::eh_frame(readable, MACHO_ADDRESS_BYTES), readable, &self.bases)
+        })
     }
 }
 
@@ -270,8 +298,13 @@ where
             _ => return None,
         };
     }
-    // On x86_64 a return address that stays in its column would be the pc itself.
-    if N == COLUMNS && found.columns[RETURN_ADDRESS] == Column::Same {
+    // On x86_64 and i386 a return address that stays in its column would be the pc itself.
+    let return_column = match N {
+        COLUMNS => Some(RETURN_ADDRESS),
+        X86_COLUMNS => Some(X86_RETURN_ADDRESS),
+        _ => None,
+    };
+    if return_column.is_some_and(|column| found.columns[column] == Column::Same) {
         return None;
     }
     found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
@@ -281,11 +314,14 @@ where
 /// What a section unpacks to, if it is compressed. `None` if that is not possible, or more
 /// than [`UNPACKED_MAX`].
 #[allow(clippy::option_option, reason = "not compressed, unpacked, or neither")]
-fn unpacked(section: &[u8], is_compressed: bool) -> Option<Option<Arc<[u8]>>> {
+fn unpacked(section: &[u8], is_compressed: bool, address_bytes: u8) -> Option<Option<Arc<[u8]>>> {
     if !is_compressed {
         return Some(None);
     }
-    let (packing, size, body) = unpack::of_elf_section::<CompressionHeader64<object::LittleEndian>>(section)?;
+    let (packing, size, body) = match address_bytes {
+        4 => unpack::of_elf_section::<CompressionHeader32<object::LittleEndian>>(section),
+        _ => unpack::of_elf_section::<CompressionHeader64<object::LittleEndian>>(section),
+    }?;
     let out = (size <= UNPACKED_MAX).then(|| unpack::exact(packing, body, size))?;
     out.ok().map(|out| Some(out.into()))
 }
@@ -298,25 +334,30 @@ fn checked(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {
 }
 
 /// `.eh_frame_hdr` of a file without section headers.
-fn header_segment(bytes: &[u8]) -> Option<(u64, Range<usize>)> {
-    let header = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+fn header_segment<H: FileHeader<Endian = object::LittleEndian>>(bytes: &[u8]) -> Option<(u64, Range<usize>)> {
+    let header = H::parse(bytes).ok()?;
     let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, bytes).ok()?;
     let segment = segments.iter().find(|segment| segment.p_type(endian) == PT_GNU_EH_FRAME)?;
     let (offset, size) = segment.file_range(endian);
-    Some((segment.p_vaddr(endian), checked(bytes, offset, size)?))
+    Some((segment.p_vaddr(endian).into(), checked(bytes, offset, size)?))
 }
 
 /// `.eh_frame` of such a file: from where the header says to the end of the segment; it
 /// ends itself with a zero length.
-fn frames_after_header(bytes: &[u8], header: &(u64, Range<usize>)) -> Option<(u64, Range<usize>)> {
+fn frames_after_header<H: FileHeader<Endian = object::LittleEndian>>(
+    bytes: &[u8],
+    header: &(u64, Range<usize>),
+    address_bytes: u8,
+) -> Option<(u64, Range<usize>)> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(header.0);
-    let parsed = EhFrameHdr::new(bytes.get(header.1.clone())?, LittleEndian).parse(&bases, 8).ok()?;
+    let parsed =
+        EhFrameHdr::new(bytes.get(header.1.clone())?, LittleEndian).parse(&bases, address_bytes).ok()?;
     let svma = parsed.eh_frame_ptr().direct().ok()?;
-    let file = FileHeader64::<object::LittleEndian>::parse(bytes).ok()?;
+    let file = H::parse(bytes).ok()?;
     let endian = file.endian().ok()?;
     file.program_headers(endian, bytes).ok()?.iter().find_map(|segment| {
-        let into = svma.checked_sub(segment.p_vaddr(endian))?;
+        let into = svma.checked_sub(segment.p_vaddr(endian).into())?;
         let (offset, size) = segment.file_range(endian);
         (segment.p_type(endian) == object::elf::PT_LOAD && into < size)
             .then(|| checked(bytes, offset.checked_add(into)?, size - into))
@@ -327,9 +368,9 @@ fn frames_after_header(bytes: &[u8], header: &(u64, Range<usize>)) -> Option<(u6
 
 /// Whether `.eh_frame_hdr` has a binary search table: linkers may leave it out, and one of
 /// more entries than fit into the section would make gimli's search overflow.
-fn has_table(header: &[u8], bases: &BaseAddresses) -> bool {
+fn has_table(header: &[u8], bases: &BaseAddresses, address_bytes: u8) -> bool {
     const ENTRY_BYTES_MIN: usize = 4;
-    EhFrameHdr::new(header, LittleEndian).parse(bases, 8).is_ok_and(|parsed| {
+    EhFrameHdr::new(header, LittleEndian).parse(bases, address_bytes).is_ok_and(|parsed| {
         let entries = parsed.table().map(|table| table.iter(bases).size_hint().0);
         entries.is_some_and(|entries| entries <= header.len() / ENTRY_BYTES_MIN)
     })

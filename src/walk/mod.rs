@@ -1,8 +1,9 @@
 //! The walker: registers + copied stack bytes in, code addresses and why it ended out.
 //!
 //! Pure: no OS calls, no clock, no allocation except growth of the caller's buffer.
-//! `x86_64/` and `aarch64/` mirror each other: they walk by unwind information, and know where
-//! the leaf frame's caller is before, during and after its prologue. `fp/` follows the frame
+//! `x86_64/`, `aarch64/` and `x86/` mirror each other: they walk by unwind information, and know where
+//! the leaf frame's caller is before, during and after its prologue; `intel/` is what the first and the
+//! last have in common. `fp/` follows the frame
 //! records of either, `flow/` the instructions; `root.rs` recognises the outermost frame of a
 //! thread, `bounds.rs` what lies outside the copied stack. `processor.rs` says what a processor is.
 //! `frames.rs` is the result.
@@ -15,10 +16,12 @@ mod flow;
 mod fp;
 mod frame;
 mod frames;
+mod intel;
 mod processor;
 mod root;
 mod table;
 mod words;
+mod x86;
 mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
@@ -31,7 +34,7 @@ use fp::Facts;
 use words::Word;
 
 use crate::addr::{Avma, CodeAddress};
-use crate::arch::{Aarch64, Arch, Registers, X86_64};
+use crate::arch::{Aarch64, Arch, Registers, X86, X86_64};
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -246,6 +249,7 @@ pub struct Walked {
 pub struct Unwinder {
     x86_64: x86_64::Unwinder,
     aarch64: aarch64::Unwinder,
+    x86: x86::Unwinder,
     facts: Facts,
 }
 
@@ -254,6 +258,7 @@ impl Unwinder {
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();
         self.aarch64.images_changed();
+        self.x86.images_changed();
         self.facts.clear();
     }
 
@@ -262,6 +267,7 @@ impl Unwinder {
     pub fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.x86_64.forget(is_gone);
         self.aarch64.forget(is_gone);
+        self.x86.forget(is_gone);
         self.facts.forget(is_gone);
     }
 
@@ -281,12 +287,13 @@ pub fn unwind(
     out: &mut Frames,
 ) -> Walked {
     out.clear();
-    let Unwinder { x86_64, aarch64, facts } = unwinder;
+    let Unwinder { x86_64, aarch64, x86, facts } = unwinder;
     match registers {
         Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
         Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
+        Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
         // No walker yet.
-        Registers::X86(_) | Registers::Arm(_) => {
+        Registers::Arm(_) => {
             out.push(CodeAddress::Pc(registers.pc()), Method::Context);
             Walked { ended: Ended::Undescribed, reached: registers.sp() }
         }
@@ -300,6 +307,7 @@ pub fn find_birth(arch: Arch, stack: StackBytes<'_>, from: Avma, code: &dyn Code
     match arch {
         Arch::X86_64 => root::find_birth::<X86_64, _>(stack, from, code),
         Arch::Aarch64 => root::find_birth::<Aarch64, _>(stack, from, code),
-        Arch::X86 | Arch::Arm => None,
+        Arch::X86 => root::find_birth::<X86, _>(stack, from, code),
+        Arch::Arm => None,
     }
 }

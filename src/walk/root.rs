@@ -95,7 +95,7 @@ pub(super) fn find_birth<P: Processor<N>, const N: usize>(
     let end = from.checked_add(SEARCH_BYTES)?;
     while at < end {
         let word = stack.read::<P::Word>(at)?;
-        if code.code(Avma(word)).is_some_and(P::ends_thread) {
+        if code.code(P::begin(Avma(word)).0).is_some_and(P::ends_thread) {
             return Some(at + P::POINTER_BYTES);
         }
         at = at + P::POINTER_BYTES;
@@ -106,7 +106,7 @@ pub(super) fn find_birth<P: Processor<N>, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::{Aarch64, Arch, X86_64};
+    use crate::arch::{Aarch64, Arch, X86, X86_64};
 
     #[derive(Debug)]
     struct At(u64, &'static [u8]);
@@ -151,7 +151,8 @@ mod tests {
             let ended = match arch {
                 Arch::X86_64 => chain.end::<X86_64, _>(&input),
                 Arch::Aarch64 => chain.end::<Aarch64, _>(&input),
-                Arch::X86 | Arch::Arm => unreachable!("tested where their walkers are"),
+                Arch::X86 => chain.end::<X86, _>(&input),
+                Arch::Arm => unreachable!("tested where its walker is"),
             };
             assert_eq!(ended, expected, "{code:x?}", code = code.1);
         };

@@ -18,16 +18,19 @@ const CIE_BYTES_MAX: u64 = 1024;
 /// Longest FDE that is read, in bytes: the longest of LLVM has 2,880, of rustc 11,596.
 const FDE_BYTES_MAX: u64 = 64 * 1024;
 
-pub(super) fn eh_frame(bytes: &[u8]) -> EhFrame<Reader<'_>> {
+/// `.eh_frame` of a processor whose addresses have so many bytes.
+pub(super) fn eh_frame(bytes: &[u8], address_bytes: u8) -> EhFrame<Reader<'_>> {
     let mut section = EhFrame::new(bytes, LittleEndian);
+    section.set_address_size(address_bytes);
     // The others have no such instruction, so it need not be told which processor it is.
     section.set_vendor(Vendor::AArch64);
     section
 }
 
-pub(super) fn debug_frame(bytes: &[u8]) -> DebugFrame<Reader<'_>> {
+/// `.debug_frame` of such a processor.
+pub(super) fn debug_frame(bytes: &[u8], address_bytes: u8) -> DebugFrame<Reader<'_>> {
     let mut section = DebugFrame::new(bytes, LittleEndian);
-    section.set_address_size(8);
+    section.set_address_size(address_bytes);
     section.set_vendor(Vendor::AArch64);
     section
 }
@@ -131,7 +134,7 @@ mod tests {
     }
 
     fn indexed(bytes: &[u8]) -> Vec<u64> {
-        let index = index(debug_frame(bytes), bytes, &BaseAddresses::default());
+        let index = index(debug_frame(bytes, 8), bytes, &BaseAddresses::default());
         index.into_iter().map(|(start, ..)| start).collect()
     }
 

@@ -8,7 +8,8 @@ use libc::pid_t;
 use super::perf::{all_processes, parent_of};
 use super::trace::LinuxTarget;
 use super::traced::Traced;
-use super::{launch, refusal, sys, threads};
+use super::{images, launch, refusal, sys, threads};
+use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
@@ -200,16 +201,25 @@ fn of_several(count: usize) -> Process {
     Process { pid: 0, name: format!("{count} processes"), command: String::new(), ..own }
 }
 
+/// The processor of a program that began with this stack pointer.
+pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
+    match start_stack.is_some_and(images::is_of_32_bits) {
+        true if ARCH == Arch::X86_64 => Arch::X86,
+        _ => ARCH,
+    }
+}
+
 /// What is known of a process that is traced.
 pub(super) fn describe(pid: pid_t) -> Process {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
     Process {
         pid: pid.unsigned_abs(),
         name: String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
         command: words.collect::<Vec<_>>().join(" ").trim_end().to_owned(),
-        arch: ARCH,
+        arch: arch(super::proc::stat_start_stack(&stat)),
         backend: "ptrace",
         backend_why: String::new(),
         cpus: sys::cpus_of(pid),

@@ -6,7 +6,6 @@
 
 use libc::pid_t;
 
-use super::registers;
 use super::standing::Standing;
 use super::sys::{self, Waited};
 use super::threads::{self, Thread};
@@ -77,8 +76,8 @@ impl LinuxTarget {
     /// known, or the first one of another.
     pub(super) fn new_thread(&mut self, standing: Standing) -> Option<Event> {
         let tid = standing.tid;
-        let read = sys::registers(tid, &mut self.raw).is_ok();
-        let sp = read.then(|| registers::convert(&self.raw).sp());
+        let read = self.raw.read(tid).is_ok();
+        let sp = self.raw.convert().filter(|_| read).map(|registers| registers.sp());
         // What is let go can be asked all the same: should it end, it stays until it is reaped. What
         // may have to be left alone cannot be let go first.
         let standing = Some(standing).filter(|_| !self.children);

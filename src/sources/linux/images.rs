@@ -143,3 +143,9 @@ fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, String> {
     bytes.truncate(read);
     Ok(ImageBytes::new(bytes))
 }
+/// Whether a program that began with this stack pointer is one of 32 bits: its stack is below 4 GiB,
+/// where the kernel puts that of no 64-bit program (`STACK_TOP` in arch/x86/include/asm/processor.h and
+/// arch/arm64/include/asm/processor.h).
+pub(super) fn is_of_32_bits(start_stack: Avma) -> bool {
+    u32::try_from(start_stack.0).is_ok()
+}

@@ -9,10 +9,12 @@ use std::fs;
 use libc::{c_int, pid_t};
 
 use super::on_cpu::{Times, was_on_cpu};
-use super::sys::{self, RawRegisters};
+use super::proc;
+use super::registers::Code;
+use super::sys;
 use super::threads::Pending;
 use super::trace::{LinuxTarget, thread_id};
-use super::{proc, registers};
+use super::traced::Traced;
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::clock::Clock;
@@ -87,7 +89,7 @@ impl LinuxTarget {
     /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
     fn pass_on(&mut self, standing: Standing) {
         let Standing { tid, signal, .. } = standing;
-        if signal != 0 && sys::registers(tid, &mut self.raw).is_ok() {
+        if signal != 0 && self.raw.read(tid).is_ok() {
             self.repair(tid, signal);
         }
     }
@@ -96,8 +98,8 @@ impl LinuxTarget {
     fn repair(&mut self, tid: pid_t, signal: c_int) {
         let Some(thread) = self.threads.get_mut(&tid) else { return };
         let is_handled = || signal != 0 && !ignores(tid, signal);
-        if registers::repair_interrupted_call(&mut self.raw, &mut thread.calls, is_handled) {
-            let _ = sys::set_registers(tid, &mut self.raw);
+        if self.raw.repair_interrupted_call(&mut thread.calls, is_handled) {
+            let _ = self.raw.write(tid);
         }
     }
 
@@ -154,15 +156,21 @@ impl LinuxTarget {
         seen_ns: u64,
         capture: &mut Capture,
     ) -> Outcome {
-        match sys::registers(tid, &mut self.raw) {
-            Ok(len) if len == size_of::<RawRegisters>() => {}
-            Ok(_) => return Outcome::Unreadable("32-bit code"),
-            Err(_) => return Outcome::Unreadable("killed while stopped"),
+        if self.raw.read(tid).is_err() {
+            return Outcome::Unreadable("killed while stopped");
         }
-        let in_call = registers::interrupted_call(&self.raw);
+        let in_call = self.raw.interrupted_call();
         let Some(thread) = self.threads.get_mut(&tid) else {
             return Outcome::Unreadable("killed while stopped");
         };
+        // A program may change to code of the other size (emulators do), whose stack and libraries are
+        // none that this one was loaded with.
+        let of_32_bits = self.processes.get(&thread.pid).is_some_and(Traced::is_of_32_bits);
+        match (self.raw.code(), of_32_bits) {
+            (Code::Native, false) | (Code::X86, true) => {}
+            (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
+            (Code::X86 | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
+        }
         // Reading the registers has waited until the thread was off its CPU: exact.
         let stopped = thread.sched();
         capture.look = stopped.map(|sched| Look {
@@ -182,7 +190,7 @@ impl LinuxTarget {
             () => Outcome::NotOnCpu,
         };
         if outcome == Outcome::Captured {
-            capture.registers = registers::convert(&self.raw);
+            capture.registers = self.raw.convert().unwrap_or_default();
             let sp = capture.registers.sp();
             let below_top = thread
                 .stack_top

@@ -101,8 +101,26 @@ pub(super) fn no_registers() -> RawRegisters {
     unsafe { std::mem::zeroed() }
 }
 
+/// The same as the kernel gives them of a thread that runs 32-bit code, on x86_64: 17 words (`struct
+/// user_regs_struct32` of arch/x86/include/asm/user32.h).
+pub(super) type RawCompat = [u32; 17];
+
+/// The words of [`RawCompat`] that registers begin with, which were read into less than the whole.
+pub(super) fn compat_of(raw: &RawRegisters) -> RawCompat {
+    const { assert!(size_of::<RawCompat>() <= size_of::<RawRegisters>()) };
+    // SAFETY: `raw` is live, at least as large as the words and more aligned than they are; it has
+    // only integer fields, so that all its bytes are initialised.
+    unsafe { *(&raw const *raw).cast::<RawCompat>() }
+}
+
+/// Puts such words in place.
+pub(super) fn set_compat(raw: &mut RawRegisters, words: RawCompat) {
+    // SAFETY: as above; any bytes are a value of integers.
+    unsafe { *(&raw mut *raw).cast::<RawCompat>() = words }
+}
+
 /// PTRACE_GETREGSET NT_PRSTATUS of a stopped thread. Returns the bytes filled: fewer
-/// than the whole for a 32-bit thread.
+/// than the whole for a thread that runs 32-bit code.
 pub(super) fn registers(tid: pid_t, into: &mut RawRegisters) -> io::Result<usize> {
     let mut iov =
         libc::iovec { iov_base: (into as *mut RawRegisters).cast(), iov_len: size_of::<RawRegisters>() };
@@ -111,10 +129,11 @@ pub(super) fn registers(tid: pid_t, into: &mut RawRegisters) -> io::Result<usize
     Ok(iov.iov_len)
 }
 
-/// PTRACE_SETREGSET NT_PRSTATUS of a stopped thread.
-pub(super) fn set_registers(tid: pid_t, from: &mut RawRegisters) -> io::Result<()> {
-    let mut iov =
-        libc::iovec { iov_base: (from as *mut RawRegisters).cast(), iov_len: size_of::<RawRegisters>() };
+/// PTRACE_SETREGSET NT_PRSTATUS of a stopped thread: the first `len` bytes, as many as were read.
+pub(super) fn set_registers(tid: pid_t, from: &mut RawRegisters, len: usize) -> io::Result<()> {
+    let len = len.min(size_of::<RawRegisters>());
+    // The kernel reads at most iov_len bytes of the live `from`.
+    let mut iov = libc::iovec { iov_base: (from as *mut RawRegisters).cast(), iov_len: len };
     ptrace(libc::PTRACE_SETREGSET, tid, libc::NT_PRSTATUS as usize, &raw mut iov as usize)
 }
 

@@ -11,11 +11,11 @@ use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
 use super::own::Own;
-use super::proc;
 use super::standing::Standing;
-use super::sys::{self, RawRegisters, Waited};
+use super::sys::{self, Waited};
 use super::threads::{Pending, Thread, Wchan};
 use super::traced::Traced;
+use super::{proc, registers};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping};
 use crate::clock::{Clock, RealClock};
@@ -49,7 +49,7 @@ pub struct LinuxTarget {
     pub(super) leaving: Option<Standing>,
     pub(super) clock: RealClock,
     pub(super) queue: VecDeque<Event>,
-    pub(super) raw: RawRegisters,
+    pub(super) raw: registers::Block,
     /// Threads asked to stop and not collected.
     outstanding: usize,
     /// Until when to poll for them.
@@ -90,7 +90,7 @@ impl LinuxTarget {
             leaving: None,
             clock,
             queue: VecDeque::new(),
-            raw: sys::no_registers(),
+            raw: registers::Block::new(),
             outstanding: 0,
             poll_until_ns: 0,
             slept_until_ns: 0,

@@ -14,7 +14,7 @@ use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::images::{self, Maps};
-use super::{proc, sys, threads};
+use super::{attach, proc, sys, threads};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
 use crate::sources::{Fault, Observed, Process, ThreadId};
@@ -85,6 +85,7 @@ impl Traced {
         self.threads.clear();
         self.known = Rc::default();
         self.start_stack = start_stack(self.pid);
+        self.process.arch = attach::arch(self.start_stack);
     }
 
     /// It was described anew.
@@ -102,6 +103,11 @@ impl Traced {
     /// has this one: that of the program, unless another thread than the first forked.
     pub(super) fn stack_top_above(&self, sp: Avma) -> Option<Avma> {
         self.start_stack.filter(|top| top.0.wrapping_sub(sp.0) < FIRST_STACK_BYTES)
+    }
+
+    /// Whether its program is one of 32 bits, on a processor whose 64-bit programs are recorded.
+    pub(super) fn is_of_32_bits(&self) -> bool {
+        self.start_stack.is_some_and(images::is_of_32_bits)
     }
 
     /// The stack pointer that its program began with.

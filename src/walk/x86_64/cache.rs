@@ -8,14 +8,16 @@ use std::ops::Range;
 use hashbrown::HashMap;
 
 use super::first::First;
-use super::forward::{self, Leads, Proof};
 use super::rule::{self, Kind, Rule, Saved};
-use super::switching::{self, Switch};
-use super::{first, prologue};
+use super::{first, runtimes};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
+use crate::walk::intel::SinceEntry;
+use crate::walk::intel::forward::{self, Leads, Proof};
+use crate::walk::intel::prologue;
+use crate::walk::intel::switching::{self, Switch};
 use crate::walk::processor::{Processor, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
 use crate::walk::{Code, body, flow};
@@ -124,13 +126,13 @@ impl Cache {
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
-                let switch = switching::at(address, &row, code);
+                let switch = switching::at::<X86_64, COLUMNS>(address, &row, code);
                 let not_called =
                     row.signal && address.is_return() && begins_trampoline::<X86_64, _>(address.at(), code);
                 self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
             }
             Found::Unproved(row) => {
-                let switch = switching::at(address, &row, code);
+                let switch = switching::at::<X86_64, COLUMNS>(address, &row, code);
                 let (not_called, fiber, proof) = (false, false, Proof::Wanted);
                 let kept = Unusual { row: *row, switch, not_called, fiber, proof };
                 (self.keep_unusual(kept).read_from_code(), Saved::default())
@@ -185,9 +187,10 @@ impl Cache {
         self.saved.retain(stays);
         self.confirmed.retain(|(_, at, _), _| stays(*at));
     }
+}
 
-    /// The row at `address` by the ways from `entry`, which a call leads to: see `confirm.rs`.
-    pub(super) fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
+impl SinceEntry<COLUMNS> for Cache {
+    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
         let (at, returned) = (address.at(), address.is_return());
         if self.confirmed.len() >= CONFIRMED_MAX {
             self.confirmed.clear();
@@ -235,7 +238,10 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
         // it is where that began, whatever the row says (`runtime.clone` of Go).
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
-        if follows_call && is_bare && matches!(forward::follow(at, true, code), Some(Leads::ToExit)) {
+        if follows_call
+            && is_bare
+            && matches!(forward::follow::<X86_64, COLUMNS>(at, true, code), Some(Leads::ToExit))
+        {
             return (Found::Root, true);
         }
         let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == super::RSP as u8);
@@ -257,7 +263,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if is_return && !follows_call {
         return (Found::Nothing, false);
     }
-    if code.entry(at).is_some_and(|entry| forward::is_start(entry, address, code)) {
+    if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64, COLUMNS>(entry, address, code)) {
         return (Found::Root, follows_call);
     }
     (in_bare_code(address, code), follows_call)
@@ -266,8 +272,11 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
 /// What the instructions tell where there is no unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
     let (at, is_return) = (address.at(), address.is_return());
+    if let Some(row) = code.code(at).and_then(runtimes::interpreter_of_hotspot).filter(|_| is_return) {
+        return Found::Row(Box::new(row), Method::Code);
+    }
     let next_function = is_return && code.code(at).is_some_and(begins_function);
-    let leads = if next_function { None } else { forward::follow(at, is_return, code) };
+    let leads = if next_function { None } else { forward::follow::<X86_64, COLUMNS>(at, is_return, code) };
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
         Some(Leads::ToExit) => return Found::Root,
@@ -279,7 +288,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
     };
     let told = match code.function(address.lookup().at()) {
         Some(function) => since_entry(function),
-        None => prologue::row(at, is_return, code),
+        None => prologue::row::<X86_64, COLUMNS>(at, is_return, code),
     };
     match (told, unproved) {
         (Some(row), _) => Found::Row(Box::new(row), Method::Code),

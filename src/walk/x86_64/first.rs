@@ -3,9 +3,9 @@
 //! runtime makes on another goroutine's stack. Known by their instructions, never by where a
 //! walk happened to end. Input: an address, code; output: [`First`].
 
-use super::length::{Instruction, decode};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
+use crate::walk::intel::length::{self, Instruction};
 
 /// What the first function of a stack is to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn runs_on_loaded_stack(from: Avma, address: CodeAddress, code: &dyn Code) -> bo
         if at > target && !reached {
             return false;
         }
-        let Some(instruction) = code.code(at).and_then(decode) else { return false };
+        let Some(instruction) = code.code(at).and_then(length::decode::<true>) else { return false };
         at = at + instruction.length as u64;
         match (instruction.map, instruction.opcode) {
             (0, 0xe8) => calls += 1,

@@ -1,39 +1,32 @@
 //! Walking on x86_64. `unwinder.rs` walks by unwind information and code, `leaf.rs` finds the
 //! leaf's caller for walks by frame pointers; `rule.rs` packs what leads from a frame to its caller,
-//! `cache.rs` keeps it by address, `frame.rs` makes the step; `instructions.rs` executes
-//! instructions, of which `length.rs` finds the parts; `call.rs`, `start.rs` and `record.rs` know
-//! calls, start code and prologues. What else stands here answers questions that only this
-//! processor's code and its programs pose.
+//! `cache.rs` keeps it by address, `frame.rs` makes the step; `start.rs` and `record.rs` know start
+//! code and prologues. `intel/` has what i386 shares: instructions, calls, code without unwind
+//! information. What else stands here answers questions that only this processor's code and its
+//! programs pose.
 
 mod cache;
-mod call;
-mod confirm;
-mod doubts;
 mod first;
-mod forward;
 mod frame;
-mod installing;
-mod instructions;
 mod last;
 mod leaf;
-mod length;
-mod prologue;
 mod record;
 mod records;
 mod rule;
+mod runtimes;
 mod scan;
 mod start;
-mod switching;
 mod unwinder;
 
 pub(super) use unwinder::Unwinder;
 
 use super::Code;
 use super::flow::state::{Effect, State};
+use super::intel::{Intel, call, instructions};
 use super::processor::Processor;
 use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
-use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
+use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, Row};
 
 const RBP: usize = X86_64::RBP;
 const RSP: usize = X86_64::RSP;
@@ -57,11 +50,11 @@ impl Processor<COLUMNS> for X86_64 {
     }
 
     fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
-        instructions::step(at, bytes, state)
+        instructions::step::<X86_64, COLUMNS>(at, bytes, state)
     }
 
     fn returns(address: Avma, code: &dyn Code) -> bool {
-        call::returns(address, code)
+        call::returns::<X86_64, COLUMNS>(address, code)
     }
 
     fn is_sigreturn(code: &[u8]) -> bool {
@@ -74,5 +67,16 @@ impl Processor<COLUMNS> for X86_64 {
 
     fn ends_thread(code: &[u8]) -> bool {
         start::ends_thread(code)
+    }
+}
+
+impl Intel<COLUMNS> for X86_64 {
+    const IS_LONG: bool = true;
+    const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
+    // mov %rax,%r12
+    const KEEPS_ENTRY: &'static [u8] = &[0x49, 0x89, 0xc4];
+
+    fn row(code: &dyn Code, lookup: Avma) -> Option<Row> {
+        code.row(lookup)
     }
 }

@@ -7,12 +7,13 @@
 //! goes on from it, without a second search, to the thread's first function; and the
 //! stack is then still told apart from complete ones ([`Ended::Scanned`]).
 
+use super::RSP;
 use super::frame::Frame;
 use super::unwinder::Unwinder;
-use super::{RSP, confirm};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::frames::{Frames, How, Method};
+use crate::walk::intel::confirm;
 use crate::walk::{Ended, Input, Walked};
 
 /// How far above the stack pointer a return address is searched for.

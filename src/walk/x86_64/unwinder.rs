@@ -14,19 +14,20 @@
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
 use super::cache::Cache;
-use super::doubts::Doubts;
-use super::forward::Proof;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::switching::Switch;
-use super::{RBP, RSP, confirm, last, scan};
+use super::{RBP, RSP, last, runtimes, scan};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
-use crate::binary::frame_rule::RETURN_ADDRESS;
+use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
 use crate::walk::bounds::{Failure, further, is_on_own_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
+use crate::walk::intel::confirm;
+use crate::walk::intel::doubts::Doubts;
+use crate::walk::intel::forward::Proof;
+use crate::walk::intel::switching::Switch;
 use crate::walk::words::Words;
 use crate::walk::{Ended, Input, Walked, body};
 
@@ -182,14 +183,20 @@ impl Unwinder {
             if let Some(first) = begun_by
                 && !doubts.need_registers()
             {
-                return Walked { ended: doubts.at_outermost(first, reached, input), reached };
+                return Walked {
+                    ended: doubts.at_outermost::<X86_64, COLUMNS>(first, reached, input),
+                    reached,
+                };
             }
             if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
                 out.truncate(out.len() - left);
                 return Walked { ended: failure.ended(), reached };
             }
             if let Some(first) = begun_by {
-                return Walked { ended: doubts.at_outermost(first, reached, input), reached };
+                return Walked {
+                    ended: doubts.at_outermost::<X86_64, COLUMNS>(first, reached, input),
+                    reached,
+                };
             }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.cache.rule(frame.address, input.code);
@@ -197,7 +204,10 @@ impl Unwinder {
                 out.last_is_not_called(frame.address);
                 if self.cache.is_root(rule) {
                     let first = if self.cache.begins_fiber(rule) { Ended::Fiber } else { Ended::Root };
-                    return Walked { ended: doubts.at_outermost(first, reached, input), reached };
+                    return Walked {
+                        ended: doubts.at_outermost::<X86_64, COLUMNS>(first, reached, input),
+                        reached,
+                    };
                 }
             }
             let switch = self.cache.switch(rule);
@@ -220,7 +230,10 @@ impl Unwinder {
                     .by_record(input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
                 Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
-                    return Walked { ended: doubts.at_outermost(Ended::Fiber, reached, input), reached };
+                    return Walked {
+                        ended: doubts.at_outermost::<X86_64, COLUMNS>(Ended::Fiber, reached, input),
+                        reached,
+                    };
                 }
                 other => other,
             };
@@ -232,7 +245,10 @@ impl Unwinder {
                     return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
                 }
                 Err(Failure::First) => {
-                    return Walked { ended: doubts.at_outermost(Ended::Root, reached, input), reached };
+                    return Walked {
+                        ended: doubts.at_outermost::<X86_64, COLUMNS>(Ended::Root, reached, input),
+                        reached,
+                    };
                 }
                 Err(failure) => return Walked { ended: failure.ended(), reached },
             };
@@ -240,7 +256,7 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
-            doubts.note(rule, switch, frame, &mut next, input);
+            doubts.note(rule.kind() == Kind::StackPointer, switch, frame, &mut next, input);
             if switch == Switch::Installing
                 && let CodeAddress::Return(address) = next.address
                 && !self.cache.is_return(address, input.code)
@@ -249,7 +265,7 @@ impl Unwinder {
             }
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
-                (Method::FramePointer, _) => confirm::is_record_of_v8(frame, input),
+                (Method::FramePointer, _) => runtimes::is_record_of_v8(frame, input),
                 (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
                 _ => confirm::is_caller(frame, &next, &mut self.cache, input),
             };
@@ -321,7 +337,7 @@ impl Unwinder {
     ) -> Result<(), (Failure, usize)> {
         for done in 0..steps {
             let rule = self.cache.rule(frame.address, input.code);
-            doubts.note_ordinary(rule, frame);
+            doubts.note_ordinary(rule.kind() == Kind::StackPointer, frame);
             *frame = frame.step(rule, &mut self.cache, input).map_err(|failure| (failure, steps - done))?;
         }
         Ok(())

@@ -3,7 +3,8 @@
 //! is decided by them.
 
 use stackprof::addr::Avma;
-use stackprof::binary::frame_rule::{Cfa, Column};
+use stackprof::arch::Arch;
+use stackprof::binary::frame_rule::{Cfa, Column, Row};
 use stackprof::images::Images;
 
 /// Bytes before and behind an address in which a change of stacks is looked for.
@@ -12,13 +13,19 @@ const SWITCH_BYTES: u64 = 48;
 const RBX: u8 = 3;
 
 /// The class of the frame at `at`; `is_leaf` tells whether it is the one that executes.
-pub(crate) fn class(images: &Images, at: Avma, is_leaf: bool) -> &'static str {
+pub(crate) fn class(images: &Images, at: Avma, is_leaf: bool, arch: Arch) -> &'static str {
+    if arch == Arch::X86 {
+        return class_of(images.row_x86(at).as_ref(), images, at, is_leaf);
+    }
+    class_of(images.row(at).as_ref(), images, at, is_leaf)
+}
+
+fn class_of<const N: usize>(row: Option<&Row<N>>, images: &Images, at: Avma, is_leaf: bool) -> &'static str {
     let Some(code) = images.code(at) else { return "outside images" };
     if is_leaf && is_plt(code) {
         return "PLT";
     }
-    let row = images.row(at);
-    match &row {
+    match row {
         None => return "no unwind information",
         Some(row) if row.signal => return "signal frame",
         Some(row) if matches!(row.cfa, Cfa::Register(RBX, _)) => return "lazy resolver",

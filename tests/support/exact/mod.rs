@@ -19,7 +19,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use stackprof::addr::{Avma, LookupAvma};
-use stackprof::arch::{RED_ZONE_BYTES, Registers, X86_64};
+use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::Images;
 use stackprof::images::{ImageCode, Made, TargetCode};
@@ -38,6 +38,8 @@ pub(crate) struct Program {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) arguments: Vec<String>,
+    /// Of x86_64, or of i386.
+    pub(crate) arch: Arch,
     /// Bind all symbols at the start.
     pub(crate) bind_now: bool,
     /// Begin at the program's entry point, not at the dynamic linker's.
@@ -106,8 +108,8 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(stack_top: u64) -> Thread {
-        Thread { shadow: Shadow::default(), stack_top, before: None, signal: 0 }
+    fn new(arch: Arch, stack_top: u64) -> Thread {
+        Thread { shadow: Shadow::new(arch.pointer_bytes()), stack_top, before: None, signal: 0 }
     }
 
     fn own(&self, sp: u64) -> bool {
@@ -138,7 +140,7 @@ pub(crate) fn run(program: &Program) -> Outcome {
     }
     let pid = ptrace::start(&program.path, &program.arguments, &environment);
     if program.from_entry {
-        ptrace::run_to_entry(pid);
+        ptrace::run_to_entry(pid, program.arch);
     }
     let mut session = Session {
         program,
@@ -159,8 +161,9 @@ pub(crate) fn run(program: &Program) -> Outcome {
 
 impl Session<'_> {
     fn follow(&mut self) {
+        let arch = self.program.arch;
         let first = registers(self.pid).unwrap();
-        let mut threads = HashMap::from([(self.pid, Thread::new(first.gpr[X86_64::RSP]))]);
+        let mut threads = HashMap::from([(self.pid, Thread::new(self.program.arch, first.gpr[X86_64::RSP]))]);
         let (mut steps, mut signals_seen) = (0u64, false);
         let mut stopped = Some((self.pid, Stop::Step));
         while let Some((tid, stop)) = stopped.take().or_else(ptrace::wait) {
@@ -171,7 +174,7 @@ impl Session<'_> {
                 }
                 continue;
             };
-            let thread = threads.entry(tid).or_insert_with(|| Thread::new(now.gpr[X86_64::RSP]));
+            let thread = threads.entry(tid).or_insert_with(|| Thread::new(arch, now.gpr[X86_64::RSP]));
             match stop {
                 Stop::Signal(signal) => {
                     signals_seen |= signal == libc::SIGUSR1;
@@ -214,26 +217,30 @@ impl Session<'_> {
     /// Brings the thread's shadow stack up to the registers `now`.
     fn stepped(&mut self, thread: &mut Thread, now: &X86_64) {
         let Some(before) = thread.before else { return };
-        let pid = self.pid;
+        let (pid, pointer) = (self.pid, self.program.arch.pointer_bytes());
         let word = |at: u64| {
             let mut bytes = [0; 8];
-            read(pid, at, &mut bytes);
+            read(pid, at, &mut bytes[..pointer as usize]);
             u64::from_le_bytes(bytes)
         };
         let top = thread.stack_top;
         let own = |sp: u64| sp <= top && top - sp < 8 << 20;
         // A signal that is blocked stays pending, and the instruction is executed instead.
-        if std::mem::take(&mut thread.signal) != 0 && shadow::begins_handler(&before, now, word) {
+        if std::mem::take(&mut thread.signal) != 0 && shadow::begins_handler(&before, now, pointer, word) {
             thread.shadow.interrupted(&before, now, own, word);
             return;
         }
         let kind = *self.kinds.entry(before.rip).or_insert_with(|| {
             let mut code = [0; 15];
             let len = read(pid, before.rip, &mut code);
-            kind(&code[..len])
+            kind(&code[..len], pointer)
         });
-        // mmap, mprotect, munmap
-        if kind == Kind::Syscall && matches!(before.gpr[0], 9..=11) {
+        // mmap, mprotect, munmap; mmap2
+        let maps = match pointer {
+            8 => matches!(before.gpr[0], 9..=11),
+            _ => matches!(before.gpr[0], 90 | 91 | 125 | 192),
+        };
+        if kind == Kind::Syscall && maps {
             self.images_changed = true;
             self.kinds.clear();
         }
@@ -251,11 +258,19 @@ impl Session<'_> {
         let sp = now.gpr[X86_64::RSP];
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
         // As a capture, with what lies right below the stack pointer.
-        let base = sp - RED_ZONE_BYTES;
+        let base = sp - self.program.arch.red_zone_bytes();
         self.stack.resize((end - base).min(512 << 10) as usize, 0);
         let len = read(self.pid, base, &mut self.stack);
         let stack = StackBytes { base: Avma(base), bytes: &self.stack[..len] };
-        let told = thread.shadow.truth(now.rip, |slot| stack.word(Avma(slot)), &mut self.truth);
+        let narrow = self.program.arch == Arch::X86;
+        let word = |slot: u64| match narrow {
+            false => stack.word(Avma(slot)),
+            true => {
+                let from = usize::try_from(slot.checked_sub(base)?).ok()?;
+                stack.bytes.get(from..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes).into())
+            }
+        };
+        let told = thread.shadow.truth(now.rip, word, &mut self.truth);
         self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(at.at())).count() as u64;
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
@@ -271,7 +286,7 @@ impl Session<'_> {
                     code_mask: u64::MAX,
                     code: &code,
                 };
-                let registers = Registers::X86_64(*now);
+                let registers = if narrow { narrowed(now) } else { Registers::X86_64(*now) };
                 let walked = walk::unwind(how, &registers, &input, unwinder, &mut self.frames);
                 if !self.made.fill(&mut |at, into| read(self.pid, at.0, into)) {
                     break walked;
@@ -283,7 +298,7 @@ impl Session<'_> {
             let right_until = |told: usize| {
                 told < self.truth.len() && self.frames.addresses.get(..told) == self.truth.get(..told)
             };
-            let frame_pointers = || thread.shadow.told_by_frame_pointers(now, |slot| stack.word(Avma(slot)));
+            let frame_pointers = || thread.shadow.told_by_frame_pointers(now, word);
             let untold = !complete && (right_until(told) || !same && right_until(frame_pointers()));
             match (complete, same) {
                 (true, true) => score.exact += 1,
@@ -299,13 +314,22 @@ impl Session<'_> {
                     &self.frames,
                     walked.ended,
                     complete,
+                    self.program.arch,
                 );
             }
         }
     }
 }
 
+/// The registers of a thread of i386, as the kernel shows them to a program of 64 bits.
+fn narrowed(now: &X86_64) -> Registers {
+    // By number of DWARF: eax ecx edx ebx esp ebp esi edi, here where x86_64 has them.
+    let gpr = [0, 2, 1, 3, X86_64::RSP, X86_64::RBP, 4, 5].map(|number| now.gpr[number]);
+    Registers::X86(X86 { gpr, eip: now.rip })
+}
+
 /// Files a failure under the last frame that was found.
+#[allow(clippy::too_many_arguments)] // what was found, what is true, and where
 fn note(
     failures: &mut BTreeMap<(String, u64), Failure>,
     images: &Images,
@@ -313,6 +337,7 @@ fn note(
     frames: &Frames,
     ended: Ended,
     complete: bool,
+    arch: Arch,
 ) {
     let found = &frames.addresses;
     let agree = truth.iter().zip(found).take_while(|(a, b)| a == b).count();
@@ -324,7 +349,7 @@ fn note(
     if failure.class.is_empty() {
         failure.code =
             images.code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
-        failure.class = classes::class(images, culprit, agree <= 1);
+        failure.class = classes::class(images, culprit, agree <= 1, arch);
         let tail = |list: &[LookupAvma]| {
             list.iter()
                 .skip(agree.saturating_sub(1))

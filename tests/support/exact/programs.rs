@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use stackprof::arch::Arch;
+
 use super::{Program, has};
 
 /// How one program is built and run. Unless said otherwise: all symbols bound at the start,
@@ -76,6 +78,12 @@ impl Variant {
     }
 }
 
+/// For i386.
+const M32: &str = "-m32";
+/// Where headers of the kernel are that no package of Debian puts where `-m32` looks, but those that
+/// stand in the way of compilers for other processors.
+const M32_INCLUDE: [&str; 2] = ["-idirafter", "/usr/include/x86_64-linux-gnu"];
+
 const NO_ASYNC: &str = "-fno-asynchronous-unwind-tables";
 const NO_TABLES: &str = "-fno-unwind-tables";
 const NO_FP: &str = "-fomit-frame-pointer";
@@ -101,7 +109,7 @@ const PYTHON: &str =
     "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
 const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
-const VARIANTS: [Variant; 55] = [
+const VARIANTS: [Variant; 87] = [
     variant("plain.c", "gcc", &["-O2"]).stepped_from_linker(),
     variant("plain.c", "gcc", &["-O2"]).lazy().stepped_from_linker().short(),
     variant("plain.c", "gcc", &["-O2", FP]),
@@ -152,6 +160,38 @@ const VARIANTS: [Variant; 55] = [
     variant("bare.c", "clang-19", &["-Os", NO_ASYNC, NO_TABLES, NO_FP, "-s"]).exact(STRIPPED),
     variant("jit.c", "gcc", &["-O2"]).with(&["fp"]).exact(MADE).short(),
     variant("jit.c", "gcc", &["-O2"]).exact(MADE_WITHOUT_FP).short(),
+    variant("plain.c", "gcc", &[M32, "-O2"]).stepped_from_linker(),
+    variant("plain.c", "gcc", &[M32, "-O2"]).lazy().stepped_from_linker().short(),
+    variant("plain.c", "gcc", &[M32, "-O2", FP]).short(),
+    variant("plain.c", "gcc", &[M32, "-O2", FP]).lazy(),
+    variant("plain.c", "gcc", &[M32, "-O0"]).lazy(),
+    variant("plain.c", "gcc", &[M32, "-Os"]),
+    variant("plain.c", "gcc", &[M32, "-O2", "-static"]).short(),
+    variant("plain.c", "gcc", &[M32, "-O2", "-fno-pie", "-no-pie"]).lazy(),
+    variant("plain.c", "clang-19", &[M32, "-O2"]).short(),
+    variant("plain.c", "clang-19", &[M32, "-O2", FP, LEAF_FP]).lazy(),
+    variant("plain.c", "clang-19", &[M32, "-O0"]),
+    variant("plain.c", "clang-19", &[M32, "-Os"]),
+    variant("signals.c", "gcc", &[M32, "-O2"]).lazy().short(),
+    variant("signals.c", "gcc", &[M32, "-O2", "-static"]),
+    variant("signals.c", "gcc", &[M32, "-O0"]),
+    variant("signals.c", "gcc", &[M32, "-O2"]).with(&["alt"]).short(),
+    variant("signals.c", "clang-19", &[M32, "-O0"]).with(&["alt"]).lazy(),
+    variant("contexts.c", "gcc", &[M32, "-O2"]).short(),
+    variant("contexts.c", "gcc", &[M32, "-O2", "-static"]),
+    variant("contexts.c", "clang-19", &[M32, "-O0"]).lazy(),
+    variant("threads.c", "gcc", &[M32, "-O2", "-pthread"]).lazy().short(),
+    variant("threads.c", "gcc", &[M32, "-O2", "-pthread", "-static", "-DSTATIC"]),
+    variant("threads.c", "clang-19", &[M32, "-Os", "-pthread"]),
+    variant("throws.cpp", "g++", &[M32, "-O2"]).lazy().short(),
+    variant("throws.cpp", "g++", &[M32, "-O2", FP]),
+    variant("throws.cpp", "g++", &[M32, "-O0"]),
+    variant("throws.cpp", "g++", &[M32, "-Os"]),
+    variant("throws.cpp", "clang++-19", &[M32, "-O2"]).lazy(),
+    variant("bare.c", "gcc", &[M32, "-O2", NO_ASYNC, NO_TABLES, NO_FP]).exact(BARE),
+    variant("bare.c", "gcc", &[M32, "-O2", NO_ASYNC, NO_TABLES, FP]).exact(BARE).short(),
+    variant("bare.c", "gcc", &[M32, "-Os", NO_ASYNC, NO_TABLES, NO_FP, "-s"]).exact(STRIPPED),
+    variant("bare.c", "clang-19", &[M32, "-O3", NO_ASYNC, NO_TABLES, NO_FP]).exact(BARE),
     variant("/bin/ls", INSTALLED, &[]).with(&["-lR", "/usr/include/linux/netfilter"]).short(),
     variant("/usr/bin/sort", INSTALLED, &[]).with(&[CARGO_TOML]).short(),
     variant("/usr/bin/perl", INSTALLED, &[]).with(&["-e", PERL]).short(),
@@ -174,6 +214,7 @@ pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<Strin
                 programs.push(Program {
                     name,
                     path,
+                    arch: if variant.flags.contains(&M32) { Arch::X86 } else { Arch::X86_64 },
                     arguments: variant.arguments.iter().map(|argument| (*argument).to_owned()).collect(),
                     bind_now: !variant.lazy,
                     from_entry: !variant.from_linker,
@@ -214,6 +255,9 @@ fn compile(variant: &Variant, name: &str) -> Result<PathBuf, String> {
         }
     } else if variant.lazy {
         command.arg("-Wl,-z,lazy");
+    }
+    if variant.flags.contains(&M32) {
+        command.args(M32_INCLUDE);
     }
     let output = command.args(variant.flags).arg("-o").arg(&fresh).arg(source).output();
     let output = output.map_err(|error| error.to_string())?;

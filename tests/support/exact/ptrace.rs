@@ -1,5 +1,6 @@
 //! A program under PTRACE_SINGLESTEP: starts it, steps its threads one instruction at a
-//! time, reads registers and memory. Linux x86_64 only. Not for: what the steps mean.
+//! time, reads registers and memory. Linux x86_64 only, which shows
+//! programs of i386 in the same registers. Not for: what the steps mean.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -8,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use libc::{c_int, c_long, c_void, pid_t};
-use stackprof::arch::X86_64;
+use stackprof::arch::{Arch, X86_64};
 
 /// What a stop is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +74,12 @@ pub(crate) fn step(tid: pid_t, signal: c_int) {
 }
 
 /// Lets a program that was just started run to its entry point, past the dynamic linker.
-pub(crate) fn run_to_entry(pid: pid_t) {
+pub(crate) fn run_to_entry(pid: pid_t, arch: Arch) {
     const AT_ENTRY: u64 = 9;
     const BREAKPOINT: c_long = 0xcc;
     let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
-    let words: Vec<u64> = vector.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+    let words: Vec<u64> = vector.chunks_exact(arch.pointer_bytes() as usize).map(word).collect();
     let entry = words.as_chunks::<2>().0.iter().find(|[key, _]| *key == AT_ENTRY);
     let [_, entry] = entry.unwrap_or_else(|| panic!("/proc/{pid}/auxv names no entry point"));
     let mut status = 0;

@@ -18,13 +18,23 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// The kind and length of the instruction in `code`, as far as calls need it.
-pub(crate) fn kind(code: &[u8]) -> Kind {
+/// The kind of the instruction in `code`, as far as calls need it; `pointer` is the size of an address.
+pub(crate) fn kind(code: &[u8], pointer: u64) -> Kind {
     let mut at = 0;
-    while matches!(code.get(at), Some(0x66 | 0x67 | 0xf2 | 0xf3 | 0x3e | 0x2e | 0x40..=0x4f)) {
+    let is_prefix = |byte: u8| match byte {
+        0x66 | 0x67 | 0xf2 | 0xf3 | 0x3e | 0x2e => true,
+        0x40..=0x4f => pointer == 8,
+        0x64 | 0x65 => pointer == 4,
+        _ => false,
+    };
+    while code.get(at).is_some_and(|byte| is_prefix(*byte)) {
         at += 1;
     }
     match code.get(at..) {
+        // A call of the next instruction calls nothing: it asks where it is, and pops that.
+        Some([0xe8, 0, 0, 0, 0, ..]) if pointer == 4 => Kind::Other,
+        // int $0x80, sysenter
+        Some([0xcd, 0x80, ..] | [0x0f, 0x34, ..]) if pointer == 4 => Kind::Syscall,
         Some([0xe8, ..]) => Kind::Call,
         Some([0xff, modrm, ..]) if modrm >> 3 & 7 == 2 => Kind::Call,
         Some([0xc2 | 0xc3, ..]) => Kind::Return,
@@ -38,15 +48,25 @@ pub(crate) fn kind(code: &[u8]) -> Kind {
 /// `before`: the kernel has left its frame at the stack pointer.
 ///
 /// Source: Linux arch/x86/include/asm/sigframe.h (`struct rt_sigframe`: the return address,
-/// then `struct ucontext`) and uapi/asm/sigcontext.h (rsp, rip).
-pub(crate) fn begins_handler(before: &X86_64, after: &X86_64, word: impl Fn(u64) -> u64) -> bool {
-    const SAVED_RSP: u64 = 8 + 40 + 15 * 8;
-    const SAVED_RIP: u64 = 8 + 40 + 16 * 8;
+/// then `struct ucontext`; of 32 bits also `struct sigframe`) and uapi/asm/sigcontext.h (rsp, rip).
+pub(crate) fn begins_handler(
+    before: &X86_64,
+    after: &X86_64,
+    pointer: u64,
+    word: impl Fn(u64) -> u64,
+) -> bool {
+    /// Where the stack pointer and the program counter are saved.
+    const LONG: [(u64, u64); 1] = [(8 + 40 + 15 * 8, 8 + 40 + 16 * 8)];
+    /// With siginfo, and without.
+    const NARROW: [(u64, u64); 2] = [(164 + 28, 164 + 56), (8 + 28, 8 + 56)];
     let sp = after.gpr[X86_64::RSP];
+    let places = if pointer == 8 { LONG.as_slice() } else { &NARROW };
     sp != before.gpr[X86_64::RSP]
-        && word(sp.wrapping_add(SAVED_RSP)) == before.gpr[X86_64::RSP]
-        // A system call that begins anew is two bytes before.
-        && matches!(before.rip.wrapping_sub(word(sp.wrapping_add(SAVED_RIP))), 0 | 2)
+        && places.iter().any(|(saved_sp, saved_pc)| {
+            word(sp.wrapping_add(*saved_sp)) == before.gpr[X86_64::RSP]
+                // A system call that begins anew is two bytes before.
+                && matches!(before.rip.wrapping_sub(word(sp.wrapping_add(*saved_pc))), 0 | 2)
+        })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +84,10 @@ struct Entry {
 }
 
 /// The shadow stack of one thread.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Shadow {
+    /// Bytes of an address.
+    pointer: u64,
     /// By stack: a program may have several (`makecontext`, `sigaltstack`).
     stacks: HashMap<u64, Vec<Entry>>,
     current: u64,
@@ -82,6 +104,12 @@ pub(crate) struct Shadow {
 const STACK_ALIGN: u64 = 64 << 10;
 
 impl Shadow {
+    /// Of a thread whose addresses have so many bytes.
+    pub(crate) fn new(pointer: u64) -> Shadow {
+        let stacks = HashMap::new();
+        Shadow { pointer, stacks, current: 0, fresh: false, last: None, between: false }
+    }
+
     /// Takes one executed instruction into account. `own` tells whether an address is on
     /// the thread's own stack; `word` reads the target's memory.
     pub(crate) fn step(
@@ -103,7 +131,7 @@ impl Shadow {
         let entries = self.stacks.entry(stack).or_default();
         // A call that was interrupted before its first instruction is a call all the same.
         let frame_pointer = before.gpr[X86_64::RBP];
-        let called = kind == Kind::Call && sp == before.gpr[X86_64::RSP].wrapping_sub(8);
+        let called = kind == Kind::Call && sp == before.gpr[X86_64::RSP].wrapping_sub(self.pointer);
         while entries.last().is_some_and(|entry| match entry.address {
             CodeAddress::Return(_) => entry.slot < sp,
             // `rt_sigreturn` goes back to exactly what was interrupted.
@@ -113,7 +141,7 @@ impl Shadow {
         }) {
             self.last = entries.pop();
         }
-        let pushed = before.gpr[X86_64::RSP] == sp.wrapping_add(8) && kind == Kind::Push;
+        let pushed = before.gpr[X86_64::RSP] == sp.wrapping_add(self.pointer) && kind == Kind::Push;
         if called {
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: false });
@@ -129,7 +157,7 @@ impl Shadow {
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
         } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Push)
-            && before.gpr[X86_64::RSP] == sp + 8
+            && before.gpr[X86_64::RSP] == sp + self.pointer
             && last.address == CodeAddress::Return(Avma(word(sp)))
         {
             entries.push(last);
@@ -221,7 +249,7 @@ impl Shadow {
         for (index, entry) in entries.iter().rev().enumerate() {
             while at <= entry.slot && entry.slot - sp < STACK_ALIGN {
                 seen.extend(word(at));
-                at += 8;
+                at += self.pointer;
             }
             if !seen.contains(&entry.frame_pointer) {
                 return index + 2;
@@ -257,15 +285,15 @@ mod tests {
         let handler = at(0x40_2000, STACK - 0x400);
         let frame = [(STACK - 0x400 + 168, STACK), (STACK - 0x400 + 176, 0x40_1000)];
         let word = |at: u64| frame.iter().find(|(place, _)| *place == at).map_or(0, |(_, word)| *word);
-        assert!(begins_handler(&before, &handler, word));
+        assert!(begins_handler(&before, &handler, 8, word));
         // The instruction was executed: a push, or one that leaves the stack alone.
-        assert!(!begins_handler(&before, &at(0x40_1001, STACK - 8), |_| 0));
-        assert!(!begins_handler(&before, &at(0x40_1003, STACK), word));
+        assert!(!begins_handler(&before, &at(0x40_1001, STACK - 8), 8, |_| 0));
+        assert!(!begins_handler(&before, &at(0x40_1003, STACK), 8, word));
     }
 
     #[test]
     fn what_was_called_is_told_until_it_is_overwritten() {
-        let (mut shadow, mut memory, mut truth) = (Shadow::default(), HashMap::new(), Vec::new());
+        let (mut shadow, mut memory, mut truth) = (Shadow::new(8), HashMap::new(), Vec::new());
         call(&mut shadow, &mut memory, 0x1000, 0x2000, STACK);
         call(&mut shadow, &mut memory, 0x2010, 0x3000, STACK - 0x40);
         let told = shadow.truth(0x3000, |at| memory.get(&at).copied(), &mut truth);
@@ -282,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_saved_frame_pointer_is_in_a_register_or_on_the_stack() {
-        let (mut shadow, mut memory) = (Shadow::default(), HashMap::new());
+        let (mut shadow, mut memory) = (Shadow::new(8), HashMap::new());
         let mut caller = at(0x1000, STACK);
         caller.gpr[X86_64::RBP] = STACK + 0x30;
         memory.insert(STACK - 8, 0x1005u64);
@@ -300,5 +328,13 @@ mod tests {
         assert_eq!(told(&later, &memory), 2, "and overwritten");
         later.gpr[3] = STACK + 0x30;
         assert_eq!(told(&later, &memory), usize::MAX);
+    }
+
+    #[test]
+    fn calls_of_the_next_instruction_and_of_32_bit_kernels_are_told() {
+        assert_eq!(kind(&[0xe8, 0, 0, 0, 0], 4), Kind::Other);
+        assert_eq!(kind(&[0xe8, 0, 0, 0, 0], 8), Kind::Call);
+        assert_eq!(kind(&[0x65, 0xff, 0x15, 0x10, 0, 0, 0], 4), Kind::Call);
+        assert_eq!((kind(&[0xcd, 0x80], 4), kind(&[0x41, 0x53], 4)), (Kind::Syscall, Kind::Other));
     }
 }

@@ -14,7 +14,7 @@ use libc::pid_t;
 use super::registers;
 use super::waits::Stack;
 use crate::sources::Capture;
-use crate::sources::linux::{proc, sys};
+use crate::sources::linux::{images, proc, sys};
 
 /// Bytes of the stack that are read, as many as the kernel copies at most.
 const STACK_BYTES: usize = 60 << 10;
@@ -43,7 +43,10 @@ pub(super) fn look(
     if read.is_err() {
         return (Some(Stack::Missing(NOT_SHOWN)), Some(capture));
     }
-    capture.registers = registers::of_waiting(sp, pc);
+    // What is above 4 GiB is of 64 bits; below there may be either.
+    let stat = u32::try_from(sp.0.max(pc.0)).ok().and_then(|_| fs::read(path("stat")).ok());
+    let start_stack = stat.and_then(|stat| proc::stat_start_stack(&stat));
+    capture.registers = registers::of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
     (capture.stack_base, capture.only_kernel) = (sp, false);
     capture.kernel.clear();
     (capture.pause_ns, capture.stood_ns, capture.stack_limit, capture.look) = (0, 0, None, None);

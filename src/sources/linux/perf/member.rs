@@ -218,6 +218,11 @@ impl Member {
         *self.main_stack_top.get_or_insert_with(ask)
     }
 
+    /// Whether its program is one of 32 bits; `None` where the process is gone.
+    pub(super) fn is_of_32_bits(&mut self) -> Option<bool> {
+        self.main_stack_top().map(images::is_of_32_bits)
+    }
+
     /// Whether the process has ended: nothing of it runs.
     pub(super) fn has_ended(&self) -> bool {
         linux_sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))

@@ -195,7 +195,7 @@ fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
     let abi = fields.u64()?;
     let registers = match abi {
         PERF_SAMPLE_REGS_ABI_NONE => None,
-        _ => Some(registers::read(fields.take(8 * registers::COUNT)?)?),
+        _ => registers::read(fields.take(8 * registers::COUNT)?, abi == PERF_SAMPLE_REGS_ABI_32),
     };
     let size = fields.u64()?;
     let mut stack = fields.take(usize::try_from(size).ok()?)?;

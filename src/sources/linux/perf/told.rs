@@ -246,7 +246,7 @@ impl Told {
                 None => return,
             },
             PerfRecord::Sample(sample) if sample.at_switch => return self.stack_at_switch(id, &sample),
-            PerfRecord::Sample(sample) if sample.compat => Happened::Missed(COMPAT),
+            PerfRecord::Sample(sample) if self.is_unreadable(id, &sample) => Happened::Missed(COMPAT),
             PerfRecord::Sample(sample) => Happened::Sampled(self.capture(&sample)),
         };
         self.batch.push((id, happened));
@@ -271,17 +271,28 @@ impl Told {
 
     /// Takes in where a thread is about to leave its CPU.
     fn stack_at_switch(&mut self, id: Id, sample: &Sample<'_>) {
+        let unreadable = id.pid > 0 && self.is_unreadable(id, sample);
         let stack = match sample.registers {
             _ if id.pid <= 0 => return,
+            _ if unreadable => Stack::Missing(COMPAT),
             // A thread of the kernel, or one that is ending.
             None => Stack::Unwanted,
-            Some(_) if sample.compat => Stack::Missing(COMPAT),
             Some(_) => Stack::Taken(self.capture(sample)),
         };
         let unused = self.switched.as_mut().and_then(|switched| switched.copied(id, stack));
         if let Some(Stack::Taken(capture)) = unused {
             self.give_back(capture);
         }
+    }
+
+    /// Whether a thread runs code of another size than its program's (emulators do): its stack and
+    /// libraries are none that it was loaded with. One that is gone is believed to run its own.
+    fn is_unreadable(&mut self, id: Id, sample: &Sample<'_>) -> bool {
+        if !sample.compat {
+            return false;
+        }
+        let of_32_bits = self.members.get_mut(&id.pid).and_then(Member::is_of_32_bits);
+        sample.registers.is_none() || of_32_bits == Some(false)
     }
 
     fn capture(&mut self, sample: &Sample<'_>) -> Box<Capture> {

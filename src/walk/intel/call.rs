@@ -1,8 +1,9 @@
-//! Whether an address is one that a call of x86_64 returns to: what stands in front of it. Input:
+//! Whether an address is one that a call returns to: what stands in front of it. Input:
 //! code bytes; output: yes or no.
 //!
 //! Encodings: Intel SDM volume 2, CALL.
 
+use super::Intel;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 
@@ -11,7 +12,7 @@ const CALL_BYTES_MAX: u64 = 7;
 
 /// Whether code before `address` ends in a call. Memory whose bytes are not known
 /// (code that was made at run time) passes if it is code at all.
-pub(super) fn returns(address: Avma, code: &dyn Code) -> bool {
+pub(in crate::walk) fn returns<P: Intel<N>, const N: usize>(address: Avma, code: &dyn Code) -> bool {
     let lookup = CodeAddress::Return(address).lookup().at();
     if !code.is_code(lookup) {
         return false;
@@ -35,7 +36,7 @@ pub(super) fn returns(address: Avma, code: &dyn Code) -> bool {
         return code.code(lookup).is_none();
     }
     let bytes = &buffer[CALL_BYTES_MAX as usize - known..];
-    ends_in_call(bytes, |distance| code.is_code(Avma(address.0.wrapping_add_signed(distance))))
+    ends_in_call(bytes, |distance| code.is_code(P::from(address, distance)))
 }
 
 /// Whether bytes end in a call instruction; `is_code` tells whether a distance from their

@@ -3,26 +3,25 @@
 //! still go by. Input: that frame, its caller, the copied stack; output: the return address
 //! that the frame really has, and whether a replaced word was used.
 
-use super::RBP;
-use super::frame::Frame;
+use super::Intel;
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::StackBytes;
+use crate::walk::frame::Frame;
 
 /// Largest frame of `_Unwind_Resume` and its like: two contexts and a frame state.
 const FRAME_BYTES_MAX: u64 = 4096;
-/// Where `struct _Unwind_Context` keeps the address of the return address (`reg[16]`), the
-/// CFA and the return address (`cfa`, `ra`): behind `reg[DWARF_FRAME_REGISTERS + 1]`.
-const RETURN_ADDRESS_AT: u64 = 16 * 8;
-const CFA: u64 = 18 * 8;
-const RA: u64 = 19 * 8;
+/// The words in which `struct _Unwind_Context` keeps the CFA and the return address (`cfa`, `ra`):
+/// behind `reg[DWARF_FRAME_REGISTERS + 1]`, of which there are 17 on both processors
+/// (gcc/config/i386/i386.h). The address of the return address is the `reg` of its column.
+const CFA: u64 = 18;
+const RA: u64 = 19;
 
 /// A frame of the walk that may have been replaced in part: libgcc copies over the words that
 /// it saved, the return address last, those that the frames above saved. The return address
 /// it had is written down in the context that it began at. Of what is not, a copied word is to
 /// be found a second time, above.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Installing {
+pub(in crate::walk) struct Installing {
     /// Its CFA.
     cfa: Avma,
     /// As it is found in its slot, if it is not known to be the one that was there.
@@ -34,38 +33,46 @@ pub(super) struct Installing {
 
 impl Installing {
     /// Of `frame`, which leads to `caller`: that gets the return address that was written down.
-    pub(super) fn new(frame: &Frame, caller: &mut Frame, stack: StackBytes<'_>) -> Installing {
+    pub(in crate::walk) fn new<P: Intel<N>, const N: usize>(
+        frame: &Frame<P, N>,
+        caller: &mut Frame<P, N>,
+        stack: StackBytes<'_>,
+    ) -> Installing {
         let cfa = caller.sp();
-        let written = written_return_address(frame.sp(), cfa, stack);
+        let written = written_return_address::<P, N>(frame.sp(), cfa, stack);
         if let Some(written) = written {
-            caller.registers[RETURN_ADDRESS] = written;
+            caller.registers[P::RETURN_COLUMN] = written;
             caller.address = CodeAddress::Return(Avma(written));
         }
         Installing {
             cfa,
-            return_address: written.is_none().then_some(caller.registers[RETURN_ADDRESS]),
-            frame_pointer: caller.registers[RBP],
+            return_address: written.is_none().then_some(caller.registers[P::RETURN_COLUMN]),
+            frame_pointer: caller.registers[usize::from(P::FRAME_POINTER)],
             frame_pointer_used: false,
         }
     }
 
     /// A later frame, whose caller is found by its frame pointer or in no ordinary way.
-    pub(super) fn uses_frame_pointer(&mut self, value: u64) {
+    pub(in crate::walk) fn uses_frame_pointer(&mut self, value: u64) {
         self.frame_pointer_used |= value == self.frame_pointer;
     }
 
     /// Whether a word that the walk went by was not replaced; `end` is where the walk ended.
-    pub(super) fn is_intact(&self, end: Avma, stack: StackBytes<'_>) -> bool {
+    pub(in crate::walk) fn is_intact<P: Intel<N>, const N: usize>(
+        &self,
+        end: Avma,
+        stack: StackBytes<'_>,
+    ) -> bool {
         if self.return_address.is_none() && !self.frame_pointer_used {
             return true;
         }
         let mut at = self.cfa;
         while at < end {
-            let Some(word) = stack.word(at) else { return false };
+            let Some(word) = stack.read::<P::Word>(at) else { return false };
             if Some(word) == self.return_address || self.frame_pointer_used && word == self.frame_pointer {
                 return false;
             }
-            at = at + 8;
+            at = at + P::POINTER_BYTES;
         }
         true
     }
@@ -74,14 +81,20 @@ impl Installing {
 /// What the context of the frame between `sp` and `cfa` says its return address was when it was
 /// called (`uw_init_context_1` puts `__builtin_return_address` there): of the only context
 /// that refers to the frame's own return address. `None` without one.
-fn written_return_address(sp: Avma, cfa: Avma, stack: StackBytes<'_>) -> Option<u64> {
+fn written_return_address<P: Intel<N>, const N: usize>(
+    sp: Avma,
+    cfa: Avma,
+    stack: StackBytes<'_>,
+) -> Option<u64> {
+    let pointer = P::POINTER_BYTES;
     let bytes = cfa.0.checked_sub(sp.0).filter(|bytes| *bytes <= FRAME_BYTES_MAX)?;
+    let word = |context: Avma, words: u64| stack.read::<P::Word>(context + words * pointer);
     let mut written = None;
-    for at in (0..bytes.checked_sub(RA)?).step_by(8).map(|offset| sp + offset) {
+    for at in (0..bytes.checked_sub(RA * pointer)?).step_by(pointer as usize).map(|offset| sp + offset) {
         let is_own =
-            stack.word(at + RETURN_ADDRESS_AT) == Some(cfa.0 - 8) && stack.word(at + CFA) == Some(cfa.0);
+            word(at, P::RETURN_COLUMN as u64) == Some(cfa.0 - pointer) && word(at, CFA) == Some(cfa.0);
         if is_own {
-            let found = stack.word(at + RA)?;
+            let found = word(at, RA)?;
             if written.is_some_and(|written| written != found) {
                 return None;
             }
@@ -95,6 +108,10 @@ fn written_return_address(sp: Avma, cfa: Avma, stack: StackBytes<'_>) -> Option<
 mod tests {
     use super::*;
     use crate::arch::X86_64;
+    use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
+
+    type Frame = crate::walk::frame::Frame<X86_64, COLUMNS>;
+    const RBP: usize = X86_64::RBP;
 
     const BASE: u64 = 0x1000;
 
@@ -105,7 +122,7 @@ mod tests {
         let frame = Frame::new(&registers, u64::MAX);
         let mut caller = frame;
         caller.address = CodeAddress::Return(Avma(return_address));
-        caller.registers[super::super::RSP] = BASE + bytes;
+        caller.registers[X86_64::RSP] = BASE + bytes;
         caller.registers[RBP] = frame_pointer;
         caller.registers[RETURN_ADDRESS] = return_address;
         (frame, caller)
@@ -123,7 +140,7 @@ mod tests {
                 installing.uses_frame_pointer(frame_pointer);
             }
             installing.uses_frame_pointer(0x9999);
-            installing.is_intact(Avma(0x1028), stack)
+            installing.is_intact::<X86_64, COLUMNS>(Avma(0x1028), stack)
         };
         assert!(is_intact(0x4000, 0x1010, true));
         assert!(!is_intact(0x4002, 0x1010, true), "the return address of a frame above");
@@ -149,7 +166,7 @@ mod tests {
         let (frame, mut caller) = frames(30 * 8, slot, 0x1111);
         let installing = Installing::new(&frame, &mut caller, stack);
         assert_eq!(caller.address, CodeAddress::Return(Avma(caller.registers[RETURN_ADDRESS])));
-        (caller.registers[RETURN_ADDRESS], installing.is_intact(Avma(cfa + 16), stack))
+        (caller.registers[RETURN_ADDRESS], installing.is_intact::<X86_64, COLUMNS>(Avma(cfa + 16), stack))
     }
 
     #[test]
@@ -169,7 +186,11 @@ mod tests {
     fn hostile_frames_tell_nothing() {
         let stack = StackBytes { base: Avma(BASE), bytes: &[0xff; 64] };
         for (sp, cfa) in [(BASE, BASE), (BASE, BASE - 8), (0, u64::MAX), (u64::MAX - 200, u64::MAX)] {
-            assert_eq!(written_return_address(Avma(sp), Avma(cfa), stack), None, "{sp:#x} {cfa:#x}");
+            assert_eq!(
+                written_return_address::<X86_64, COLUMNS>(Avma(sp), Avma(cfa), stack),
+                None,
+                "{sp:#x} {cfa:#x}"
+            );
         }
     }
 }

@@ -8,15 +8,14 @@
 
 use memchr::memmem;
 
-use super::RBP;
+use super::Intel;
 use crate::addr::Avma;
-use crate::arch::X86_64;
 use crate::binary::frame_rule::{Cfa, Row};
 use crate::walk::{Code, flow};
 
-/// `push %rbp; mov %rsp,%rbp` in both encodings.
-const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
-const PROLOGUE_BYTES: u64 = 4;
+/// `push %rbp; mov %rsp,%rbp` in both encodings, and of 32-bit mode.
+const LONG_PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
+const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x89, 0xe5], &[0x55, 0x8b, 0xec]];
 /// Bytes in front of an address that are searched, at first and at most.
 const SEARCHED_MIN: u64 = 4 << 10;
 const SEARCHED_MAX: u64 = 32 << 10;
@@ -24,29 +23,35 @@ const SEARCHED_MAX: u64 = 32 << 10;
 const TRIES_MAX: u32 = 4;
 
 /// The row at `at`; `returned`: a call has just come back there.
-pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
+pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<Row<N>> {
+    let prologues = if P::IS_LONG { LONG_PROLOGUES } else { PROLOGUES };
+    let prologue_bytes = prologues[0].len() as u64;
     let (mut bytes, mut tries_left) = (SEARCHED_MIN, TRIES_MAX);
     // Also those that begin at the address itself: they make a record right below the return
     // address, or none.
-    let mut end = at.checked_add(PROLOGUE_BYTES)?;
+    let mut end = at.checked_add(prologue_bytes)?;
     loop {
         let start = start_of_code(at, bytes, code);
         let mut before = code.code(start)?;
         before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
-        while let Some(last) = PROLOGUES.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
+        while let Some(last) = prologues.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
             tries_left = tries_left.checked_sub(1)?;
             let entry = start + last as u64;
-            let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
-            let keeps_record = |row: &Row| row.cfa == Cfa::Register(RBP as u8, 16);
-            if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < PROLOGUE_BYTES) {
+            let row = flow::since_entry_on_all_ways::<P, N>(entry, at, returned, code);
+            let keeps_record = |row: &Row<N>| row.cfa == Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER);
+            if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < prologue_bytes) {
                 return Some(row);
             }
-            before = &before[..last + PROLOGUE_BYTES as usize - 1];
+            before = &before[..last + prologue_bytes as usize - 1];
         }
         if at - start < bytes || bytes >= SEARCHED_MAX {
             return None;
         }
-        end = start + (PROLOGUE_BYTES - 1);
+        end = start + (prologue_bytes - 1);
         bytes *= 2;
     }
 }
@@ -75,9 +80,16 @@ fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RSP;
     use super::*;
-    use crate::binary::frame_rule::Column;
+    use crate::arch::X86_64;
+    use crate::binary::frame_rule::{COLUMNS, Column};
+
+    const RBP: usize = X86_64::RBP;
+    const RSP: usize = X86_64::RSP;
+
+    fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
+        super::row::<X86_64, COLUMNS>(at, returned, code)
+    }
 
     const TEXT: u64 = 0x7000_0000_1000;
 

@@ -1,5 +1,10 @@
 use super::*;
-use crate::binary::frame_rule::{CfaBase, FrameRule};
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{COLUMNS, CfaBase, FrameRule};
+
+fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<COLUMNS>> {
+    super::follow::<X86_64, COLUMNS>(pc, returned, code)
+}
 
 struct Text(&'static [u8]);
 impl Code for Text {
@@ -108,7 +113,7 @@ fn start_code_ends_where_another_function_may_begin() {
         0xc3,
     ];
     let is_start = |code: &'static [u8], address: fn(Avma) -> CodeAddress, at: u64| {
-        is_start(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
+        super::is_start::<X86_64, COLUMNS>(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
     };
     for at in [0, 3, 8, 0xb, 0x10, 0x13] {
         assert!(is_start(LINKER, CodeAddress::Pc, at), "{at:#x}");
@@ -204,21 +209,6 @@ fn a_branch_that_ends_the_thread_does_not_make_a_first_function() {
         0xc3, //                                             +e ret
     ];
     check(MAY_EXIT, &[(0, StackPointer, 8, None)]);
-}
-
-#[test]
-fn the_interpreter_of_hotspot_knows_where_its_caller_was() {
-    const GOES_ON: &[u8] = &[
-        0x48, 0x8b, 0x65, 0xf0, //                         mov -16(%rbp),%rsp
-        0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0, //             movq $0,-16(%rbp)
-        0x4c, 0x8b, 0x6d, 0xc0, 0x41, 0xff, 0x24, 0xda, // mov -64(%rbp),%r13; jmp *(%r10,%rbx,8)
-    ];
-    let Some(Leads::Back(row, Proof::Certain)) = follow(Avma(0x1000), true, &Text(GOES_ON)) else { panic!() };
-    assert_eq!(row.cfa, Cfa::Expression([0x76, 0x78, 0x06].into()));
-    assert_eq!(row.columns[FRAME_POINTER], Column::AtExpression([0x76, 0].into()));
-    assert_eq!(row.columns[RETURN_ADDRESS], Column::AtExpression([0x76, 8].into()));
-    // At a program counter the words may be those of another moment.
-    assert_eq!(follow(Avma(0x1000), false, &Text(GOES_ON)), None);
 }
 
 /// As builtins of V8 end: as many arguments are taken off as there are.

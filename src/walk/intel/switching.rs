@@ -4,16 +4,16 @@
 //! be relied on. Not for: recognising functions by their names.
 //! Unwind information describes such code as if the change were done or not begun.
 
-use super::instructions::DWARF;
-use super::length::{Instruction, decode};
-use super::{RBP, RSP};
+use super::Intel;
+use super::instructions::decode_of;
+use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 
-/// Columns of rax and rdx, which only functions that install a landing pad save: they pass
-/// the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
-const LANDING_PAD_DATA: [usize; 2] = [0, 1];
+/// Numbers of rax and rdx in instructions, whose columns only functions that install a landing pad
+/// save: they pass the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
+const LANDING_PAD_DATA: [usize; 2] = [0, 2];
 /// Instructions that are followed to that jump.
 const INSTRUCTIONS_MAX: u32 = 96;
 /// Bytes before an address in which the stack pointer may have been loaded: the rest of
@@ -22,7 +22,7 @@ const BEHIND_BYTES: u64 = 64;
 
 /// What an address has to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Switch {
+pub(in crate::walk) enum Switch {
     /// Nothing.
     No,
     /// The words that the frame saved are being replaced by those of the frame with the
@@ -33,53 +33,61 @@ pub(super) enum Switch {
 }
 
 /// What is switched at `address`, whose row is `row`.
-pub(super) fn at(address: CodeAddress, row: &Row, code: &dyn Code) -> Switch {
+pub(in crate::walk) fn at<P: Intel<N>, const N: usize>(
+    address: CodeAddress,
+    row: &Row<N>,
+    code: &dyn Code,
+) -> Switch {
     let at = address.at();
     let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
     if row.signal {
         return Switch::No;
     }
-    if LANDING_PAD_DATA.iter().all(|column| matches!(row.columns[*column], Column::At(_))) {
-        return match calls_to_landing_pad(at, code) {
+    if LANDING_PAD_DATA
+        .iter()
+        .all(|number| matches!(row.columns[usize::from(P::DWARF[*number])], Column::At(_)))
+    {
+        return match calls_to_landing_pad::<P, N>(at, code) {
             Some(0) => Switch::Yes,
             // Of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
             Some(1) => Switch::Installing,
-            _ => switched(stack_was_loaded(at, code)),
+            _ => switched(stack_was_loaded::<P, N>(at, code)),
         };
     }
     // A row that counts from another register is right whatever the stack pointer is.
-    let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == RSP);
-    switched(states_stack_pointer(row) || on_stack_pointer && stack_was_loaded(at, code))
+    let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == P::STACK_POINTER);
+    switched(states_stack_pointer::<P, N>(row) || on_stack_pointer && stack_was_loaded::<P, N>(at, code))
 }
 
 /// `__longjmp`, `setcontext`: the row is that of the frame to be gone to, whose stack
 /// pointer is saved like any register. In ordinary rows it is the CFA.
-fn states_stack_pointer(row: &Row) -> bool {
-    !matches!(row.columns[RSP], Column::Same | Column::Undefined | Column::Is(0))
+fn states_stack_pointer<P: Intel<N>, const N: usize>(row: &Row<N>) -> bool {
+    !matches!(row.columns[usize::from(P::STACK_POINTER)], Column::Same | Column::Undefined | Column::Is(0))
 }
 
 /// Calls between `at` and the end of the code as gcc compiles `__builtin_eh_return`: `mov
 /// %rcx,%rsp; pop %rcx; jmp *%rcx`; `None` if it does not end so.
-fn calls_to_landing_pad(mut at: Avma, code: &dyn Code) -> Option<u32> {
-    const TO_RSP: &[u8] = &[0x48, 0x89, 0xcc];
+fn calls_to_landing_pad<P: Intel<N>, const N: usize>(mut at: Avma, code: &dyn Code) -> Option<u32> {
+    let to_sp: &[u8] = if P::IS_LONG { &[0x48, 0x89, 0xcc] } else { &[0x89, 0xcc] };
+    let move_bytes = to_sp.len() as u64;
     let is_behind = |bytes: u64| {
         let start = at.0.checked_sub(bytes).and_then(|start| code.code(Avma(start)));
-        start.is_some_and(|code| code.starts_with(TO_RSP))
+        start.is_some_and(|code| code.starts_with(to_sp))
     };
-    if is_behind(3) || is_behind(4) {
+    if is_behind(move_bytes) || is_behind(move_bytes + 1) {
         return Some(0);
     }
     let mut calls = 0;
     for _ in 0..INSTRUCTIONS_MAX {
         let bytes = code.code(at)?;
-        if bytes.starts_with(TO_RSP) {
+        if bytes.starts_with(to_sp) {
             return Some(calls);
         }
-        let instruction = decode(bytes)?;
+        let instruction = decode_of::<P, N>(bytes)?;
         let next = at + instruction.length as u64;
         match (instruction.map, instruction.opcode) {
             (0, 0xc2 | 0xc3 | 0xcc | 0xf4) | (1, 0x0b) => return None,
-            (0, 0xe9 | 0xeb) => at = Avma(next.0.wrapping_add_signed(instruction.immediate)),
+            (0, 0xe9 | 0xeb) => at = P::from(next, instruction.immediate),
             (0, 0xe8) => {
                 calls += 1;
                 at = next;
@@ -92,7 +100,7 @@ fn calls_to_landing_pad(mut at: Avma, code: &dyn Code) -> Option<u32> {
 
 /// Whether the straight code in front of `at` has loaded the stack pointer from where its
 /// row does not say it is.
-fn stack_was_loaded(at: Avma, code: &dyn Code) -> bool {
+fn stack_was_loaded<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
     // The start of the mapping may be nearer.
     let behind = (1..=BEHIND_BYTES).rev().find_map(|from| {
         let bytes = code.code(Avma(at.0.checked_sub(from)?))?;
@@ -101,29 +109,33 @@ fn stack_was_loaded(at: Avma, code: &dyn Code) -> bool {
     let Some((start, before)) = behind else { return false };
     (0..before.len()).any(|offset| {
         // Most bytes are no such instruction, which is cheaper to see than by decoding.
-        let [0x48..=0x4f, 0x89 | 0x8b, ..] = before[offset..] else { return false };
+        match before[offset..] {
+            [0x48..=0x4f, 0x89 | 0x8b, ..] if P::IS_LONG => {}
+            [0x89 | 0x8b, ..] if !P::IS_LONG => {}
+            _ => return false,
+        }
         let place = Avma(start + offset as u64);
-        before.get(offset..).and_then(decode).is_some_and(|instruction| {
-            let loaded_from = stack_pointer_source(&instruction);
-            loaded_from.is_some_and(|register| !counts_from(register, place, code))
-                && runs_straight_on(before, offset, &instruction)
+        before.get(offset..).and_then(decode_of::<P, N>).is_some_and(|instruction| {
+            let loaded_from = stack_pointer_source::<P, N>(&instruction);
+            loaded_from.is_some_and(|register| !counts_from::<P, N>(register, place, code))
+                && runs_straight_on::<P, N>(before, offset, &instruction)
         })
     })
 }
 
 /// Where `mov` loads the stack pointer from: `Some(None)` for memory that neither rsp nor rbp
 /// points to, `Some(register)` by DWARF number for a register.
-fn stack_pointer_source(instruction: &Instruction) -> Option<Option<u8>> {
-    let Instruction { rex, map, opcode, .. } = *instruction;
+fn stack_pointer_source<P: Intel<N>, const N: usize>(instruction: &Instruction) -> Option<Option<u8>> {
+    let Instruction { wide, rex, map, opcode, .. } = *instruction;
     let (mode, register, operand) = instruction.operands()?;
     let register = register | (rex & 4) << 1;
     let operand = operand | (rex & 1) << 3;
-    if map != 0 || rex & 8 == 0 {
+    if map != 0 || !wide {
         return None;
     }
     match (opcode, mode) {
-        (0x89, 3) if operand == 4 => Some(Some(*DWARF.get(usize::from(register))?)),
-        (0x8b, 3) if register == 4 => Some(Some(*DWARF.get(usize::from(operand))?)),
+        (0x89, 3) if operand == 4 => Some(Some(*P::DWARF.get(usize::from(register))?)),
+        (0x8b, 3) if register == 4 => Some(Some(*P::DWARF.get(usize::from(operand))?)),
         (0x8b, _) if register == 4 && !matches!(operand, 4 | 5) => Some(None),
         _ => None,
     }
@@ -131,20 +143,20 @@ fn stack_pointer_source(instruction: &Instruction) -> Option<Option<u8>> {
 
 /// Whether the row at the load itself counts from that register: then it moves the stack
 /// pointer within its frame.
-fn counts_from(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
+fn counts_from<P: Intel<N>, const N: usize>(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
     let Some(register) = register else { return false };
-    match code.row(at) {
+    match P::row(code, at) {
         Some(row) => matches!(row.cfa, Cfa::Register(from, _) if from == register),
-        None => usize::from(register) == RBP,
+        None => register == P::FRAME_POINTER,
     }
 }
 
 /// Whether the code from an instruction on reaches its end without a jump, and without a
 /// push: contexts are left by a return to the address that is pushed last.
-fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
+fn runs_straight_on<P: Intel<N>, const N: usize>(code: &[u8], offset: usize, first: &Instruction) -> bool {
     let mut offset = offset + first.length;
     while offset < code.len() {
-        let Some(instruction) = code.get(offset..).and_then(decode) else { return false };
+        let Some(instruction) = code.get(offset..).and_then(decode_of::<P, N>) else { return false };
         let goes_elsewhere = match (instruction.map, instruction.opcode) {
             (0, 0x50..=0x57 | 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => true,
             // call, jmp of a register or memory
@@ -162,7 +174,10 @@ fn runs_straight_on(code: &[u8], offset: usize, first: &Instruction) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::binary::frame_rule::RETURN_ADDRESS;
+    use crate::arch::X86_64;
+    use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
+
+    const RSP: usize = X86_64::RSP;
 
     const TEXT: u64 = 0x40_1000;
 
@@ -200,7 +215,7 @@ mod tests {
         let mut offset = 0;
         for instruction in code {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            match super::at(address, &used, &text) {
+            match super::at::<X86_64, COLUMNS>(address, &used, &text) {
                 Switch::No => {}
                 switch => found.push((offset, switch == Switch::Yes)),
             }
@@ -268,7 +283,7 @@ mod tests {
         let bytes = leave.concat();
         let text = Text(&bytes, Some(row(3, &[])));
         let address = CodeAddress::Pc(Avma(TEXT + 3));
-        assert_eq!(super::at(address, &row(RSP, &[]), &text), Switch::No);
+        assert_eq!(super::at::<X86_64, COLUMNS>(address, &row(RSP, &[]), &text), Switch::No);
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
         assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
         assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
@@ -280,7 +295,10 @@ mod tests {
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
             let text = Text(&[0x48, 0x8b], None);
-            assert_eq!(super::at(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text), Switch::No);
+            assert_eq!(
+                super::at::<X86_64, COLUMNS>(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text),
+                Switch::No
+            );
         }
     }
 }

@@ -8,17 +8,14 @@
 
 use hashbrown::HashMap;
 
-use super::instructions::{self, RBP, RSP};
-use super::length::{Instruction, decode};
+use super::Intel;
+use super::instructions::{self, decode_of};
+use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
-use crate::arch::X86_64;
-use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State, Value};
-use crate::walk::processor::Processor;
 
-/// Column of rbp.
-const FRAME_POINTER: usize = RBP as usize;
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
 /// Most branches that are remembered to be followed later.
@@ -33,16 +30,16 @@ const OTHERS_MAX: u32 = 256;
 
 /// What the code from an address on leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Leads {
+pub(in crate::walk) enum Leads<const N: usize> {
     /// To a return: the row at that address.
-    Back(Box<Row>, Proof),
+    Back(Box<Row<N>>, Proof),
     /// To the end of the thread: nothing called this function.
     ToExit,
 }
 
 /// How far a row that was read from instructions can be relied on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Proof {
+pub(in crate::walk) enum Proof {
     /// The code is sure to run so.
     #[default]
     Certain,
@@ -61,17 +58,18 @@ struct Way {
 }
 
 /// Follows the code from `pc` on; `returned`: a call has just come back there.
-pub(super) fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads> {
-    if let Some(row) = code.code(pc).and_then(interpreter_of_hotspot).filter(|_| returned) {
-        return Some(Leads::Back(Box::new(row), Proof::Certain));
-    }
+pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
+    pc: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<Leads<N>> {
     let mut ways = Found::default();
-    if follow_ways(pc, returned, code, &mut ways) {
+    if follow_ways::<P, N>(pc, returned, code, &mut ways) {
         return Some(Leads::ToExit);
     }
     // What comes between that and the return may not be understood: in builtins of V8 it takes
     // off as many arguments as there are.
-    let by_record = ways.leaves_record.then(|| Leads::Back(Box::new(record()), Proof::Certain));
+    let by_record = ways.leaves_record.then(|| Leads::Back(Box::new(record::<P, N>()), Proof::Certain));
     let wanted = |row| Leads::Back(row, Proof::Wanted);
     match ways.row {
         Some(row) if ways.is_certain && !ways.differ => Some(Leads::Back(row, Proof::Certain)),
@@ -82,9 +80,9 @@ pub(super) fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads>
 
 /// What ways show.
 #[derive(Default)]
-struct Found {
+struct Found<const N: usize> {
     /// The row that the first way tells which leads to a return.
-    row: Option<Box<Row>>,
+    row: Option<Box<Row<N>>>,
     /// A way tells it that passes no call, and does not begin behind one; or it counts from rbp
     /// as it is, which the next function's prologue would have changed.
     is_certain: bool,
@@ -94,11 +92,16 @@ struct Found {
     /// frame record, which no caller's can be mistaken for.
     leaves_record: bool,
     /// The row if a jump to a place not known is a tail call.
-    tail_call: Option<Box<Row>>,
+    tail_call: Option<Box<Row<N>>>,
 }
 
 /// Follows all ways; whether they end the thread.
-fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> bool {
+fn follow_ways<P: Intel<N>, const N: usize>(
+    pc: Avma,
+    returned: bool,
+    code: &dyn Code,
+    found: &mut Found<N>,
+) -> bool {
     let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
     let mut branches = vec![Way { at: pc, state: State::new(), called: returned }];
@@ -109,7 +112,7 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
     while let Some(Way { mut at, mut state, mut called }) = branches.pop() {
         loop {
             // What is known of one instruction holds on every way to it.
-            let sp = stack_pointer(&state);
+            let sp = stack_pointer::<P, N>(&state);
             if let Some(before) = visited.insert(at.0, sp) {
                 found.differ |= before != sp;
                 break;
@@ -121,19 +124,19 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
             if is_outside(at) {
                 break;
             }
-            if X86_64::ends_thread(bytes) {
+            if P::ends_thread(bytes) {
                 if is_straight {
                     return true;
                 }
                 break;
             }
-            let Some(instruction) = decode(bytes) else { break };
+            let Some(instruction) = decode_of::<P, N>(bytes) else { break };
             let next = at + instruction.length as u64;
-            found.leaves_record |=
-                state.get(RBP) == Value::First(RBP) && takes_frame_off(&instruction, next, code);
-            let mut effect = instructions::execute(&instruction, at, &mut state);
+            found.leaves_record |= state.get(P::FRAME_POINTER) == Value::First(P::FRAME_POINTER)
+                && takes_frame_off(&instruction, next, code);
+            let mut effect = instructions::execute::<P, N>(&instruction, at, &mut state);
             // A stack pointer that is computed, or loaded: nothing is known from here on.
-            if stack_pointer(&state).is_none() {
+            if stack_pointer::<P, N>(&state).is_none() {
                 effect = Effect::Ends;
             }
             is_straight &= matches!(effect, Effect::Plain | Effect::Calls(_) | Effect::Jumps(_));
@@ -141,27 +144,27 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
                 Effect::Plain => at = next,
                 Effect::Calls(_) => {
                     called = true;
-                    state = flow::after_call::<X86_64, COLUMNS>(state);
+                    state = flow::after_call::<P, N>(state);
                     at = next;
                 }
                 // What lies at the stack pointer then is checked like any return address.
-                Effect::JumpsAnywhere if binds(at, code) => {
+                Effect::JumpsAnywhere if binds::<P, N>(at, code) => {
                     // The dynamic linker takes off the two words of the procedure linkage table.
-                    state.set(RSP, state.sum(RSP, 16));
-                    left = found.returns(&state, called, left);
+                    state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, 2 * P::POINTER));
+                    left = found.returns::<P>(&state, called, left);
                     break;
                 }
                 Effect::JumpsAnywhere => {
-                    found.tail_call = found.tail_call.take().or_else(|| row(&state).map(Box::new));
+                    found.tail_call = found.tail_call.take().or_else(|| row::<P, N>(&state).map(Box::new));
                     break;
                 }
                 Effect::Returns => {
-                    left = found.returns(&state, called, left);
+                    left = found.returns::<P>(&state, called, left);
                     break;
                 }
                 // A tail call: the other function returns in the place of this one.
                 Effect::Jumps(target) if is_outside(target) && is_entry(target, code) => {
-                    left = found.returns(&state, called, left);
+                    left = found.returns::<P>(&state, called, left);
                     break;
                 }
                 Effect::Jumps(target) => at = target,
@@ -171,7 +174,7 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
                     }
                     at = next;
                 }
-                Effect::Ends => break,
+                Effect::Ends | Effect::MayReturn => break,
             }
         }
     }
@@ -179,29 +182,32 @@ fn follow_ways(pc: Avma, returned: bool, code: &dyn Code, found: &mut Found) -> 
 }
 
 /// Where the stack pointer is, counted from what it or rbp was at the start.
-fn stack_pointer(state: &State) -> Option<Place> {
-    state.place(RSP).filter(|place| matches!(place.register, RSP | RBP))
+fn stack_pointer<P: Intel<N>, const N: usize>(state: &State) -> Option<Place> {
+    state
+        .place(P::STACK_POINTER)
+        .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
 }
 
 fn is_entry(at: Avma, code: &dyn Code) -> bool {
     code.function(at).is_some_and(|function| function.start == at)
 }
 
-impl Found {
+impl<const N: usize> Found<N> {
     /// A way has come to a return; how many instructions may be followed on.
-    fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
+    fn returns<P: Intel<N>>(&mut self, state: &State, called: bool, left: u32) -> u32 {
         // Parts of hand-written functions, which call nothing, use rbp as any register and do not give
         // it back: who calls them has saved it, and its own row does not count from it.
         let mut state = *state;
-        if !called && state.get(RBP) == Value::Unknown {
-            state.set(RBP, Value::First(RBP));
+        if !called && state.get(P::FRAME_POINTER) == Value::Unknown {
+            state.set(P::FRAME_POINTER, Value::First(P::FRAME_POINTER));
         }
-        let Some(found) = row(&state) else { return left };
-        let is_certain = !called || stack_pointer(&state).is_some_and(|sp| sp.register == RBP);
+        let Some(found) = row::<P, N>(&state) else { return left };
+        let is_certain =
+            !called || stack_pointer::<P, N>(&state).is_some_and(|sp| sp.register == P::FRAME_POINTER);
         match &self.row {
             Some(first) => {
-                self.differ |=
-                    first.cfa != found.cfa || first.columns[FRAME_POINTER] != found.columns[FRAME_POINTER];
+                let column = usize::from(P::FRAME_POINTER);
+                self.differ |= first.cfa != found.cfa || first.columns[column] != found.columns[column];
                 self.is_certain |= is_certain;
             }
             None => (self.row, self.is_certain) = (Some(Box::new(found)), is_certain),
@@ -211,30 +217,36 @@ impl Found {
 }
 
 /// Whether the jump at `at` is that of the first entry of a procedure linkage table, to the
-/// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2).
-fn binds(at: Avma, code: &dyn Code) -> bool {
-    let is_jump = |code: &[u8]| code.starts_with(&[0xff, 0x25]) || code.starts_with(&[0xf2, 0xff, 0x25]);
-    code.code(at).is_some_and(is_jump)
-        && at
-            .0
-            .checked_sub(6)
-            .is_some_and(|push| code.code(Avma(push)).is_some_and(|code| code.starts_with(&[0xff, 0x35])))
+/// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2), `push GOT+4` or
+/// `push 4(%ebx)` (System V i386 ABI, figures 5-7 and 5-8).
+fn binds<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+    let starts = |at: Avma, forms: &[&[u8]]| {
+        code.code(at).is_some_and(|code| forms.iter().any(|form| code.starts_with(form)))
+    };
+    let (jumps, pushes): (&[&[u8]], &[&[u8]]) = match P::IS_LONG {
+        true => (&[&[0xff, 0x25], &[0xf2, 0xff, 0x25]], &[&[0xff, 0x35]]),
+        false => (&[&[0xff, 0x25], &[0xff, 0xa3, 8, 0, 0, 0]], &[&[0xff, 0x35], &[0xff, 0xb3, 4, 0, 0, 0]]),
+    };
+    starts(at, jumps) && at.0.checked_sub(6).is_some_and(|push| starts(Avma(push), pushes))
 }
 
 /// Whether an address is in the code at an image's entry point up to the call of the first
 /// function, which nothing called and which may do without unwind information.
 ///
-/// Sources: glibc sysdeps/x86_64/dl-machine.h (`RTLD_START`, which goes on behind the call),
-/// musl arch/x86_64/crt_arch.h.
-pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
-    const MOV_RAX_R12: &[u8] = &[0x49, 0x89, 0xc4];
+/// Sources: glibc sysdeps/x86_64/dl-machine.h and sysdeps/i386/dl-machine.h (`RTLD_START`, which goes on
+/// behind the call), musl arch/x86_64/crt_arch.h.
+pub(in crate::walk) fn is_start<P: Intel<N>, const N: usize>(
+    entry: Avma,
+    address: CodeAddress,
+    code: &dyn Code,
+) -> bool {
     let at = address.at();
     let (mut here, mut goes_on) = (entry, false);
     for _ in 0..START_INSTRUCTIONS_MAX {
         if here >= at {
             return here == at;
         }
-        let Some(instruction) = code.code(here).and_then(decode) else { return false };
+        let Some(instruction) = code.code(here).and_then(decode_of::<P, N>) else { return false };
         here = here + instruction.length as u64;
         let operation = instruction.operands().map_or(0, |(_, operation, _)| operation);
         match (instruction.map, instruction.opcode) {
@@ -244,7 +256,7 @@ pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bo
                 if address == CodeAddress::Return(here) {
                     return true;
                 }
-                goes_on = code.code(here).is_some_and(|next| next.starts_with(MOV_RAX_R12));
+                goes_on = code.code(here).is_some_and(|next| next.starts_with(P::KEEPS_ENTRY));
                 if !goes_on {
                     return false;
                 }
@@ -269,44 +281,27 @@ fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bo
     }
 }
 
-/// The row where HotSpot's interpreter goes on after a call: first it takes the stack pointer from
-/// its frame, two words below rbp, and clears that word (templateInterpreterGenerator_x86.cpp,
-/// `generate_return_entry_for`). The caller's stack pointer is in the word between that and the
-/// frame record (frame_x86.hpp, `interpreter_frame_sender_sp_offset`).
-fn interpreter_of_hotspot(code: &[u8]) -> Option<Row> {
-    // mov -16(%rbp),%rsp; movq $0,-16(%rbp)
-    const GOES_ON: &[u8] = &[0x48, 0x8b, 0x65, 0xf0, 0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0];
-    // DWARF: breg6 -8, deref; breg6 8; breg6 0
-    const SENDER_SP: [u8; 3] = [0x76, 0x78, 0x06];
-    code.starts_with(GOES_ON).then(|| {
-        let mut row = Row::new(Cfa::Expression(SENDER_SP.into()));
-        row.columns[RETURN_ADDRESS] = Column::AtExpression([0x76, 8].into());
-        row.columns[FRAME_POINTER] = Column::AtExpression([0x76, 0].into());
-        row
-    })
-}
-
 /// The row of a function whose frame record rbp points to.
-fn record() -> Row {
-    let mut row = Row::new(Cfa::Register(RBP, 16));
-    row.columns[RETURN_ADDRESS] = Column::At(-8);
-    row.columns[FRAME_POINTER] = Column::At(-16);
+fn record<P: Intel<N>, const N: usize>() -> Row<N> {
+    let mut row = Row::new(Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER));
+    row.columns[P::RETURN_COLUMN] = Column::At(-P::POINTER);
+    row.columns[usize::from(P::FRAME_POINTER)] = Column::At(-2 * P::POINTER);
     row
 }
 
 /// The row at the start, when the stack pointer has reached the return address. Of other registers
 /// than rbp it says only where they were saved. None where that is below the stack pointer of the
 /// start: such a way came into other code, behind a call that does not return.
-fn row(state: &State) -> Option<Row> {
-    if stack_pointer(state).is_none_or(|sp| sp.register == RSP && sp.offset < 0) {
+fn row<P: Intel<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+    if stack_pointer::<P, N>(state).is_none_or(|sp| sp.register == P::STACK_POINTER && sp.offset < 0) {
         return None;
     }
-    let mut row = flow::row_at_return::<X86_64, COLUMNS>(state)?;
+    let mut row = flow::row_at_return::<P, N>(state)?;
     let is_given_back = |column: &Column| matches!(column, Column::Same | Column::At(_));
-    if !is_given_back(&row.columns[FRAME_POINTER]) {
+    if !is_given_back(&row.columns[usize::from(P::FRAME_POINTER)]) {
         return None;
     }
-    for column in row.columns[..RETURN_ADDRESS].iter_mut().filter(|column| !is_given_back(column)) {
+    for column in row.columns[..P::RETURN_COLUMN].iter_mut().filter(|column| !is_given_back(column)) {
         *column = Column::Same;
     }
     Some(row)

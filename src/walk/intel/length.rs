@@ -1,14 +1,17 @@
-//! The length of an x86_64 instruction in 64-bit mode, and its parts. Input: bytes, any;
+//! The length of an instruction in 64-bit or 32-bit mode, and its parts. Input: bytes, any;
 //! output: `None` where they are cut short or no instruction that programs contain.
 //!
 //! Source: Intel SDM volume 2, chapter 2 and the opcode maps of appendix A.
 
 /// An instruction's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Instruction {
+pub(in crate::walk) struct Instruction {
     /// All its bytes.
     pub length: usize,
-    /// The last REX prefix, or 0; of VEX and EVEX the bits that extend registers' numbers.
+    /// The operand has the size of an address: by REX.W in 64-bit mode, without the prefix for 16 bits
+    /// in 32-bit mode.
+    pub wide: bool,
+    /// The last REX prefix, or 0, which it is in 32-bit mode always; of VEX and EVEX the bits that extend registers' numbers.
     pub rex: u8,
     /// 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a; of VEX and EVEX the same, and more, from
     /// [`VECTOR`] on: the same opcodes are other instructions there.
@@ -28,26 +31,26 @@ pub(super) struct Instruction {
 }
 
 /// The number of the first map of opcodes that VEX and EVEX lead to.
-pub(super) const VECTOR: u8 = 0x20;
+pub(in crate::walk) const VECTOR: u8 = 0x20;
 
 impl Instruction {
     /// `modrm` as mode, register and operand, without the bits in REX.
-    pub(super) fn operands(&self) -> Option<(u8, u8, u8)> {
+    pub(in crate::walk) fn operands(&self) -> Option<(u8, u8, u8)> {
         self.modrm.map(|modrm| (modrm >> 6, modrm >> 3 & 7, modrm & 7))
     }
 }
 
-/// Decodes the instruction at the start of `code`.
-pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
-    let (mut at, mut rex, mut short, mut address32) = (0, 0, false, false);
+/// Decodes the instruction at the start of `code`, of 64-bit mode or else of 32-bit mode.
+pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instruction> {
+    let (mut at, mut rex, mut short, mut short_address) = (0, 0, false, false);
     // At most 15 bytes are an instruction.
     let code = &code[..code.len().min(15)];
     loop {
         match *code.get(at)? {
             0x66 => short = true,
-            0x67 => address32 = true,
+            0x67 => short_address = true,
             0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 => {}
-            byte @ 0x40..=0x4f => {
+            byte @ 0x40..=0x4f if IS_LONG => {
                 rex = byte;
                 at += 1;
                 break;
@@ -62,13 +65,15 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
             0x3a => (3, 2),
             _ => (1, 1),
         },
+        // In 32-bit mode these are `lds`, `les` and `bound` where a memory operand follows.
+        0xc4 | 0xc5 | 0x62 if !IS_LONG && code.get(at + 1)? >> 6 != 3 => (0, 0),
         0xc5 => (1, 2),
         0xc4 => (code.get(at + 1)? & 0x1f, 3),
         0x62 => (code.get(at + 1)? & 7, 4),
         _ => (0, 0),
     };
     let prefix = *code.get(at)?;
-    let is_vector = matches!(prefix, 0xc4 | 0xc5 | 0x62);
+    let is_vector = matches!(prefix, 0xc4 | 0xc5 | 0x62) && vector > 0;
     let mut second = 0;
     if is_vector {
         // The bits are inverted: R, X and B are the highest of the first byte, or R alone, and
@@ -76,12 +81,15 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
         let extensions = !*code.get(at + 1)? >> 5;
         rex = if prefix == 0xc5 { extensions & 4 } else { extensions };
         second = !*code.get(at + if prefix == 0xc5 { 1 } else { 2 })? >> 3 & 15;
+        if !IS_LONG {
+            (rex, second) = (0, second & 7);
+        }
     }
     at += vector;
     let opcode = *code.get(at)?;
     at += 1;
     let has_modrm = match map {
-        0 => has_modrm(opcode),
+        0 => has_modrm(opcode) || !IS_LONG && matches!(opcode, 0x62 | 0x82 | 0xc4 | 0xc5),
         1 if is_vector => opcode != 0x77,
         1 => !matches!(opcode, 0x05..=0x09 | 0x0b | 0x0e | 0x30..=0x37 | 0x77 | 0x80..=0x8f
             | 0xa0..=0xa2 | 0xa8..=0xaa | 0xc8..=0xcf),
@@ -94,6 +102,10 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
         at += 1;
         modrm = Some(byte);
         let (mode, rm) = (byte >> 6, byte & 7);
+        // Addresses of 16 bits have other forms, which no compiler writes.
+        if !IS_LONG && short_address && mode != 3 {
+            return None;
+        }
         if mode != 3 && rm == 4 {
             sib = *code.get(at)?;
             at += 1;
@@ -108,7 +120,7 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
         at += bytes;
     }
     let immediate_bytes = match map {
-        0 => immediate(opcode, modrm, rex, short, address32)?,
+        0 => immediate::<IS_LONG>(opcode, modrm, rex, short, short_address)?,
         1 if !is_vector && matches!(opcode, 0x80..=0x8f) => 4,
         1 => usize::from(matches!(opcode, 0x0f | 0x70..=0x73 | 0xa4 | 0xac | 0xba | 0xc2 | 0xc4..=0xc6)),
         3 => 1,
@@ -117,7 +129,8 @@ pub(super) fn decode(code: &[u8]) -> Option<Instruction> {
     let immediate = signed(code.get(at..at + immediate_bytes)?);
     at += immediate_bytes;
     let map = if is_vector { VECTOR + map } else { map };
-    Some(Instruction { length: at, rex, map, opcode, modrm, immediate, displacement, sib, second })
+    let wide = if IS_LONG { rex & 8 != 0 } else { !short };
+    Some(Instruction { length: at, wide, rex, map, opcode, modrm, immediate, displacement, sib, second })
 }
 
 fn has_modrm(opcode: u8) -> bool {
@@ -129,24 +142,32 @@ fn has_modrm(opcode: u8) -> bool {
     }
 }
 
-/// Bytes of what ends a one-byte opcode; `None` for what 64-bit mode does not have.
-fn immediate(opcode: u8, modrm: Option<u8>, rex: u8, short: bool, address32: bool) -> Option<usize> {
+/// Bytes of what ends a one-byte opcode; `None` for what the mode does not have, or only to leave
+/// programs.
+fn immediate<const IS_LONG: bool>(
+    opcode: u8,
+    modrm: Option<u8>,
+    rex: u8,
+    short: bool,
+    short_address: bool,
+) -> Option<usize> {
     let full = if short { 2 } else { 4 };
     let test = modrm.is_some_and(|modrm| modrm >> 3 & 7 < 2);
     Some(match opcode {
-        0x06 | 0x07 | 0x0e | 0x16 | 0x17 | 0x1e | 0x1f | 0x27 | 0x2f | 0x37 | 0x3f => return None,
-        0x60..=0x61 | 0x82 | 0x9a | 0xce | 0xd4..=0xd6 | 0xea => return None,
+        0x9a | 0xce | 0xd6 | 0xea => return None,
+        0x82 if !IS_LONG => 1,
+        0xd4 | 0xd5 if !IS_LONG => 1,
+        0x06 | 0x07 | 0x0e | 0x16 | 0x17 | 0x1e | 0x1f | 0x27 | 0x2f | 0x37 | 0x3f if IS_LONG => return None,
+        0x60..=0x61 | 0x82 | 0xd4 | 0xd5 if IS_LONG => return None,
         0x00..=0x3f if opcode & 7 == 4 => 1,
         0x00..=0x3f if opcode & 7 == 5 => full,
         0x68 | 0x69 | 0x81 | 0xa9 | 0xc7 => full,
         0x6a | 0x6b | 0x70..=0x7f | 0x80 | 0x83 | 0xa8 | 0xb0..=0xb7 | 0xc0 | 0xc1 | 0xc6 | 0xcd => 1,
-        0xa0..=0xa3 => {
-            if address32 {
-                4
-            } else {
-                8
-            }
-        }
+        0xa0..=0xa3 => match (IS_LONG, short_address) {
+            (true, false) => 8,
+            (true, true) | (false, false) => 4,
+            (false, true) => 2,
+        },
         0xb8..=0xbf => {
             if rex & 8 != 0 {
                 8
@@ -202,25 +223,57 @@ mod tests {
         ] {
             let mut longer = code.to_vec();
             longer.extend([0x90; 8]);
-            assert_eq!(decode(&longer).map(|i| i.length), Some(code.len()), "{code:x?}");
+            assert_eq!(decode::<true>(&longer).map(|i| i.length), Some(code.len()), "{code:x?}");
             for cut in 0..code.len() {
-                assert_eq!(decode(&code[..cut]), None, "{code:x?} cut to {cut}");
+                assert_eq!(decode::<true>(&code[..cut]), None, "{code:x?} cut to {cut}");
             }
         }
     }
 
     #[test]
+    fn in_32_bit_mode_some_bytes_are_other_instructions() {
+        for code in [
+            &[0x40][..],                           // inc %eax
+            &[0x4c],                               // dec %esp
+            &[0x60],                               // pusha
+            &[0x1e],                               // push %ds
+            &[0xa1, 1, 2, 3, 4],                   // mov 0x4030201,%eax
+            &[0x8b, 0x05, 1, 2, 3, 4],             // mov 0x4030201,%eax
+            &[0x65, 0xff, 0x15, 0x10, 0, 0, 0],    // call *%gs:0x10
+            &[0xc4, 0x00],                         // les (%eax),%eax
+            &[0xc5, 0x44, 0x24, 0x08],             // lds 8(%esp),%eax
+            &[0xc5, 0xf8, 0x77],                   // vzeroupper
+            &[0xc4, 0xe3, 0x7d, 0x39, 0xc1, 1],    // vextracti128 $1
+            &[0x62, 0xf1, 0x7e, 0x28, 0x6f, 0x07], // vmovdqu8 (%edi),%ymm0
+            &[0x66, 0xb8, 1, 2],                   // mov $0x201,%ax
+            &[0xcd, 0x80],                         // int $0x80
+            &[0x0f, 0x34],                         // sysenter
+            &[0x82, 0xc0, 1],                      // add $1,%al
+            &[0xd4, 10],                           // aam
+        ] {
+            let mut longer = code.to_vec();
+            longer.extend([0x90; 8]);
+            assert_eq!(decode::<false>(&longer).map(|i| i.length), Some(code.len()), "{code:x?}");
+        }
+        // jmp far, and an address of 16 bits.
+        assert_eq!(decode::<false>(&[0xea, 0, 0, 0, 0, 0x33, 0, 0x90]), None);
+        assert_eq!(decode::<false>(&[0x67, 0x8b, 0x46, 2, 0x90]), None);
+        let wide = |code: &[u8]| decode::<false>(code).map(|i| i.wide);
+        assert_eq!((wide(&[0x89, 0xe5]), wide(&[0x66, 0x89, 0xe5])), (Some(true), Some(false)));
+    }
+
+    #[test]
     fn operands_are_signed() {
-        let jump = decode(&[0xeb, 0xfe]).map(|i| i.immediate);
+        let jump = decode::<true>(&[0xeb, 0xfe]).map(|i| i.immediate);
         assert_eq!(jump, Some(-2));
-        let lea = decode(&[0x48, 0x8d, 0x65, 0xd8]); // lea -0x28(%rbp),%rsp
+        let lea = decode::<true>(&[0x48, 0x8d, 0x65, 0xd8]); // lea -0x28(%rbp),%rsp
         assert_eq!(lea.map(|i| (i.displacement, i.operands())), Some((-0x28, Some((1, 4, 5)))));
     }
 
     #[test]
     fn registers_of_vex_are_extended_by_inverted_bits() {
         let parts = |code: &[u8]| {
-            decode(code)
+            decode::<true>(code)
                 .map(|i| (i.map - VECTOR, i.opcode, i.rex, i.second, i.operands().map(|o| (o.1, o.2))))
         };
         // shlx %r10,%rdx,%r9
@@ -238,7 +291,10 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bytes = (u128::from(state) << 64 | u128::from(state.rotate_left(29))).to_le_bytes();
             let length = (state >> 60) as usize;
-            if let Some(instruction) = decode(&bytes[..length]) {
+            if let Some(instruction) = decode::<true>(&bytes[..length]) {
+                assert!((1..=length).contains(&instruction.length), "{bytes:x?}");
+            }
+            if let Some(instruction) = decode::<false>(&bytes[..length]) {
                 assert!((1..=length).contains(&instruction.length), "{bytes:x?}");
             }
         }

@@ -1,71 +1,83 @@
-//! What instructions of x86_64 do to the stack pointer and to saved registers.
+//! What instructions do to the stack pointer and to saved registers.
 //!
 //! Registers are numbered as in DWARF. What is not known here and has a register as its
 //! destination writes it with something unknown; what only reads is left out.
 //!
 //! Encodings: Intel SDM volume 2, appendix A.
 
+use super::Intel;
 use super::length::{Instruction, VECTOR, decode};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, Place, State, Value};
 
-/// The frame pointer, by DWARF number.
-pub(super) const RBP: u8 = 6;
-/// The stack pointer, by DWARF number.
-pub(super) const RSP: u8 = 7;
-/// Registers by their number in instructions → by DWARF number.
-pub(super) const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
-
 /// See [`Processor::step`](crate::walk::processor::Processor::step).
-pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
-    let instruction = decode(bytes)?;
-    Some((execute(&instruction, at, state), instruction.length as u64))
+pub(in crate::walk) fn step<P: Intel<N>, const N: usize>(
+    at: Avma,
+    bytes: &[u8],
+    state: &mut State,
+) -> Option<(Effect, u64)> {
+    let instruction = decode_of::<P, N>(bytes)?;
+    Some((execute::<P, N>(&instruction, at, state), instruction.length as u64))
+}
+
+/// Decodes the instruction at the start of `code`, of the processor's mode.
+pub(in crate::walk) fn decode_of<P: Intel<N>, const N: usize>(code: &[u8]) -> Option<Instruction> {
+    if P::IS_LONG { decode::<true>(code) } else { decode::<false>(code) }
 }
 
 /// Executes an instruction that stands at `at`.
-pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) -> Effect {
-    let Instruction { rex, map, opcode, immediate, .. } = *instruction;
-    let target = Avma((at + instruction.length as u64).0.wrapping_add_signed(immediate));
-    let wide = rex & 8 != 0;
+pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
+    instruction: &Instruction,
+    at: Avma,
+    state: &mut State,
+) -> Effect {
+    let Instruction { rex, map, opcode, immediate, wide, .. } = *instruction;
+    let target = P::from(at + instruction.length as u64, immediate);
+    let (stack_pointer, frame_pointer) = (P::STACK_POINTER, P::FRAME_POINTER);
     let (mode, middle, low) = instruction.operands().unwrap_or((0, 0, 0));
     // Without REX the numbers 4 to 7 of a byte are ah, ch, dh and bh.
     let of_byte = |number: u8| if rex == 0 && names_bytes(map, opcode) { number & 3 } else { number };
-    let register = DWARF[usize::from(of_byte(middle) | (rex & 4) << 1) & 15];
-    let operand = DWARF[usize::from(of_byte(low) | (rex & 1) << 3) & 15];
-    let in_opcode = DWARF[usize::from(opcode & 7 | (rex & 1) << 3) & 15];
+    let register = P::DWARF[usize::from(of_byte(middle) | (rex & 4) << 1) & 15];
+    let operand = P::DWARF[usize::from(of_byte(low) | (rex & 1) << 3) & 15];
+    let in_opcode = P::DWARF[usize::from(opcode & 7 | (rex & 1) << 3) & 15];
     let direct = mode == 3;
     if map >= VECTOR {
         execute_vector(
             map - VECTOR,
             opcode,
-            [register, operand, DWARF[usize::from(instruction.second) & 15]],
+            [register, operand, P::DWARF[usize::from(instruction.second) & 15]],
             direct,
             state,
         );
         return Effect::Plain;
     }
+    if !P::IS_LONG
+        && let Some(effect) = execute_in_32_bits::<P, N>(instruction, state)
+    {
+        return effect;
+    }
     match (map, opcode) {
-        (0, 0x50..=0x57) => push(state, state.get(in_opcode)),
+        (0, 0x50..=0x57) => push::<P, N>(state, state.get(in_opcode)),
         (0, 0x68 | 0x6a) => {
-            push(state, Value::Unknown);
-            state.zero = if immediate == 0 { state.place(RSP) } else { state.zero };
+            push::<P, N>(state, Value::Unknown);
+            state.zero = if immediate == 0 { state.place(stack_pointer) } else { state.zero };
         }
-        (0, 0x9c) => push(state, Value::Unknown),
-        (0, 0x9d) => drop(pop(state)),
+        (0, 0x9c) => push::<P, N>(state, Value::Unknown),
+        (0, 0x9d) => drop(pop::<P, N>(state)),
         (0, 0x58..=0x5f) => {
-            let value = pop(state);
+            let value = pop::<P, N>(state);
             state.set(in_opcode, value);
         }
         (0, 0x8f) => {
-            let value = pop(state);
+            let value = pop::<P, N>(state);
             if direct {
                 state.set(operand, value);
             }
         }
         (0, 0xc9) => {
-            state.set(RSP, state.sum(RBP, 0));
-            let value = pop(state);
-            state.set(RBP, value);
+            state.set(stack_pointer, state.sum(frame_pointer, 0));
+            let value = pop::<P, N>(state);
+            state.set(frame_pointer, value);
         }
         (0, 0xc8) => return Effect::Ends,
         (0, 0xc2 | 0xc3) => return Effect::Returns,
@@ -77,7 +89,7 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
             2 | 3 => return Effect::Calls(None),
             4 => return Effect::JumpsAnywhere,
             5 | 7 => return Effect::Ends,
-            6 => push(state, if direct { state.get(operand) } else { Value::Unknown }),
+            6 => push::<P, N>(state, if direct { state.get(operand) } else { Value::Unknown }),
             _ if direct => state.set(operand, Value::Unknown),
             _ => {}
         },
@@ -98,7 +110,7 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
         }
         // lea
         (0, 0x8d) => {
-            let at = if wide { address(instruction, state) } else { None };
+            let at = if wide { address::<P, N>(instruction, state) } else { None };
             state.set(register, at.map_or(Value::Unknown, Value::At));
         }
         // mov
@@ -106,10 +118,14 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
         (0, 0x8b) if direct => state.set(register, if wide { state.get(operand) } else { Value::Unknown }),
         (0, 0x89) => {
             let value = if wide { state.get(register) } else { Value::Unknown };
-            state.store(address(instruction, state), value);
+            state.store(address::<P, N>(instruction, state), value);
         }
         (0, 0x8b) => {
-            let value = if wide { state.load(address(instruction, state), RSP) } else { Value::Unknown };
+            let value = if wide {
+                state.load(address::<P, N>(instruction, state), stack_pointer)
+            } else {
+                Value::Unknown
+            };
             state.set(register, value);
         }
         // mov $N
@@ -154,6 +170,46 @@ pub(super) fn execute(instruction: &Instruction, at: Avma, state: &mut State) ->
     Effect::Plain
 }
 
+/// Executes an instruction that 64-bit mode has not, or that compilers write for 32 bits only. `None`
+/// for all others.
+fn execute_in_32_bits<P: Intel<N>, const N: usize>(
+    instruction: &Instruction,
+    state: &mut State,
+) -> Option<Effect> {
+    let Instruction { map, opcode, immediate, .. } = *instruction;
+    let in_opcode = P::DWARF[usize::from(opcode & 7)];
+    match (map, opcode) {
+        // inc, dec
+        (0, 0x40..=0x47) => state.set(in_opcode, state.sum(in_opcode, 1)),
+        (0, 0x48..=0x4f) => state.set(in_opcode, state.sum(in_opcode, -1)),
+        // push and pop of a segment register
+        (0, 0x06 | 0x0e | 0x16 | 0x1e) | (1, 0xa0 | 0xa8) => push::<P, N>(state, Value::Unknown),
+        (0, 0x07 | 0x17 | 0x1f) | (1, 0xa1 | 0xa9) => drop(pop::<P, N>(state)),
+        // pusha
+        (0, 0x60) => {
+            let values: [Value; 8] = std::array::from_fn(|number| state.get(P::DWARF[number]));
+            values.into_iter().for_each(|value| push::<P, N>(state, value));
+        }
+        // popa, which does not take the stack pointer
+        (0, 0x61) => {
+            for number in (0..8).rev() {
+                let value = pop::<P, N>(state);
+                if P::DWARF[number] != P::STACK_POINTER {
+                    state.set(P::DWARF[number], value);
+                }
+            }
+        }
+        // mov memory,%al; mov memory,%eax; decimal numbers
+        (0, 0xa0 | 0xa1 | 0x27 | 0x2f | 0x37 | 0x3f | 0xd4 | 0xd5) => {
+            state.set(P::DWARF[0], Value::Unknown);
+        }
+        // A call of the next instruction, which pops where it is.
+        (0, 0xe8) if immediate == 0 => push::<P, N>(state, Value::Unknown),
+        _ => return None,
+    }
+    Some(Effect::Plain)
+}
+
 /// Executes an instruction that VEX or EVEX begins: a few write general registers, which are
 /// named as in the match below. None keeps the address that one held.
 fn execute_vector(
@@ -193,19 +249,19 @@ fn names_bytes(map: u8, opcode: u8) -> bool {
     }
 }
 
-fn push(state: &mut State, value: Value) {
-    state.set(RSP, state.sum(RSP, -8));
-    state.store(state.place(RSP), value);
+fn push<P: Intel<N>, const N: usize>(state: &mut State, value: Value) {
+    state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, -P::POINTER));
+    state.store(state.place(P::STACK_POINTER), value);
 }
 
-fn pop(state: &mut State) -> Value {
-    let value = state.load(state.place(RSP), RSP);
-    state.set(RSP, state.sum(RSP, 8));
+fn pop<P: Intel<N>, const N: usize>(state: &mut State) -> Value {
+    let value = state.load(state.place(P::STACK_POINTER), P::STACK_POINTER);
+    state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, P::POINTER));
     value
 }
 
 /// The address of a memory operand that is a register plus a number.
-fn address(instruction: &Instruction, state: &State) -> Option<Place> {
+fn address<P: Intel<N>, const N: usize>(instruction: &Instruction, state: &State) -> Option<Place> {
     let (mode, _, low) = instruction.operands()?;
     let rex = instruction.rex;
     let base = match (mode, low) {
@@ -219,6 +275,6 @@ fn address(instruction: &Instruction, state: &State) -> Option<Place> {
         }
         _ => low,
     };
-    let base = *DWARF.get(usize::from(base | (rex & 1) << 3))?;
+    let base = *P::DWARF.get(usize::from(base | (rex & 1) << 3))?;
     Some(state.place(base)?.plus(instruction.displacement.into()))
 }

@@ -1,0 +1,60 @@
+//! i386: where the caller of the leaf frame is, for walks by frame pointers. In a leaf function without a
+//! frame record, on entry, between the two instructions of the prologue and at `ret` ebp belongs to the
+//! caller: following it alone would lose the caller. What is known of the leaf's address tells.
+
+use super::cache::Cache;
+use super::frame::Frame;
+use super::rule::Kind;
+use super::{EBP, ESP};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
+use crate::arch::X86;
+use crate::walk::bounds::Failure;
+use crate::walk::fp::{self, Facts};
+use crate::walk::{Ended, Input, Walked};
+
+/// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+pub(super) fn walk(
+    registers: &X86,
+    input: &Input<'_>,
+    cache: &mut Cache,
+    facts: &mut Facts,
+    out: &mut Vec<LookupAvma>,
+) -> Walked {
+    let frame = Frame::new(registers, input.code_mask);
+    let sp = frame.sp();
+    out.push(frame.address.lookup());
+    let rule = cache.rule(frame.address, input.code);
+    let step = match rule.kind {
+        Kind::Root => return Walked { ended: Ended::Root, reached: sp },
+        Kind::Ordinary(row, _) => frame.ordinary(&row, input),
+        Kind::Unusual(index) => match cache.unusual(index) {
+            // A signal frame is no record, and ebp still that of what it interrupted.
+            Some(unusual) if !unusual.row.signal => frame.unusual(&unusual.row, input),
+            _ => Err(Failure::Refused),
+        },
+        Kind::Unknown => frame.by_record(input),
+    };
+    match step {
+        Ok(next) if next.sp() > sp => {
+            let CodeAddress::Return(address) = next.address else {
+                return from_record(&frame, input, facts, out);
+            };
+            let Some(lookup) = facts.lookup::<X86, _>(address, input.code) else {
+                return from_record(&frame, input, facts, out);
+            };
+            if out.len() >= input.max_depth {
+                return Walked { ended: Ended::DepthLimit, reached: sp };
+            }
+            out.push(lookup);
+            let (at, above) = (next.registers[EBP], Avma(next.registers[ESP]));
+            fp::follow::<X86, _>(at, above, Some(address), input, facts, out)
+        }
+        Err(Failure::OutsideWindow) => Walked { ended: Ended::WindowRanOut, reached: sp },
+        _ => from_record(&frame, input, facts, out),
+    }
+}
+
+/// From the record that ebp points to, where nothing leads to the leaf's own caller.
+fn from_record(frame: &Frame, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<LookupAvma>) -> Walked {
+    fp::follow::<X86, _>(frame.registers[EBP], frame.sp(), None, input, facts, out)
+}
