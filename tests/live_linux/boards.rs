@@ -196,7 +196,7 @@ fn boards_of_32_bits_that_wait_are_idle() {
 const TASKS: [(&str, &str); 5] =
     [("IDLE", "idle"), ("worker a", "a"), ("worker b", "b"), ("sleeper", "c"), ("suspended", "d")];
 
-/// QEMU before version 8 does not tell PSP, so that what an interrupt is above of cannot be shown.
+/// Interrupts above tasks are on another stack than these, so their stacks are never complete.
 const SHORT_TICKS: &str = "-DTICK_ROUNDS=50";
 
 /// Whether the outermost functions of a stack are those of the task of this name, and all that is above
