@@ -7,6 +7,7 @@
 mod b_key;
 pub mod cfi;
 pub mod elf;
+pub mod exidx;
 pub(crate) mod files;
 pub mod frame_rule;
 pub mod macho;

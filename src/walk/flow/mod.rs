@@ -161,8 +161,24 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     found.filter(|_| !differ && !ways.differ)
 }
 
+/// Whether any way from a function's entry leads to `at`.
+pub(super) fn arrives<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> bool {
+    let mut ways = Ways::new::<P, N>(None, code);
+    let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
+    ways.goal = Some(Goal { at, returned });
+    let found = ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
+        matches!(arrived, Arrived::At(_)).then_some(())
+    });
+    found.is_some()
+}
+
 /// Whether two rows lead to the same caller.
-fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
+pub(super) fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
     let needed = |row: &Row<N>, register: u8| row.columns.get(usize::from(register)).cloned();
     let registers = [Some(P::FRAME_POINTER), P::LINK];
     let same = |register: u8| needed(one, register) == needed(other, register);
