@@ -55,8 +55,7 @@ free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1
 for build in "${builds[@]}"; do
     IFS=: read -r board compiler level <<<"$build"
     elf=$place/$board-$compiler$level.elf
-    # A tenth of the time in interrupts: they are what is hard. Where QEMU does not tell what they are above of
-    # (PSP, before version 8), less.
+    # A tenth of the time in interrupts: they are what is hard. Above tasks, which are on another stack, less.
     ticks=5000
     if [[ $board == rtos-* ]]; then ticks=500; fi
     tests/fixtures/boards/build.sh "$elf" "$board" "$compiler" "$level" "-DTICK_ROUNDS=$ticks"

@@ -23,6 +23,28 @@ impl Avma {
     }
 }
 
+/// Stands for the frame of an exception's handler of an M-profile core, plus its number: an address that no
+/// program has on any processor.
+const EXCEPTIONS: u64 = 0x7fff_ffff_0000_0000;
+/// Numbers of exceptions have nine bits (Armv7-M Architecture Reference Manual, B1.4.2).
+const EXCEPTION_MAX: u32 = 0x1ff;
+
+impl Avma {
+    /// Stands for the exception with a number between the code that handles it and what it interrupted;
+    /// 0 if the number is not known.
+    #[must_use]
+    pub fn exception(number: u32) -> Avma {
+        Avma(EXCEPTIONS + u64::from(number.min(EXCEPTION_MAX)))
+    }
+
+    /// The number of the exception that the address stands for.
+    #[must_use]
+    pub fn as_exception(self) -> Option<u32> {
+        let number = u32::try_from(self.0.checked_sub(EXCEPTIONS)?).ok()?;
+        (number <= EXCEPTION_MAX).then_some(number)
+    }
+}
+
 /// An address of the target that code is looked up at: inside the instruction that executes or calls,
 /// so a return address minus one. Made by [`CodeAddress::lookup`].
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -17,7 +17,7 @@ import truth  # noqa: E402
 
 ELF, PORT, BUILD = os.environ["ELF"], os.environ["PORT"], os.environ["BUILD"]
 STOPS = int(os.environ["STOPS"])
-SWITCH_STEPS = 150
+SWITCH_STEPS = 100
 PLACE = f"127.0.0.1:{PORT}"
 FRAME = re.compile(r"\s+#(\d+)\s+(0x[0-9a-f]+)\s+(\S+)\s+(.*)")
 THREAD = re.compile(r"thread (\d+) \((.*)\) (\S+?)(, (?:incomplete|no stack): .*)?$")
@@ -74,7 +74,7 @@ def by_stackprof():
 
 
 def names(frames):
-    return [truth.plain(name) for _, name in frames if name != "burn"]
+    return truth.whole([name for _, name in frames])
 
 
 def compare(kind):
@@ -84,7 +84,7 @@ def compare(kind):
     threads = by_stackprof()
     # Of a board with tasks, the one that runs.
     ours = next((thread for thread in threads if thread["frames"] and thread["frames"][0][0] == pc), None)
-    result = {"build": BUILD, "kind": kind, "gdb": names(gdbs), "gdb_right": truth.is_right([n for _, n in gdbs])}
+    result = {"build": BUILD, "kind": kind, "gdb": names(gdbs), "gdb_right": truth.is_right(names(gdbs))}
     # Saved tasks have no second opinion but what the firmware can do.
     others = [thread for thread in threads if thread is not ours]
     wrong = [thread for thread in others if thread["complete"] and not truth.is_right([n for _, n in thread["frames"]])]

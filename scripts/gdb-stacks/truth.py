@@ -41,6 +41,14 @@ def plain(name):
     return name.split(".")[0]
 
 
+def whole(names):
+    """Names up to the function that a program or task begins with. gdb goes on from there: to the address that a task's stack
+    was made with, where nothing called."""
+    names = [name for name in map(plain, names) if name != "burn"]
+    end = next((at for at, name in enumerate(names) if name in ROOTS), None)
+    return names if end is None else names[: end + 1]
+
+
 def is_right(names):
     """Whether a whole stack, the innermost function first, can be one."""
     names = [name for name in map(plain, names) if name != "burn"]

@@ -8,6 +8,7 @@ mod b_key;
 pub mod cfi;
 pub mod elf;
 mod error;
+pub mod exidx;
 pub(crate) mod files;
 pub mod frame_rule;
 pub mod macho;

@@ -324,12 +324,8 @@ fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Re
 }
 
 fn unwind(text: &OsStr) -> Result<How> {
-    match text.to_string_lossy().as_ref() {
-        "auto" => Ok(How::Auto),
-        "fp" => Ok(How::FramePointer),
-        "cfi" => Ok(How::Cfi),
-        _ => Err(bad("--unwind", text, "auto, fp or cfi")),
-    }
+    let named = How::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
+    named.map(|(how, _)| *how).ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))
 }
 
 fn colors(text: &OsStr) -> Result<Colors> {

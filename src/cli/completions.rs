@@ -43,7 +43,7 @@ fn offered(name: &'static str, command: &Command) -> Command {
 fn with_words(command: &str, arg: Arg) -> Arg {
     match (command, arg.get_id().as_str()) {
         (_, "format") => words(arg, Format::ALL.map(Format::name)),
-        (_, "unwind") => words(arg, ["auto", "cfi", "fp"]),
+        (_, "unwind") => words(arg, ["auto", "cfi", "fp", "exidx", "code", "scan"]),
         (_, "colors") => words(arg, Colors::NAMES),
         (_, "what") => words(arg, ["threads", "images", "symbols", "stacks"]).hide(false),
         (_, "shell") => words(arg, shells().iter().filter_map(ValueEnum::to_possible_value)).hide(false),

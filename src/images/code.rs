@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Images;
 use crate::addr::Avma;
+use crate::binary::exidx::Said;
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 use crate::walk::Code;
 
@@ -38,6 +39,10 @@ impl Code for ImageCode<'_> {
 
     fn row_arm(&self, lookup: Avma) -> Option<RowArm> {
         self.0.row_arm(lookup)
+    }
+
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, Said)> {
+        self.0.exidx(lookup)
     }
 
     fn describes_frames(&self, lookup: Avma) -> bool {

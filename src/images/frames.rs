@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{Image, Images};
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
+use crate::binary::exidx::{Exidx, Said};
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
@@ -50,6 +51,19 @@ impl Images {
         self.row_of(pc)
     }
 
+    /// What the tables of 32-bit Arm's exception handling ABI say at a code address of the current space,
+    /// and the bounds of the entry, as far as they lie in the same mapping.
+    #[must_use]
+    pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, Said)> {
+        let region = self.current().find(pc.0)?;
+        let (image, svma) = self.at(pc)?;
+        let bytes = image.bytes.as_ref().ok()?.bytes();
+        let entry = image.exidx.get_or_init(|| Exidx::find(bytes)).as_ref()?.entry(bytes, svma)?;
+        let start = pc.0.checked_sub(svma.0.checked_sub(entry.function.start.0)?)?.max(region.start);
+        let end = pc.0.checked_add(entry.function.end.0.checked_sub(svma.0)?)?.min(region.end);
+        Some((Avma(start)..Avma(end), entry.said))
+    }
+
     fn row_of<const N: usize>(&self, pc: Avma) -> Option<Row<N>> {
         let (image, svma) = self.at(pc)?;
         let bytes = image.bytes.as_ref().ok()?.bytes();
@@ -66,7 +80,9 @@ impl Images {
             return image.unwind.get_or_init(|| Unwind::find(macho)).is_some();
         }
         let Ok(bytes) = &image.bytes else { return false };
-        image.cfi.get_or_init(|| Cfi::find(bytes.bytes())).is_some()
+        let bytes = bytes.bytes();
+        image.cfi.get_or_init(|| Cfi::find(bytes)).is_some()
+            || image.exidx.get_or_init(|| Exidx::find(bytes)).is_some()
     }
 
     /// What the unwind information of a Mach-O image says of the body of the function at a

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
+use crate::binary::exidx::Exidx;
 use crate::binary::elf::functions::Functions as ElfFunctions;
 use crate::binary::macho::functions::Functions;
 use crate::binary::macho::unwind::Unwind;
@@ -59,6 +60,7 @@ pub struct Image {
     object: Result<Object, ImageError>,
     /// Read when a stack first leads here.
     pub(super) cfi: OnceLock<Option<Cfi>>,
+    pub(super) exidx: OnceLock<Option<Exidx>>,
     pub(super) unwind: OnceLock<Option<Unwind>>,
     /// Read when first asked for: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
@@ -85,6 +87,7 @@ impl Image {
             base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
             identity: mapping.identity,
             cfi: OnceLock::new(),
+            exidx: OnceLock::new(),
             unwind: OnceLock::new(),
             functions: OnceLock::new(),
             elf_functions: OnceLock::new(),
@@ -111,7 +114,12 @@ impl Image {
     #[must_use]
     pub fn last_described_function(&self, svma: Svma) -> Option<Range<Svma>> {
         let bytes = self.bytes.as_ref().ok()?.bytes();
-        self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref()?.last_function(bytes, svma)
+        let by_cfi = self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref();
+        let by_exidx = || {
+            let exidx = self.exidx.get_or_init(|| Exidx::find(bytes)).as_ref()?;
+            exidx.entry(bytes, svma).map(|entry| entry.function)
+        };
+        by_cfi.and_then(|cfi| cfi.last_function(bytes, svma)).or_else(by_exidx)
     }
 
     /// The bounds of the function at a stated address, if the file lists its functions.

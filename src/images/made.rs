@@ -17,6 +17,7 @@ use rests_on::RestsOn;
 
 use super::{ImageCode, Images};
 use crate::addr::Avma;
+use crate::binary::exidx::Said;
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
@@ -338,6 +339,10 @@ impl Code for TargetCode<'_> {
 
     fn row_arm(&self, lookup: Avma) -> Option<RowArm> {
         self.images.row_arm(lookup)
+    }
+
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, Said)> {
+        self.images.exidx(lookup)
     }
 
     fn describes_frames(&self, lookup: Avma) -> bool {

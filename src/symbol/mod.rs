@@ -348,6 +348,11 @@ fn take(
                         texts.shared(&unnamed(image, &address, stubs))
                     }
                     None if address.image == IN_KERNEL => texts.shared(kernel::UNNAMED),
+                    None if Avma(address.svma).as_exception().is_some() => {
+                        let number = Avma(address.svma).as_exception().filter(|number| *number > 0);
+                        let number = number.map(|number| format!(" {number}")).unwrap_or_default();
+                        texts.shared(&format!("[exception{number}]"))
+                    }
                     None => {
                         let maker = makers.name(address.space, Avma(address.svma));
                         texts.shared(maker.as_deref().unwrap_or("[unknown]"))

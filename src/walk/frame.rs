@@ -28,6 +28,11 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
         Frame { address: CodeAddress::Pc(Avma(registers[N - 1])), registers, processor: PhantomData }
     }
 
+    /// A frame of an address with all registers by column.
+    pub(super) fn of(address: CodeAddress, registers: [u64; N]) -> Frame<P, N> {
+        Frame { address, registers, processor: PhantomData }
+    }
+
     #[inline]
     pub(super) fn sp(&self) -> Avma {
         Avma(self.registers[usize::from(P::STACK_POINTER)])

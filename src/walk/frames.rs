@@ -11,8 +11,32 @@ pub enum How {
     Auto,
     /// Frame pointers only (but for the caller of the leaf).
     FramePointer,
-    /// Unwind information and the code of functions without it.
+    /// Unwind information and the code of functions without it; on 32-bit Arm DWARF rows only.
     Cfi,
+    /// The tables of 32-bit Arm's exception handling ABI only.
+    Exidx,
+    /// What the instructions of functions say only (prologue analysis); 32-bit Arm.
+    Code,
+    /// A search of the stack only; 32-bit Arm.
+    Scan,
+}
+
+impl How {
+    /// Every way, with its name on the command line.
+    pub const ALL: [(How, &'static str); 6] = [
+        (How::Auto, "auto"),
+        (How::FramePointer, "fp"),
+        (How::Cfi, "cfi"),
+        (How::Exidx, "exidx"),
+        (How::Code, "code"),
+        (How::Scan, "scan"),
+    ];
+
+    /// Whether only 32-bit Arm is walked so.
+    #[must_use]
+    pub fn is_of_arm(self) -> bool {
+        matches!(self, How::Exidx | How::Code | How::Scan)
+    }
 }
 
 /// How a frame was found.
@@ -24,18 +48,30 @@ pub enum Method {
     Cfi,
     /// Compact unwind information (Mach-O).
     Compact,
+    /// The tables of 32-bit Arm's exception handling ABI, of its callee.
+    Exidx,
     /// The instructions of its callee, which has no unwind information.
     Code,
     /// The frame record of its callee.
     FramePointer,
     /// A word on the stack that looks like a return address.
     Scan,
+    /// What an exception of an M-profile core left on the stack.
+    Exception,
 }
 
 impl Method {
     /// Every method, in the order of their numbers.
-    pub const ALL: [Method; 6] =
-        [Method::Context, Method::Cfi, Method::Compact, Method::Code, Method::FramePointer, Method::Scan];
+    pub const ALL: [Method; 8] = [
+        Method::Context,
+        Method::Cfi,
+        Method::Compact,
+        Method::Exidx,
+        Method::Code,
+        Method::FramePointer,
+        Method::Scan,
+        Method::Exception,
+    ];
 
     /// The name in `dump stacks` and the statistics.
     #[must_use]
@@ -44,9 +80,11 @@ impl Method {
             Method::Context => "context",
             Method::Cfi => "cfi",
             Method::Compact => "compact",
+            Method::Exidx => "exidx",
             Method::Code => "code",
             Method::FramePointer => "fp",
             Method::Scan => "scan",
+            Method::Exception => "exception",
         }
     }
 }

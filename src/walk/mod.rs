@@ -9,6 +9,7 @@
 //! `frames.rs` is the result.
 
 mod aarch64;
+mod arm;
 mod body;
 mod bounds;
 mod expression;
@@ -34,7 +35,8 @@ use fp::Facts;
 use words::Word;
 
 use crate::addr::{Avma, CodeAddress};
-use crate::arch::{Aarch64, Arch, Registers, X86, X86_64};
+use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
+use crate::binary::exidx::Said;
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
@@ -128,6 +130,12 @@ pub trait Code {
 
     /// The same for 32-bit Arm.
     fn row_arm(&self, _lookup: Avma) -> Option<RowArm> {
+        None
+    }
+
+    /// The entry of the tables of 32-bit Arm's exception handling ABI that a look-up address is in, and
+    /// where its function begins and ends, without the bit of T32; `None` where there is none.
+    fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, Said)> {
         None
     }
 
@@ -264,6 +272,7 @@ pub struct Unwinder {
     x86_64: x86_64::Unwinder,
     aarch64: aarch64::Unwinder,
     x86: x86::Unwinder,
+    arm: arm::Unwinder,
     facts: Facts,
 }
 
@@ -273,6 +282,7 @@ impl Unwinder {
         self.x86_64.images_changed();
         self.aarch64.images_changed();
         self.x86.images_changed();
+        self.arm.images_changed();
         self.facts.clear();
     }
 
@@ -282,6 +292,7 @@ impl Unwinder {
         self.x86_64.forget(is_gone);
         self.aarch64.forget(is_gone);
         self.x86.forget(is_gone);
+        self.arm.forget(is_gone);
         self.facts.forget(is_gone);
     }
 
@@ -301,16 +312,16 @@ pub fn unwind(
     out: &mut Frames,
 ) -> Walked {
     out.clear();
-    let Unwinder { x86_64, aarch64, x86, facts } = unwinder;
+    if how.is_of_arm() && registers.arch() != Arch::Arm {
+        out.push(CodeAddress::Pc(registers.pc()), Method::Context);
+        return Walked { ended: Ended::Undescribed, reached: registers.sp() };
+    }
+    let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
     match registers {
         Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
         Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
         Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
-        // No walker yet.
-        Registers::Arm(_) => {
-            out.push(CodeAddress::Pc(registers.pc()), Method::Context);
-            Walked { ended: Ended::Undescribed, reached: registers.sp() }
-        }
+        Registers::Arm(registers) => arm.unwind(how, registers, input, out),
     }
 }
 
@@ -322,6 +333,6 @@ pub fn find_birth(arch: Arch, stack: StackBytes<'_>, from: Avma, code: &dyn Code
         Arch::X86_64 => root::find_birth::<X86_64, _>(stack, from, code),
         Arch::Aarch64 => root::find_birth::<Aarch64, _>(stack, from, code),
         Arch::X86 => root::find_birth::<X86, _>(stack, from, code),
-        Arch::Arm => None,
+        Arch::Arm => root::find_birth::<Arm, _>(stack, from, code),
     }
 }

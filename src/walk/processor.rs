@@ -28,6 +28,18 @@ pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
     const RETURN_COLUMN: usize;
     /// Registers that a function gives back as it found them, without the stack pointer.
     const SAVED: &'static [u8];
+    /// The registers that a frame is counted from where code is followed from a function's entry, in
+    /// groups: all ways must agree by one group, of which the first that leads to the frame is taken.
+    const BASES: &'static [&'static [u8]] = &[&[Self::FRAME_POINTER, Self::STACK_POINTER]];
+    /// Whether a jump to another function proves that the link register holds the caller. Not where
+    /// compilers jump from the body of a function to a part of it that stands apart.
+    const JUMPS_KEEP_LINK: bool = true;
+
+    /// Where a code address is, and the state of a way that begins there. Where the lowest bit of code
+    /// addresses tells the instruction set it is taken off.
+    fn begin(at: Avma) -> (Avma, State) {
+        (at, State::new())
+    }
 
     /// All registers by column, as a thread was stopped with them. `mask`: the bits of a code
     /// pointer that are address.

@@ -95,7 +95,7 @@ pub(super) fn find_birth<P: Processor<N>, const N: usize>(
     let end = from.checked_add(SEARCH_BYTES)?;
     while at < end {
         let word = stack.read::<P::Word>(at)?;
-        if code.code(Avma(word)).is_some_and(P::ends_thread) {
+        if code.code(P::begin(Avma(word)).0).is_some_and(P::ends_thread) {
             return Some(at + P::POINTER_BYTES);
         }
         at = at + P::POINTER_BYTES;

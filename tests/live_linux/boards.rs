@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::gdb_stub::{Stub, free_port, is_listening, program, record};
-use crate::support::{Recorded, Stack, live, points, rounds, stackprof, wait_for};
+use crate::support::{Recorded, Stack, live, not_here, points, rounds, stackprof, wait_for};
 
 const SHARES: [(&str, f64); 4] = [("leaf_40", 40.0), ("leaf_30", 30.0), ("leaf_20", 20.0), ("leaf_10", 10.0)];
 /// Points that a share may be off at most; fewer samples may allow more.
 const OFF_POINTS: f64 = 3.0;
 
 /// Nobody minds how long these boards stand, and shares need samples.
-const OFTEN: &[&str] = &["--max-stop", "50"];
+const OFTEN: &[&str] = &["--max-stop", "50", "--hz", "200"];
 
 /// Compiles firmware; `None`, after a line that says so, without its compiler.
 fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -94,38 +94,60 @@ fn is_of_the_load(names: &[&str]) -> bool {
     interrupted && begins && depths && names.windows(2).all(|pair| calls(pair[0], pair[1]))
 }
 
+/// Points that a share may be off. A stack that comes late, since the machine has other things to do,
+/// stands for several: those that came in time are what the share is made of.
+fn allowed(recorded: &Recorded, expected: f64) -> f64 {
+    let (ticks, late) = (recorded.figure("ticks"), recorded.figure("ticks_late"));
+    let in_time = recorded.stacks_taken() as f64 * ticks / (ticks + late).max(1.0);
+    points(expected, in_time as u64).max(OFF_POINTS)
+}
+
 /// Records a board, and compares with what its firmware does.
 fn shares_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(_one) = live() else { return };
     let Some(elf) = firmware(board_name, compiler, flags) else { return };
     let Some(stub) = board(machine, &elf) else { return };
     let recorded =
-        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "6"], OFTEN].concat());
+        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "10"], OFTEN].concat());
     recorded.check_success();
     recorded.check(recorded.stats["arch"] == "arm", "another processor");
     recorded.check(recorded.stacks_taken() > 100, "hardly anything was sampled");
-    let total = recorded.total() as f64;
+    // Of the load: how long interrupts take is the emulator's affair.
+    let of = |name: &str| recorded.count(|stack| stack.has(name)) as f64;
+    let total: f64 = SHARES.iter().map(|(name, _)| of(name)).sum();
     for (name, expected) in SHARES {
-        let share = 100.0 * recorded.count(|stack| stack.has(name)) as f64 / total;
+        let share = 100.0 * of(name) / total;
         println!("{machine} {name} {share:.2} % of {} stacks", recorded.stacks_taken());
         let off = (share - expected).abs();
-        let allowed = points(expected, recorded.stacks_taken()).max(OFF_POINTS);
-        recorded.check(off <= allowed, format!("{name} has {share:.2} %"));
+        recorded.check(off <= allowed(&recorded, expected), format!("{name} has {share:.2} %"));
     }
-    check_stacks(&recorded, machine, is_of_the_load);
+    let walks = walks(&recorded);
+    if walks {
+        check_stacks(&recorded, machine, |stack| complete(stack).is_none_or(|names| is_of_the_load(&names)));
+    }
     // It runs on: a second visitor finds it so.
     let dumped =
         stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
     let text = String::from_utf8_lossy(&dumped.stdout).into_owned();
-    assert!(dumped.status.success() && text.contains("main"), "{dumped:?}");
+    assert!(dumped.status.success() && (text.contains("main") || !walks), "{dumped:?}");
+}
+
+/// Whether this version walks stacks of 32-bit Arm: without a walker all that is known is where a thread
+/// stands, and nothing can be said of stacks.
+fn walks(recorded: &Recorded) -> bool {
+    let methods = recorded.stats["frames_by_method"].as_object();
+    let walks = methods.is_some_and(|methods| methods.keys().any(|method| method != "context"));
+    if !walks {
+        not_here("there is no walker for 32-bit Arm in this version: stacks are not compared");
+    }
+    walks
 }
 
 /// Nearly all stacks are complete, and of those that are said to be none is wrong.
 #[track_caller]
-fn check_stacks(recorded: &Recorded, machine: &str, is_right: impl Fn(&[&str]) -> bool) {
-    let is_wrong = |stack: &Stack| complete(stack).is_some_and(|names| !is_right(&names));
-    let wrong: Vec<String> =
-        recorded.stacks.iter().filter(|stack| is_wrong(stack)).map(|stack| stack.frames.join(";")).collect();
+fn check_stacks(recorded: &Recorded, machine: &str, is_right: impl Fn(&Stack) -> bool) {
+    let wrong = recorded.stacks.iter().filter(|stack| !is_right(stack));
+    let wrong: Vec<String> = wrong.map(|stack| stack.frames.join(";")).collect();
     recorded.check(wrong.is_empty(), format!("complete, but wrong:\n{}", wrong.join("\n")));
     let share = recorded.figure("stacks_complete") / recorded.figure("samples");
     println!("{machine} {:.2} % of the stacks are complete", 100.0 * share);
@@ -159,12 +181,12 @@ fn boards_of_32_bits_that_wait_are_idle() {
         // Hardly anything in its interrupts.
         let Some(elf) = firmware(name, "clang", &["-O2", "-DIDLE", "-DTICK_ROUNDS=1"]) else { return };
         let Some(stub) = board(machine, &elf) else { return };
-        let exec = ["--exec", elf.to_str().unwrap(), "--duration", "2", "--idle"];
-        let recorded = record(&stub.place, &exec);
+        let exec = ["--exec", elf.to_str().unwrap(), "--duration", "4", "--idle"];
+        let recorded = record(&stub.place, &[&exec, OFTEN].concat());
         recorded.check_success();
         let (waits, total) = (recorded.count(|stack| stack.leaf() == leaf) as f64, recorded.total() as f64);
         recorded.check(waits > 0.9 * total, "it stands elsewhere");
-        let recorded = record(&stub.place, &exec[..4]);
+        let recorded = record(&stub.place, &[&exec[..4], OFTEN].concat());
         let ran = recorded.total() as f64;
         recorded.check(ran < 0.1 * total, format!("{ran} of {total} samples ran"));
     }
@@ -174,7 +196,7 @@ fn boards_of_32_bits_that_wait_are_idle() {
 const TASKS: [(&str, &str); 5] =
     [("IDLE", "idle"), ("worker a", "a"), ("worker b", "b"), ("sleeper", "c"), ("suspended", "d")];
 
-/// QEMU before version 8 does not tell PSP, so that what an interrupt is above of cannot be shown.
+/// Interrupts above tasks are on another stack than these, so their stacks are never complete.
 const SHORT_TICKS: &str = "-DTICK_ROUNDS=50";
 
 /// Whether the outermost functions of a stack are those of the task of this name, and all that is above
@@ -240,22 +262,17 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     for task in ["worker a", "worker b"] {
         let share = 100.0 * recorded.count(|stack| task_of(stack).as_deref() == Some(task)) as f64 / total;
         println!("{machine} {task} {share:.2} %");
-        let allowed = points(50.0, recorded.stacks_taken()).max(OFF_POINTS);
-        recorded.check((share - 50.0).abs() <= allowed, format!("{task} has {share:.2} %"));
+        let off = (share - 50.0).abs();
+        recorded.check(off <= allowed(&recorded, 50.0), format!("{task} has {share:.2} %"));
     }
-    let wrong: Vec<String> = recorded
-        .stacks
-        .iter()
-        .filter(|stack| {
-            let names = complete(stack);
-            names.is_some_and(|names| !is_of_the_task(&task_of(stack).unwrap_or_default(), &names[1..]))
-        })
-        .map(|stack| stack.frames.join(";"))
-        .collect();
-    recorded.check(wrong.is_empty(), format!("complete, but wrong:\n{}", wrong.join("\n")));
-    let share = recorded.figure("stacks_complete") / recorded.figure("samples");
-    println!("{machine} {:.2} % of the stacks are complete", 100.0 * share);
-    recorded.check(share >= 0.99, format!("{share} of the stacks are complete"));
+    let is_right = |stack: &Stack| {
+        let names = complete(stack);
+        names.is_none_or(|names| is_of_the_task(&task_of(stack).unwrap_or_default(), &names[1..]))
+    };
+    let walks = walks(&recorded);
+    if walks {
+        check_stacks(&recorded, machine, is_right);
+    }
     for _ in 0..rounds(20) {
         let dumped =
             stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
@@ -270,7 +287,8 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
         }
         // One that waits for good is always the same.
         let (frames, is_complete) = &stacks["suspended"];
-        assert!(*is_complete && frames[..2] == ["d_task", "d_suspend"], "{text}");
+        assert!(!walks || *is_complete && frames[..2] == ["d_task", "d_suspend"], "{text}");
+        assert!(text.contains("(IDLE)") && frames.iter().any(|name| name == "vTaskSuspend"), "{text}");
     }
 }
 

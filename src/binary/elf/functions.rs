@@ -99,7 +99,8 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
             }
             let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
             let Some(Some(section)) = code.get(section.0) else { continue };
-            let (start, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+            let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+            let start = if header.e_machine(endian) == elf::EM_ARM { value & !1 } else { value };
             if !section.contains(&start) {
                 continue;
             }

@@ -23,9 +23,9 @@ const X86_NAMES: [&str; 10] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", 
 const X86_NEEDED: usize = 9;
 /// In the order of gdb/features/i386/32bit-core.xml, which is that of DWARF.
 const X86_ORDER: [&str; 9] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"];
-/// 32-bit Arm by DWARF number, then the status register, and one that only M-profile cores have and only
-/// some stubs tell (gdb/features/arm/arm-core.xml, arm-m-profile.xml, arm-m-system.xml).
-const ARM_NAMES: [&[&str]; 18] = [
+/// 32-bit Arm by DWARF number, then the status register (gdb/features/arm/arm-core.xml,
+/// arm-m-profile.xml).
+const ARM_NAMES: [&[&str]; 17] = [
     &["r0"],
     &["r1"],
     &["r2"],
@@ -43,11 +43,9 @@ const ARM_NAMES: [&[&str]; 18] = [
     &["lr", "r14"],
     &["pc", "r15"],
     &["cpsr", XPSR, "xPSR"],
-    &["psp"],
 ];
 const ARM_NEEDED: usize = 17;
 const ARM_STATUS: usize = 16;
-const ARM_PSP: usize = 17;
 /// What the status register is called on cores of the M profile; OpenOCD writes it with capitals.
 const XPSR: &str = "xpsr";
 /// Set in the xPSR of whatever runs (Armv7-M ARM, B1.4.2: there is T32 only). In a CPSR it is J, which no
@@ -85,9 +83,6 @@ pub struct Told {
     pub registers: Registers,
     /// Number of the system call that the thread is in, negative if in none; x86_64 Linux only.
     pub call: Option<i64>,
-    /// The stack pointer of threads while an M-profile Arm core is in a handler, which may be on
-    /// another; where the stub tells.
-    pub psp: Option<u64>,
 }
 
 /// The processor by the names that stubs have for it.
@@ -182,7 +177,6 @@ impl Layout {
                     fs_base: value(17).unwrap_or(0),
                 }),
                 call: value(18).map(u64::cast_signed),
-                psp: None,
             },
             Arch::Aarch64 => Told {
                 registers: Registers::Aarch64(Aarch64 {
@@ -191,7 +185,6 @@ impl Layout {
                     pc: values[32],
                 }),
                 call: None,
-                psp: None,
             },
             Arch::X86 => Told {
                 registers: Registers::X86(X86 {
@@ -200,7 +193,6 @@ impl Layout {
                 }),
                 // Of 32 bits, and signed.
                 call: value(9).map(|number| (number as u32).cast_signed().into()),
-                psp: None,
             },
             Arch::Arm => {
                 let status = values[ARM_STATUS] as u32;
@@ -211,7 +203,6 @@ impl Layout {
                         m_profile: self.m_profile.unwrap_or(status & XPSR_T != 0),
                     }),
                     call: None,
-                    psp: value(ARM_PSP),
                 }
             }
         })
@@ -388,16 +379,13 @@ mod tests {
     #[test]
     fn the_profile_of_an_arm_core_is_that_of_its_status_register() {
         let core = |status: &str| {
-            let names = ARM_NAMES[..16].iter().map(|names| names[0]).chain([status, "msp", "psp"]);
+            let names = ARM_NAMES[..16].iter().map(|names| names[0]).chain([status]);
             let registers = names.zip(0..).map(|(name, number)| register(name, number, 32)).collect();
             Layout::of(Arch::Arm, &described(registers)).unwrap()
         };
-        let sent: Vec<u32> = (0..19).collect();
+        let sent: Vec<u32> = (0..17).collect();
         for status in ["xpsr", "xPSR"] {
-            let layout = core(status);
-            assert!(arm(&layout, &sent).m_profile);
-            let bytes: Vec<Option<u8>> = sent.iter().flat_map(|word| word.to_le_bytes()).map(Some).collect();
-            assert_eq!(layout.registers(&bytes, &|_| None).unwrap().psp, Some(18));
+            assert!(arm(&core(status), &sent).m_profile);
         }
         assert!(!arm(&core("cpsr"), &sent).m_profile);
         let both = [ARM_NAMES[..16].iter().map(|names| names[0]).collect(), vec!["cpsr", "xpsr"]].concat();

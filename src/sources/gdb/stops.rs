@@ -199,7 +199,7 @@ impl GdbTarget {
             let Some(registers) = registers else { continue };
             let registers = Registers::Arm(registers);
             copy.capture.registers = registers;
-            copy.told = Some(Told { registers, call: None, psp: None });
+            copy.told = Some(Told { registers, call: None });
         }
         Ok(())
     }

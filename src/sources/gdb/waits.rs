@@ -144,7 +144,7 @@ mod tests {
     fn x86(rax: i64, call: Option<i64>) -> Told {
         let mut registers = X86_64::default();
         registers.gpr[0] = rax.cast_unsigned();
-        Told { registers: Registers::X86_64(registers), call, psp: None }
+        Told { registers: Registers::X86_64(registers), call }
     }
 
     #[test]
@@ -168,7 +168,6 @@ mod tests {
                 pc: 0,
             }),
             call: None,
-            psp: None,
         };
         let (svc, nop, wfi) =
             (0xd400_0001u32.to_le_bytes(), 0xd503_201fu32.to_le_bytes(), 0xd503_207fu32.to_le_bytes());
@@ -181,7 +180,7 @@ mod tests {
 
     fn arm(status: u32, m_profile: bool) -> Told {
         let registers = Arm { cpsr: status, m_profile, ..Arm::default() };
-        Told { registers: Registers::Arm(registers), call: None, psp: None }
+        Told { registers: Registers::Arm(registers), call: None }
     }
 
     #[test]

@@ -40,15 +40,16 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<Row<N>> {
-    let mut state = State::new();
+    let (at, mut state) = P::begin(at);
     if let Some(link) = P::LINK.filter(|_| returned) {
         state.set(link, Value::Unknown);
     }
     // The first instruction behind the call may be the next function's: it does not return.
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
-    let mut ways = Ways::new(function, code);
+    let mut ways = Ways::new::<P, N>(function, code);
     ways.follow::<P, _, N, _>(at, state, |ways, arrived| match arrived {
         Arrived::Returns(state) => row_at_return::<P, N>(state),
+        Arrived::Leaves(state, _) if !P::JUMPS_KEEP_LINK && !has_given_back::<P, N>(state) => None,
         Arrived::Leaves(state, target) => {
             let state = match ways.piece::<P, N>(target?, state, None) {
                 Some(state) => state,
@@ -58,17 +59,22 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
         }
         // Only what has given back its frame, or never had one, leaves so.
         Arrived::LeavesAnywhere(state) => {
-            let given_back = match P::LINK {
-                Some(link) => matches!(state.get(link), Value::Loaded(_)),
-                None => {
-                    let sp = state.place(P::STACK_POINTER);
-                    sp.is_some_and(|sp| sp.register != P::STACK_POINTER || sp.offset > 0)
-                }
-            };
+            let given_back = has_given_back::<P, N>(state);
             (given_back || ways.function.is_none()).then(|| row_at_return::<P, N>(state)).flatten()
         }
         Arrived::At(_) => None,
     })
+}
+
+/// Whether a way has taken its frame off.
+fn has_given_back<P: Processor<N>, const N: usize>(state: &State) -> bool {
+    match P::LINK {
+        Some(link) => matches!(state.get(link), Value::Loaded(_)),
+        None => {
+            let sp = state.place(P::STACK_POINTER);
+            sp.is_some_and(|sp| sp.register != P::STACK_POINTER || sp.offset > 0)
+        }
+    }
 }
 
 /// The row at `at`, by the ways from the first instruction of its function to there.
@@ -80,10 +86,11 @@ pub(super) fn since_entry<P: Processor<N>, const N: usize>(
 ) -> Option<Row<N>> {
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     let function = function.filter(|function| function.contains(&entry))?;
-    let mut ways = Ways::new(Some(function), code);
+    let mut ways = Ways::new::<P, N>(Some(function), code);
+    let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     ways.goal = Some(Goal { at, returned });
-    ways.follow::<P, _, N, _>(entry, State::new(), |_, arrived| match arrived {
-        Arrived::At(state) => row_in_function::<P, N>(state),
+    ways.follow::<P, _, N, _>(entry, state, |ways, arrived| match arrived {
+        Arrived::At(state) => row_in_function::<P, N>(state, ways.bases),
         _ => None,
     })
 }
@@ -97,7 +104,10 @@ pub(super) fn since_entry_on_all_ways<P: Processor<N>, const N: usize>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<Row<N>> {
-    on_all_ways::<P, _, N>(entry, at, returned, code, row_in_function::<P, N>, is_same_frame::<P, N>)
+    P::BASES.iter().find_map(|bases| {
+        let row = |state: &State| row_in_function::<P, N>(state, bases);
+        on_all_ways::<P, _, N>((entry, at), returned, bases, code, row, is_same_frame::<P, N>)
+    })
 }
 
 /// Bytes from the stack pointer up to where the frame pointer points at `at`, by the ways from the
@@ -115,14 +125,16 @@ pub(super) fn frame_pointer_on_all_ways<P: Processor<N>, const N: usize>(
         };
         since_entry(P::FRAME_POINTER)?.checked_sub(since_entry(P::STACK_POINTER)?)
     };
-    on_all_ways::<P, _, N>(entry, at, returned, code, distance, |one, other| one == other)
+    let bases = P::BASES.first()?;
+    on_all_ways::<P, _, N>((entry, at), returned, bases, code, distance, |one, other| one == other)
 }
 
-/// What `tell` says of the state at `at`, if every way from `entry` that arrives there says the same.
+/// What `tell` says of the state at `at`, if every way from `entry` that arrives there says the same, and
+/// has the same place in one of the registers `bases` wherever two ways meet.
 fn on_all_ways<P: Processor<N>, T, const N: usize>(
-    entry: Avma,
-    at: Avma,
+    (entry, at): (Avma, Avma),
     returned: bool,
+    bases: &'static [u8],
     code: &dyn Code,
     tell: impl Fn(&State) -> Option<T>,
     is_same: impl Fn(&T, &T) -> bool,
@@ -131,10 +143,11 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     if function.as_ref().is_some_and(|function| !function.contains(&entry)) {
         return None;
     }
-    let mut ways = Ways::new(function, code);
+    let mut ways = Ways { bases, ..Ways::new::<P, N>(function, code) };
+    let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     ways.goal = Some(Goal { at, returned });
     let (mut found, mut differ) = (None, false);
-    ways.follow::<P, (), N, _>(entry, State::new(), |_, arrived| {
+    ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
         let Arrived::At(state) = arrived else { return None };
         let told = tell(state);
         differ |= match (&found, &told) {
@@ -148,8 +161,24 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     found.filter(|_| !differ && !ways.differ)
 }
 
+/// Whether any way from a function's entry leads to `at`.
+pub(super) fn arrives<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> bool {
+    let mut ways = Ways::new::<P, N>(None, code);
+    let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
+    ways.goal = Some(Goal { at, returned });
+    let found = ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
+        matches!(arrived, Arrived::At(_)).then_some(())
+    });
+    found.is_some()
+}
+
 /// Whether two rows lead to the same caller.
-fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
+pub(super) fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
     let needed = |row: &Row<N>, register: u8| row.columns.get(usize::from(register)).cloned();
     let registers = [Some(P::FRAME_POINTER), P::LINK];
     let same = |register: u8| needed(one, register) == needed(other, register);
@@ -167,10 +196,11 @@ pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
 ) -> bool {
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     let Some(function) = function.filter(|function| function.contains(&entry)) else { return false };
-    let mut ways = Ways::new(Some(function), code);
+    let mut ways = Ways::new::<P, N>(Some(function), code);
+    let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     ways.goal = Some(Goal { at, returned });
     let (mut arrives, mut ends) = (false, true);
-    ways.follow::<P, (), N, _>(entry, State::new(), |_, arrived| {
+    ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
         let Arrived::At(state) = arrived else { return None };
         let record = state.place(P::FRAME_POINTER).filter(|at| at.register == P::STACK_POINTER);
         let is_zero = |at: Place| state.zero == Some(at);
@@ -207,6 +237,8 @@ struct Goal {
 
 struct Ways<'c> {
     function: Option<Range<Avma>>,
+    /// Registers that a frame is counted from, the first that can be before others.
+    bases: &'static [u8],
     goal: Option<Goal>,
     code: &'c dyn Code,
     /// The places that branches lead to, and where the frame was there first: what the frame
@@ -219,8 +251,9 @@ struct Ways<'c> {
 }
 
 impl<'c> Ways<'c> {
-    fn new(function: Option<Range<Avma>>, code: &'c dyn Code) -> Ways<'c> {
-        Ways { function, goal: None, code, targets: Vec::new(), differ: false, left: STEPS_MAX }
+    fn new<P: Processor<N>, const N: usize>(function: Option<Range<Avma>>, code: &'c dyn Code) -> Ways<'c> {
+        let bases = P::BASES.first().copied().unwrap_or_default();
+        Ways { function, bases, goal: None, code, targets: Vec::new(), differ: false, left: STEPS_MAX }
     }
 
     /// Follows every way from `start`, until `arrive` makes a row of where one ends.
@@ -261,6 +294,14 @@ impl<'c> Ways<'c> {
                         is_goal.then(|| arrive(self, Arrived::At(&state))).flatten()
                     }
                     Effect::Returns => arrive(self, Arrived::Returns(&state)),
+                    Effect::MayReturn => {
+                        let mut taken = state;
+                        taken.mode.takes = true;
+                        match P::step(at, bytes, &mut taken) {
+                            Some((Effect::Returns, _)) => arrive(self, Arrived::Returns(&taken)),
+                            _ => None,
+                        }
+                    }
                     Effect::Jumps(target) | Effect::MayJump(target) if self.leaves(target) => {
                         arrive(self, Arrived::Leaves(&state, Some(target)))
                     }
@@ -271,7 +312,7 @@ impl<'c> Ways<'c> {
                     return found;
                 }
                 match effect {
-                    Effect::Plain | Effect::Calls(_) => at = next,
+                    Effect::Plain | Effect::Calls(_) | Effect::MayReturn => at = next,
                     Effect::MayJump(target) => {
                         if !self.leaves(target) && self.is_new::<P, N>(target, &state) {
                             branches.push((target, state));
@@ -302,7 +343,10 @@ impl<'c> Ways<'c> {
     fn is_new<P: Processor<N>, const N: usize>(&mut self, at: Avma, state: &State) -> bool {
         // A callee may take its arguments off the stack, which is not seen where it is called: what a
         // frame pointer tells holds all the same.
-        let of_frame = state.place(P::FRAME_POINTER).filter(|place| place.register == P::STACK_POINTER);
+        let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
+        let of_frame = frame_pointers
+            .filter_map(|base| state.place(*base))
+            .find(|place| place.register == P::STACK_POINTER);
         let sp = of_frame.or_else(|| state.place(P::STACK_POINTER));
         if let Some((_, before)) = self.targets.iter().find(|(target, _)| *target == at) {
             self.differ |= *before != sp;
@@ -386,8 +430,12 @@ pub(super) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> O
     Some(row)
 }
 
-/// The row where the state is `state`, which was followed from the function's entry.
-fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+/// The row where the state is `state`, which was followed from the function's entry. Its CFA is counted
+/// from the first of `bases` that leads to it.
+pub(super) fn row_in_function<P: Processor<N>, const N: usize>(
+    state: &State,
+    bases: &[u8],
+) -> Option<Row<N>> {
     let above = P::pushed_by_call();
     // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
     let depth = |register: u8| {
@@ -395,9 +443,7 @@ fn row_in_function<P: Processor<N>, const N: usize>(state: &State) -> Option<Row
         (place.register == P::STACK_POINTER).then_some(place.offset)
     };
     // A callee may take its arguments off the stack (Swift's do), which the call does not show.
-    let (base, offset) = [P::FRAME_POINTER, P::STACK_POINTER]
-        .into_iter()
-        .find_map(|register| Some((register, depth(register)?)))?;
+    let (base, offset) = bases.iter().find_map(|register| Some((*register, depth(*register)?)))?;
     let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
     let stores = &state.stores[..state.stored];
     for register in P::SAVED {

@@ -31,8 +31,23 @@ pub(in crate::walk) enum Effect {
     MayJump(Avma),
     /// To a place not known: a tail call, a stub, or a jump through a table.
     JumpsAnywhere,
+    /// Returns, or goes on with the next instruction: the state is that of the latter. With
+    /// [`Mode::takes`] set the same instruction returns.
+    MayReturn,
     /// Nothing is known from here on.
     Ends,
+}
+
+/// How the next instruction is to be read, on processors with more than one instruction set or
+/// with conditions that stand in front of instructions: 32-bit Arm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::walk) struct Mode {
+    /// It is T32.
+    pub(in crate::walk) t32: bool,
+    /// The conditions of the next instructions in T32, as `ITSTATE` has them; 0: none.
+    pub(in crate::walk) it: u8,
+    /// The condition of the next instruction is taken as fulfilled.
+    pub(in crate::walk) takes: bool,
 }
 
 /// What a register holds.
@@ -55,6 +70,7 @@ pub(in crate::walk) struct State {
     pub(in crate::walk) stores: [(Place, Value); STORES_MAX],
     pub(in crate::walk) stored: usize,
     pub(in crate::walk) zero: Option<Place>,
+    pub(in crate::walk) mode: Mode,
 }
 
 impl State {
@@ -65,6 +81,7 @@ impl State {
             stores: [nothing; STORES_MAX],
             stored: 0,
             zero: None,
+            mode: Mode::default(),
         }
     }
 

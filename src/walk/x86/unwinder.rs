@@ -61,7 +61,7 @@ impl Unwinder {
     ) -> Walked {
         match how {
             How::FramePointer => self.by_records(registers, input, facts, out),
-            How::Auto | How::Cfi => self.walk(how, registers, input, out),
+            _ => self.walk(how, registers, input, out),
         }
     }
 

@@ -1,0 +1,237 @@
+//! Unwind tables of 32-bit Arm: what a function's caller is found by in its body. Input: file bytes
+//! and a stated address, all hostile; output: the bounds of the entry there and a [`RowArm`].
+//!
+//! Found by program header, by section, or by the symbols that linker scripts put around the table.
+//! What an entry's instructions say is in `opcodes.rs`. Not for: prologues and epilogues, which these
+//! tables do not describe, and exceptions' landing pads.
+//!
+//! Source: "Exception Handling ABI for the Arm Architecture" (IHI 0038), 5 to 7 and 10.
+
+mod opcodes;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader32};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
+
+use super::elf::{Class, MAX_SECTION_NAME_BYTES, MAX_SEGMENTS, class, section_names};
+use super::object::name_at;
+use crate::addr::Svma;
+use crate::binary::frame_rule::RowArm;
+
+/// Program header and section of the table (ELF for the Arm Architecture, 5.3.3 and 6.1).
+const PT_ARM_EXIDX: u32 = 0x7000_0001;
+const SHT_ARM_EXIDX: u32 = 0x7000_0001;
+/// Bytes of an entry: where the function is, and what it says or where that is.
+const ENTRY_BYTES: usize = 8;
+/// "No caller can be found": word of an entry (IHI 0038, 5).
+const CANTUNWIND: u32 = 1;
+
+/// Where the table of a file is.
+#[derive(Clone, Debug)]
+pub struct Exidx {
+    /// The table in the file.
+    table: Range<usize>,
+    /// Its stated address.
+    svma: u32,
+    /// What is loaded of the file: stated address, and where in the file.
+    segments: Vec<(u32, Range<usize>)>,
+}
+
+/// The entry of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// From its first instruction to that of the next entry. Linkers leave out entries that say the
+    /// same as the one before, so these may be several functions.
+    pub function: Range<Svma>,
+    /// What it says.
+    pub said: Said,
+}
+
+/// What an entry says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// How the caller is found.
+    Row(Box<RowArm>),
+    /// That it cannot be found: start code, code in assembly, or what no entry describes.
+    CannotUnwind,
+    /// Nothing that is understood: reserved or damaged instructions, or "refuse to unwind".
+    Refused,
+}
+
+impl Exidx {
+    /// Finds the table; `None` if the file has none, or is no little-endian ELF file for 32-bit Arm.
+    #[must_use]
+    pub fn find(bytes: &[u8]) -> Option<Exidx> {
+        let Ok(Class::Elf32) = class(bytes) else { return None };
+        let file = FileHeader32::<LittleEndian>::parse(bytes).ok()?;
+        if file.e_machine(LittleEndian) != elf::EM_ARM {
+            return None;
+        }
+        let headers = file.program_headers(LittleEndian, bytes).unwrap_or_default();
+        let in_file = |offset: u32, size: u32| {
+            let start = usize::try_from(offset).ok()?;
+            let end = start.checked_add(usize::try_from(size).ok()?)?;
+            bytes.get(start..end).filter(|bytes| !bytes.is_empty())?;
+            Some(start..end)
+        };
+        let place = |segment: &elf::ProgramHeader32<LittleEndian>| {
+            let range = in_file(segment.p_offset.get(LittleEndian), segment.p_filesz.get(LittleEndian))?;
+            Some((segment.p_vaddr.get(LittleEndian), range))
+        };
+        let of_type = |kind: u32| headers.iter().filter(move |segment| segment.p_type(LittleEndian).0 == kind);
+        let segments: Vec<_> =
+            of_type(elf::PT_LOAD.0).filter_map(place).take(MAX_SEGMENTS).collect();
+        let sections = file.section_headers(LittleEndian, bytes).unwrap_or_default();
+        let names = section_names(file, bytes, sections);
+        let by_section = || {
+            let section = sections.iter().find(|section| {
+                let name = name_at(names, section.sh_name(LittleEndian), MAX_SECTION_NAME_BYTES);
+                section.sh_type(LittleEndian).0 == SHT_ARM_EXIDX || name == b".ARM.exidx"
+            })?;
+            let (offset, size) = (section.sh_offset.get(LittleEndian), section.sh_size.get(LittleEndian));
+            Some((section.sh_addr.get(LittleEndian), in_file(offset, size)?))
+        };
+        let (svma, table) = of_type(PT_ARM_EXIDX)
+            .find_map(place)
+            .or_else(by_section)
+            .or_else(|| by_symbols(sections, bytes, &segments))?;
+        (table.len() >= ENTRY_BYTES).then_some(Exidx { table, svma, segments })
+    }
+
+    /// The entry that an address is in; `bytes` are those that [`Exidx::find`] was given. `None` in
+    /// front of the first one.
+    #[must_use]
+    pub fn entry(&self, bytes: &[u8], at: Svma) -> Option<Entry> {
+        let table = bytes.get(self.table.clone())?.as_chunks::<ENTRY_BYTES>().0;
+        let at = u32::try_from(at.0).ok()?;
+        let index = self.last(table, at)?;
+        let start = self.start_of(table, index)?;
+        // Behind the last entry nothing is known of an end; linkers write one that ends the code.
+        let end = self.start_of(table, index + 1).unwrap_or(u32::MAX);
+        let said = match self.instructions(bytes, table, index) {
+            Instructions::CannotUnwind => Said::CannotUnwind,
+            Instructions::These(code) => match opcodes::row(&code) {
+                Some(row) => Said::Row(Box::new(row)),
+                None => Said::Refused,
+            },
+            Instructions::Damaged => Said::Refused,
+        };
+        Some(Entry { function: Svma(start.into())..Svma(end.into()), said })
+    }
+
+    /// The last entry whose function begins at an address or before.
+    fn last(&self, table: &[[u8; ENTRY_BYTES]], at: u32) -> Option<usize> {
+        // Sorted by the linker; of a damaged table any entry is found, which its bounds tell.
+        let (mut low, mut high) = (0, table.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.start_of(table, middle)? <= at { low = middle + 1 } else { high = middle }
+        }
+        low.checked_sub(1)
+    }
+
+    /// Where the function of an entry begins, without the bit that tells T32.
+    fn start_of(&self, table: &[[u8; ENTRY_BYTES]], index: usize) -> Option<u32> {
+        let [a, b, c, d, ..] = *table.get(index)?;
+        let place = self.place_of(index)?;
+        Some(place.wrapping_add_signed(prel31(u32::from_le_bytes([a, b, c, d]))) & !1)
+    }
+
+    /// The stated address of an entry.
+    fn place_of(&self, index: usize) -> Option<u32> {
+        self.svma.checked_add(u32::try_from(index.checked_mul(ENTRY_BYTES)?).ok()?)
+    }
+
+    fn instructions(&self, bytes: &[u8], table: &[[u8; ENTRY_BYTES]], index: usize) -> Instructions {
+        let Some([.., a, b, c, d]) = table.get(index) else { return Instructions::Damaged };
+        let word = u32::from_le_bytes([*a, *b, *c, *d]);
+        if word == CANTUNWIND {
+            return Instructions::CannotUnwind;
+        }
+        if word >> 31 == 1 {
+            // Inline: of personality routine 0 only, three bytes.
+            return match word.to_be_bytes() {
+                [0x80, code @ ..] => Instructions::These(code.to_vec()),
+                _ => Instructions::Damaged,
+            };
+        }
+        let place = self.place_of(index).and_then(|place| place.checked_add(4));
+        let there = place.map(|place| place.wrapping_add_signed(prel31(word)));
+        let code = there.and_then(|there| compact(self.loaded(bytes, there)?));
+        code.map_or(Instructions::Damaged, Instructions::These)
+    }
+
+    /// The bytes of the file from a stated address on.
+    fn loaded<'a>(&self, bytes: &'a [u8], at: u32) -> Option<&'a [u8]> {
+        self.segments.iter().find_map(|(svma, range)| {
+            let into = usize::try_from(at.checked_sub(*svma)?).ok()?;
+            bytes.get(range.clone())?.get(into..).filter(|rest| !rest.is_empty())
+        })
+    }
+}
+
+enum Instructions {
+    CannotUnwind,
+    These(Vec<u8>),
+    Damaged,
+}
+
+/// The unwinding instructions of an entry of `.ARM.extab`: in words, the highest byte first.
+fn compact(entry: &[u8]) -> Option<Vec<u8>> {
+    let mut words = entry.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    let mut first = words.next()?;
+    // A routine of its own (`__gxx_personality_v0` and its like): the compiler's tables begin with
+    // a word that has the number of further words and three instructions, since all that GCC and LLVM
+    // know call `__gnu_unwind_frame` (libgcc config/arm/unwind-arm.c).
+    let (further, count) = if first >> 31 == 0 {
+        first = words.next()?;
+        ((first >> 24) as usize, 3)
+    } else {
+        match first >> 24 {
+            0x80 => (0, 3),
+            // Personality routines 1 and 2: the number of words, and two instructions.
+            0x81 | 0x82 => ((first >> 16 & 0xff) as usize, 2),
+            _ => return None,
+        }
+    };
+    let mut code = first.to_be_bytes()[4 - count..].to_vec();
+    for _ in 0..further {
+        code.extend(words.next()?.to_be_bytes());
+    }
+    Some(code)
+}
+
+/// The distance that a word with a place-relative offset of 31 bits has (IHI 0038, 5).
+fn prel31(word: u32) -> i32 {
+    (word << 1).cast_signed() >> 1
+}
+
+/// The table between `__exidx_start` and `__exidx_end`, which linker scripts define for libgcc
+/// (`__gnu_Unwind_Find_exidx`): some put it into a section with other data.
+fn by_symbols(
+    sections: &[elf::SectionHeader32<LittleEndian>],
+    bytes: &[u8],
+    segments: &[(u32, Range<usize>)],
+) -> Option<(u32, Range<usize>)> {
+    let sections = SectionTable::<FileHeader32<LittleEndian>>::new(sections, Default::default());
+    let symbols = sections.symbols(LittleEndian, bytes, elf::SHT_SYMTAB).ok()?;
+    let value = |wanted: &[u8]| {
+        let symbol = symbols.iter().find(|symbol| {
+            symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
+                && symbols.symbol_name(LittleEndian, symbol).is_ok_and(|name| name == wanted)
+        })?;
+        Some(symbol.st_value.get(LittleEndian))
+    };
+    let (start, end) = (value(b"__exidx_start")?, value(b"__exidx_end")?);
+    let length = usize::try_from(end.checked_sub(start)?).ok()?;
+    let table = segments.iter().find_map(|(svma, range)| {
+        let from = range.start.checked_add(usize::try_from(start.checked_sub(*svma)?).ok()?)?;
+        let to = from.checked_add(length)?;
+        (to <= range.end).then_some(from..to)
+    })?;
+    Some((start, table))
+}

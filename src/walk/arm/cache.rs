@@ -1,0 +1,218 @@
+//! What was learned of each code address of 32-bit Arm: the row that leads to its caller, what told it,
+//! and whether a call returns there. Void when the images change.
+//!
+//! Which source decides in `auto`: at a return address, which is in a function's body, the rows of DWARF,
+//! then the tables of the exception handling ABI, then the instructions. At a program counter, which may
+//! be in a prologue or an epilogue that these do not describe, the instructions come first. The frame
+//! record of a function is last, since nothing says that it is kept.
+
+use super::frame::Frame;
+use super::start::SignalFrame;
+use super::{LR, SP, T32, call, entry, record, start};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::Arm;
+use crate::binary::exidx::Said;
+use crate::binary::frame_rule::{Cfa, Column, RowArm};
+use crate::walk::frames::{How, Method};
+use crate::walk::processor::Processor;
+use crate::walk::table::{Table, key, lookup_of};
+use crate::walk::{Code, flow};
+
+/// Most rows that are kept; beyond it the cache is emptied.
+const ROWS_MAX: usize = 1 << 14;
+
+/// See the top of this file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cache {
+    rules: [Table<Rule>; How::ALL.len()],
+    rows: Vec<Found>,
+}
+
+/// A row, and what is known of it.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub row: RowArm,
+    pub method: Method,
+    /// Where the function was assumed to begin, if nothing but a search told: its caller must call that
+    /// very place, or the row is not certain.
+    pub assumes: Option<Avma>,
+}
+
+/// What is known of a code address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rule {
+    pub kind: Kind,
+    /// For a return address: a call is in front of it.
+    pub returns: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Kind {
+    /// Index of a row.
+    Row(u32),
+    /// The thread's first function.
+    Root,
+    #[default]
+    Unknown,
+}
+
+impl Cache {
+    pub(super) fn clear(&mut self) {
+        self.rules.iter_mut().for_each(Table::clear);
+        self.rows.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.rules.iter_mut().for_each(|rules| rules.retain(|key| !is_gone(lookup_of(key))));
+    }
+
+    pub(super) fn row(&self, index: u32) -> Option<&Found> {
+        self.rows.get(index as usize)
+    }
+
+    /// What is known of the address of a frame.
+    pub(super) fn rule(&mut self, how: How, frame: &Frame, code: &dyn Code) -> Rule {
+        let with_bit = frame.code_address();
+        let key = key(match frame.address {
+            CodeAddress::Pc(_) => CodeAddress::Pc(with_bit),
+            CodeAddress::Return(_) => CodeAddress::Return(with_bit),
+        });
+        if let Some(rule) = self.rules[how as usize].get(key) {
+            return rule;
+        }
+        let is_return = frame.address.is_return();
+        let returns = is_return
+            && (Arm::returns(with_bit, code)
+                || Arm::is_sigreturn(code.code(frame.address.at()).unwrap_or_default()));
+        let kind = if is_return && !returns { Kind::Unknown } else { self.find(how, frame, code) };
+        let rule = Rule { kind, returns };
+        if !code.lacked() {
+            self.rules[how as usize].insert(key, rule);
+        }
+        rule
+    }
+
+    fn find(&mut self, how: How, frame: &Frame, code: &dyn Code) -> Kind {
+        let (at, lookup) = (frame.address.at(), frame.address.lookup().at());
+        let here = code.code(at).unwrap_or_default();
+        if let Some(of) = start::sigreturn(here) {
+            return self.keep(Found { row: signal_frame(of), method: Method::Code, assumes: None });
+        }
+        if frame.address.is_return() && start::ends_thread(here) || is_in_first(lookup, code) {
+            return Kind::Root;
+        }
+        match found(how, frame, code) {
+            Some(found) if found.row.columns[usize::from(LR)] == Column::Undefined => Kind::Root,
+            Some(found) => self.keep(found),
+            // Nothing but the place where the program begins leads there.
+            None if how != How::Scan && is_after_start(frame, code) => Kind::Root,
+            None => Kind::Unknown,
+        }
+    }
+
+    fn keep(&mut self, found: Found) -> Kind {
+        if self.rows.len() >= ROWS_MAX {
+            self.clear();
+        }
+        self.rows.push(found);
+        Kind::Row((self.rows.len() - 1) as u32)
+    }
+}
+
+/// Whether an address is in the function that the program begins with.
+fn is_in_first(lookup: Avma, code: &dyn Code) -> bool {
+    let entry = code.entry(lookup).map(|entry| Avma(entry.0 & !T32));
+    let function = code.function(lookup);
+    function.zip(entry).is_some_and(|(function, entry)| function.contains(&entry))
+}
+
+/// The same of a program without symbols: the instructions from its beginning on lead to the frame.
+fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
+    let lookup = frame.address.lookup().at();
+    let is_return = frame.address.is_return();
+    code.function(lookup).is_none()
+        && code
+            .entry(lookup)
+            .is_some_and(|entry| flow::arrives::<Arm, _>(entry, frame.code_address(), is_return, code))
+}
+
+/// The row that a way of walking tells.
+fn found(how: How, frame: &Frame, code: &dyn Code) -> Option<Found> {
+    let lookup = frame.address.lookup().at();
+    let is_return = frame.address.is_return();
+    let certain = |row: RowArm, method| Some(Found { row, method, assumes: None });
+    let by_cfi = || certain(code.row_arm(lookup)?, Method::Cfi);
+    let by_exidx = || match code.exidx(lookup)?.1 {
+        Said::Row(row) => certain(*row, Method::Exidx),
+        Said::CannotUnwind | Said::Refused => None,
+    };
+    let by_code = || by_code(frame, code);
+    let by_record = || {
+        let entry = is_return.then(|| entry_of(frame, code)).flatten()?;
+        certain(record::row(entry, code)?, Method::FramePointer)
+    };
+    match how {
+        How::Auto if is_return => by_cfi().or_else(by_exidx).or_else(by_code).or_else(by_record),
+        How::Auto => by_code().or_else(by_cfi).or_else(by_exidx),
+        How::Cfi => by_cfi(),
+        How::Exidx => by_exidx(),
+        How::Code => by_code(),
+        // The leaf may not have made its record yet.
+        How::FramePointer if is_return => by_record(),
+        How::FramePointer => by_code(),
+        How::Scan => None,
+    }
+}
+
+/// The row that the instructions tell.
+fn by_code(frame: &Frame, code: &dyn Code) -> Option<Found> {
+    let (at, lookup) = (frame.code_address(), frame.address.lookup().at());
+    let is_return = frame.address.is_return();
+    let found = |row, assumes| Found { row, method: Method::Code, assumes };
+    let before_return = || flow::before_return::<Arm, _>(at, is_return, code);
+    if let Some(function) = code.function(lookup) {
+        let entry = Avma(function.start.0 | at.0 & T32);
+        let row = flow::since_entry_on_all_ways::<Arm, _>(entry, at, is_return, code);
+        return row.or_else(before_return).map(|row| found(row, None));
+    }
+    match (before_return(), entry::row(at, is_return, code)) {
+        (Some(row), Some((other, entry))) if !flow::is_same_frame::<Arm, _>(&row, &other) => {
+            // One of both followed what is never executed.
+            Some(found(row, Some(entry)))
+        }
+        (Some(row), _) => Some(found(row, None)),
+        (None, Some((row, entry))) => Some(found(row, Some(entry))),
+        (None, None) => None,
+    }
+}
+
+/// Where the function of a frame begins, with the bit of T32, as far as that is known.
+fn entry_of(frame: &Frame, code: &dyn Code) -> Option<Avma> {
+    let (at, lookup) = (frame.code_address(), frame.address.lookup().at());
+    let start = code.function(lookup).map(|function| Avma(function.start.0 | at.0 & T32));
+    start.or_else(|| entry::row(at, frame.address.is_return(), code).map(|(_, entry)| entry))
+}
+
+/// Whether the call in front of a return address, with its bit of T32, may lead to this place.
+pub(super) fn calls(address: Avma, entry: Avma, code: &dyn Code) -> bool {
+    call::before(address, code) == Some(call::Call::To(entry))
+}
+
+/// The row of the trampoline of signals: the registers are 32 bytes into `struct ucontext`.
+/// Source: Linux arch/arm/kernel/signal.c, arch/arm/include/asm/ucontext.h,
+/// arch/arm/include/uapi/asm/sigcontext.h.
+fn signal_frame(of: SignalFrame) -> RowArm {
+    const REGISTERS_AT: i64 = 32;
+    const SIGINFO_BYTES: i64 = 128;
+    let at = match of {
+        SignalFrame::Old => REGISTERS_AT,
+        SignalFrame::Rt => SIGINFO_BYTES + REGISTERS_AT,
+    };
+    let mut row = RowArm::new(Cfa::Register(SP, 0));
+    for (number, column) in (0..).zip(&mut row.columns) {
+        *column = Column::At(at + 4 * number);
+    }
+    row.signal = true;
+    row
+}

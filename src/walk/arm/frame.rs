@@ -1,0 +1,95 @@
+//! The step from a frame to its caller by a row, and what a frame of 32-bit Arm has beside its registers.
+//! Input: a frame, a row; output: the caller's frame, not yet checked.
+
+use super::{LR, PC, SP, T32};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::{Arm, UNKNOWN_REGISTER};
+use crate::binary::frame_rule::{ARM_COLUMNS, Column, RowArm};
+use crate::walk::Input;
+use crate::walk::bounds::Failure;
+
+/// The state of T32 in the program status register.
+const STATUS_T32: u32 = 1 << 5;
+
+/// A frame: its registers as they are while it is the leaf, or while its callee runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    /// Without the bit of T32.
+    pub address: CodeAddress,
+    pub registers: [u64; ARM_COLUMNS],
+    pub is_t32: bool,
+    /// xPSR of the code that runs here, on an M-profile core: which exception it handles.
+    pub status: u32,
+    pub is_m_profile: bool,
+}
+
+/// Where a step leads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub frame: Frame,
+    /// The return address as it was found, with its lowest bit.
+    pub raw: u64,
+}
+
+impl Frame {
+    pub(super) fn new(registers: &Arm) -> Frame {
+        let mut all = registers.r;
+        let pc = all[usize::from(PC)] & !T32;
+        all[usize::from(PC)] = pc;
+        Frame {
+            address: CodeAddress::Pc(Avma(pc)),
+            registers: all,
+            is_t32: registers.m_profile || registers.cpsr & STATUS_T32 != 0,
+            status: if registers.m_profile { registers.cpsr } else { 0 },
+            is_m_profile: registers.m_profile,
+        }
+    }
+
+    pub(super) fn sp(&self) -> Avma {
+        Avma(self.registers[usize::from(SP)])
+    }
+
+    /// Its address with the bit of T32.
+    pub(super) fn code_address(&self) -> Avma {
+        Avma(self.address.at().0 | u64::from(self.is_t32))
+    }
+
+    /// As what is common to all processors has it.
+    pub(super) fn inner(&self) -> crate::walk::frame::Frame<Arm, ARM_COLUMNS> {
+        crate::walk::frame::Frame::of(self.address, self.registers)
+    }
+
+    /// The caller by a row.
+    pub(super) fn by_row(&self, row: &RowArm, input: &Input<'_>) -> Result<Caller, Failure> {
+        let mut next = self.inner().by_row(row, input)?;
+        for (register, column) in next.registers.iter_mut().zip(&row.columns) {
+            if *column == Column::Undefined {
+                *register = UNKNOWN_REGISTER;
+            }
+        }
+        if row.signal {
+            let pc = next.registers[usize::from(PC)];
+            let mut frame = Frame { registers: next.registers, ..*self };
+            frame.registers[usize::from(PC)] = pc & !T32;
+            frame.address = CodeAddress::Pc(Avma(pc & !T32));
+            return Ok(Caller { frame, raw: pc });
+        }
+        let raw = match (&row.columns[usize::from(LR)], self.address) {
+            (Column::Same | Column::Undefined, CodeAddress::Pc(_)) => self.registers[usize::from(LR)],
+            // A call has overwritten it.
+            (Column::Same | Column::Undefined, CodeAddress::Return(_)) => return Err(Failure::Refused),
+            _ => next.registers[usize::from(LR)],
+        };
+        Ok(self.called_from(raw, next.registers))
+    }
+
+    /// The caller that a return address leads to, with these registers.
+    pub(super) fn called_from(&self, raw: u64, mut registers: [u64; ARM_COLUMNS]) -> Caller {
+        let at = raw & !T32;
+        registers[usize::from(LR)] = UNKNOWN_REGISTER;
+        registers[usize::from(PC)] = at;
+        let is_t32 = self.is_m_profile || raw & T32 != 0;
+        let frame = Frame { address: CodeAddress::Return(Avma(at)), registers, is_t32, ..*self };
+        Caller { frame, raw }
+    }
+}

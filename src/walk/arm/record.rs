@@ -1,0 +1,45 @@
+//! The frame record of a function: where its frame pointer points and what lies there, which differs
+//! from compiler to compiler (APCS: fp, ip, lr, pc below an old stack pointer in ip; gcc: r11 at the
+//! saved link register, or r7 at the bottom of the frame; LLVM: r11 or r7 at the saved frame pointer).
+//! So it is found out from the function's first instructions. Input: an entry with its bit of T32;
+//! output: a row that counts from the frame pointer, valid in the function's body.
+
+use super::LR;
+use crate::addr::Avma;
+use crate::arch::Arm;
+use crate::binary::frame_rule::{Column, RowArm};
+use crate::walk::flow::state::Effect;
+use crate::walk::processor::Processor;
+use crate::walk::{Code, flow};
+
+/// Most instructions of a prologue.
+const STEPS_MAX: u32 = 24;
+/// Frame pointers, in A32 and in T32.
+const FRAME_POINTERS: [u8; 2] = [11, 7];
+
+/// See the top of this file. `None` if the function keeps no record, as far as that can be told.
+pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
+    let (mut at, mut state) = Arm::begin(entry);
+    for _ in 0..STEPS_MAX {
+        let (effect, length) = Arm::step(at, code.code(at)?, &mut state)?;
+        if effect != Effect::Plain {
+            return None;
+        }
+        at = at + length;
+        for frame_pointer in FRAME_POINTERS {
+            let Some(mut row) = flow::row_in_function::<Arm, _>(&state, &[frame_pointer]) else { continue };
+            let is_saved = |register: u8| matches!(row.columns[usize::from(register)], Column::At(_));
+            if is_saved(LR) && is_saved(frame_pointer) {
+                // What else the function saves it may save later.
+                for (number, column) in row.columns.iter_mut().enumerate() {
+                    let is_kept = FRAME_POINTERS.contains(&(number as u8)) || number == usize::from(LR);
+                    if !is_kept {
+                        *column = Column::Undefined;
+                    }
+                }
+                return Some(row);
+            }
+        }
+    }
+    None
+}

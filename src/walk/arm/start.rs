@@ -1,0 +1,36 @@
+//! Code of 32-bit Arm that begins and ends threads and handlers of signals on Linux, by its
+//! instructions. Input: bytes; output: what they are. In A32 and in T32.
+
+/// What `sp` points to when the trampoline of a handler of signals runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SignalFrame {
+    /// `struct sigframe`.
+    Old,
+    /// `struct rt_sigframe`, which has the 128 bytes of `siginfo` in front.
+    Rt,
+}
+
+/// Whether code is the end of a handler of signals: the number of `sigreturn` or `rt_sigreturn` to r7,
+/// then `svc 0` (Linux arch/arm/kernel/sigreturn_codes.S; glibc sysdeps/unix/sysv/linux/arm/sigrestorer.S).
+pub(super) fn sigreturn(code: &[u8]) -> Option<SignalFrame> {
+    const FORMS: [(&[u8], SignalFrame); 4] = [
+        (&[0x77, 0x70, 0xa0, 0xe3, 0, 0, 0, 0xef], SignalFrame::Old),
+        (&[0xad, 0x70, 0xa0, 0xe3, 0, 0, 0, 0xef], SignalFrame::Rt),
+        (&[0x77, 0x27, 0, 0xdf], SignalFrame::Old),
+        (&[0xad, 0x27, 0, 0xdf], SignalFrame::Rt),
+    ];
+    FORMS.iter().find(|(form, _)| code.starts_with(form)).map(|(_, frame)| *frame)
+}
+
+/// Whether code is what follows the call of `main`: its result is in r0 already, and `exit` is called.
+pub(super) fn is_start_code(code: &[u8]) -> bool {
+    let a32 = matches!(code, [_, _, _, 0xeb, ..]);
+    let t32 = matches!(code, [_, first, _, second, ..] if first & 0xf8 == 0xf0 && second & 0xc0 == 0xc0);
+    a32 || t32
+}
+
+/// Whether code calls the system call `exit` as it does behind a thread's first function: its number to
+/// r7, then `svc 0`. Sources: glibc sysdeps/unix/sysv/linux/arm/clone.S, musl src/thread/arm/clone.s.
+pub(super) fn ends_thread(code: &[u8]) -> bool {
+    code.starts_with(&[0x01, 0x70, 0xa0, 0xe3, 0, 0, 0, 0xef]) || code.starts_with(&[0x01, 0x27, 0, 0xdf])
+}

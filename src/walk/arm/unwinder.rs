@@ -1,0 +1,191 @@
+//! Unwinding on 32-bit Arm, with all registers: from each frame to its caller by the row at its address.
+//! Input: registers, copied stack, `Code`; output: [`Frames`] and why the walk ended.
+
+use super::cache::{Cache, Kind, calls};
+use super::frame::{Caller, Frame};
+use super::{LR, SP, T32, exception, scan};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
+use crate::arch::Arm;
+use crate::walk::bounds::{Failure, further, is_on_other_stack};
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::{Ended, Input, Walked};
+
+/// What the link register holds at reset, where nothing called (DDI 0403, B1.4.1).
+const AT_RESET: u64 = 0xffff_ffff;
+
+/// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Unwinder {
+    cache: Cache,
+    /// The frames of [`Unwinder::confirms`].
+    confirmed: Frames,
+}
+
+/// What a walk went through that makes a stack that reached its end still not complete.
+#[derive(Clone, Copy, Debug, Default)]
+struct Doubts {
+    unproved: bool,
+    scanned: bool,
+}
+
+impl Doubts {
+    fn of(self, ended: Ended) -> Ended {
+        match ended {
+            Ended::Root | Ended::Fiber if self.scanned => Ended::Scanned,
+            Ended::Root | Ended::Fiber if self.unproved => Ended::Unproved,
+            other => other,
+        }
+    }
+}
+
+/// Where a frame leads.
+enum Step {
+    To(Caller, Method),
+    Ends(Ended),
+}
+
+impl Unwinder {
+    pub(in crate::walk) fn images_changed(&mut self) {
+        self.cache.clear();
+    }
+
+    pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.cache.forget(is_gone);
+    }
+
+    /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+    pub(in crate::walk) fn unwind(
+        &mut self,
+        how: How,
+        registers: &Arm,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        let walked = self.walk(how, registers, input, out);
+        // Frame records alone prove nothing: instructions and tables must lead to the same.
+        let claims = how == How::FramePointer && walked.ended.is_complete();
+        let unproved = claims && !self.confirms(&out.addresses, registers, input);
+        Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+    }
+
+    fn confirms(&mut self, addresses: &[LookupAvma], registers: &Arm, input: &Input<'_>) -> bool {
+        let mut confirmed = std::mem::take(&mut self.confirmed);
+        confirmed.clear();
+        let walked = self.walk(How::Auto, registers, input, &mut confirmed);
+        let same = walked.ended.is_complete() && confirmed.addresses == addresses;
+        self.confirmed = confirmed;
+        same
+    }
+
+    fn walk(&mut self, how: How, registers: &Arm, input: &Input<'_>, out: &mut Frames) -> Walked {
+        let mut frame = Frame::new(registers);
+        out.push(frame.address, Method::Context);
+        let mut reached = frame.sp();
+        let mut doubts = Doubts { unproved: false, scanned: how == How::Scan };
+        loop {
+            let (next, method) = match self.step(how, &frame, &mut doubts, input) {
+                Step::To(caller, method) => (caller, method),
+                Step::Ends(ended) => return Walked { ended: doubts.of(ended), reached },
+            };
+            if out.len() >= input.max_depth {
+                return Walked { ended: Ended::DepthLimit, reached };
+            }
+            let (mut next, mut found_by) = (next.frame, method);
+            if exception::is_return(next.address.at().0 | u64::from(next.is_t32)) && next.is_m_profile {
+                // The handler is shown between.
+                let number = exception::number(frame.status);
+                out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
+                if out.len() >= input.max_depth {
+                    return Walked { ended: Ended::DepthLimit, reached };
+                }
+                let returns_to = next.address.at().0 | T32;
+                match exception::interrupted(&next, returns_to, input) {
+                    Ok(interrupted) => (next, found_by) = (interrupted, Method::Exception),
+                    Err(ended) => return Walked { ended, reached },
+                }
+            }
+            reached = further(reached, next.sp(), input);
+            frame = next;
+            out.push(frame.address, found_by);
+        }
+    }
+
+    /// The caller of a frame, checked.
+    fn step(&mut self, how: How, frame: &Frame, doubts: &mut Doubts, input: &Input<'_>) -> Step {
+        let rule = self.cache.rule(how, frame, input.code);
+        let found = match rule.kind {
+            Kind::Root => return Step::Ends(Ended::Root),
+            Kind::Row(index) => self.cache.row(index),
+            Kind::Unknown => None,
+        };
+        let Some(found) = found else {
+            let by_scan = match how {
+                How::Auto => scan::caller(frame, true, input),
+                How::Scan => scan::caller(frame, false, input),
+                _ => None,
+            };
+            let Some(caller) = by_scan else { return Step::Ends(Ended::Undescribed) };
+            doubts.scanned = true;
+            return Step::To(caller, Method::Scan);
+        };
+        let (method, assumes, is_signal) = (found.method, found.assumes, found.row.signal);
+        let caller = match frame.by_row(&found.row, input) {
+            Ok(caller) => caller,
+            Err(Failure::Refused) if is_on_other_stack(frame.sp(), input) => {
+                return Step::Ends(Ended::OtherStack);
+            }
+            Err(failure) => return Step::Ends(failure.ended()),
+        };
+        let next = &caller.frame;
+        if is_signal {
+            let right = next.sp() != frame.sp() && input.code.is_code(next.address.at());
+            let caller = Caller { frame: with_state_of_signal(&caller, frame, input), ..caller };
+            return if right { Step::To(caller, method) } else { Step::Ends(Ended::BadFrame) };
+        }
+        let rises = next.sp() > frame.sp() || !frame.address.is_return() && next.sp() == frame.sp();
+        if !rises || !next.sp().0.is_multiple_of(4) {
+            return Step::Ends(Ended::BadFrame);
+        }
+        // What no instruction can be sure of: a frame record.
+        doubts.unproved |= method == Method::FramePointer && how == How::Auto;
+        // Start code leaves one of these where nothing called.
+        if caller.raw == 0 || caller.raw == AT_RESET {
+            return Step::Ends(if assumes.is_some() { Ended::Unproved } else { Ended::Root });
+        }
+        if frame.is_m_profile && exception::is_return(caller.raw) {
+            doubts.unproved |= assumes.is_some();
+            return Step::To(caller, method);
+        }
+        if !self.cache.rule(how, next, input.code).returns {
+            return Step::Ends(if is_made_up(next, input) { Ended::Fiber } else { Ended::BadFrame });
+        }
+        if let Some(entry) = assumes {
+            doubts.unproved |= !calls(next.code_address(), entry, input.code);
+        }
+        Step::To(caller, method)
+    }
+}
+
+/// Whether a return address is the first instruction of a function, which no call returns to: schedulers
+/// put it there for tasks, whose functions do not return (FreeRTOS: `portTASK_RETURN_ADDRESS`).
+fn is_made_up(next: &Frame, input: &Input<'_>) -> bool {
+    let at = next.address.at();
+    input.code.function(at).is_some_and(|function| function.start == at)
+}
+
+/// What a signal interrupted, in the instruction set that its status register tells: that is behind the
+/// program counter in the context.
+fn with_state_of_signal(caller: &Caller, frame: &Frame, input: &Input<'_>) -> Frame {
+    const T32_STATE: u64 = 1 << 5;
+    const STATUS_BYTES: [u64; 2] = [32 + 64, 128 + 32 + 64];
+    let is_rt = |bytes: &u64| {
+        let pc_at = Avma(frame.registers[usize::from(SP)].wrapping_add(*bytes - 4));
+        frame.inner().word(pc_at, input).is_ok_and(|pc| pc == caller.raw)
+    };
+    let status = STATUS_BYTES.iter().find(|bytes| is_rt(bytes)).and_then(|bytes| {
+        frame.inner().word(Avma(frame.registers[usize::from(SP)].wrapping_add(*bytes)), input).ok()
+    });
+    Frame { is_t32: status.is_some_and(|status| status & T32_STATE != 0), ..caller.frame }
+}
+
+const _: () = assert!(LR > SP);
