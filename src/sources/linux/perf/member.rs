@@ -11,6 +11,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::absent::Absent;
 use super::mapped::Mapped;
 use super::record::Id;
 use super::share::LeftForLate;
@@ -63,6 +64,7 @@ pub(super) struct Member {
     /// The batches left until what is known of it is forgotten, once it has ended.
     pub(super) ends_in: Option<u8>,
     pub(super) clock: CpuClock,
+    absent: Absent,
 }
 
 /// The CPU clock of a process, and how much of it samples stand for.
@@ -134,6 +136,7 @@ impl Member {
             samples: 0,
             ends_in: None,
             clock: CpuClock::default(),
+            absent: Absent::default(),
         }
     }
 
@@ -176,6 +179,7 @@ impl Member {
         self.main_stack_top = None;
         self.in_exec = true;
         self.new_code.clear();
+        self.absent.forget();
     }
 
     /// It has mapped code; its memory for the engine changes with the engine's time.
@@ -195,6 +199,13 @@ impl Member {
     pub(super) fn forked_at(&mut self, mapped: Mapped, at_ns: u64) {
         self.from_records_ns = (!mapped.list().is_empty()).then_some(at_ns);
         self.mapped = mapped;
+    }
+
+    /// What the copy of the stack of this thread lacked is there for the next one.
+    pub(super) fn bring_in_stack(&mut self, tid: pid_t, capture: &Capture) {
+        if !capture.stack.is_empty() {
+            self.absent.bring_in(tid, capture);
+        }
     }
 
     /// Until a new program runs, registers are those of the one that it replaced.

@@ -8,6 +8,7 @@
 //! puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads that
 //! slept before.
 
+mod absent;
 mod asleep;
 mod batch;
 mod choice;

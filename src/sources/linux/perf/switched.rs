@@ -209,6 +209,11 @@ impl Told {
             {
                 capture.kernel.clear();
             }
+            if let waits::Told::Goes(capture) | waits::Told::Over(Some(capture)) = &what
+                && let Some(member) = self.members.get_mut(&pid)
+            {
+                member.bring_in_stack(tid, capture);
+            }
             let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
             self.meet(id, into);
             let ns = until_ns.saturating_sub(since_ns);

@@ -406,6 +406,7 @@ impl Told {
                 match happened {
                     Happened::Sampled(mut capture) => {
                         member.sampled(&mut capture);
+                        member.bring_in_stack(id.tid, &capture);
                         if !self.kernel_frames {
                             capture.kernel.clear();
                         }
