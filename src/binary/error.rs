@@ -153,7 +153,7 @@ impl fmt::Display for FormatError {
             FormatError::NotElf => "not an ELF file",
             FormatError::ElfVariant => "an ELF file of another byte order or class",
             FormatError::NotMachO => "not a Mach-O file",
-            FormatError::MachOVariant => "a Mach-O file of 32 bits or another byte order",
+            FormatError::MachOVariant => "a Mach-O file of another byte order",
             FormatError::Fat => "a file for several processors: one must be chosen first",
             FormatError::NoText => "a Mach-O file without __TEXT segment",
             FormatError::Damaged(error) => return error.fmt(f),

@@ -1,7 +1,7 @@
 //! Mach-O: the bytes of a file (or the head of a loaded image) → segments, UUID, entry
 //! point, and where the symbols are.
 //!
-//! Input: little-endian 64-bit Mach-O; every byte is hostile. Only the header and the
+//! Input: little-endian Mach-O, of 64 bits or of i386; every byte is hostile. Only the header and the
 //! load commands are read, so the first `32 + sizeofcmds` bytes of an image in a target's
 //! memory do as well as its file. Output: a small owned summary. Not for: symbols (see
 //! `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see [`fat`]).
@@ -24,9 +24,10 @@ use std::ops::Range;
 use object::LittleEndian;
 use object::macho::{
     DyldInfoCommand, EncryptionInfoCommand64, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO,
-    LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT_64, LC_SYMTAB, LC_UUID,
-    LinkeditDataCommand, MH_DYLINKER, MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS,
-    SymtabCommand, UuidCommand,
+    LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT, LC_SEGMENT_64,
+    LC_SYMTAB, LC_UNIXTHREAD, LC_UUID, LinkeditDataCommand, MH_DYLINKER, MachHeader32, MachHeader64,
+    S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SegmentCommand32, SegmentCommand64, SymtabCommand,
+    UuidCommand,
 };
 use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
 
@@ -42,6 +43,9 @@ pub const MAX_SECTIONS: usize = 255;
 /// `CPU_TYPE_X86_64`.
 pub const CPU_X86_64: u32 = 0x0100_0007;
 
+/// `CPU_TYPE_I386`: 32-bit programs, which macOS ran up to 10.14.
+pub const CPU_I386: u32 = 7;
+
 /// `CPU_TYPE_ARM64`; arm64e is its subtype 2.
 pub const CPU_ARM64: u32 = 0x0100_000c;
 
@@ -50,6 +54,13 @@ const SUBTYPE_BITS: u32 = 0x00ff_ffff;
 
 /// `MH_MAGIC_64`, as it stands in a little-endian file.
 pub(crate) const MAGIC: [u8; 4] = [0xcf, 0xfa, 0xed, 0xfe];
+
+/// `MH_MAGIC`, the same of 32 bits.
+const MAGIC_32: [u8; 4] = [0xce, 0xfa, 0xed, 0xfe];
+
+/// Bytes of an `nlist_64` entry, and of an `nlist` entry of 32 bits.
+const NLIST_BYTES: u64 = 16;
+pub(crate) const NLIST_32_BYTES: u64 = 12;
 
 /// A segment: a part of the file and the addresses it is linked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +80,7 @@ pub struct Segment {
 /// checked against the file's size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Linkedit {
-    /// `nlist_64` entries of 16 bytes (`symoff`, `nsyms`).
+    /// `nlist_64` entries of 16 bytes (`symoff`, `nsyms`); of 32 bits, `nlist` entries of 12.
     pub nlists: Range<u64>,
     /// The pool of their names (`stroff`, `strsize`). Images of a shared cache have one
     /// pool in common: hundreds of megabytes that must never be copied whole.
@@ -83,8 +94,10 @@ pub struct Linkedit {
 /// What is needed of a Mach-O file to place addresses in it and to find its symbols.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachO {
-    /// `cputype`: [`CPU_X86_64`] or [`CPU_ARM64`], or another.
+    /// `cputype`: [`CPU_X86_64`], [`CPU_ARM64`] or [`CPU_I386`], or another.
     pub cpu_type: u32,
+    /// Whether the file is one of 64 bits.
+    pub is_64: bool,
     /// `cpusubtype` without its capability bits: 2 is arm64e, 8 x86_64h.
     pub cpu_subtype: u32,
     /// `filetype`: 2 executable, 6 dylib, 7 dyld, 8 bundle, 10 dSYM.
@@ -96,7 +109,7 @@ pub struct MachO {
     pub encrypted: bool,
     /// `LC_UUID`, the same in a file, in its dSYM and in memory.
     pub uuid: Option<[u8; 16]>,
-    /// Where a program begins to run (`LC_MAIN`); `None` in libraries.
+    /// Where a program begins to run (`LC_MAIN`, or `LC_UNIXTHREAD` before OS X 10.8); `None` in libraries.
     pub entry: Option<Svma>,
     /// The addresses of `__TEXT`: they alone are the image's own. In the shared cache the
     /// other segments are far away, among those of other images.
@@ -118,29 +131,32 @@ impl MachO {
     /// Reads the header and the load commands.
     ///
     /// # Errors
-    /// No Mach-O file of 64 bits, or what is wrong with its commands.
+    /// No Mach-O file, or what is wrong with its commands.
     pub fn parse(bytes: &[u8]) -> Result<MachO, FormatError> {
         match bytes {
-            [] => return Err(FormatError::Empty),
-            _ if bytes.starts_with(&MAGIC) => {}
-            _ if fat::is_fat(bytes) => return Err(FormatError::Fat),
-            [0xce, 0xfa, 0xed, 0xfe, ..] | [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => {
-                return Err(FormatError::MachOVariant);
-            }
-            _ => return Err(FormatError::NotMachO),
+            [] => Err(FormatError::Empty),
+            _ if bytes.starts_with(&MAGIC) => MachO::read::<MachHeader64<LittleEndian>>(bytes),
+            _ if bytes.starts_with(&MAGIC_32) => MachO::read::<MachHeader32<LittleEndian>>(bytes),
+            _ if fat::is_fat(bytes) => Err(FormatError::Fat),
+            [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => Err(FormatError::MachOVariant),
+            _ => Err(FormatError::NotMachO),
         }
+    }
+
+    fn read<H: MachHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Result<MachO, FormatError> {
         let mut found = Found::default();
-        let header = summary(bytes, &mut found)?;
+        let header = summary::<H>(bytes, &mut found)?;
         let text = found.segments.iter().find(|segment| segment.name == "__TEXT");
         let text = text.ok_or(FormatError::NoText)?.svma.clone();
         Ok(MachO {
             cpu_type: header.cputype(LittleEndian).0,
+            is_64: header.is_type_64(),
             cpu_subtype: header.cpusubtype(LittleEndian).0 & SUBTYPE_BITS,
             file_type: header.filetype(LittleEndian).0,
             flags: header.flags(LittleEndian).0,
             encrypted: found.encrypted,
             uuid: found.uuid,
-            entry: found.entry_offset.and_then(|offset| text.start.checked_add(offset)),
+            entry: found.entry_offset.and_then(|offset| text.start.checked_add(offset)).or(found.entry),
             text,
             segments: found.segments,
             code: found.code,
@@ -234,6 +250,8 @@ pub(crate) fn uleb(bytes: &mut &[u8]) -> Option<u64> {
 struct Found {
     uuid: Option<[u8; 16]>,
     entry_offset: Option<u64>,
+    /// Where `LC_UNIXTHREAD` says that the first thread begins.
+    entry: Option<Svma>,
     encrypted: bool,
     segments: Vec<Segment>,
     code: Vec<Option<Range<Svma>>>,
@@ -242,49 +260,85 @@ struct Found {
     linkedit: Linkedit,
 }
 
-fn summary<'a>(bytes: &'a [u8], found: &mut Found) -> object::read::Result<&'a MachHeader64<LittleEndian>> {
-    let header = MachHeader64::<LittleEndian>::parse(bytes, 0)?;
+fn summary<'a, H: MachHeader<Endian = LittleEndian>>(
+    bytes: &'a [u8],
+    found: &mut Found,
+) -> object::read::Result<&'a H> {
+    let header = H::parse(bytes, 0)?;
     let mut commands = header.load_commands(LittleEndian, bytes, 0)?;
     while let Some(command) = commands.next()? {
-        take(command, found)?;
+        take(command, header.is_type_64(), found)?;
     }
     Ok(header)
 }
 
-fn take(command: LoadCommandData<'_, LittleEndian>, found: &mut Found) -> object::read::Result<()> {
+/// Takes in a segment and its sections.
+fn take_segment<S: SegmentCommand<Endian = LittleEndian>>(
+    command: LoadCommandData<'_, LittleEndian>,
+    found: &mut Found,
+) -> object::read::Result<()> {
+    let endian = LittleEndian;
+    let Some((segment, sections)) = S::from_command(command)? else { return Ok(()) };
+    for section in segment.sections(endian, sections)? {
+        if found.code.len() < MAX_SECTIONS {
+            let flags = section.flags(endian).0;
+            let holds_code = flags & (S_ATTR_PURE_INSTRUCTIONS.0 | S_ATTR_SOME_INSTRUCTIONS.0) != 0;
+            let start = Svma(section.addr(endian).into());
+            let end = start.checked_add(section.size(endian).into());
+            let unwind = match section.name() {
+                b"__unwind_info" => Some(&mut found.unwind_info),
+                b"__eh_frame" => Some(&mut found.eh_frame),
+                _ => None,
+            };
+            if let Some((unwind, end)) = unwind.zip(end).filter(|_| segment.name() == b"__TEXT") {
+                *unwind = Some(start..end);
+            }
+            found.code.push(end.filter(|_| holds_code).map(|end| start..end));
+        }
+    }
+    if found.segments.len() < MAX_SEGMENTS {
+        let start = Svma(segment.vmaddr(endian).into());
+        let (offset, size) = segment.file_range(endian);
+        found.segments.push(Segment {
+            name: String::from_utf8_lossy(segment.name()).into_owned(),
+            svma: start..Svma(start.0.saturating_add(segment.vmsize(endian).into())),
+            file: offset..offset.saturating_add(size),
+            protection: segment.initprot(endian).0,
+        });
+    }
+    Ok(())
+}
+
+/// The program counter in an `LC_UNIXTHREAD` command: behind its number and size stand flavors, each with
+/// the number of its words and these. Source: osfmk/mach/i386/thread_status.h and _structs.h.
+fn unix_thread_entry(command: &[u8], is_64: bool) -> Option<Svma> {
+    let word = |index: usize| Some(u32::from_le_bytes(*command.get(4 * index..)?.first_chunk()?));
+    // x86_THREAD_STATE32, in which eip is the eleventh word; x86_THREAD_STATE64, rip the words from the
+    // 33rd on.
+    let (flavor, at) = if is_64 { (4, 32) } else { (1, 10) };
+    let mut index = 2;
+    while let (Some(found), Some(count)) = (word(index), word(index + 1)) {
+        if found == flavor && count > at {
+            let low = word(index + 2 + at as usize)?;
+            let high = if is_64 { word(index + 3 + at as usize)? } else { 0 };
+            return Some(Svma(u64::from(low) | u64::from(high) << 32));
+        }
+        index = index.checked_add(2)?.checked_add(usize::try_from(count).ok()?)?;
+    }
+    None
+}
+
+fn take(
+    command: LoadCommandData<'_, LittleEndian>,
+    is_64: bool,
+    found: &mut Found,
+) -> object::read::Result<()> {
     let endian = LittleEndian;
     let from_to = |start: u32, length: u64| u64::from(start)..u64::from(start) + length;
     match command.cmd() {
-        LC_SEGMENT_64 => {
-            let Some((segment, sections)) = command.segment_64()? else { return Ok(()) };
-            for section in segment.sections(endian, sections)? {
-                if found.code.len() < MAX_SECTIONS {
-                    let flags = section.flags(endian).0;
-                    let holds_code = flags & (S_ATTR_PURE_INSTRUCTIONS.0 | S_ATTR_SOME_INSTRUCTIONS.0) != 0;
-                    let start = Svma(section.addr(endian));
-                    let end = start.checked_add(section.size(endian));
-                    let unwind = match section.name() {
-                        b"__unwind_info" => Some(&mut found.unwind_info),
-                        b"__eh_frame" => Some(&mut found.eh_frame),
-                        _ => None,
-                    };
-                    if let Some((unwind, end)) = unwind.zip(end).filter(|_| segment.name() == b"__TEXT") {
-                        *unwind = Some(start..end);
-                    }
-                    found.code.push(end.filter(|_| holds_code).map(|end| start..end));
-                }
-            }
-            if found.segments.len() < MAX_SEGMENTS {
-                let start = Svma(segment.vmaddr(endian));
-                let (offset, size) = segment.file_range(endian);
-                found.segments.push(Segment {
-                    name: String::from_utf8_lossy(segment.name()).into_owned(),
-                    svma: start..Svma(start.0.saturating_add(segment.vmsize(endian))),
-                    file: offset..offset.saturating_add(size),
-                    protection: segment.initprot(endian).0,
-                });
-            }
-        }
+        LC_SEGMENT_64 => take_segment::<SegmentCommand64<LittleEndian>>(command, found)?,
+        LC_SEGMENT => take_segment::<SegmentCommand32<LittleEndian>>(command, found)?,
+        LC_UNIXTHREAD => found.entry = unix_thread_entry(command.raw_data(), is_64),
         LC_UUID => found.uuid = Some(command.data::<UuidCommand<LittleEndian>>()?.uuid),
         LC_ENCRYPTION_INFO_64 => {
             let info = command.data::<EncryptionInfoCommand64<LittleEndian>>()?;
@@ -296,7 +350,8 @@ fn take(command: LoadCommandData<'_, LittleEndian>, found: &mut Found) -> object
         }
         LC_SYMTAB => {
             let symtab = command.data::<SymtabCommand<LittleEndian>>()?;
-            let length = u64::from(symtab.nsyms.get(endian)) * 16;
+            let entry_bytes = if is_64 { NLIST_BYTES } else { NLIST_32_BYTES };
+            let length = u64::from(symtab.nsyms.get(endian)) * entry_bytes;
             found.linkedit.nlists = from_to(symtab.symoff.get(endian), length);
             found.linkedit.strings = from_to(symtab.stroff.get(endian), symtab.strsize.get(endian).into());
         }

@@ -296,3 +296,45 @@ pub fn fat(images: &[(u32, u32, Vec<u8>)], wide: bool) -> Vec<u8> {
     }
     out
 }
+
+/// A program of i386 with the functions `start` and `main`, of 8 bytes each from 0x2000 on, laid out as
+/// ld64 did: `__TEXT` with one section, the symbol table, function starts, and the first thread's
+/// registers. Source: `<mach-o/loader.h>`.
+pub(crate) fn i386() -> Vec<u8> {
+    const COMMANDS: u32 = 56 + 68 + 24 + 16 + 80;
+    let words = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
+    let name = |name: &str| {
+        let mut bytes = name.as_bytes().to_vec();
+        bytes.resize(16, 0);
+        bytes
+    };
+    let (nlists, strings, starts) = (28 + COMMANDS, 28 + COMMANDS + 24, 28 + COMMANDS + 24 + 14);
+    // ULEB128: 0x1000, 8, and the end.
+    let starts_content = [0x80, 0x20, 8, 0];
+    let mut thread = [0; 16];
+    thread[10] = 0x2000;
+    [
+        // magic, CPU_TYPE_I386, CPU_SUBTYPE_I386_ALL, MH_EXECUTE, commands, their size, flags
+        words(&[0xfeed_face, 7, 3, 2, 4, COMMANDS, 0]),
+        // LC_SEGMENT
+        words(&[1, 56 + 68]),
+        name("__TEXT"),
+        words(&[0x1000, 0x2000, 0, 0x2000, 7, 5, 1, 0]),
+        name("__text"),
+        name("__TEXT"),
+        // S_ATTR_PURE_INSTRUCTIONS
+        words(&[0x2000, 0x10, 0x1000, 0, 0, 0, 0x8000_0000, 0, 0]),
+        // LC_SYMTAB
+        words(&[2, 24, nlists, 2, strings, 14]),
+        // LC_FUNCTION_STARTS
+        words(&[0x26, 16, starts, starts_content.len() as u32]),
+        // LC_UNIXTHREAD, x86_THREAD_STATE32
+        words(&[5, 80, 1, 16]),
+        words(&thread),
+        // n_strx; n_type N_SECT | N_EXT, n_sect 1, n_desc; n_value
+        words(&[1, 0x010f, 0x2000, 8, 0x010f, 0x2008]),
+        b"\0_start\0_main\0".to_vec(),
+        starts_content.to_vec(),
+    ]
+    .concat()
+}

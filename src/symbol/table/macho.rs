@@ -17,7 +17,7 @@ use super::exports::Exports;
 use super::{Entry, MAX_COMPARED_BYTES, NONE, Pool, Strings, SymbolTable};
 use crate::addr::Svma;
 use crate::binary::ImageBytes;
-use crate::binary::macho::{MachO, function_starts};
+use crate::binary::macho::{MachO, NLIST_32_BYTES, function_starts};
 use crate::binary::object::part;
 use crate::symbol::Why;
 
@@ -92,14 +92,24 @@ pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
         });
     }
     let at = &macho.linkedit;
+    let nlists = part(bytes, &at.nlists);
+    let nlists =
+        if macho.is_64 { Cow::Borrowed(nlists.bytes()) } else { Cow::Owned(widened(nlists.bytes())) };
     SymbolTable::from_macho(Parts {
         text: macho.text.start,
         code: &macho.code,
-        nlists: part(bytes, &at.nlists).bytes(),
+        nlists: &nlists,
         strings: Arc::new(Pool(part(bytes, &at.strings))),
         function_starts: part(bytes, &at.function_starts).bytes(),
         exports_trie: part(bytes, &at.exports_trie),
     })
+}
+
+/// `nlist` entries of 32 bits as `nlist_64` entries, which differ in the size of the address, the last
+/// of their fields.
+fn widened(nlists: &[u8]) -> Vec<u8> {
+    let (entries, _) = nlists.as_chunks::<{ NLIST_32_BYTES as usize }>();
+    entries.iter().flat_map(|entry| entry.iter().copied().chain([0; 4])).collect()
 }
 
 impl SymbolTable {

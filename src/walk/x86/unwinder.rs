@@ -119,12 +119,15 @@ impl Unwinder {
             let Step { switch, proof, by_sp, may_use_record, .. } = step;
             let checked = step.next.and_then(|(next, method)| self.check(&frame, next, method, input));
             let checked = match (checked, frame.address) {
-                (Err(Failure::Refused), CodeAddress::Pc(pc)) => match self.cache.by_code(pc, input.code) {
-                    Some(row) => frame
-                        .unusual(row, input)
-                        .and_then(|next| self.check(&frame, next, Method::Code, input)),
-                    None => Err(Failure::Refused),
-                },
+                // Where registers are exchanged instructions tell no more than rows do.
+                (Err(Failure::Refused), CodeAddress::Pc(pc)) if switch == Switch::No => {
+                    match self.cache.by_code(pc, input.code) {
+                        Some(row) => frame
+                            .unusual(row, input)
+                            .and_then(|next| self.check(&frame, next, Method::Code, input)),
+                        None => Err(Failure::Refused),
+                    }
+                }
                 (checked, _) => checked,
             };
             let checked = match checked {

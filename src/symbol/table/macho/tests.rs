@@ -376,9 +376,15 @@ fn offsets_beyond_the_pool_name_nothing() {
 fn files_without_functions_or_of_another_kind_say_so() {
     assert_eq!(table(&File::default()).unwrap_err(), Why::NoSymbols);
     assert_eq!(table(&of(&[], &[0x1000])).unwrap_err(), Why::NoSymbols);
-    let object = SymbolTable::parse(&ImageBytes::new(0xfeed_face_u32.to_le_bytes().to_vec()));
-    assert_eq!(
-        object.unwrap_err(),
-        Why::BadFile("a Mach-O file of 32 bits or another byte order".to_string())
-    );
+    let object = SymbolTable::parse(&ImageBytes::new(0xfeed_face_u32.to_be_bytes().to_vec()));
+    assert_eq!(object.unwrap_err(), Why::BadFile("a Mach-O file of another byte order".to_string()));
+}
+
+#[test]
+fn symbols_of_i386_are_named_and_end_where_the_next_function_starts() {
+    let table = SymbolTable::parse(&ImageBytes::new(crate::binary::macho::build::i386())).unwrap();
+    let name = |at: u64| table.lookup(Svma(at)).map(|symbol| symbol.name.to_vec());
+    assert_eq!((name(0x2000), name(0x2007)), (Ok(b"start".to_vec()), Ok(b"start".to_vec())));
+    assert_eq!((name(0x2008), name(0x200f)), (Ok(b"main".to_vec()), Ok(b"main".to_vec())));
+    assert_eq!(name(0x2010), Err(Why::NotCovered));
 }
