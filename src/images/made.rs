@@ -31,7 +31,8 @@ pub const KEPT_NS: u64 = 1_000_000_000;
 /// Bytes are read in blocks of this size, a power of two; more than a walker looks at from one
 /// address on (see [`Code::searched`]).
 const BLOCK_BYTES: u64 = 8 << 10;
-/// Most blocks that one walk reads: code of so many functions is on a deep stack.
+/// Most blocks that one walk reads, two at once, before it is made again: code of so many functions is
+/// on a deep stack.
 const BLOCKS_MAX: usize = 512;
 /// An instruction is at most so long: near the end of a block the next one is needed.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
@@ -159,12 +160,12 @@ impl Made {
     /// on there; and again the pieces that these touch: code is then in one piece, as it was at one
     /// time.
     fn read(&mut self, read: Read<'_>, at: u64) {
+        self.blocks += 2;
         let Some(region) = self.region(at).cloned() else { return };
         let first = at.saturating_sub(BLOCK_BYTES / 2) & !(BLOCK_BYTES - 1);
         let behind = at.saturating_add(BLOCK_BYTES / 2).saturating_add(BLOCK_BYTES - 1) & !(BLOCK_BYTES - 1);
         let mut range = first.max(region.start)..behind.min(region.end);
         let mut region_end = region.end;
-        self.blocks += 2;
         self.pieces.retain(|piece| {
             let touches = piece.end >= range.start && range.end >= piece.start;
             if touches {
@@ -306,6 +307,10 @@ impl Code for TargetCode<'_> {
             self.made.touched.borrow_mut().clear();
         }
         lacked
+    }
+
+    fn walks_again(&self) -> bool {
+        self.made.wanted.get().is_some()
     }
 
     fn learned(&self, lookup: Avma) {

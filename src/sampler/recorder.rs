@@ -23,10 +23,6 @@ use crate::sources::{Capture, Look, Observed, Process, ThreadId};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{self, Ended, Frames, How, StackBytes};
 
-/// Times that one stack is walked to read the code made at run time that it leads to: each leads
-/// further up.
-const MADE_ROUNDS_MAX: u32 = 128;
-
 /// What a thread showed at one moment.
 #[derive(Debug)]
 pub struct Sample {
@@ -349,7 +345,7 @@ impl<'a> Recorder<'a> {
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
         made.check(self.clock.now_ns(), &mut read, |is_gone| unwinder.forget(is_gone));
         made.begin_walk();
-        let mut rounds_left = MADE_ROUNDS_MAX;
+        // Each round leads further up, until there is enough of them (`made` counts).
         loop {
             let code = TargetCode { images: ImageCode(&self.images), made };
             let input = walk::Input {
@@ -364,8 +360,7 @@ impl<'a> Recorder<'a> {
             let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
             let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
             let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
-            if rounds_left > 0 && made.fill(&mut read) {
-                rounds_left -= 1;
+            if made.fill(&mut read) {
                 continue;
             }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;

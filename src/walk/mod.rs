@@ -99,6 +99,12 @@ pub trait Code {
         false
     }
 
+    /// Whether bytes were asked for that are to be had, so that the walk will be made again with them:
+    /// whatever it still finds is for nothing.
+    fn walks_again(&self) -> bool {
+        false
+    }
+
     /// What was learned of a look-up address is kept. It rests on the bytes that [`Code::code`] gave
     /// since this was called last, or [`Code::lacked`] was true.
     fn learned(&self, _lookup: Avma) {}

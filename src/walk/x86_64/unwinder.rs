@@ -134,6 +134,9 @@ impl Unwinder {
     ) -> Walked {
         let mut frame = Frame::new(registers, input.code_mask);
         let mut walked = self.follow(how, &mut frame, run, input, out);
+        if input.code.walks_again() {
+            return walked;
+        }
         if how == How::Auto && walked.ended == Ended::BadFrame {
             walked = scan::reconnect(self, &frame, walked, input, out);
         }
@@ -175,6 +178,9 @@ impl Unwinder {
         let mut doubts = Doubts::default();
         loop {
             reached = further(reached, run.sp, input);
+            if input.code.walks_again() {
+                return Walked { ended: Ended::BadFrame, reached };
+            }
             let begun_by = match run.rule.kind() {
                 Kind::Root => Some(Ended::Root),
                 Kind::Fiber => Some(Ended::Fiber),
