@@ -16,8 +16,8 @@ use gimli::{
     UnwindOffset, UnwindSection,
 };
 use object::elf::{
-    CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, FileHeader32, FileHeader64,
-    PT_GNU_EH_FRAME, SHF_COMPRESSED,
+    CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, FileHeader32,
+    FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED,
 };
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
@@ -26,7 +26,8 @@ use super::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::{
-    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS, X86_RETURN_ADDRESS,
+    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS,
+    X86_RETURN_ADDRESS,
 };
 use crate::binary::unpack;
 
