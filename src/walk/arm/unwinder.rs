@@ -160,7 +160,9 @@ impl Unwinder {
         doubts.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
         // Start code leaves one of these where nothing called.
         if caller.raw == 0 || caller.raw == AT_RESET {
-            return Step::Ends(if assumes.is_some() { Ended::Unproved } else { Ended::Root });
+            // A null word is also what lies anywhere on a stack that instructions led astray.
+            let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
+            return Step::Ends(if is_doubtful { Ended::Unproved } else { Ended::Root });
         }
         if frame.is_m_profile && exception::is_return(caller.raw) {
             doubts.unproved |= assumes.is_some();
