@@ -131,7 +131,7 @@ pub enum FormatError {
     ElfVariant,
     /// No Mach-O file, where one was expected.
     NotMachO,
-    /// 32 bits, or big-endian.
+    /// Big-endian.
     MachOVariant,
     /// A fat file, where one image was expected.
     Fat,
