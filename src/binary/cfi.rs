@@ -16,8 +16,8 @@ use gimli::{
     UnwindOffset, UnwindSection,
 };
 use object::elf::{
-    CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, FileHeader32, FileHeader64,
-    PT_GNU_EH_FRAME, SHF_COMPRESSED,
+    CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, FileHeader32,
+    FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED,
 };
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
@@ -26,7 +26,8 @@ use super::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::{
-    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS, X86_RETURN_ADDRESS,
+    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS,
+    X86_RETURN_ADDRESS,
 };
 use crate::binary::unpack;
 
@@ -254,6 +255,9 @@ impl Entries {
     }
 }
 
+/// The program counter of 32-bit Arm by DWARF number.
+const ARM_PC: usize = 15;
+
 /// The row of the entry at an offset of a section, which is that of `bytes`.
 fn row_of<'a, S, const N: usize>(
     section: S,
@@ -308,7 +312,11 @@ where
     if return_column.is_some_and(|column| found.columns[column] == Column::Same) {
         return None;
     }
-    found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
+    // Assemblers may leave out what marks signal frames in `.debug_frame` (LLVM's does); on 32-bit Arm the
+    // column of the return address tells: only what was interrupted has a pc of its own beside lr.
+    let is_interrupt = N == ARM_COLUMNS && usize::from(fde.cie().return_address_register().0) == ARM_PC;
+    found.signal = is_interrupt
+        || fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)
 }
 

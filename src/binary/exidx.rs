@@ -82,9 +82,9 @@ impl Exidx {
             let range = in_file(segment.p_offset.get(LittleEndian), segment.p_filesz.get(LittleEndian))?;
             Some((segment.p_vaddr.get(LittleEndian), range))
         };
-        let of_type = |kind: u32| headers.iter().filter(move |segment| segment.p_type(LittleEndian).0 == kind);
-        let segments: Vec<_> =
-            of_type(elf::PT_LOAD.0).filter_map(place).take(MAX_SEGMENTS).collect();
+        let of_type =
+            |kind: u32| headers.iter().filter(move |segment| segment.p_type(LittleEndian).0 == kind);
+        let segments: Vec<_> = of_type(elf::PT_LOAD.0).filter_map(place).take(MAX_SEGMENTS).collect();
         let sections = file.section_headers(LittleEndian, bytes).unwrap_or_default();
         let names = section_names(file, bytes, sections);
         let by_section = || {

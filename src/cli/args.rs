@@ -325,7 +325,9 @@ fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Re
 
 fn unwind(text: &OsStr) -> Result<How> {
     let named = How::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
-    named.map(|(how, _)| *how).ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))
+    named
+        .map(|(how, _)| *how)
+        .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))
 }
 
 fn colors(text: &OsStr) -> Result<Colors> {

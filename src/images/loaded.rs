@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
-use crate::binary::exidx::Exidx;
 use crate::binary::elf::functions::Functions as ElfFunctions;
+use crate::binary::exidx::Exidx;
 use crate::binary::macho::functions::Functions;
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;

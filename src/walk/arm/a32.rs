@@ -3,9 +3,7 @@
 //!
 //! Encodings: DDI 0406, A5 and A8.
 
-use super::instructions::{
-    Access, coprocessor, exchange, literal, multiple, signed, sum, target, write,
-};
+use super::instructions::{Access, coprocessor, exchange, literal, multiple, signed, sum, target, write};
 use super::{LR, PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};

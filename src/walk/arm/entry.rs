@@ -32,7 +32,8 @@ pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, 
         }
         tries_left = tries_left.checked_sub(1)?;
         while let Some(earlier) = index.checked_sub(step) {
-            let extends = if is_t32 { goes_before_t32(before, earlier) } else { goes_before_a32(before, earlier) };
+            let extends =
+                if is_t32 { goes_before_t32(before, earlier) } else { goes_before_a32(before, earlier) };
             if !extends {
                 break;
             }

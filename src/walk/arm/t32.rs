@@ -9,13 +9,7 @@ use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
 /// Executes the instruction that begins with `half` and stands at `at` and at the start of `bytes`.
-pub(super) fn execute(
-    at: Avma,
-    bytes: &[u8],
-    half: u16,
-    second: Option<u16>,
-    state: &mut State,
-) -> Effect {
+pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, state: &mut State) -> Effect {
     if let Some(second) = second {
         return t32_wide::execute(at, bytes, half, second, state);
     }

@@ -171,9 +171,8 @@ pub(super) fn arrives<P: Processor<N>, const N: usize>(
     let mut ways = Ways::new::<P, N>(None, code);
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     ways.goal = Some(Goal { at, returned });
-    let found = ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
-        matches!(arrived, Arrived::At(_)).then_some(())
-    });
+    let found = ways
+        .follow::<P, (), N, _>(entry, state, |_, arrived| matches!(arrived, Arrived::At(_)).then_some(()));
     found.is_some()
 }
 
