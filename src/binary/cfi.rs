@@ -312,9 +312,9 @@ where
     if return_column.is_some_and(|column| found.columns[column] == Column::Same) {
         return None;
     }
-    // Assemblers may leave out what marks signal frames in `.debug_frame` (LLVM's does); on 32-bit Arm the
-    // column of the return address tells: only what was interrupted has a pc of its own beside lr.
-    let is_interrupt = N == ARM_COLUMNS && usize::from(fde.cie().return_address_register().0) == ARM_PC;
+    // LLVM's assembler leaves out of `.debug_frame` what marks signal frames, and which column has the return
+    // address. On 32-bit Arm only what was interrupted has a pc of its own beside lr.
+    let is_interrupt = N == ARM_COLUMNS && matches!(found.columns[ARM_PC], Column::At(_));
     found.signal = is_interrupt
         || fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)
