@@ -122,7 +122,7 @@ _stackprof() {
                     return 0
                     ;;
                 --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto cfi fp exidx code scan" -- "${cur}"))
                     return 0
                     ;;
                 --max-depth)
@@ -210,7 +210,7 @@ _stackprof() {
                     return 0
                     ;;
                 --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto cfi fp exidx code scan" -- "${cur}"))
                     return 0
                     ;;
                 --max-depth)
@@ -322,7 +322,7 @@ _stackprof() {
                     return 0
                     ;;
                 --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto cfi fp exidx code scan" -- "${cur}"))
                     return 0
                     ;;
                 --max-depth)
@@ -572,7 +572,7 @@ _stackprof() {
                     return 0
                     ;;
                 --unwind)
-                    COMPREPLY=($(compgen -W "auto cfi fp" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto cfi fp exidx code scan" -- "${cur}"))
                     return 0
                     ;;
                 --max-depth)

@@ -32,9 +32,12 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l container -d 'The p
 complete -c stackprof -n "__fish_stackprof_needs_command" -l user -d 'The processes of a user' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
-complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
-fp\t''"
+fp\t''
+exidx\t''
+code\t''
+scan\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2; with --gdb 5]' -r
@@ -85,9 +88,12 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l container
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l user -d 'The processes of a user' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
-fp\t''"
+fp\t''
+exidx\t''
+code\t''
+scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2; with --gdb 5]' -r
@@ -124,9 +130,12 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s h -l help
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
-fp\t''"
+fp\t''
+exidx\t''
+code\t''
+scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads are stopped) or auto, the first that is allowed [default: auto]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may stand still: first less of large stacks is copied, then the rate falls [default: 2; with --gdb 5]' -r
@@ -163,9 +172,12 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l versio
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to; a recording may have several' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers) [default: auto]' -r -f -a "auto\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
-fp\t''"
+fp\t''
+exidx\t''
+code\t''
+scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l max-depth -d 'Frames shown of a stack, 1 to 1048576 [default: 1024]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'Frames with their source line: function (file:line)'

@@ -1,5 +1,5 @@
 //! Unwind tables of 32-bit Arm: what a function's caller is found by in its body. Input: file bytes
-//! and a stated address, all hostile; output: the bounds of the entry there and a [`RowArm`].
+//! and a stated address, all hostile; output: the bounds of the entry there and a [`TableSays`].
 //!
 //! Found by program header, by section, or by the symbols that linker scripts put around the table.
 //! What an entry's instructions say is in `opcodes.rs`. Not for: prologues and epilogues, which these
@@ -20,7 +20,7 @@ use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, 
 use super::elf::{Class, MAX_SECTION_NAME_BYTES, MAX_SEGMENTS, class, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
-use crate::binary::frame_rule::RowArm;
+use crate::binary::frame_rule::TableSays;
 
 /// Program header and section of the table (ELF for the Arm Architecture, 5.3.3 and 6.1).
 const PT_ARM_EXIDX: u32 = 0x7000_0001;
@@ -48,18 +48,7 @@ pub struct Entry {
     /// same as the one before, so these may be several functions.
     pub function: Range<Svma>,
     /// What it says.
-    pub said: Said,
-}
-
-/// What an entry says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// How the caller is found.
-    Row(Box<RowArm>),
-    /// That it cannot be found: start code, code in assembly, or what no entry describes.
-    CannotUnwind,
-    /// Nothing that is understood: reserved or damaged instructions, or "refuse to unwind".
-    Refused,
+    pub said: TableSays,
 }
 
 impl Exidx {
@@ -113,12 +102,12 @@ impl Exidx {
         // Behind the last entry nothing is known of an end; linkers write one that ends the code.
         let end = self.start_of(table, index + 1).unwrap_or(u32::MAX);
         let said = match self.instructions(bytes, table, index) {
-            Instructions::CannotUnwind => Said::CannotUnwind,
+            Instructions::CannotUnwind => TableSays::CannotUnwind,
             Instructions::These(code) => match opcodes::row(&code) {
-                Some(row) => Said::Row(Box::new(row)),
-                None => Said::Refused,
+                Some(row) => TableSays::Row(Box::new(row)),
+                None => TableSays::Refused,
             },
-            Instructions::Damaged => Said::Refused,
+            Instructions::Damaged => TableSays::Refused,
         };
         Some(Entry { function: Svma(start.into())..Svma(end.into()), said })
     }

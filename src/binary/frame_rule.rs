@@ -76,6 +76,17 @@ pub type RowX86 = Row<X86_COLUMNS>;
 /// A row of 32-bit Arm.
 pub type RowArm = Row<ARM_COLUMNS>;
 
+/// What an entry of the tables of 32-bit Arm's exception handling ABI says of the body of its functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TableSays {
+    /// How the caller is found.
+    Row(Box<RowArm>),
+    /// That it cannot be found: start code, code in assembly, or what no entry describes.
+    CannotUnwind,
+    /// Nothing that is understood: reserved or damaged instructions, or "refuse to unwind".
+    Refused,
+}
+
 impl<const N: usize> Row<N> {
     /// A row that saves nothing.
     #[must_use]

@@ -120,7 +120,7 @@ pub(super) struct DumpFlags {
     #[command(flatten)]
     pub(super) source: SourceFlags,
     /// How stacks are walked: auto, cfi (unwind information) or fp (frame
-    /// pointers) [default: auto]
+    /// pointers); 32-bit Arm also exidx, code or scan [default: auto]
     #[arg(long, value_name = "HOW")]
     pub(super) unwind: Option<OsString>,
     /// Frames shown of a stack, 1 to 1048576 [default: 1024]
@@ -205,7 +205,7 @@ pub(super) struct RecordingFlags {
     #[arg(long, help_heading = RECORDING)]
     pub(super) threads: bool,
     /// How stacks are walked: auto, cfi (unwind information) or fp (frame
-    /// pointers) [default: auto]
+    /// pointers); 32-bit Arm also exidx, code or scan [default: auto]
     #[arg(long, value_name = "HOW", help_heading = RECORDING)]
     pub(super) unwind: Option<OsString>,
     /// Frames kept per stack, 1 to 65536 [default: 1024]

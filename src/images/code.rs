@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use super::Images;
 use crate::addr::Avma;
-use crate::binary::exidx::Said;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
 use crate::walk::Code;
 
 /// The code of the known images, for the walker.
@@ -41,7 +40,7 @@ impl Code for ImageCode<'_> {
         self.0.row_arm(lookup)
     }
 
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, Said)> {
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
         self.0.exidx(lookup)
     }
 

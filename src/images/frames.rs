@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::{Image, Images};
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
-use crate::binary::exidx::{Exidx, Said};
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
+use crate::binary::exidx::Exidx;
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 
@@ -54,7 +54,7 @@ impl Images {
     /// What the tables of 32-bit Arm's exception handling ABI say at a code address of the current space,
     /// and the bounds of the entry, as far as they lie in the same mapping.
     #[must_use]
-    pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, Said)> {
+    pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, TableSays)> {
         let region = self.current().find(pc.0)?;
         let (image, svma) = self.at(pc)?;
         let bytes = image.bytes.as_ref().ok()?.bytes();

@@ -12,8 +12,7 @@ use std::ops::Range;
 
 use super::{ImageCode, Images};
 use crate::addr::Avma;
-use crate::binary::exidx::Said;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
 use crate::walk::Code;
@@ -211,7 +210,7 @@ impl Code for TargetCode<'_> {
         self.images.row_arm(lookup)
     }
 
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, Said)> {
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
         self.images.exidx(lookup)
     }
 

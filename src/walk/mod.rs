@@ -36,8 +36,7 @@ use words::Word;
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
-use crate::binary::exidx::Said;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86};
+use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
 
 /// Bytes copied from a thread's stack, from its stack pointer upward.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +126,7 @@ pub trait Code {
 
     /// The entry of the tables of 32-bit Arm's exception handling ABI that a look-up address is in, and
     /// where its function begins and ends, without the bit of T32; `None` where there is none.
-    fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, Said)> {
+    fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
         None
     }
 

@@ -46,7 +46,7 @@ fn bash_completes_what_is_typed() {
         ("dif", &["diff"][..]),
         ("--max-s", &["--max-stop"]),
         ("gate --new a --min-s", &["--min-share"]),
-        ("--unwind ''", &["auto", "cfi", "fp"]),
+        ("--unwind ''", &["auto", "cfi", "fp", "exidx", "code", "scan"]),
         ("completions ''", &["bash", "elvish", "fish", "powershell", "zsh"]),
         ("dump st", &["stacks"]),
     ] {

@@ -3,11 +3,12 @@
 //!
 //! Source: IHI 0038, 10.3, table 4; B4 and B5 of the Armv8.1-M pointer authentication in release 2020Q4.
 
-use crate::arch::Arm;
 use crate::binary::frame_rule::{ARM_COLUMNS, Cfa, Column, RowArm};
 
-const SP: u8 = Arm::SP as u8;
-const PC: usize = Arm::PC;
+/// Numbers of registers (AADWARF32, 4.1).
+const SP: u8 = 13;
+const LR: usize = 14;
+const PC: usize = 15;
 
 /// `DW_OP_breg0`, `DW_OP_deref`, `DW_OP_plus_uconst`, `DW_OP_consts`, `DW_OP_plus`.
 const BREG0: u8 = 0x70;
@@ -83,7 +84,7 @@ impl Machine {
                 continue;
             }
             // The return address is that of the program counter, if that was saved.
-            let column = if number == PC { Arm::LR } else { number };
+            let column = if number == PC { LR } else { number };
             row.columns[column] = match self.base {
                 Base::Register(register) if register == slot.register => {
                     Column::At(slot.offset.checked_sub(self.offset)?)

@@ -1,6 +1,5 @@
 use super::*;
-use crate::arch::Arm;
-use crate::binary::frame_rule::{Cfa, Column};
+use crate::binary::frame_rule::{Cfa, Column, RowArm};
 
 const TEXT: u32 = 0x1_0000;
 const TABLE: u32 = 0x2_0000;
@@ -68,12 +67,12 @@ fn an_entry_reaches_to_the_next_one() {
     assert_eq!(entry(&file, TEXT - 1), None);
     let first = entry(&file, TEXT + 0xf).expect("an entry");
     assert_eq!(first.function, Svma(TEXT.into())..Svma((TEXT + 0x10).into()));
-    let Said::Row(row) = first.said else { panic!("{first:?}") };
+    let TableSays::Row(row) = first.said else { panic!("{first:?}") };
     assert_eq!((&row.cfa, saved(&row)), (&Cfa::Register(13, 8), vec![(4, -8), (14, -4)]));
-    assert_eq!(entry(&file, TEXT + 0x10).map(|entry| entry.said), Some(Said::CannotUnwind));
+    assert_eq!(entry(&file, TEXT + 0x10).map(|entry| entry.said), Some(TableSays::CannotUnwind));
     let third = entry(&file, TEXT + 0x20).expect("an entry");
     assert_eq!(third.function.start, Svma((TEXT + 0x20).into()), "without the bit of T32");
-    let Said::Row(row) = third.said else { panic!("{third:?}") };
+    let TableSays::Row(row) = third.said else { panic!("{third:?}") };
     assert_eq!(row.cfa, Cfa::Register(7, 28));
     assert_eq!(saved(&row), [(4, -20), (5, -16), (6, -12), (7, -8), (14, -4)]);
 }
@@ -105,7 +104,7 @@ fn a_stack_pointer_that_was_saved_is_read() {
     // APCS: vsp = fp; vsp -= 12; pop {fp, ip, lr}; vsp = ip
     let row = row(&[0x9b, 0x42, 0x85, 0x80, 0x9c, 0xb0]).expect("a row");
     assert_eq!(row.cfa, Cfa::Expression([0x7b, 0x78, 0x06, 0x11, 0x00, 0x22].into()));
-    assert_eq!(row.columns[Arm::LR], Column::AtExpression([0x7b, 0x7c].into()));
+    assert_eq!(row.columns[14], Column::AtExpression([0x7b, 0x7c].into()));
     assert_eq!(row.columns[11], Column::AtExpression([0x7b, 0x74].into()));
 }
 
@@ -137,7 +136,7 @@ fn what_is_reserved_or_cut_off_is_refused() {
 fn damaged_files_have_no_rows_and_do_no_harm() {
     let good = file(&[(TEXT, 0x80a8_b0b0), (TEXT + 0x10, relative(TABLE + 12, EXTAB))], &[0x82ff_0000]);
     // More words than there are: they are read as far as the segment goes.
-    assert!(entry(&good, TEXT + 0x10).is_some_and(|entry| entry.said == Said::Refused));
+    assert!(entry(&good, TEXT + 0x10).is_some_and(|entry| entry.said == TableSays::Refused));
     for at in 0..good.len() {
         for value in [0, 1, 0x7f, 0x80, 0xff] {
             let mut damaged = good.clone();

@@ -11,8 +11,7 @@ use super::start::SignalFrame;
 use super::{LR, SP, T32, call, entry, record, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Arm;
-use crate::binary::exidx::Said;
-use crate::binary::frame_rule::{Cfa, Column, RowArm};
+use crate::binary::frame_rule::{Cfa, Column, RowArm, TableSays};
 use crate::walk::frames::{How, Method};
 use crate::walk::processor::Processor;
 use crate::walk::table::{Table, key, lookup_of};
@@ -144,8 +143,8 @@ fn found(how: How, frame: &Frame, code: &dyn Code) -> Option<Found> {
     let certain = |row: RowArm, method| Some(Found { row, method, assumes: None });
     let by_cfi = || certain(code.row_arm(lookup)?, Method::Cfi);
     let by_exidx = || match code.exidx(lookup)?.1 {
-        Said::Row(row) => certain(*row, Method::Exidx),
-        Said::CannotUnwind | Said::Refused => None,
+        TableSays::Row(row) => certain(*row, Method::Exidx),
+        TableSays::CannotUnwind | TableSays::Refused => None,
     };
     let by_code = || by_code(frame, code);
     let by_record = || {

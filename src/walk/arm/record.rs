@@ -22,7 +22,8 @@ pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
     let (mut at, mut state) = Arm::begin(entry);
     for _ in 0..STEPS_MAX {
         let (effect, length) = Arm::step(at, code.code(at)?, &mut state)?;
-        if effect != Effect::Plain {
+        // What comes before the frame may be an early way out.
+        if !matches!(effect, Effect::Plain | Effect::MayJump(_) | Effect::MayReturn) {
             return None;
         }
         at = at + length;

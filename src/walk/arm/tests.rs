@@ -1,1 +1,163 @@
+//! Walks through small pieces of code of both instruction sets, at every instruction.
 
+use std::ops::Range;
+
+use super::*;
+use crate::walk::frames::{Frames, How, Method};
+use crate::walk::{Ended, Input, StackBytes};
+
+const TEXT: u64 = 0x8000;
+const STACK: u64 = 0x2000_0000;
+/// Where the caller is: behind a `bl`.
+const CALLER: u64 = TEXT + 4;
+
+/// Code that begins with `bl TEXT + 8` in either instruction set; what is called is one function.
+struct Text {
+    bytes: Vec<u8>,
+    function: Range<u64>,
+}
+
+impl Code for Text {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|bytes| !bytes.is_empty())
+    }
+    fn function(&self, at: Avma) -> Option<Range<Avma>> {
+        let function = Avma(self.function.start)..Avma(self.function.end);
+        function.contains(&at).then_some(function)
+    }
+}
+
+fn t32(halves: &[u16]) -> Text {
+    // bl +4; udf; udf
+    let all = [&[0xf000, 0xf802, 0xde00, 0xde00], halves].concat();
+    let bytes: Vec<u8> = all.iter().flat_map(|half| half.to_le_bytes()).collect();
+    let end = TEXT + bytes.len() as u64;
+    Text { bytes, function: TEXT + 8..end }
+}
+
+fn a32(words: &[u32]) -> Text {
+    let all = [&[0xeb00_0000, 0xe7f0_00f0], words].concat();
+    let bytes: Vec<u8> = all.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
+    let end = TEXT + bytes.len() as u64;
+    Text { bytes, function: TEXT + 8..end }
+}
+
+/// The first two frames, where the function is `offset` bytes in, with that stack and link register.
+fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, Ended) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let input = Input {
+        stack: StackBytes { base: Avma(registers.r[Arm::SP]), bytes: &bytes },
+        stack_top: None,
+        stack_limit: None,
+        fp_always: false,
+        max_depth: 8,
+        code_mask: u64::MAX,
+        code: text,
+    };
+    let mut out = Frames::default();
+    let walked = Unwinder::default().unwind(How::Auto, registers, &input, &mut out);
+    (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
+}
+
+fn at(offset: u64, is_t32: bool, link: u64) -> Arm {
+    let mut registers = Arm { cpsr: u32::from(is_t32) << 5, ..Arm::default() };
+    registers.r[Arm::SP] = STACK;
+    registers.r[Arm::LR] = link;
+    registers.r[Arm::PC] = TEXT + 8 + offset;
+    registers
+}
+
+#[test]
+fn the_caller_is_known_at_every_instruction_of_t32() {
+    let text = t32(&[
+        0x2800, // +00 cmp r0, #0
+        0xbf08, // +02 it eq
+        0x4770, // +04 bxeq lr
+        0xb580, // +06 push {r7, lr}
+        0xb082, // +08 sub sp, #8
+        0xaf00, // +0a add r7, sp, #0
+        0x3708, // +0c adds r7, #8
+        0x46bd, // +0e mov sp, r7
+        0xbd80, // +10 pop {r7, pc}
+    ]);
+    let link = CALLER | T32;
+    // Offset, words on the stack, words from the stack pointer to r7.
+    for (offset, words, r7) in [
+        (0x00, &[][..], None),
+        (0x02, &[], None),
+        (0x04, &[], None),
+        (0x06, &[], None),
+        (0x08, &[7, link as u32], None),
+        (0x0a, &[1, 2, 7, link as u32], None),
+        (0x0c, &[1, 2, 7, link as u32], Some(0)),
+        (0x0e, &[1, 2, 7, link as u32], Some(8)),
+        (0x10, &[7, link as u32], None),
+    ] {
+        let stale = if words.is_empty() { link } else { 0xdead };
+        let mut registers = at(offset, true, stale);
+        registers.r[7] = r7.map_or(7, |bytes| STACK + bytes);
+        let (addresses, methods, _) = walk(&text, &registers, words);
+        assert_eq!(addresses, [TEXT + 8 + offset, CALLER - 1], "at +{offset:#x}");
+        assert_eq!(methods, [Method::Context, Method::Code], "at +{offset:#x}");
+    }
+}
+
+#[test]
+fn the_caller_is_known_at_every_instruction_of_a32() {
+    let text = a32(&[
+        0xe1a0_c00d, // +00 mov ip, sp
+        0xe92d_d800, // +04 push {fp, ip, lr, pc}
+        0xe24c_b004, // +08 sub fp, ip, #4
+        0xe24d_d008, // +0c sub sp, sp, #8
+        0xe350_0000, // +10 cmp r0, #0
+        0x089d_a800, // +14 ldmeq sp, {fp, sp, pc}: not there, a condition only
+        0xe24b_d00c, // +18 sub sp, fp, #12
+        0xe89d_a800, // +1c ldm sp, {fp, sp, pc}
+    ]);
+    let link = CALLER as u32;
+    let record = [0xb, STACK as u32 + 16, link, 0x8014];
+    for offset in [0x08, 0x0c] {
+        let (addresses, ..) = walk(&text, &at(offset, false, 0xdead), &record);
+        assert_eq!(addresses, [TEXT + 8 + offset, CALLER - 1], "at +{offset:#x}");
+    }
+    for offset in [0, 4] {
+        let (addresses, ..) = walk(&text, &at(offset, false, CALLER), &[]);
+        assert_eq!(addresses, [TEXT + 8 + offset, CALLER - 1], "at +{offset:#x}");
+    }
+    let mut registers = at(0x10, false, 0xdead);
+    registers.r[11] = STACK + 8 + 12;
+    let (addresses, ..) = walk(&text, &registers, &[&[1, 2][..], &record].concat());
+    assert_eq!(addresses, [TEXT + 8 + 0x10, CALLER - 1]);
+}
+
+#[test]
+fn an_exception_leads_to_what_it_interrupted() {
+    // bx lr
+    let text = t32(&[0x4770]);
+    let handler = |returns: u64, status: u32| {
+        let mut registers = at(0, true, returns);
+        registers.m_profile = true;
+        registers.cpsr = status;
+        registers
+    };
+    let link = CALLER as u32 | 1;
+    let basic = |status: u32| [0, 1, 2, 3, 12, link, TEXT as u32 + 8, status];
+    let check = |returns: u64, words: &[u32]| walk(&text, &handler(returns, 1 << 24 | 15), words);
+    let found = [TEXT + 8, Avma::exception(15).0, TEXT + 8, CALLER - 1];
+    let (addresses, methods, _) = check(0xffff_fff9, &basic(1 << 24));
+    assert_eq!(addresses, found);
+    assert_eq!(methods[1..3], [Method::Exception; 2]);
+    // With registers of VFP behind it.
+    assert_eq!(check(0xffff_ffe9, &[&basic(1 << 24)[..], &[0; 18]].concat()).0, found);
+    // The stack of the thread is another one.
+    let (addresses, _, ended) = check(0xffff_fffd, &basic(1 << 24));
+    assert_eq!((addresses.as_slice(), ended), (&found[..2], Ended::OtherStack));
+    // What is no frame.
+    assert_eq!(check(0xffff_fff9, &basic(0)).2, Ended::BadFrame);
+    assert_eq!(check(0xffff_fff9, &basic(1 << 24)[..5]).2, Ended::WindowRanOut);
+    // Reset
+    assert_eq!(check(0xffff_ffff, &[]).2, Ended::Root);
+}

@@ -111,6 +111,14 @@ impl Unwinder {
         }
     }
 
+    /// Whether the instructions at a program counter lead to the same caller.
+    fn instructions_agree(&mut self, frame: &Frame, caller: &Caller, input: &Input<'_>) -> bool {
+        let Kind::Row(index) = self.cache.rule(How::Code, frame, input.code).kind else { return false };
+        let Some(found) = self.cache.row(index) else { return false };
+        let other = frame.by_row(&found.row, input);
+        other.is_ok_and(|other| other.raw == caller.raw && other.frame.sp() == caller.frame.sp())
+    }
+
     /// The caller of a frame, checked.
     fn step(&mut self, how: How, frame: &Frame, doubts: &mut Doubts, input: &Input<'_>) -> Step {
         let rule = self.cache.rule(how, frame, input.code);
@@ -158,11 +166,15 @@ impl Unwinder {
         if !rises || !next.sp().0.is_multiple_of(4) {
             return Step::Ends(Ended::BadFrame);
         }
-        // What no instruction can be sure of: a frame record.
+        // What no instruction can be sure of: a frame record. And tables describe bodies only.
         doubts.unproved |= method == Method::FramePointer && how == How::Auto;
+        let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
+        doubts.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
         // Start code leaves one of these where nothing called.
         if caller.raw == 0 || caller.raw == AT_RESET {
-            return Step::Ends(if assumes.is_some() { Ended::Unproved } else { Ended::Root });
+            // A null word is also what lies anywhere on a stack that instructions led astray.
+            let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
+            return Step::Ends(if is_doubtful { Ended::Unproved } else { Ended::Root });
         }
         if frame.is_m_profile && exception::is_return(caller.raw) {
             doubts.unproved |= assumes.is_some();

@@ -60,7 +60,9 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
         // Only what has given back its frame, or never had one, leaves so.
         Arrived::LeavesAnywhere(state) => {
             let given_back = has_given_back::<P, N>(state);
-            (given_back || ways.function.is_none()).then(|| row_at_return::<P, N>(state)).flatten()
+            (given_back || P::JUMPS_KEEP_LINK && ways.function.is_none())
+                .then(|| row_at_return::<P, N>(state))
+                .flatten()
         }
         Arrived::At(_) => None,
     })
@@ -443,9 +445,10 @@ pub(super) fn row_in_function<P: Processor<N>, const N: usize>(
             (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
         };
         // Where a register was stored it may have changed since, on another way: a link register
-        // has by every call.
+        // has by every call. Where the stack pointer is not known (an alloca) the frame is still there.
         let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
             (Column::At(at), Some(sp)) => above + at >= sp,
+            (Column::At(_), None) => P::LINK.is_some() && base != P::STACK_POINTER,
             _ => false,
         };
         let copied = || P::SAVED.iter().find(|other| state.get(**other) == first).map(|n| Column::In(*n));

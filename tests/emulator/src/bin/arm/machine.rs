@@ -148,8 +148,11 @@ fn function_of(symbols: &BTreeMap<u64, (String, bool)>, pc: u64) -> (&str, bool)
 
 fn close(activation: Activation, judged: &mut Vec<Judged>) {
     let is_leaf = activation.calls.is_empty();
+    // A leaf's body is where its stack pointer is lowest, with the frame pointers that it has there last.
+    let lowest = activation.open.iter().map(|(_, frame, ..)| frame[0]).min();
+    let of_leaf = activation.open.iter().rev().map(|(_, frame, ..)| *frame).find(|frame| Some(frame[0]) == lowest);
     for (pc, frame, is_own, verdicts) in activation.open {
-        let is_body = if is_leaf { frame[0] == activation.sp } else { activation.calls.contains(&frame) };
+        let is_body = if is_leaf { Some(frame) == of_leaf } else { activation.calls.contains(&frame) };
         judged.push(Judged { pc, is_body, is_own, verdicts });
     }
 }
@@ -193,13 +196,14 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
             let return_address = next | u64::from(was_t32);
             run.stack.push(Activation { return_address, sp, is_own, calls: Vec::new(), open: Vec::new() });
         } else {
+            let has_jumped = function_of(&run.symbols, last).0 == "longjmp" && function_of(&run.symbols, pc).0 != "longjmp";
             loop {
                 let Some(top) = run.stack.last() else { break };
                 let returned = top.return_address & !1 == pc && top.sp == sp;
-                if run.stack.len() > 1 && (returned || top.sp < sp) {
+                if run.stack.len() > 1 && (returned && !has_jumped || top.sp < sp || has_jumped && top.sp <= sp) {
                     let ended = run.stack.pop().expect("an activation");
                     close(ended, &mut run.judged);
-                    if returned { break }
+                    if returned && !has_jumped { break }
                 } else {
                     break;
                 }
