@@ -17,7 +17,7 @@ import truth  # noqa: E402
 
 ELF, PORT, BUILD = os.environ["ELF"], os.environ["PORT"], os.environ["BUILD"]
 STOPS = int(os.environ["STOPS"])
-SWITCH_STEPS = 100
+SWITCH_STEPS = int(os.environ.get("SWITCH_STEPS", "100"))
 PLACE = f"127.0.0.1:{PORT}"
 FRAME = re.compile(r"\s+#(\d+)\s+(0x[0-9a-f]+)\s+(\S+)\s+(.*)")
 THREAD = re.compile(r"thread (\d+) \((.*)\) (\S+?)(, (?:incomplete|no stack): .*)?$")

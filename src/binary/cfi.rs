@@ -255,6 +255,9 @@ impl Entries {
     }
 }
 
+/// The program counter of 32-bit Arm by DWARF number.
+const ARM_PC: usize = 15;
+
 /// The row of the entry at an offset of a section, which is that of `bytes`.
 fn row_of<'a, S, const N: usize>(
     section: S,
@@ -309,7 +312,11 @@ where
     if return_column.is_some_and(|column| found.columns[column] == Column::Same) {
         return None;
     }
-    found.signal = fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
+    // LLVM's assembler leaves out of `.debug_frame` what marks signal frames, and which column has the return
+    // address. On 32-bit Arm only what was interrupted has a pc of its own beside lr.
+    let is_interrupt = N == ARM_COLUMNS && matches!(found.columns[ARM_PC], Column::At(_));
+    found.signal = is_interrupt
+        || fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)
 }
 

@@ -53,7 +53,8 @@ fn complete(stack: &Stack) -> Option<Vec<&str>> {
     }
     let plain = |name: &'_ String| name.split('.').next().map(str::len).unwrap_or_default();
     let names = stack.frames[1..].iter().map(|name| &name[..plain(name)]);
-    Some(names.filter(|name| *name != "burn").collect())
+    // Tasks are on stacks that the program made for them.
+    Some(names.filter(|name| !matches!(*name, "burn" | "[fiber]")).collect())
 }
 
 /// Whether functions call each other like that in `load.c`; the outermost first.

@@ -46,7 +46,13 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(
     let table = header.sections(endian, data)?.symbols(endian, data, elf::SHT_SYMTAB)?;
     let mut found = Vec::new();
     for symbol in table.iter() {
-        if symbol.st_type() != elf::STT_OBJECT || symbol.is_undefined(endian) {
+        // gcc for Arm gives local variables no type where it does not optimise, but their size.
+        let is_variable = match symbol.st_type() {
+            elf::STT_OBJECT => true,
+            elf::STT_NOTYPE => symbol.st_size(endian).into() != 0,
+            _ => false,
+        };
+        if !is_variable || symbol.is_undefined(endian) {
             continue;
         }
         let name = table.symbol_name(endian, symbol).unwrap_or_default();

@@ -53,7 +53,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<Collecte
     let code = code_ranges::<H>(headers);
     let mut why = Why::NoSymbols;
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
-        match collect_from::<H>(endian, data, &sections, kind, &code) {
+        match collect_from::<H>(endian, data, &sections, kind, &code, header.e_machine(endian)) {
             Ok((entries, strings)) if !entries.is_empty() => {
                 let is_code =
                     |section: &&H::SectionHeader| section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0;
@@ -81,6 +81,7 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
     sections: &SectionTable<'_, H>,
     kind: elf::SectionType,
     code: &[Option<Range<u64>>],
+    machine: elf::Machine,
 ) -> object::read::Result<(Vec<Entry>, Range<usize>)> {
     let table = sections.symbols(endian, data, kind)?;
     if table.is_empty() {
@@ -101,7 +102,10 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         // A damaged section number loses one symbol, not the table.
         let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
         let Some(Some(section)) = code.get(section.0) else { continue };
-        let (start, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+        let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+        // The last bit of a function says that it is in T32 ("ELF for the Arm Architecture", 5.5.3).
+        let is_function = symbol.st_type() != elf::STT_NOTYPE;
+        let start = if machine == elf::EM_ARM && is_function { value & !1 } else { value };
         let name = symbol.st_name(endian);
         // Outside its section: `_etext` and other marks that linkers set.
         if name == 0 || !section.contains(&start) {

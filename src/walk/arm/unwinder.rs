@@ -3,9 +3,10 @@
 
 use super::cache::{Cache, Kind, calls};
 use super::frame::{Caller, Frame};
-use super::{LR, SP, T32, exception, scan};
+use super::{LR, PC, SP, T32, exception, scan};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
+use crate::binary::frame_rule::Column;
 use crate::walk::bounds::{Failure, further, is_on_other_stack};
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::{Ended, Input, Walked};
@@ -137,6 +138,12 @@ impl Unwinder {
             return Step::To(caller, Method::Scan);
         };
         let (method, assumes, is_signal) = (found.method, found.assumes, found.row.signal);
+        let columns = &found.row.columns;
+        let pc_offset = match (&columns[usize::from(SP)], &columns[usize::from(PC)]) {
+            // The stack pointer is the CFA.
+            (Column::Same, Column::At(offset)) => Some(*offset),
+            _ => None,
+        };
         let caller = match frame.by_row(&found.row, input) {
             Ok(caller) => caller,
             Err(Failure::Refused) if is_on_other_stack(frame.sp(), input) => {
@@ -147,7 +154,12 @@ impl Unwinder {
         let next = &caller.frame;
         if is_signal {
             let right = next.sp() != frame.sp() && input.code.is_code(next.address.at());
-            let caller = Caller { frame: with_state_of_signal(&caller, frame, input), ..caller };
+            let saved = pc_offset.and_then(|offset| state_of_interrupt(&caller, offset, input));
+            let with_state = match saved {
+                Some(is_t32) => Frame { is_t32, ..caller.frame },
+                None => with_state_of_signal(&caller, frame, input),
+            };
+            let caller = Caller { frame: with_state, ..caller };
             return if right { Step::To(caller, method) } else { Step::Ends(Ended::BadFrame) };
         }
         let rises = next.sp() > frame.sp() || !frame.address.is_return() && next.sp() == frame.sp();
@@ -183,6 +195,19 @@ impl Unwinder {
 fn is_made_up(next: &Frame, input: &Input<'_>) -> bool {
     let at = next.address.at();
     input.code.function(at).is_some_and(|function| function.start == at)
+}
+
+/// Whether code that an interrupt of an A-profile core interrupted is T32. Such a core keeps the status register
+/// above the program counter (`SRS` and `RFE`: DDI 0406, B9.3.16 and B9.3.13). `None` where there is none.
+fn state_of_interrupt(caller: &Caller, pc_offset: i64, input: &Input<'_>) -> Option<bool> {
+    const T32_STATE: u64 = 1 << 5;
+    /// Modes with bit 4 clear were those of processors with addresses of 26 bits.
+    const MODE: u64 = 0x1f;
+    const MODES: std::ops::RangeInclusive<u64> = 0x10..=0x1f;
+    let at = caller.frame.sp().0.wrapping_add_signed(pc_offset).wrapping_add(4);
+    // Not above the frame of the interrupt, which ends where the stack of the interrupted code does.
+    let status = caller.frame.inner().word(Avma(at), input).ok().filter(|_| at < caller.frame.sp().0)?;
+    MODES.contains(&(status & MODE)).then_some(status & T32_STATE != 0)
 }
 
 /// What a signal interrupted, in the instruction set that its status register tells: that is behind the
