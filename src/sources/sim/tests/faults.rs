@@ -136,7 +136,7 @@ fn names_mappings_images_and_memory_can_be_refused() {
     assert!(matches!(target.mappings(&mut mappings), Err(Fault::Denied(_))));
     assert!(matches!(target.mappings(&mut mappings), Err(Fault::Transient(_))));
     assert_eq!(target.mappings(&mut mappings), Ok(()));
-    let why = target.image_bytes(&mappings[0]).map(drop).unwrap_err();
+    let why = target.image_bytes(&mappings[0]).map(drop).expect_err("the fault of the configuration");
     assert_eq!(why.to_string(), "deleted from disk");
     assert!(target.image_bytes(&mappings[0]).is_ok());
     let text = mappings[0].avma.start;
