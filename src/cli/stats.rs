@@ -227,7 +227,7 @@ pub(super) mod tests {
             processes_seen: 1,
             stacks_complete: 9951,
             stacks_incomplete: BTreeMap::from([("window ran out", 14), ("bad frame", 5)]),
-            frames_by_method: [10, 40, 0, 0, 0, 0],
+            frames_by_method: [10, 40, 0, 0, 0, 0, 0, 0],
             samples_lost: BTreeMap::from([("thread ended", 2)]),
             target_cpu_ns: 9_990_000_000,
             exit_status: Some(ExitStatus::Code(3)),
