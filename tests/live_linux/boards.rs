@@ -124,7 +124,9 @@ fn shares_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     }
     let walks = walks(&recorded);
     if walks {
-        check_stacks(&recorded, machine, |stack| complete(stack).is_none_or(|names| is_of_the_load(&names)));
+        check_stacks(&recorded, machine, false, |stack| {
+            complete(stack).is_none_or(|names| is_of_the_load(&names))
+        });
     }
     // It runs on: a second visitor finds it so.
     let dumped =
@@ -146,13 +148,22 @@ fn walks(recorded: &Recorded) -> bool {
 
 /// Nearly all stacks are complete, and of those that are said to be none is wrong.
 #[track_caller]
-fn check_stacks(recorded: &Recorded, machine: &str, is_right: impl Fn(&Stack) -> bool) {
+fn check_stacks(recorded: &Recorded, machine: &str, has_tasks: bool, is_right: impl Fn(&Stack) -> bool) {
     let wrong = recorded.stacks.iter().filter(|stack| !is_right(stack));
     let wrong: Vec<String> = wrong.map(|stack| stack.frames.join(";")).collect();
     recorded.check(wrong.is_empty(), format!("complete, but wrong:\n{}", wrong.join("\n")));
     let share = recorded.figure("stacks_complete") / recorded.figure("samples");
-    println!("{machine} {:.2} % of the stacks are complete", 100.0 * share);
-    recorded.check(share >= 0.99, format!("{share} of the stacks are complete"));
+    // An interrupt above a task is on another stack than that, which is not read. How many samples are in
+    // interrupts is the emulator's affair.
+    let elsewhere = recorded.stats["stacks_incomplete"]["goes on on another stack"].as_f64().unwrap_or(0.0);
+    let elsewhere = elsewhere / recorded.figure("samples");
+    println!(
+        "{machine} {:.2} % of the stacks are complete, {:.2} % go on elsewhere",
+        100.0 * share,
+        100.0 * elsewhere
+    );
+    recorded.check(has_tasks || elsewhere == 0.0, "a stack goes on on another one, and there is none");
+    recorded.check(share + elsewhere >= 0.99, format!("{share} of the stacks are complete"));
 }
 
 #[test]
@@ -272,7 +283,7 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     };
     let walks = walks(&recorded);
     if walks {
-        check_stacks(&recorded, machine, is_right);
+        check_stacks(&recorded, machine, true, is_right);
     }
     for _ in 0..rounds(20) {
         let dumped =
