@@ -119,8 +119,9 @@ impl Unwinder {
             let Step { switch, proof, by_sp, may_use_record, .. } = step;
             let checked = step.next.and_then(|(next, method)| self.check(&frame, next, method, input));
             let checked = match (checked, frame.address) {
-                // Where registers are exchanged instructions tell no more than rows do.
-                (Err(Failure::Refused), CodeAddress::Pc(pc)) if switch == Switch::No => {
+                // Where registers are exchanged instructions tell no more than rows do; a row that counts
+                // from another register than the stack pointer is of such code.
+                (Err(Failure::Refused), CodeAddress::Pc(pc)) if by_sp && switch == Switch::No => {
                     match self.cache.by_code(pc, input.code) {
                         Some(row) => frame
                             .unusual(row, input)
