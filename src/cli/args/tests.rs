@@ -171,7 +171,10 @@ fn values_out_of_range_name_the_option_and_the_range() {
             format!("--min-width `{value}`: expected a percentage from 0 to below 100")
         );
     }
-    assert_eq!(refused("--pid 1 --unwind magic"), "--unwind `magic`: expected auto, fp or cfi");
+    assert_eq!(
+        refused("--pid 1 --unwind magic"),
+        "--unwind `magic`: expected auto, fp or cfi; for 32-bit Arm also exidx, code or scan"
+    );
     assert_eq!(refused("--pid 1 --seed x"), "--seed `x`: expected a whole number");
     assert_eq!(refused("--target sim:x"), "--target `sim:x`: expected sim:SEED");
     assert_eq!(refused("--target gdb"), "--target `gdb`: expected sim:SEED");
