@@ -32,7 +32,7 @@ impl Absent {
         let end = capture.stack_base.0.wrapping_add(bytes);
         // A copy of the size that was asked for ends anywhere; one that was cut, between pages.
         let most_bytes = u64::from(WINDOWS_BYTES[WINDOWS_BYTES.len() - 1]);
-        if end % PAGE_BYTES != 0 || end == 0 || bytes >= most_bytes || self.ends.contains(&end) {
+        if !end.is_multiple_of(PAGE_BYTES) || end == 0 || bytes >= most_bytes || self.ends.contains(&end) {
             return;
         }
         let missing_bytes = (most_bytes - bytes) as usize;
