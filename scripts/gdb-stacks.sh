@@ -68,7 +68,8 @@ for build in "${builds[@]}"; do
     ELF=$elf PORT=$port STOPS=$each BUILD=$build RESULTS=$place/results \
         gdb-multiarch -q -nx -batch -ex 'source scripts/gdb-stacks/stops.py' "$elf" >"$place/gdb.log" 2>&1 ||
         { tail -n 30 "$place/gdb.log" >&2 && exit 1; }
-    kill "$qemu" && wait "$qemu" 2>/dev/null || true
+    kill "$qemu"
+    wait "$qemu" 2>/dev/null || true
     qemu=
 done
 python3 scripts/gdb-stacks/table.py "$place/results"

@@ -141,6 +141,7 @@ fn functions_without_a_name_are_called_by_where_they_begin() {
 
 /// Assembly without sizes and types, as NASM makes it: of two functions only the first is seen
 /// by other files, and so are a label and, behind code that is described, a third.
+#[cfg(target_arch = "x86_64")]
 const ASSEMBLY: &str = r#"
 __asm__(".text\n.balign 16\n.globl first\nfirst: test %edi,%edi\n je 1f\n ret\n1: xor %eax,%eax\n"
     " nop\n ret\n.balign 16, 0x90\n"
