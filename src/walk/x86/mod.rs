@@ -80,3 +80,21 @@ impl Intel<X86_COLUMNS> for X86 {
 }
 
 const _: () = assert!(ESP < EBP && EBP < X86_RETURN_ADDRESS);
+
+/// Code of tests.
+#[cfg(test)]
+mod text {
+    use super::*;
+
+    /// Code from 0x1000 on.
+    pub(super) struct Text(pub(super) &'static [u8]);
+
+    impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+}

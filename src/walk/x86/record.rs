@@ -39,17 +39,8 @@ pub(super) fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Optio
 
 #[cfg(test)]
 mod tests {
+    use super::super::text::Text;
     use super::*;
-
-    struct Text(&'static [u8]);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
 
     #[test]
     fn prologues_and_returns_have_no_record_of_their_own() {

@@ -92,17 +92,8 @@ pub(super) fn is_pc_thunk(at: Avma, code: &dyn Code) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::text::Text;
     use super::*;
-
-    struct Text(&'static [u8]);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
 
     #[test]
     fn what_makecontext_returns_to_is_known_at_each_of_its_instructions() {
