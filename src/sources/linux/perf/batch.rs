@@ -38,6 +38,10 @@ impl Told {
         }
         // Before samples, which may be of threads that are first told of by their waits.
         self.tell_waits(settled_ns, into);
+        let switches = self.switch_records();
+        if switches > 0 {
+            self.dropped = self.dropped.saturating_mul(self.samples) / (self.samples + switches);
+        }
         let dropped = self.dropped;
         let all = self.samples.max(1);
         let mut dropped_left = dropped;
@@ -48,6 +52,7 @@ impl Told {
                 dropped_left -= of_it;
                 // Asked where it is not used, too: then it is known up to here.
                 let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
+                let used_ns = used_ns.map(|used_ns| member.woken.without(used_ns));
                 let samples = std::mem::take(&mut member.samples);
                 self.shares.insert(*pid, Share { used_ns, samples, dropped: of_it, ..Share::default() });
             }
@@ -67,6 +72,7 @@ impl Told {
                 Happened::Ended => {
                     if let Some(member) = self.members.get_mut(&id.pid) {
                         member.first_left |= id.tid == id.pid;
+                        member.woken.forget_thread(id.tid);
                         member.leaving.push(id);
                         left.push(id.pid);
                     }
@@ -89,6 +95,7 @@ impl Told {
             };
             into.push(self.record(id, what));
         }
+        self.tell_woken(last_ns, settled_ns == u64::MAX, into);
         self.tell_ends(left, last_ns, into);
         self.unsampled_ns += dropped_left * self.period_ns
             + self.shares.values().map(|share| share.rest_ns(self.period_ns)).sum::<u64>();
@@ -217,7 +224,6 @@ impl Told {
     /// What the thread of a sample has used by then, with what the sample weighs. One that is new
     /// is told first, by [`Told::meet`].
     fn used(&mut self, id: Id, into: &mut Vec<Record>) -> Look {
-        self.meet(id, into);
         let share = self.shares.get_mut(&id.pid);
         let period_ns = self.grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
         let is_late = self.grid.is_late(id.cpu, id.time_ns);
@@ -225,6 +231,12 @@ impl Told {
             late if late > 0 && is_late => share.next_late_ns(),
             _ => share.next_ns(period_ns),
         });
+        self.weighed(id, weight_ns, into)
+    }
+
+    /// What a thread has used by then, with this weight of a sample.
+    pub(super) fn weighed(&mut self, id: Id, weight_ns: u64, into: &mut Vec<Record>) -> Look {
+        self.meet(id, into);
         let Some(member) = self.members.get_mut(&id.pid) else { return look(weight_ns) };
         member.clock.told_ns += weight_ns;
         let cpu_ns = member.threads.entry(id.tid).or_default();

@@ -9,6 +9,8 @@
 //! ring: it samples a thread that leaves its CPU, and tells of each switch. For waits alone the first
 //! one counts only, and samples nothing.
 //!
+//! Where no waits are recorded, there is such a second event, too, which is enabled now and then only (`woken.rs`).
+//!
 //! Without these, for the threads of some processes ([`Scope::Threads`]): an event for each thread
 //! and CPU, inherited by what it starts; one ring for each CPU, which all share.
 
@@ -24,7 +26,7 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::grid::PERIODS_BETWEEN_CHANGES;
-use super::record::SWITCH_PERIOD;
+use super::record::CLOCK_PERIOD_MIN;
 use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
@@ -68,6 +70,13 @@ pub(super) struct Switches {
     pub(super) many: bool,
 }
 
+impl Switches {
+    /// Of events that are enabled now and then.
+    fn now_and_then(how: How) -> Switches {
+        Switches { window_bytes: how.window_bytes, alone: false, kernel_frames: true, many: false }
+    }
+}
+
 impl How {
     /// Nanoseconds between two samples of a thread that runs all the time.
     pub(super) fn period_ns(self) -> u64 {
@@ -79,6 +88,10 @@ impl How {
         !self.switches.is_some_and(|switches| switches.alone)
     }
 }
+
+/// Where switches are told now and then, a stack is copied at one of so many: a number that is in step with
+/// nothing.
+const SWITCHES_PER_STACK: u64 = 31;
 
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
 pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, 60 << 10];
@@ -122,6 +135,8 @@ pub(super) struct Events {
     looked_ns: u64,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
+    /// Those that tell of switches now and then, one for each CPU.
+    woken: Vec<OwnedFd>,
     pub(super) how: How,
 }
 
@@ -200,7 +215,9 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
 fn switch_attributes(how: How, switches: Switches, ring_bytes: usize) -> perf_event_attr {
     let mut attributes = attributes(how, ring_bytes);
     attributes.config = PERF_COUNT_SW_CONTEXT_SWITCHES.into();
-    attributes.__bindgen_anon_1.sample_period = SWITCH_PERIOD;
+    // With it, each would be sampled whatever the period is (kernel/events/core.c, `perf_swevent_event`).
+    attributes.sample_type &= !u64::from(PERF_SAMPLE_PERIOD);
+    attributes.__bindgen_anon_1.sample_period = if how.switches.is_some() { 1 } else { SWITCHES_PER_STACK };
     attributes.sample_stack_user = switches.window_bytes;
     attributes.set_context_switch(1);
     attributes.set_exclude_callchain_kernel(u64::from(!switches.kernel_frames));
@@ -227,7 +244,7 @@ impl Events {
     }
 
     fn none(how: How, cpus: Vec<c_int>) -> Events {
-        Events { rings: Vec::new(), cpus, counted_ns: Vec::new(), looked_ns: 0, others: Vec::new(), how }
+        Events { rings: Vec::new(), cpus, counted_ns: Vec::new(), looked_ns: 0, others: Vec::new(), woken: Vec::new(), how }
     }
 
     /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
@@ -258,6 +275,15 @@ impl Events {
                 sieve.put_before(&beside);
                 sys::write_into(&beside, &event)?;
                 events.others.push(beside);
+            } else if how.kernel {
+                // Shares are right without it, but for time before threads run.
+                let beside = sys::open(&switch_attributes(how, Switches::now_and_then(how), ring_bytes), -1, *cpu);
+                if let Ok(beside) = beside
+                    && sys::write_into(&beside, &event).is_ok()
+                {
+                    sieve.put_before(&beside);
+                    events.woken.push(beside);
+                }
             }
             events.rings.push((ring, event));
         }
@@ -344,7 +370,7 @@ impl Events {
         const SPREAD_PER_MILLE: u64 = 500;
         let mean_per_mille = 1000 + 1000 / (2 * PERIODS_BETWEEN_CHANGES);
         let per_mille = mean_per_mille - SPREAD_PER_MILLE / 2 + random % SPREAD_PER_MILLE;
-        let period_ns = (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(10_000);
+        let period_ns = (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(CLOCK_PERIOD_MIN);
         for (_, event) in &self.rings {
             // It ticks on as before where that fails.
             let _ = sys::set_period(event, period_ns);
@@ -368,9 +394,16 @@ impl Events {
             || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
     }
 
+    /// Lets the events that tell of switches now and then tell of them, or no longer; whether there are any.
+    pub(super) fn watch_switches(&self, watch: bool) -> bool {
+        let turn = if watch { sys::enable } else { sys::disable };
+        // One that fails leaves its CPU untold, and the window without figures.
+        self.woken.iter().map(turn).filter(Result::is_ok).count() == self.cpus.len()
+    }
+
     /// Samples no more; what was sampled can still be read.
     pub(super) fn disable(&self) {
-        for event in self.all() {
+        for event in self.all().chain(&self.woken) {
             // Fails only for an event that is over.
             let _ = sys::disable(event);
         }

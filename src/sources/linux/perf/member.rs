@@ -16,6 +16,7 @@ use super::mapped::Mapped;
 use super::record::Id;
 use super::share::LeftForLate;
 use super::sys;
+use super::woken;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::linux::files::TargetFiles;
@@ -65,6 +66,8 @@ pub(super) struct Member {
     pub(super) ends_in: Option<u8>,
     pub(super) clock: CpuClock,
     absent: Absent,
+    /// CPU time from before its threads ran.
+    pub(super) woken: woken::OfProcess,
 }
 
 /// The CPU clock of a process, and how much of it samples stand for.
@@ -137,6 +140,7 @@ impl Member {
             ends_in: None,
             clock: CpuClock::default(),
             absent: Absent::default(),
+            woken: woken::OfProcess::default(),
         }
     }
 
@@ -180,6 +184,7 @@ impl Member {
         self.in_exec = true;
         self.new_code.clear();
         self.absent.forget();
+        self.woken.forget();
     }
 
     /// It has mapped code; its memory for the engine changes with the engine's time.

@@ -4,7 +4,7 @@
 //! the user stack and the frames in the kernel at one moment, so it is exact where a stop by
 //! ptrace shows the thread a few microseconds later. `events.rs` says what is opened, `filter.rs`
 //! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
-//! `window.rs` decides how much of each stack is copied, `source.rs` is the whole. Waits: `switched.rs`
+//! `window.rs` decides how much of each stack is copied, `woken.rs` measures CPU time from before threads run, `source.rs` is the whole. Waits: `switched.rs`
 //! puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads that
 //! slept before.
 
@@ -27,6 +27,7 @@ mod sys;
 mod told;
 mod waits;
 mod window;
+mod woken;
 
 use std::ffi::OsString;
 use std::io;

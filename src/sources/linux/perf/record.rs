@@ -16,9 +16,9 @@ use crate::arch::Registers;
 
 /// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
-/// The period of the event that counts switches. That of a clock is thousands of nanoseconds: by it
-/// their samples are told apart in a ring that both write to.
-pub(super) const SWITCH_PERIOD: u64 = 1;
+/// The period of a clock is at least so many nanoseconds. Samples at switches have the length of their chain in its
+/// place, which is less: so they are told apart in a ring that both write to.
+pub(super) const CLOCK_PERIOD_MIN: u64 = 10_000;
 /// What stands behind every record that is no sample: process, thread, time, CPU (`sample_id_all`).
 const SAMPLE_ID_BYTES: usize = 24;
 
@@ -189,8 +189,9 @@ fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
 
 fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
     let id = fields.id()?;
-    let at_switch = fields.u64()? == SWITCH_PERIOD;
-    let chain = fields.u64()?;
+    let period = fields.u64()?;
+    let at_switch = period < CLOCK_PERIOD_MIN;
+    let chain = if at_switch { period } else { fields.u64()? };
     let chain = fields.take(usize::try_from(chain).ok()?.checked_mul(8)?)?;
     let abi = fields.u64()?;
     let registers = match abi {
@@ -243,8 +244,10 @@ mod tests {
         bytes
     }
 
-    fn a_sample(period: u64) -> Vec<u8> {
-        let mut body = words(&[7 << 32 | 5, 1000, 3, period, 5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]);
+    fn a_sample(period: Option<u64>) -> Vec<u8> {
+        let mut body = words(&[7 << 32 | 5, 1000, 3]);
+        body.extend(words(period.as_slice()));
+        body.extend(words(&[5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]));
         body.extend(words(&[0xffff_ffff_8000_2000, PERF_CONTEXT_USER, 0x4000, 2]));
         body.extend(words(&(0..registers::COUNT as u64).collect::<Vec<_>>()));
         body.extend(words(&[16, 11, 12, 8]));
@@ -253,14 +256,14 @@ mod tests {
 
     #[test]
     fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
-        let bytes = a_sample(1_003_009);
+        let bytes = a_sample(Some(1_003_009));
         let (id, read) = read(&bytes).unwrap();
         assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 });
         let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
         assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
         assert_eq!(sample.stack, words(&[11]));
         assert!(sample.registers.is_some() && !sample.compat && !sample.at_switch);
-        let bytes = a_sample(SWITCH_PERIOD);
+        let bytes = a_sample(None);
         let Some((_, PerfRecord::Sample(sample))) = super::read(&bytes) else { panic!("no sample") };
         assert!(sample.at_switch);
     }
@@ -297,7 +300,7 @@ mod tests {
 
     #[test]
     fn damaged_records_are_none_and_nothing_panics() {
-        let whole = a_sample(1_003_009);
+        let whole = a_sample(Some(1_003_009));
         for len in 0..whole.len() {
             assert!(read(&whole[..len]).is_none(), "{len} bytes");
         }

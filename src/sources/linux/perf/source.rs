@@ -14,6 +14,7 @@ use super::sieve::Sieve;
 use super::switched::Switched;
 use super::told::Told;
 use super::window::Window;
+use super::woken::{Turn, Woken};
 use super::{record, sys};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
@@ -97,6 +98,7 @@ impl PerfSource {
         let mut told = Told::new(choice, main, origin_ns, events.how.period_ns(), kernel_frames);
         told.switched =
             events.how.switches.map(|switches| Switched::new(switches.alone, launched.then_some(pid)));
+        told.woken = events.how.switches.is_none().then(Woken::default);
         PerfSource {
             told,
             main: pid,
@@ -226,9 +228,11 @@ impl PerfSource {
                 break;
             }
         }
+        self.told.settle_woken();
         // Samples in user mode only say nothing of the time in the kernel.
         self.told.finish_batch(self.events.how.kernel, settled_ns, into);
         self.tell_verdicts();
+        self.watch_switches();
         let since_ns = sys::monotonic_ns();
         if !self.disabled
             && self.told.grid.may_change(since_ns)
@@ -252,11 +256,33 @@ impl PerfSource {
         told_ns.saturating_sub(SETTLED_NS)
     }
 
+    /// Opens or ends a window in which switches are told, where it is time.
+    fn watch_switches(&mut self) {
+        let now_ns = sys::monotonic_ns();
+        let turn = self.told.woken.as_ref().map_or(Turn::Nothing, |woken| woken.turn(now_ns));
+        match turn {
+            _ if self.disabled || self.over => {}
+            Turn::Nothing => {}
+            Turn::Open if self.events.watch_switches(true) => self.told.turn_woken(turn),
+            Turn::Open => {
+                self.events.watch_switches(false);
+                self.told.woken = None;
+            }
+            Turn::Close => {
+                self.told.turn_woken(turn);
+                self.events.watch_switches(false);
+            }
+        }
+    }
+
     /// Opens the events anew, with other windows or for other CPUs.
     fn reopen(&mut self, how: How) {
         let new = Events::open(&self.told.running(), &self.sieve, how);
         let new = new.and_then(|new| new.enable().map(|()| new));
         let since_ns = sys::monotonic_ns();
+        if let Some(woken) = &mut self.told.woken {
+            woken.abandon();
+        }
         let Ok(new) = new else {
             self.window.stays(self.events.how.window_bytes);
             if let Some(Switches { window_bytes, .. }) = self.events.how.switches {

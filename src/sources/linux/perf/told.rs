@@ -18,6 +18,7 @@ use super::record::{Id, PerfRecord, Sample};
 use super::share::Share;
 use super::switched::Switched;
 use super::waits::{Stack, Switch};
+use super::woken::{Seen, Woken};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::Mapping;
 use crate::sources::pushed::{Record, What};
@@ -78,6 +79,8 @@ pub(super) struct Told {
     pub(super) kernel_frames: bool,
     /// Waits, where they are recorded.
     pub(super) switched: Option<Switched>,
+    /// CPU time from before threads run, where it is measured.
+    pub(super) woken: Option<Woken>,
     /// When ticks are due.
     pub(super) grid: Grid,
     pub(super) batch: Vec<(Id, Happened)>,
@@ -130,6 +133,7 @@ impl Told {
             period_ns,
             kernel_frames,
             switched: None,
+            woken: None,
             grid: Grid::default(),
             batch: Vec::new(),
             forked: HashSet::new(),
@@ -217,6 +221,14 @@ impl Told {
             let other = self.choice.is_one() && id.pid != self.main;
             self.note_switch(id, &record, other || refused);
         }
+        let unwanted = self.choice.is_one() && id.pid != self.main;
+        match record {
+            PerfRecord::SwitchIn => self.note_woken(id, Seen::In),
+            PerfRecord::SwitchOut { preempted } => self.note_woken(id, Seen::Out { preempted }),
+            PerfRecord::Lost(_) => self.note_woken(id, Seen::Dropped),
+            PerfRecord::Sample(Sample { at_switch: false, .. }) => self.note_woken(id, Seen::Sampled),
+            _ => {}
+        }
         let happened = match record {
             // These two are of the ring, whoever's records were in it.
             PerfRecord::Lost(_) if self.switched.is_some() => return,
@@ -229,7 +241,7 @@ impl Told {
                 return;
             }
             PerfRecord::Exit => Happened::Ended,
-            _ if self.choice.is_one() && id.pid != self.main => return,
+            _ if unwanted => return,
             PerfRecord::Fork { parent } if parent == id.pid => return,
             PerfRecord::Fork { parent } => {
                 self.forked.insert(id.pid);
@@ -271,6 +283,13 @@ impl Told {
 
     /// Takes in where a thread is about to leave its CPU.
     fn stack_at_switch(&mut self, id: Id, sample: &Sample<'_>) {
+        if self.switched.is_none() {
+            if id.pid > 0 && sample.registers.is_some() && !self.is_unreadable(id, sample) {
+                let capture = self.capture(sample);
+                self.note_woken(id, Seen::Copied(capture));
+            }
+            return;
+        }
         let unreadable = id.pid > 0 && self.is_unreadable(id, sample);
         let stack = match sample.registers {
             _ if id.pid <= 0 => return,
