@@ -32,6 +32,14 @@ pub(super) fn stat_state(text: &[u8]) -> Option<u8> {
     text.get(close + 2).copied()
 }
 
+/// Whether it is a thread of the kernel: `PF_KTHREAD` in its flags (field 9; include/linux/sched.h).
+pub(super) fn stat_is_of_kernel(text: &[u8]) -> Option<bool> {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    let close = text.iter().rposition(|byte| *byte == b')')?;
+    let flags = number(text.get(close + 2..)?.split(|byte| *byte == b' ').nth(9 - 3)?)?;
+    Some(flags & PF_KTHREAD != 0)
+}
+
 /// The CPU that a thread was on last (field 39).
 pub(super) fn stat_cpu(text: &[u8]) -> Option<u32> {
     let close = text.iter().rposition(|byte| *byte == b')')?;
@@ -199,7 +207,16 @@ mod tests {
         assert_eq!(stat_state(&line), Some(b'S'));
         assert_eq!(stat_start_stack(&line), Some(Avma(28)));
         assert_eq!(stat_cpu(&line), Some(39));
+        assert_eq!(stat_is_of_kernel(&line), Some(false));
         assert_eq!(stat_state(b"4404 (a"), None);
+    }
+
+    #[test]
+    fn threads_of_the_kernel_are_known_by_their_flag() {
+        assert_eq!(stat_is_of_kernel(b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0"), Some(true));
+        // One that has given its memory back on its way out.
+        assert_eq!(stat_is_of_kernel(b"7 (a) R 1 7 7 0 -1 4194380 0 0"), Some(false));
+        assert_eq!(stat_is_of_kernel(b"7 (a) R 1 7"), None);
     }
 
     #[test]

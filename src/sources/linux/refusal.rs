@@ -21,6 +21,7 @@ struct Facts {
     tracer: pid_t,
     uid: u32,
     has_memory: bool,
+    is_of_kernel: bool,
 }
 
 fn facts(pid: pid_t) -> Option<Facts> {
@@ -35,6 +36,7 @@ fn facts(pid: pid_t) -> Option<Facts> {
         tracer: number("TracerPid").unwrap_or(0),
         uid: value("Uid").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok())?,
         has_memory: value("VmSize").is_some(),
+        is_of_kernel: fs::read(format!("/proc/{pid}/stat")).ok().and_then(|stat| proc::stat_is_of_kernel(&stat))?,
     })
 }
 
@@ -76,7 +78,9 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
     if pid as u32 == std::process::id() {
         return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
     }
-    if matches!(facts.state, b'Z' | b'X') {
+    // On its way out it gives its memory back first.
+    let is_ending = !facts.has_memory && !facts.is_of_kernel;
+    if is_ending || matches!(facts.state, b'Z' | b'X') {
         return Err(refuse(
             pid,
             name,
@@ -84,7 +88,7 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
              start the program under stackprof: stackprof -- COMMAND",
         ));
     }
-    if !facts.has_memory {
+    if facts.is_of_kernel {
         return Err(refuse(pid, name, "it is a kernel thread, which has no program to profile; try `perf`"));
     }
     match elf_class_and_machine(pid) {
