@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Recorded, attach, compile, fixture, launch, live, numbers, record, stackprof, wait_for_ticks,
+    Fixture, Recorded, attach, compile, fixture, launch, live, numbers, record, stackprof, wait_for,
+    wait_for_ticks,
 };
 
 const HZ: f64 = 997.0;
@@ -156,6 +157,27 @@ fn the_others_go_on_when_the_main_thread_has_left() {
         let named = recorded.count(|stack| stack.has("busy_until_the_end"));
         recorded.check(named > 200, "the other thread was hardly sampled, or has no names");
         recorded.check(recorded.stats["exit_status"] == 5, "not the exit status of the other thread");
+    }
+}
+
+/// /proc shows a process whose first thread has left as a zombie, while its others run.
+#[test]
+fn a_process_whose_main_thread_left_before_is_attached_to() {
+    let Some(_one) = live() else { return };
+    for source in ["ptrace", "auto"] {
+        let mut target = Fixture::start("ends", ["leader", "1500"]);
+        target.line("ready");
+        let stat = format!("/proc/{}/stat", target.pid());
+        wait_for("the main thread leaves", || fs::read_to_string(&stat).unwrap().contains(") Z "));
+        let running = attach(target.pid(), &["--source", source, "--hz", "997"]);
+        let recorded = running.wait();
+        recorded.check_success();
+        let named = recorded.count(|stack| stack.has("busy_until_the_end"));
+        recorded.check(named > 200, "the other thread was hardly sampled, or has no names");
+        recorded.check(
+            recorded.stats["command"].as_str().is_some_and(|command| command.contains("leader")),
+            "its command is not told",
+        );
     }
 }
 

@@ -74,6 +74,8 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
                 // Ended since the listing, or followed by the kernel in the meantime.
                 Err(error) if tid != pid && error.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(_) if tid != pid && target.knows(pid) => {}
+                // It has left before the others.
+                Err(_) if tid == pid && threads::living(pid).is_some_and(|living| living != pid) => {}
                 Err(error) => return Err(refusal::explain(pid, &error)),
             }
         }
@@ -119,15 +121,12 @@ fn seize_started(target: &mut LinuxTarget) {
         }
     }
     // One that has ended meanwhile is none that is missing.
-    refused.retain(|(pid, _)| fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| !is_zombie(*pid)));
+    refused.retain(|(pid, _)| {
+        fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| threads::living(*pid).is_some())
+    });
     if let Some((_, why)) = refused.first() {
         target.not_all_because(refused.len(), &why.to_string());
     }
-}
-
-fn is_zombie(pid: pid_t) -> bool {
-    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    matches!(super::proc::stat_state(&stat), None | Some(b'Z' | b'X'))
 }
 
 /// Starts a command and returns with its program loaded and let run. With `children` what it starts
@@ -212,9 +211,10 @@ pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
 /// What is known of a process that is traced.
 pub(super) fn describe(pid: pid_t) -> Process {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let living = threads::living(pid).unwrap_or(pid);
+    let command = fs::read(format!("/proc/{living}/cmdline")).unwrap_or_default();
     let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = fs::read(format!("/proc/{living}/stat")).unwrap_or_default();
     Process {
         pid: pid.unsigned_abs(),
         name: String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use libc::pid_t;
 
-use super::{proc, sys};
+use super::{proc, sys, threads};
 use crate::binary::files::{self, Files};
 use crate::binary::{ImageBytes, OpenError, map};
 
@@ -42,7 +42,7 @@ impl TargetFiles {
         let read = |path: &str| std::fs::read(path).unwrap_or_default();
         TargetFiles {
             began_s: proc::began_s(&read(&format!("/proc/{pid}/stat")), &read("/proc/stat")),
-            root: options.open(format!("/proc/{pid}/root")).ok(),
+            root: options.open(format!("/proc/{}/root", threads::living(pid).unwrap_or(pid))).ok(),
             own_pid: innermost.map_or_else(|| pid.to_string(), str::to_owned),
             uid: std::fs::metadata(format!("/proc/{pid}")).map_or(0, |meta| meta.uid()),
         }

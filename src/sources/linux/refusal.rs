@@ -7,7 +7,7 @@ use std::fs;
 
 use libc::pid_t;
 
-use super::{proc, sys};
+use super::{proc, sys, threads};
 use crate::error::{Error, ErrorKind, io_text};
 
 /// CAP_SYS_PTRACE of capabilities(7).
@@ -16,7 +16,6 @@ const CAP_SYS_PTRACE: u32 = 19;
 /// What can be known of a process before touching it.
 struct Facts {
     name: String,
-    state: u8,
     tgid: pid_t,
     tracer: pid_t,
     uid: u32,
@@ -31,12 +30,13 @@ fn facts(pid: pid_t) -> Option<Facts> {
     let number = |key| value(key).and_then(|value| value.split_whitespace().next()?.parse().ok());
     Some(Facts {
         name: value("Name")?.to_owned(),
-        state: value("State")?.bytes().next()?,
         tgid: number("Tgid")?,
         tracer: number("TracerPid").unwrap_or(0),
         uid: value("Uid").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok())?,
         has_memory: value("VmSize").is_some(),
-        is_of_kernel: fs::read(format!("/proc/{pid}/stat")).ok().and_then(|stat| proc::stat_is_of_kernel(&stat))?,
+        is_of_kernel: fs::read(format!("/proc/{pid}/stat"))
+            .ok()
+            .and_then(|stat| proc::stat_is_of_kernel(&stat))?,
     })
 }
 
@@ -78,9 +78,10 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
     if pid as u32 == std::process::id() {
         return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
     }
+    let living = threads::living(pid);
     // On its way out it gives its memory back first.
-    let is_ending = !facts.has_memory && !facts.is_of_kernel;
-    if is_ending || matches!(facts.state, b'Z' | b'X') {
+    let is_ending = living == Some(pid) && !facts.has_memory && !facts.is_of_kernel;
+    if is_ending || living.is_none() {
         return Err(refuse(
             pid,
             name,
@@ -91,7 +92,7 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
     if facts.is_of_kernel {
         return Err(refuse(pid, name, "it is a kernel thread, which has no program to profile; try `perf`"));
     }
-    match elf_class_and_machine(pid) {
+    match elf_class_and_machine(living.unwrap_or(pid)) {
         Some((1, machine)) if NARROW_MACHINE == Some(machine) => Ok(()),
         Some((class, _)) if class != 2 => Err(refuse(pid, name, NARROW)),
         Some((_, machine)) if machine != NATIVE_MACHINE => Err(refuse(

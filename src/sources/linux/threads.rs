@@ -182,6 +182,17 @@ pub(super) fn belongs_to(tid: pid_t) -> Option<(pid_t, pid_t)> {
     Some((number("Tgid")?, number("PPid")?))
 }
 
+/// A thread of a process that has not ended: the first one, unless it has left before the others, as
+/// `pthread_exit` in `main` does. /proc shows memory, files and arguments of the process through
+/// it. `None`: the process has ended.
+pub(super) fn living(pid: pid_t) -> Option<pid_t> {
+    let lives = |tid: &pid_t| {
+        let stat = std::fs::read(format!("/proc/{tid}/stat")).unwrap_or_default();
+        !matches!(proc::stat_state(&stat), None | Some(b'Z' | b'X'))
+    };
+    Some(pid).filter(lives).or_else(|| list(pid).ok()?.into_iter().find(lives))
+}
+
 /// The tids of a process, from `/proc/PID/task`.
 pub(super) fn list(pid: pid_t) -> io::Result<Vec<pid_t>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;

@@ -48,7 +48,7 @@ impl Traced {
     pub(super) fn new(pid: pid_t, process: Process) -> Traced {
         Traced {
             pid,
-            memory_of: pid,
+            memory_of: threads::living(pid).unwrap_or(pid),
             process,
             threads: HashSet::new(),
             maps: Maps::default(),
@@ -123,7 +123,7 @@ impl Traced {
 
 /// `None` also of one that has no memory any more.
 fn start_stack(pid: pid_t) -> Option<Avma> {
-    proc::stat_start_stack(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    proc::stat_start_stack(&fs::read(format!("/proc/{}/stat", threads::living(pid)?)).ok()?)
 }
 
 impl Observed for Traced {

@@ -119,7 +119,7 @@ impl Member {
         let pid = pid_t::try_from(process.pid).unwrap_or(0);
         Member {
             pid,
-            memory_of: pid,
+            memory_of: threads::living(pid).unwrap_or(pid),
             process,
             maps: Maps::default(),
             files,
@@ -230,7 +230,7 @@ impl Member {
     /// The stack pointer that the first thread began with.
     pub(super) fn main_stack_top(&mut self) -> Option<Avma> {
         let pid = self.pid;
-        let ask = || proc::stat_start_stack(&fs::read(format!("/proc/{pid}/stat")).ok()?);
+        let ask = || proc::stat_start_stack(&fs::read(format!("/proc/{}/stat", threads::living(pid)?)).ok()?);
         *self.main_stack_top.get_or_insert_with(ask)
     }
 
@@ -241,9 +241,7 @@ impl Member {
 
     /// Whether the process has ended: nothing of it runs.
     pub(super) fn has_ended(&self) -> bool {
-        linux_sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
-            || fs::read(format!("/proc/{}/stat", self.pid))
-                .is_ok_and(|stat| matches!(proc::stat_state(&stat), Some(b'Z' | b'X')))
+        threads::living(self.pid).is_none()
     }
 }
 
