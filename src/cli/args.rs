@@ -323,11 +323,19 @@ fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Re
     Ok(Source::Gdb(Stub { place: parsed, exec: flags.exec.clone() }))
 }
 
-fn unwind(text: &OsStr) -> Result<How> {
+/// How stacks of a source are followed.
+fn unwind(text: Option<&OsStr>, of: &Source) -> Result<How> {
+    let Some(text) = text else { return Ok(How::Auto) };
     let named = How::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
-    named
+    let how = named
         .map(|(how, _)| *how)
-        .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))
+        .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))?;
+    // Its processors are only reached through stubs.
+    if how.is_of_arm() && !matches!(of, Source::Gdb(_)) {
+        let text = text.display();
+        return Err(usage(format!("--unwind {text} is for 32-bit Arm behind --gdb; leave it out here")));
+    }
+    Ok(how)
 }
 
 fn colors(text: &OsStr) -> Result<Colors> {

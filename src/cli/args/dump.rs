@@ -88,11 +88,12 @@ pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result
     {
         return Err(usage(format!("say which process to dump: {FORM}")));
     }
+    let source = source(&flags.source, None)?;
     Ok(Command::Dump(Dump {
         what,
-        source: source(&flags.source, None)?,
         max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,
-        unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
+        unwind: unwind(flags.unwind.as_deref(), &source)?,
+        source,
         naming: Naming::from(&flags.naming),
         verbosity: verbosity(&flags.common)?,
     }))

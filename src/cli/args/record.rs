@@ -133,6 +133,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
         return Err(Error::new(ErrorKind::Usage, why));
     }
+    let unwind = unwind(flags.unwind.as_deref(), &source)?;
     Ok(Recording {
         source,
         hz,
@@ -147,7 +148,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         children_needed,
         per_process: flags.per_process,
         threads: flags.threads,
-        unwind: flags.unwind.as_deref().map_or(Ok(How::Auto), unwind)?,
+        unwind,
         naming: Naming::from(&flags.naming),
         max_depth: depth(flags.max_depth.as_deref(), DEPTH_MAX)?,
         max_stop_percent,

@@ -175,6 +175,12 @@ fn values_out_of_range_name_the_option_and_the_range() {
         refused("--pid 1 --unwind magic"),
         "--unwind `magic`: expected auto, fp or cfi; for 32-bit Arm also exidx, code or scan"
     );
+    for how in ["exidx", "code", "scan"] {
+        let why = format!("--unwind {how} is for 32-bit Arm behind --gdb; leave it out here");
+        assert_eq!(refused(&format!("--pid 1 --unwind {how}")), why);
+        assert_eq!(refused(&format!("dump stacks --pid 1 --unwind {how}")), why);
+        assert!(parsed(&format!("--gdb localhost:1 --unwind {how}")).is_ok());
+    }
     assert_eq!(refused("--pid 1 --seed x"), "--seed `x`: expected a whole number");
     assert_eq!(refused("--target sim:x"), "--target `sim:x`: expected sim:SEED");
     assert_eq!(refused("--target gdb"), "--target `gdb`: expected sim:SEED");
