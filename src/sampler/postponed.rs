@@ -79,8 +79,7 @@ impl Recorder<'_> {
     }
 
     fn has_room_for(&self, capture: &Capture) -> bool {
-        let bytes: usize =
-            self.postponed.iter().map(|postponed| postponed.sample.capture.held_bytes()).sum();
+        let bytes: usize = self.postponed.iter().map(|postponed| postponed.sample.capture.held_bytes()).sum();
         self.postponed.len() < POSTPONED_MAX && bytes + capture.held_bytes() <= POSTPONED_BYTES_MAX
     }
 

@@ -52,7 +52,12 @@ fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, 
 }
 
 /// The whole of a walk. `other`: where the process stack pointer is, and the words there.
-fn walk_on_two(text: &Text, registers: &Arm, words: &[u32], other: Option<(u64, &[u32])>) -> (Frames, Walked) {
+fn walk_on_two(
+    text: &Text,
+    registers: &Arm,
+    words: &[u32],
+    other: Option<(u64, &[u32])>,
+) -> (Frames, Walked) {
     let in_bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let (bytes, other_bytes) = (in_bytes(words), in_bytes(other.map_or(&[], |(_, words)| words)));
     let other = other.map(|(base, _)| OtherStack {

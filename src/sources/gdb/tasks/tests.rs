@@ -13,8 +13,17 @@ const READY: u64 = BASE + 0x100;
 const DELAYED: u64 = BASE + 0x200;
 const TCBS: u64 = BASE + 0x1000;
 const TCB_SPACE: u64 = 0x100;
-const FORM: Form =
-    Form { list_bytes: 20, number: 0, end: 8, next: 4, owner: 12, container: 16, item_bytes: 20, name: None, stack: None };
+const FORM: Form = Form {
+    list_bytes: 20,
+    number: 0,
+    end: 8,
+    next: 4,
+    owner: 12,
+    container: 16,
+    item_bytes: 20,
+    name: None,
+    stack: None,
+};
 
 struct Memory {
     bytes: Vec<u8>,
@@ -138,13 +147,10 @@ fn a_stack_pointer_is_on_the_stack_that_begins_next_below_it() {
         let owners = |sp: u64| {
             (0..3).filter(|task| tasks.is_on_stack_of(TCBS + task * TCB_SPACE, sp)).collect::<Vec<u64>>()
         };
-        assert_eq!([0x2ffc, 0x3000, 0x31fc, 0x3200, 0x3600].map(|at| owners(BASE + at)), [
-            vec![],
-            vec![0],
-            vec![0],
-            vec![2],
-            vec![1]
-        ]);
+        assert_eq!(
+            [0x2ffc, 0x3000, 0x31fc, 0x3200, 0x3600].map(|at| owners(BASE + at)),
+            [vec![], vec![0], vec![0], vec![2], vec![1]]
+        );
     }
     // What cannot be the beginning of a stack.
     memory.put(TCBS + 8 + 2 * FORM.item_bytes + 4, &[0xffff_fff0]);
