@@ -5,7 +5,8 @@
 
 QEMU_PACKAGES=(qemu-system-arm qemu-system-common qemu-system-data)
 
-qemu_version() { "$1" --version | sed -n '1s/.* version \([0-9]*\).*/\1/p'; }
+# qemu_version PROGRAM: 702 is version 7.2.
+qemu_version() { "$1" --version | awk 'NR == 1 { split($4, part, "."); print part[1] * 100 + part[2] }'; }
 
 # backports_apt DIR WORD...: apt-get with that state.
 backports_apt() {
@@ -20,7 +21,7 @@ backports_apt() {
 qemu_with_stack_pointers() {
     local dir=$1 codename deb installed=qemu-system-arm
     local unpacked=$dir/root/usr/bin/$installed
-    if (($(qemu_version "$installed") >= 8)); then
+    if (($(qemu_version "$installed") >= 800)); then
         echo "$installed"
         return
     fi
