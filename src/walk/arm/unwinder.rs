@@ -3,7 +3,7 @@
 
 use super::cache::{Cache, Kind, calls};
 use super::frame::{Caller, Frame};
-use super::{LR, PC, SP, T32, exception, scan};
+use super::{LR, PC, SP, exception, scan};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
 use crate::binary::frame_rule::Column;
@@ -108,15 +108,16 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
+            // All bits of what a handler returns to tell something, the lowest too.
+            let returns_to = next.raw;
             let (mut next, mut found_by) = (next.frame, method);
-            if exception::is_return(next.address.at().0 | u64::from(next.is_t32)) && next.is_m_profile {
+            if exception::is_return(returns_to) && next.is_m_profile {
                 // The handler is shown between.
                 let number = exception::number(frame.status);
                 out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
                 if out.len() >= input.max_depth {
                     return Walked { ended: Ended::DepthLimit, reached };
                 }
-                let returns_to = next.address.at().0 | T32;
                 match exception::change_stack(&mut next, returns_to, &mut input, &mut other) {
                     Ok(true) => base = next.sp(),
                     Ok(false) => {}
