@@ -5,7 +5,8 @@
 #   scripts/gdb-stacks.sh [STOPS]          default: 2016 random stops over all builds
 #   BUILDS='m3:gcc:-O2 a9:clang:-Os' scripts/gdb-stacks.sh 200
 #
-# Installs what it lacks: gcc-arm-none-eabi, gdb-multiarch, QEMU, clang. Prints a table, one row for each
+# Installs what it lacks: gcc-arm-none-eabi, gdb-multiarch, QEMU, clang; a QEMU that tells all stack pointers is
+# unpacked below the target directory (QEMU names another one). Prints a table, one row for each
 # build, and each stop in which the two differ, with who is right by the firmware's own structure. Exits 1 if fewer
 # than 99.5 % are the same or judged ours, or if a stack that is said to be complete is wrong.
 # STACKPROF names a program to try instead of target/release/stackprof.
@@ -13,6 +14,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/setup.sh
 . scripts/setup.sh
+# shellcheck source=scripts/gdb-stacks/qemu.sh
+. scripts/gdb-stacks/qemu.sh
 
 stops=${1:-2016}
 packages=()
@@ -28,6 +31,14 @@ if [[ -z ${STACKPROF:-} ]]; then
     STACKPROF=${CARGO_TARGET_DIR:-target}/release/stackprof
 fi
 export STACKPROF
+if [[ -z ${QEMU:-} ]]; then
+    mkdir -p "${CARGO_TARGET_DIR:-target}/qemu-backports"
+    QEMU=$(qemu_with_stack_pointers "$(cd "${CARGO_TARGET_DIR:-target}/qemu-backports" && pwd)")
+fi
+"$QEMU" --version | head -n 1
+# Boards that have audio look for that of the host; how to say that there is none changed.
+silent=(-audio none)
+if (($(qemu_version "$QEMU") < 802)); then silent=(-audiodev none,id=none); fi
 
 if [[ -n ${BUILDS:-} ]]; then
     read -ra builds <<<"$BUILDS"
@@ -61,7 +72,7 @@ for build in "${builds[@]}"; do
     tests/fixtures/boards/build.sh "$elf" "$board" "$compiler" "$level" "-DTICK_ROUNDS=$ticks"
     port=$(free_port)
     # Time counts instructions: see tests/live_linux/boards.rs.
-    qemu-system-arm -M "${machines[$board]}" -icount shift=2 -audiodev none,id=none -nic none -display none \
+    "$QEMU" -M "${machines[$board]}" -icount shift=2 "${silent[@]}" -nic none -display none \
         -monitor none -serial none \
         -gdb "tcp:127.0.0.1:$port" -kernel "$elf" </dev/null >"$place/qemu.log" 2>&1 &
     qemu=$!

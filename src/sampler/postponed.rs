@@ -79,9 +79,8 @@ impl Recorder<'_> {
     }
 
     fn has_room_for(&self, capture: &Capture) -> bool {
-        let bytes: usize =
-            self.postponed.iter().map(|postponed| postponed.sample.capture.stack.capacity()).sum();
-        self.postponed.len() < POSTPONED_MAX && bytes + capture.stack.capacity() <= POSTPONED_BYTES_MAX
+        let bytes: usize = self.postponed.iter().map(|postponed| postponed.sample.capture.held_bytes()).sum();
+        self.postponed.len() < POSTPONED_MAX && bytes + capture.held_bytes() <= POSTPONED_BYTES_MAX
     }
 
     /// Walks again those of a process that are due, and inserts them.

@@ -336,6 +336,10 @@ impl<'a> Recorder<'a> {
     ) -> (Ended, usize) {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
+        let other = capture.other_stack.as_deref().map(|other| walk::OtherStack {
+            stack: StackBytes { base: other.base, bytes: &other.bytes },
+            limit: other.limit,
+        });
         let Some(account) = self.accounts.get_mut(&id) else { return (Ended::BadFrame, 0) };
         let Some(recorded) = self.processes.get_mut(account.process.0 as usize) else {
             return (Ended::BadFrame, 0);
@@ -358,13 +362,15 @@ impl<'a> Recorder<'a> {
                 code: &code,
             };
             let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
-            let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
+            let walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
             let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
             if made.fill(&mut read) {
                 continue;
             }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;
-            let copied = stack.end().0.saturating_sub(sp.0) as usize;
+            // As much was asked for of either: the one that was to be had in full counts.
+            let of_other = other.map_or(0, |other| other.stack.bytes.len());
+            let copied = (stack.end().0.saturating_sub(sp.0) as usize).max(of_other);
             account.window.fit(&walked, needed, copied, window_max_bytes);
             // A thread that already ran when we came: where was it born?
             if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {

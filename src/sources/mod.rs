@@ -271,6 +271,20 @@ pub struct Capture {
     /// End of the stack that the stack pointer is in, where the system tells: nothing of
     /// it lies at this address or above.
     pub stack_limit: Option<Avma>,
+    /// The stack that the code goes on on which a handler interrupted, where processors have two.
+    pub other_stack: Option<Box<OtherStack>>,
+}
+
+/// A second stack of a thread, copied in the same stop: that of the process stack pointer of a Cortex-M,
+/// while a handler runs on the main one.
+#[derive(Clone, Debug)]
+pub struct OtherStack {
+    /// Its stack pointer: the address of the first byte.
+    pub base: Avma,
+    /// Bytes copied from there upward.
+    pub bytes: Vec<u8>,
+    /// As [`Capture::stack_limit`].
+    pub limit: Option<Avma>,
 }
 
 impl Capture {
@@ -287,7 +301,14 @@ impl Capture {
             only_kernel: false,
             look: None,
             stack_limit: None,
+            other_stack: None,
         }
+    }
+
+    /// Bytes that it holds, used or not.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.stack.capacity() + self.other_stack.as_ref().map_or(0, |other| other.bytes.capacity())
     }
 }
 

@@ -202,6 +202,16 @@ pub struct Input<'a> {
     pub code: &'a dyn Code,
 }
 
+/// The second stack of a processor that has two at a time: what the process stack pointer of a Cortex-M
+/// points to while a handler runs on the main stack.
+#[derive(Clone, Copy, Debug)]
+pub struct OtherStack<'a> {
+    /// The copied bytes, from its stack pointer upward.
+    pub stack: StackBytes<'a>,
+    /// As [`Input::stack_limit`].
+    pub limit: Option<Avma>,
+}
+
 /// Why a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ended {
@@ -220,8 +230,8 @@ pub enum Ended {
     /// At the thread's outermost frame, but by the frame record of a function that is not
     /// known to keep one: callers may be missing.
     Unproved,
-    /// At a frame that a signal interrupted, which is on another stack than the handler
-    /// (`sigaltstack`): only that of the handler was copied.
+    /// At a frame that a signal or an exception interrupted, which is on another stack than the
+    /// handler (`sigaltstack`, the process stack of a Cortex-M): only that of the handler was copied.
     OtherStack,
     /// The next frame lies above the copied window.
     WindowRanOut,
@@ -316,6 +326,19 @@ pub fn unwind(
     unwinder: &mut Unwinder,
     out: &mut Frames,
 ) -> Walked {
+    unwind_on_two(how, registers, input, None, unwinder, out)
+}
+
+/// The same, where a second stack was copied. What is needed of either counts from its own stack
+/// pointer, and [`Walked::reached`] says the more of both as if it were of the first.
+pub fn unwind_on_two(
+    how: How,
+    registers: &Registers,
+    input: &Input<'_>,
+    other: Option<OtherStack<'_>>,
+    unwinder: &mut Unwinder,
+    out: &mut Frames,
+) -> Walked {
     out.clear();
     if how.is_of_arm() && registers.arch() != Arch::Arm {
         out.push(CodeAddress::Pc(registers.pc()), Method::Context);
@@ -326,7 +349,7 @@ pub fn unwind(
         Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
         Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
         Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
-        Registers::Arm(registers) => arm.unwind(how, registers, input, out),
+        Registers::Arm(registers) => arm.unwind(how, registers, input, other, out),
     }
 }
 

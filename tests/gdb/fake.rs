@@ -45,6 +45,8 @@ pub(crate) enum Kind {
     X86_64,
     /// A Cortex-M board.
     Board,
+    /// The same, in a handler of an exception, and its stub tells the process stack pointer.
+    Handler,
     /// A board of 32-bit Arm whose stub sends registers in gdb's order of old.
     OldBoard,
     /// A process of macOS behind debugserver.
@@ -89,6 +91,10 @@ impl Manner {
         Manner { kind: Kind::Board, threads: 1, xml: Some(CORTEX_M), ..Manner::all_stop() }
     }
 
+    pub(crate) fn handler() -> Manner {
+        Manner { kind: Kind::Handler, xml: Some(CORTEX_M_SYSTEM), ..Manner::board() }
+    }
+
     pub(crate) fn old_board() -> Manner {
         Manner { kind: Kind::OldBoard, threads: 0, xml: Some(ARM_WITHOUT_REGISTERS), ..Manner::all_stop() }
     }
@@ -118,6 +124,17 @@ pub(crate) const CORTEX_M: &str = "<target><architecture>arm</architecture>\
     <reg name=\"r11\" bitsize=\"32\"/><reg name=\"r12\" bitsize=\"32\"/><reg name=\"sp\" bitsize=\"32\"/>\
     <reg name=\"lr\" bitsize=\"32\"/><reg name=\"pc\" bitsize=\"32\"/>\
     <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/></feature></target>";
+/// With the stack pointers, as QEMU 8 and OpenOCD describe them.
+pub(crate) const CORTEX_M_SYSTEM: &str = "<target><architecture>arm</architecture>\
+    <feature name=\"org.gnu.gdb.arm.m-profile\"><reg name=\"r0\" bitsize=\"32\"/><reg name=\"r1\" bitsize=\"32\"/>\
+    <reg name=\"r2\" bitsize=\"32\"/><reg name=\"r3\" bitsize=\"32\"/><reg name=\"r4\" bitsize=\"32\"/>\
+    <reg name=\"r5\" bitsize=\"32\"/><reg name=\"r6\" bitsize=\"32\"/><reg name=\"r7\" bitsize=\"32\"/>\
+    <reg name=\"r8\" bitsize=\"32\"/><reg name=\"r9\" bitsize=\"32\"/><reg name=\"r10\" bitsize=\"32\"/>\
+    <reg name=\"r11\" bitsize=\"32\"/><reg name=\"r12\" bitsize=\"32\"/><reg name=\"sp\" bitsize=\"32\"/>\
+    <reg name=\"lr\" bitsize=\"32\"/><reg name=\"pc\" bitsize=\"32\"/>\
+    <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/></feature>\
+    <feature name=\"org.gnu.gdb.arm.m-system\"><reg name=\"msp\" bitsize=\"32\"/>\
+    <reg name=\"psp\" bitsize=\"32\" regnum=\"27\"/></feature></target>";
 pub(crate) const ARM_WITHOUT_REGISTERS: &str = "<target><architecture>arm</architecture></target>";
 
 /// What debugserver says of its process and images; `IMAGES` is in place of the list of images.
@@ -130,6 +147,9 @@ pub(crate) const MACH_LOAD: u64 = 0x1_0400_0000;
 /// Where the made-up stacks are: 64 KiB that end here.
 pub(crate) const STACK_END: u64 = 0x7000_0000;
 const STACK_BYTES: u64 = 0x1_0000;
+/// The process stack pointer, in the same memory, and its number.
+pub(crate) const PROCESS_SP: u64 = STACK_END - 0x400;
+const PROCESS_SP_QUESTION: &str = "p1b";
 
 /// What became of the target.
 #[derive(Clone, Debug, Default)]
@@ -320,6 +340,9 @@ impl Server {
                 _ => "l".to_owned(),
             },
             "g" => self.registers(),
+            PROCESS_SP_QUESTION if self.manner.kind == Kind::Handler => {
+                in_digits((PROCESS_SP as u32).to_le_bytes().into_iter())
+            }
             _ if text.starts_with("Hg") => "OK".to_owned(),
             _ if text.starts_with("qXfer:features:read:") => self.features(&text),
             _ if text.starts_with('m') => memory(&text),
@@ -372,6 +395,7 @@ impl Server {
         match self.manner.kind {
             Kind::X86_64 => registers(),
             Kind::Board => arm_registers(0, 0x0100_0000),
+            Kind::Handler => arm_registers(0, 0x0100_000f),
             Kind::OldBoard => arm_registers(25, 0x13),
             Kind::Debugserver => {
                 let mut words = [0u64; 33];

@@ -69,7 +69,7 @@ fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)>
     done.into_inner().unwrap()
 }
 
-fn every_manner() -> [Manner; 7] {
+fn every_manner() -> [Manner; 8] {
     let all_stop = Manner::all_stop();
     [
         all_stop,
@@ -77,6 +77,7 @@ fn every_manner() -> [Manner; 7] {
         Manner { no_ack: false, ..all_stop },
         Manner { threads: 0, xml: None, ..all_stop },
         Manner::board(),
+        Manner::handler(),
         Manner::old_board(),
         Manner::debugserver(),
     ]

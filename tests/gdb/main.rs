@@ -9,6 +9,7 @@ mod support;
 mod debugserver;
 mod fake;
 mod faults;
+mod two_stacks;
 
 pub(crate) use support::Random;
 pub(crate) use support::rounds::rounds;

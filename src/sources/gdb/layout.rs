@@ -48,9 +48,14 @@ const ARM_NEEDED: usize = 17;
 const ARM_STATUS: usize = 16;
 /// What the status register is called on cores of the M profile; OpenOCD writes it with capitals.
 const XPSR: &str = "xpsr";
+/// The process stack pointer of a core of the M profile (gdb/features/arm/arm-m-system.xml), with small or
+/// capital letters.
+const PROCESS_SP: &str = "psp";
 /// Set in the xPSR of whatever runs (Armv7-M ARM, B1.4.2: there is T32 only). In a CPSR it is J, which no
 /// processor of the last ten years sets (Armv8-A ARM, G1.9: RES0).
 const XPSR_T: u32 = 1 << 24;
+/// The number of the exception that is handled, in an xPSR; 0: none.
+const XPSR_EXCEPTION: u32 = 0x1ff;
 /// Registers that stubs without descriptions send between pc and cpsr: eight of 12 bytes of the first
 /// coprocessor for floating point, and its status (gdb/arch/arm.h, ARM_F0_REGNUM).
 const ARM_FPA_COUNT: u32 = 8;
@@ -74,6 +79,8 @@ pub struct Layout {
     slots: Vec<Option<Slot>>,
     /// Whether an Arm core is of the M profile; `None` where only the status register tells.
     m_profile: Option<bool>,
+    /// The number of the process stack pointer of a core of the M profile.
+    process_sp: Option<u32>,
 }
 
 /// The registers of a thread, as far as they are told.
@@ -127,6 +134,10 @@ impl Layout {
         let names = names(arch);
         let m_profile = (!description.registers.is_empty())
             .then(|| registers.iter().any(|register| register.name.eq_ignore_ascii_case(XPSR)));
+        let is_process_sp = |register: &&Register| {
+            arch == Arch::Arm && register.bits == 32 && register.name.eq_ignore_ascii_case(PROCESS_SP)
+        };
+        let process_sp = registers.iter().find(is_process_sp).map(|register| register.number);
         let mut slots = vec![None; names.len()];
         let mut end = 0usize;
         for register in &registers {
@@ -149,7 +160,7 @@ impl Layout {
         if let Some(missing) = slots[..needed(arch)].iter().position(Option::is_none) {
             return Err(format!("`{}` is missing", names[missing][0]));
         }
-        Ok(Layout { arch, slots, m_profile })
+        Ok(Layout { arch, slots, m_profile, process_sp })
     }
 
     /// The registers in an answer to `g`, as bytes; `None` marks those that are not known. What is
@@ -218,6 +229,16 @@ impl Layout {
     /// Whether it is an Arm core of the M profile, as far as is known.
     pub(super) fn is_m_profile(&self) -> bool {
         self.m_profile == Some(true)
+    }
+
+    /// The number of the process stack pointer, where these registers are of a handler of an exception: it
+    /// runs on the main stack, whatever it interrupted. `None` where the stub has none.
+    #[must_use]
+    pub fn other_sp(&self, registers: &Registers) -> Option<u32> {
+        match registers {
+            Registers::Arm(arm) if arm.m_profile && arm.cpsr & XPSR_EXCEPTION != 0 => self.process_sp,
+            _ => None,
+        }
     }
 
     /// The numbers of the registers that an answer to `g` of so many bytes does not have.
@@ -391,6 +412,26 @@ mod tests {
         let both = [ARM_NAMES[..16].iter().map(|names| names[0]).collect(), vec!["cpsr", "xpsr"]].concat();
         let both = both.into_iter().zip(0..).map(|(name, number)| register(name, number, 32)).collect();
         assert_eq!(Layout::of(Arch::Arm, &described(both)).unwrap_err(), "`xpsr` is described twice");
+    }
+
+    #[test]
+    fn the_other_stack_pointer_is_asked_for_in_handlers_only() {
+        let core = |more: Vec<Register>| {
+            let names = ARM_NAMES[..16].iter().map(|names| names[0]).chain([XPSR]);
+            let registers = names.zip(0..).map(|(name, number)| register(name, number, 32)).chain(more);
+            Layout::of(Arch::Arm, &described(registers.collect())).unwrap()
+        };
+        let of = |layout: &Layout, status: u32| {
+            let sent: Vec<u32> = (0..16).chain([status]).collect();
+            layout.other_sp(&Registers::Arm(arm(layout, &sent)))
+        };
+        for name in ["psp", "PSP"] {
+            let layout = core(vec![register("msp", 30, 32), register(name, 31, 32)]);
+            assert_eq!((of(&layout, XPSR_T | 15), of(&layout, XPSR_T)), (Some(31), None));
+            assert_eq!(layout.beyond(17 * 4), [0u32; 0], "nobody else needs it");
+        }
+        assert_eq!(of(&core(vec![register("psp", 31, 64)]), XPSR_T | 15), None);
+        assert_eq!(of(&core(vec![]), XPSR_T | 15), None);
     }
 
     #[test]

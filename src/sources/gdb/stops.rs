@@ -16,7 +16,7 @@ use super::waits::{self, AROUND_BYTES, Doing};
 use crate::addr::Avma;
 use crate::arch::Registers;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, Look, Outcome, ThreadId};
+use crate::sources::{Activity, Capture, Event, Look, OtherStack, Outcome, ThreadId};
 
 /// Most threads that are copied in one stop.
 const AT_ONCE: usize = 1024;
@@ -81,7 +81,7 @@ impl Stops {
     fn buffer(&mut self) -> Capture {
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
         (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
-        capture.stack_limit = None;
+        (capture.stack_limit, capture.other_stack) = (None, None);
         capture.stack.clear();
         capture
     }
@@ -97,6 +97,8 @@ impl Stops {
 struct Copy {
     asked: Asked,
     told: Option<Told>,
+    /// The stack pointer of the second stack, where there is one.
+    other_sp: Option<u64>,
     waits: Option<bool>,
     capture: Capture,
     outcome: Outcome,
@@ -150,7 +152,7 @@ impl GdbTarget {
 
     fn begin_copy(&mut self, asked: Asked) -> Copy {
         let outcome = Outcome::Unreadable("registers could not be read");
-        Copy { asked, told: None, waits: None, capture: self.stops.buffer(), outcome }
+        Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
     }
 
     /// All registers, in one go, and who waits as far as they tell that.
@@ -158,7 +160,7 @@ impl GdbTarget {
         let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.asked.thread)).collect();
         let known: Vec<Tid> = threads.iter().flatten().copied().collect();
         let mut told = self.stub.registers(&known, &self.layout)?.into_iter();
-        for (copy, thread) in copies.iter_mut().zip(threads) {
+        for (copy, thread) in copies.iter_mut().zip(&threads) {
             if thread.is_none() {
                 if self.is_switched_out(copy.asked.thread) {
                     copy.waits = Some(true);
@@ -176,7 +178,26 @@ impl GdbTarget {
                 Doing::CodeDecides => self.stops.places.get(&told.registers.pc().0).copied(),
             };
         }
+        self.find_other_stacks(copies, &threads)?;
         self.copy_saved_registers(copies)
+    }
+
+    /// The second stack pointer of those that handle exceptions: one round trip more, for these only.
+    fn find_other_stacks(&mut self, copies: &mut [Copy], threads: &[Option<Tid>]) -> Result<(), Broken> {
+        let handlers = copies.iter_mut().zip(threads).filter_map(|(copy, thread)| {
+            let number = self.layout.other_sp(&copy.told.as_ref()?.registers)?;
+            Some((copy, ((*thread)?, number)))
+        });
+        let (handlers, wanted): (Vec<&mut Copy>, Vec<(Tid, u32)>) = handlers.unzip();
+        for (copy, sp) in handlers.into_iter().zip(self.stub.words(&wanted)?) {
+            // In the middle of a switch it is still that of the task before.
+            let is_its_own = |sp: &u64| {
+                let tasks = self.tasks.as_ref().filter(|tasks| tasks.current().is_some());
+                tasks.is_none_or(|tasks| tasks.is_on_stack_of(copy.asked.thread.0, *sp))
+            };
+            copy.other_sp = sp.filter(is_its_own);
+        }
+        Ok(())
     }
 
     /// The registers of tasks that do not run, where they are wanted, from where they were saved.
@@ -215,6 +236,7 @@ impl GdbTarget {
             }
             if copy.waits != Some(true) || copy.asked.keep_waiting {
                 ranges.push(self.window(copy.asked, told.registers.sp().0));
+                ranges.extend(copy.other_sp.map(|sp| self.window(copy.asked, sp)));
             }
         }
         let mut read = self.stub.read_ranges(&ranges)?.into_iter().zip(&ranges);
@@ -246,6 +268,13 @@ impl GdbTarget {
                 again.push((index, Range { at: sp, bytes: copy.asked.window_bytes }));
             } else {
                 self.take_stack(copy, *range, bytes);
+            }
+            if copy.other_sp.is_some()
+                && let Some((bytes, range)) = read.next()
+            {
+                self.learn_limit(copy.asked.thread, *range, bytes.len());
+                let (base, limit) = (Avma(range.at), self.stack_limit(copy.asked.thread, range.at).map(Avma));
+                copy.capture.other_stack = Some(Box::new(OtherStack { base, bytes, limit }));
             }
         }
         let ranges: Vec<Range> = again.iter().map(|(_, range)| *range).collect();
@@ -289,17 +318,24 @@ impl GdbTarget {
             copy.outcome = Outcome::Unreadable("stack could not be read");
             return;
         }
-        // Memory ends with pages; what ends elsewhere is a stub's own limit.
-        if bytes.len() < range.bytes
-            && end.is_multiple_of(self.stub.memory_ends_at)
-            && let Some(thread) = self.threads.get_mut(&copy.asked.thread)
-        {
-            thread.stack_limit = Some(end);
-        }
+        self.learn_limit(copy.asked.thread, range, bytes.len());
         copy.capture.stack_limit = self.stack_limit(copy.asked.thread, sp).map(Avma);
         copy.capture.stack_base = Avma(range.at);
         copy.capture.stack = bytes;
         copy.outcome = Outcome::Captured;
+    }
+
+    /// Learns where the memory of a stack ends, of which so many bytes were read.
+    fn learn_limit(&mut self, thread: ThreadId, range: Range, read_bytes: usize) {
+        let end = range.at.saturating_add(read_bytes as u64);
+        // Memory ends with pages; what ends elsewhere is a stub's own limit.
+        if read_bytes > 0
+            && read_bytes < range.bytes
+            && end.is_multiple_of(self.stub.memory_ends_at)
+            && let Some(thread) = self.threads.get_mut(&thread)
+        {
+            thread.stack_limit = Some(end);
+        }
     }
 
     /// A thread that was found running is taken to have run since the stop before.

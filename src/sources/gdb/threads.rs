@@ -139,16 +139,29 @@ impl Stub {
         let question = |number: &u32| format!("p{number:x}{suffix}").into_bytes();
         let questions: Vec<Vec<u8>> = select.into_iter().chain(beyond.iter().map(question)).collect();
         let answers = self.flight(&questions)?;
+        let bytes = layout.arch.pointer_bytes() as usize;
         let values: HashMap<u32, u64> = beyond
             .iter()
             .zip(&answers[selects..])
-            .filter_map(|(number, answer)| {
-                let bytes = hex::decode(answer)?;
-                let value = bytes.get(..layout.arch.pointer_bytes() as usize)?;
-                Some((*number, value.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))))
-            })
+            .filter_map(|(number, answer)| Some((*number, value(answer, bytes)?)))
             .collect();
         Ok(layout.registers(sent, &|number| values.get(&number).copied()))
+    }
+
+    /// Registers of 32 bits by thread and number, each `None` where it is not told.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn words(&mut self, wanted: &[(Tid, u32)]) -> Result<Vec<Option<u64>>, Broken> {
+        let (mut questions, mut answers_at) = (Vec::with_capacity(2 * wanted.len()), Vec::new());
+        for (thread, number) in wanted {
+            let (select, suffix) = self.thread_words(*thread);
+            questions.extend(select);
+            answers_at.push(questions.len());
+            questions.push(format!("p{number:x}{suffix}").into_bytes());
+        }
+        let answers = self.flight(&questions)?;
+        Ok(answers_at.into_iter().map(|at| value(&answers[at], 4)).collect())
     }
 }
 
@@ -172,6 +185,12 @@ fn take_part(part: &[u8], threads: &mut Vec<Tid>) -> Result<Part, Broken> {
         }
         _ => Ok(Part::None),
     }
+}
+
+/// The value in an answer to `p`, of so many bytes; `None` for an error.
+fn value(answer: &[u8], bytes: usize) -> Option<u64> {
+    let decoded = hex::decode(answer)?;
+    Some(decoded.get(..bytes)?.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
 }
 
 /// The bytes of an answer to `g`; `xx` stands for one that is not known.

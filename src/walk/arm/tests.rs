@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, StackBytes};
+use crate::walk::{Ended, Input, OtherStack, StackBytes, Walked};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
@@ -47,7 +47,23 @@ fn a32(words: &[u32]) -> Text {
 
 /// The first two frames, where the function is `offset` bytes in, with that stack and link register.
 fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, Ended) {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let (out, walked) = walk_on_two(text, registers, words, None);
+    (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
+}
+
+/// The whole of a walk. `other`: where the process stack pointer is, and the words there.
+fn walk_on_two(
+    text: &Text,
+    registers: &Arm,
+    words: &[u32],
+    other: Option<(u64, &[u32])>,
+) -> (Frames, Walked) {
+    let in_bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let (bytes, other_bytes) = (in_bytes(words), in_bytes(other.map_or(&[], |(_, words)| words)));
+    let other = other.map(|(base, _)| OtherStack {
+        stack: StackBytes { base: Avma(base), bytes: &other_bytes },
+        limit: None,
+    });
     let input = Input {
         stack: StackBytes { base: Avma(registers.r[Arm::SP]), bytes: &bytes },
         stack_top: None,
@@ -58,8 +74,8 @@ fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, 
         code: text,
     };
     let mut out = Frames::default();
-    let walked = Unwinder::default().unwind(How::Auto, registers, &input, &mut out);
-    (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
+    let walked = Unwinder::default().unwind(How::Auto, registers, &input, other, &mut out);
+    (out, walked)
 }
 
 fn at(offset: u64, is_t32: bool, link: u64) -> Arm {
@@ -160,4 +176,39 @@ fn an_exception_leads_to_what_it_interrupted() {
     assert_eq!(check(0xffff_fff9, &basic(1 << 24)[..5]).2, Ended::WindowRanOut);
     // Reset
     assert_eq!(check(0xffff_ffff, &[]).2, Ended::Root);
+}
+
+#[test]
+fn a_handler_leads_to_the_process_stack() {
+    // bx lr
+    let text = t32(&[0x4770]);
+    let frame = |status: u32| [0, 1, 2, 3, 12, CALLER as u32 | 1, TEXT as u32 + 8, status];
+    let check = |returns: u64, main: &[u32], process: Option<(u64, &[u32])>| {
+        let mut registers = at(0, true, returns);
+        (registers.m_profile, registers.cpsr) = (true, 1 << 24 | 15);
+        let (out, walked) = walk_on_two(&text, &registers, main, process);
+        (out.addresses.iter().map(|address| address.0).collect::<Vec<u64>>(), walked)
+    };
+    let thread = frame(1 << 24);
+    let found = [TEXT + 8, Avma::exception(15).0, TEXT + 8, CALLER - 1];
+    // Above the main stack or below it: what is needed counts from its own stack pointer.
+    for base in [STACK + 0x800, STACK - 0x800, 0x1000_0000] {
+        let (addresses, walked) = check(0xffff_fffd, &[], Some((base, &thread)));
+        assert_eq!((addresses.as_slice(), walked.reached), (&found[..], Avma(STACK + 32)), "{base:#x}");
+    }
+    // A handler in between, on the main stack.
+    let handler = frame(1 << 24 | 14);
+    let mut nested = handler;
+    nested[5] = 0xffff_fffd;
+    let (addresses, _) = check(0xffff_fff1, &nested, Some((STACK - 0x800, &thread)));
+    assert_eq!(addresses, [&found[..3], &[Avma::exception(14).0], &found[2..]].concat());
+    // Cores of Armv8-M without worlds, and one whose handler is of the other world.
+    assert_eq!(check(0xffff_ffbc, &[], Some((STACK - 0x800, &thread))).0, found);
+    let (addresses, walked) = check(0xffff_ffbd, &[], Some((STACK - 0x800, &thread)));
+    assert_eq!((addresses.as_slice(), walked.ended), (&found[..2], Ended::OtherStack));
+    // What says that it is a thread, but handles an exception, and the other way round.
+    assert_eq!(check(0xffff_fffd, &[], Some((STACK - 0x800, &handler))).1.ended, Ended::BadFrame);
+    assert_eq!(check(0xffff_fff1, &thread, None).1.ended, Ended::BadFrame);
+    let (_, walked) = check(0xffff_fffd, &[], Some((STACK - 0x800, &thread[..4])));
+    assert_eq!(walked.ended, Ended::WindowRanOut);
 }

@@ -3,13 +3,13 @@
 
 use super::cache::{Cache, Kind, calls};
 use super::frame::{Caller, Frame};
-use super::{LR, PC, SP, T32, exception, scan};
+use super::{LR, PC, SP, exception, scan};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
 use crate::binary::frame_rule::Column;
-use crate::walk::bounds::{Failure, further, is_on_other_stack};
+use crate::walk::bounds::{Failure, is_on_other_stack};
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, Walked};
+use crate::walk::{Ended, Input, OtherStack, Walked};
 
 /// What the link register holds at reset, where nothing called (DDI 0403, B1.4.1).
 const AT_RESET: u64 = 0xffff_ffff;
@@ -54,58 +54,83 @@ impl Unwinder {
         self.cache.forget(is_gone);
     }
 
-    /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
-    pub(in crate::walk) fn unwind(
+    /// Walks from the registers of a stopped thread; see [`unwind_on_two`](crate::walk::unwind_on_two).
+    pub(in crate::walk) fn unwind<'a>(
         &mut self,
         how: How,
         registers: &Arm,
-        input: &Input<'_>,
+        input: &Input<'a>,
+        other: Option<OtherStack<'a>>,
         out: &mut Frames,
     ) -> Walked {
-        let walked = self.walk(how, registers, input, out);
+        let walked = self.walk(how, registers, input, other, out);
         // Frame records alone prove nothing: instructions and tables must lead to the same.
         let claims = how == How::FramePointer && walked.ended.is_complete();
-        let unproved = claims && !self.confirms(&out.addresses, registers, input);
+        let unproved = claims && !self.confirms(&out.addresses, registers, input, other);
         Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
     }
 
-    fn confirms(&mut self, addresses: &[LookupAvma], registers: &Arm, input: &Input<'_>) -> bool {
+    fn confirms<'a>(
+        &mut self,
+        addresses: &[LookupAvma],
+        registers: &Arm,
+        input: &Input<'a>,
+        other: Option<OtherStack<'a>>,
+    ) -> bool {
         let mut confirmed = std::mem::take(&mut self.confirmed);
         confirmed.clear();
-        let walked = self.walk(How::Auto, registers, input, &mut confirmed);
+        let walked = self.walk(How::Auto, registers, input, other, &mut confirmed);
         let same = walked.ended.is_complete() && confirmed.addresses == addresses;
         self.confirmed = confirmed;
         same
     }
 
-    fn walk(&mut self, how: How, registers: &Arm, input: &Input<'_>, out: &mut Frames) -> Walked {
+    fn walk<'a>(
+        &mut self,
+        how: How,
+        registers: &Arm,
+        input: &Input<'a>,
+        mut other: Option<OtherStack<'a>>,
+        out: &mut Frames,
+    ) -> Walked {
+        let mut input = *input;
         let mut frame = Frame::new(registers);
         out.push(frame.address, Method::Context);
-        let mut reached = frame.sp();
+        let start = frame.sp();
+        // What is needed counts from the stack pointer of each stack.
+        let (mut base, mut reached) = (start, start);
         let mut doubts = Doubts { unproved: false, scanned: how == How::Scan };
         loop {
-            let (next, method) = match self.step(how, &frame, &mut doubts, input) {
+            let (next, method) = match self.step(how, &frame, &mut doubts, &input) {
                 Step::To(caller, method) => (caller, method),
                 Step::Ends(ended) => return Walked { ended: doubts.of(ended), reached },
             };
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
+            // All bits of what a handler returns to tell something, the lowest too.
+            let returns_to = next.raw;
             let (mut next, mut found_by) = (next.frame, method);
-            if exception::is_return(next.address.at().0 | u64::from(next.is_t32)) && next.is_m_profile {
+            if exception::is_return(returns_to) && next.is_m_profile {
                 // The handler is shown between.
                 let number = exception::number(frame.status);
                 out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
                 if out.len() >= input.max_depth {
                     return Walked { ended: Ended::DepthLimit, reached };
                 }
-                let returns_to = next.address.at().0 | T32;
-                match exception::interrupted(&next, returns_to, input) {
+                match exception::change_stack(&mut next, returns_to, &mut input, &mut other) {
+                    Ok(true) => base = next.sp(),
+                    Ok(false) => {}
+                    Err(ended) => return Walked { ended, reached },
+                }
+                match exception::interrupted(&next, returns_to, &input) {
                     Ok(interrupted) => (next, found_by) = (interrupted, Method::Exception),
                     Err(ended) => return Walked { ended, reached },
                 }
             }
-            reached = further(reached, next.sp(), input);
+            if !is_on_other_stack(next.sp(), &input) {
+                reached = reached.max(start + next.sp().0.saturating_sub(base.0));
+            }
             frame = next;
             out.push(frame.address, found_by);
         }

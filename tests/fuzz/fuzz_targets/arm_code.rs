@@ -7,7 +7,7 @@ use std::ops::Range;
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
 use stackprof::arch::{Arm, Registers};
-use stackprof::walk::{Code, Frames, How, Input, StackBytes, Unwinder, unwind};
+use stackprof::walk::{Code, Frames, How, Input, OtherStack, StackBytes, Unwinder, unwind_on_two};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
@@ -57,11 +57,14 @@ fuzz_target!(|data: &[u8]| {
         code_mask: u64::MAX,
         code: &code,
     };
+    // Where the process stack pointer may be: in the same memory.
+    let process = StackBytes { base: Avma(STACK + 0x200), bytes: stack.get(0x200..).unwrap_or_default() };
+    let other = (kind & 16 != 0).then_some(OtherStack { stack: process, limit: None });
     let cpsr = if kind & 4 != 0 { 1 << 5 } else { 0 };
     let registers = Registers::Arm(Arm { r, cpsr, m_profile: kind & 8 != 0 });
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
     for (how, _) in How::ALL {
-        unwind(how, &registers, &input, &mut unwinder, &mut frames);
+        unwind_on_two(how, &registers, &input, other, &mut unwinder, &mut frames);
         assert!((1..=MAX_DEPTH).contains(&frames.addresses.len()) && frames.methods.len() == frames.addresses.len());
     }
 });

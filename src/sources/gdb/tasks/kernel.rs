@@ -40,6 +40,8 @@ pub(super) struct Form {
     pub(super) item_bytes: u64,
     /// `pcTaskName` of a task control block and its length, where that is told.
     pub(super) name: Option<(u64, u64)>,
+    /// `pxStack` of a task control block, where that is told.
+    pub(super) stack: Option<u64>,
 }
 
 /// See the top of this file. Addresses are those that the file states.
@@ -87,6 +89,7 @@ impl Form {
         let found = structures::find(file, &["xLIST", "xLIST_ITEM", "tskTaskControlBlock"]);
         let [Some(list), Some(item), task] = found.as_slice() else { return None };
         let name = task.as_ref().and_then(|task| task.offset("pcTaskName").zip(task.count("pcTaskName")));
+        let stack = task.as_ref().and_then(|task| task.offset("pxStack"));
         let form = Form {
             list_bytes: list.bytes,
             number: list.offset("uxNumberOfItems")?,
@@ -97,6 +100,7 @@ impl Form {
             container: item.offset("pxContainer").or_else(|| item.offset("pvContainer"))?,
             item_bytes: item.bytes,
             name: name.filter(|(offset, length)| *offset < MAX_BYTES && (1..MAX_BYTES).contains(length)),
+            stack,
         };
         form.is_sound().then_some(form)
     }
@@ -112,6 +116,7 @@ impl Form {
             container: 16,
             item_bytes: 20,
             name: None,
+            stack: None,
         })
     }
 

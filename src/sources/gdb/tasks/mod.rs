@@ -21,8 +21,9 @@ const MAX_LISTS: usize = 512;
 const TCB_BYTES: usize = 256;
 /// Longest name (`configMAX_TASK_NAME_LEN` is 16 unless configured).
 const MAX_NAME_BYTES: usize = 64;
-/// Words behind the items of a task control block that may stand before the name: priority, stack, and
-/// what configurations add.
+/// Words behind the items of a task control block: priority, stack (`pxStack`), and what configurations
+/// add before the name.
+const STACK_WORD: usize = 1;
 const WORDS_BEFORE_NAME: usize = 2;
 const MORE_WORDS_BEFORE_NAME: usize = 8;
 /// How often all lists are read, nanoseconds.
@@ -38,6 +39,8 @@ pub(super) type Read<'r, E> = dyn FnMut(&[Range]) -> Result<Vec<Vec<u8>>, E> + '
 pub(super) struct Task {
     pub(super) tcb: u64,
     pub(super) name: String,
+    /// The lowest address of its stack, where that is known.
+    stack: Option<u64>,
     missing: u8,
 }
 
@@ -167,7 +170,8 @@ impl Tasks {
         for (tcb, bytes) in new.into_iter().zip(read(&ranges)?) {
             if self.tasks.len() < MAX_TASKS && !bytes.is_empty() {
                 let name = self.name(tcb, &bytes).unwrap_or_default();
-                self.tasks.push(Task { tcb, name, missing: 0 });
+                let stack = self.stack(tcb, &bytes);
+                self.tasks.push(Task { tcb, name, stack, missing: 0 });
                 changed = true;
             }
         }
@@ -182,14 +186,35 @@ impl Tasks {
             let end = offset.saturating_add(length as usize).min(bytes.len());
             return text(bytes.get(offset..end)?);
         }
+        let from = self.behind_items(tcb, bytes)? + 4 * WORDS_BEFORE_NAME;
+        let places = (0..=MORE_WORDS_BEFORE_NAME).map(|words| from + 4 * words);
+        places.filter_map(|at| text(bytes.get(at..)?)).next()
+    }
+
+    /// Where what is behind the items of a task control block begins.
+    fn behind_items(&self, tcb: u64, bytes: &[u8]) -> Option<usize> {
         // Both items tell whose they are, whatever stands before them.
         let form = self.kernel.form;
         let item_bytes = form.item_bytes as usize;
         let owns = |at: usize| word_at(bytes, at as u64 + form.owner) == Some(tcb);
         let first = (0..bytes.len()).step_by(4).find(|at| owns(*at) && owns(at + item_bytes))?;
-        let from = first + 2 * item_bytes + 4 * WORDS_BEFORE_NAME;
-        let places = (0..=MORE_WORDS_BEFORE_NAME).map(|words| from + 4 * words);
-        places.filter_map(|at| text(bytes.get(at..)?)).next()
+        Some(first + 2 * item_bytes)
+    }
+
+    /// Where the stack of the task begins whose control block these bytes begin: below `pxTopOfStack`.
+    fn stack(&self, tcb: u64, bytes: &[u8]) -> Option<u64> {
+        let usual = || Some((self.behind_items(tcb, bytes)? + 4 * STACK_WORD) as u64);
+        let stack = word_at(bytes, self.kernel.form.stack.or_else(usual)?)?;
+        word_at(bytes, 0).filter(|top| stack != 0 && stack <= *top).map(|_| stack)
+    }
+
+    /// Whether a stack pointer is on the stack of this task, rather than of another: of all stacks that
+    /// begin below it, the task's is the nearest. Not while the beginning of one of them is not known.
+    pub(super) fn is_on_stack_of(&self, tcb: u64, sp: u64) -> bool {
+        let stacks: Option<Vec<(u64, u64)>> =
+            self.tasks.iter().map(|task| Some((task.stack?, task.tcb))).collect();
+        let below = stacks.unwrap_or_default().into_iter().filter(|(stack, _)| *stack <= sp).max();
+        below.is_some_and(|(_, owner)| owner == tcb)
     }
 
     /// The registers of tasks that do not run, each `None` where no port of FreeRTOS left them as they

@@ -13,8 +13,17 @@ const READY: u64 = BASE + 0x100;
 const DELAYED: u64 = BASE + 0x200;
 const TCBS: u64 = BASE + 0x1000;
 const TCB_SPACE: u64 = 0x100;
-const FORM: Form =
-    Form { list_bytes: 20, number: 0, end: 8, next: 4, owner: 12, container: 16, item_bytes: 20, name: None };
+const FORM: Form = Form {
+    list_bytes: 20,
+    number: 0,
+    end: 8,
+    next: 4,
+    owner: 12,
+    container: 16,
+    item_bytes: 20,
+    name: None,
+    stack: None,
+};
 
 struct Memory {
     bytes: Vec<u8>,
@@ -119,6 +128,35 @@ fn names_are_where_debug_information_says() {
     assert_eq!(names(&tasks), ["task"]);
     tasks.kernel.form.name = Some((u64::from(u32::MAX), 5));
     assert_eq!(tasks.name(TCBS, &[0; 32]), None);
+}
+
+#[test]
+fn a_stack_pointer_is_on_the_stack_that_begins_next_below_it() {
+    let mut memory = Memory::new();
+    memory.list(READY, &[0, 1, 2]);
+    let stacks = [BASE + 0x3000, BASE + 0x3400, BASE + 0x3200];
+    for (task, stack) in (0..).zip(stacks) {
+        // Behind both items and the priority.
+        memory.put(TCBS + task * TCB_SPACE + 8 + 2 * FORM.item_bytes + 4, &[stack]);
+    }
+    memory.put(CURRENT, &[TCBS, 1]);
+    for stack in [None, Some(8 + 2 * FORM.item_bytes + 4)] {
+        let mut tasks = tasks(&[(READY, 1)]);
+        tasks.kernel.form.stack = stack;
+        update(&mut tasks, &mut memory, 0);
+        let owners = |sp: u64| {
+            (0..3).filter(|task| tasks.is_on_stack_of(TCBS + task * TCB_SPACE, sp)).collect::<Vec<u64>>()
+        };
+        assert_eq!(
+            [0x2ffc, 0x3000, 0x31fc, 0x3200, 0x3600].map(|at| owners(BASE + at)),
+            [vec![], vec![0], vec![0], vec![2], vec![1]]
+        );
+    }
+    // What cannot be the beginning of a stack.
+    memory.put(TCBS + 8 + 2 * FORM.item_bytes + 4, &[0xffff_fff0]);
+    let mut tasks = tasks(&[(READY, 1)]);
+    update(&mut tasks, &mut memory, 0);
+    assert!((0..3).all(|task| !tasks.is_on_stack_of(TCBS + task * TCB_SPACE, BASE + 0x3204)));
 }
 
 #[test]
