@@ -33,6 +33,17 @@ pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> E
     }
 }
 
+/// Whether the flags are behind an instruction as before it. Loads, stores and branches keep them, and what
+/// computes does without bit S.
+pub(super) fn keeps_flags(word: u32) -> bool {
+    match word >> 25 & 0b111 {
+        0b000 | 0b001 => word >> 20 & 1 == 0 && word & 0x0190_0000 != 0x0100_0000,
+        0b010..=0b100 | 0b110 => true,
+        0b101 => word >> 24 & 1 == 0 && word >> 28 != 0xf,
+        _ => false,
+    }
+}
+
 fn field(word: u32, from: u32) -> u8 {
     (word >> from & 0xf) as u8
 }

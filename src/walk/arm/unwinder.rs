@@ -183,6 +183,7 @@ impl Unwinder {
         if !self.cache.rule(how, next, input.code).returns {
             return Step::Ends(if is_made_up(next, input) { Ended::Fiber } else { Ended::BadFrame });
         }
+        doubts.unproved |= !self.cache.may_have_called(next, frame, input.code);
         if let Some(entry) = assumes {
             doubts.unproved |= !calls(next.code_address(), entry, input.code);
         }
