@@ -177,19 +177,16 @@ fn found(how: How, frame: &Frame, code: &dyn Code) -> Option<Found> {
         TableSays::CannotUnwind | TableSays::Refused => None,
     };
     let by_code = || by_code(frame, code);
-    let by_record = || {
-        let entry = is_return.then(|| entry_of(frame, code)).flatten()?;
-        certain(record::row(entry, code)?, Method::FramePointer)
-    };
+    let by_record = || certain(record::row(entry_of(frame, code)?, code)?, Method::FramePointer);
     match how {
         How::Auto if is_return => by_cfi().or_else(by_exidx).or_else(by_code).or_else(by_record),
-        How::Auto => by_code().or_else(by_cfi).or_else(by_exidx),
+        How::Auto => by_code().or_else(by_cfi).or_else(by_exidx).or_else(by_record),
         How::Cfi => by_cfi(),
         How::Exidx => by_exidx(),
         How::Code => by_code(),
         // The leaf may not have made its record yet.
         How::FramePointer if is_return => by_record(),
-        How::FramePointer => by_code(),
+        How::FramePointer => by_code().or_else(by_record),
         How::Scan => None,
     }
 }

@@ -172,6 +172,9 @@ pub(super) fn multiple(
     first: i64,
     moves: Option<i64>,
 ) -> Effect {
+    if !is_load && base == SP && moves.is_some() && list >> LR & 1 == 1 && has_lost_link(state) {
+        return Effect::Ends;
+    }
     let place = state.place(base).map(|place| place.plus(first));
     let before = *state;
     if let Some(bytes) = moves {
@@ -201,6 +204,12 @@ pub(super) fn multiple(
         state.set(SP, value);
     }
     effect
+}
+
+/// Whether a call has overwritten the link register. To push it then is the beginning of another function: the
+/// call in front of it did not return.
+pub(super) fn has_lost_link(state: &State) -> bool {
+    state.get(LR) == Value::Unknown
 }
 
 /// Whether a register is what frames are counted from: the words there are those of the frame.

@@ -34,6 +34,8 @@ pub(super) use state::{Effect, Place, State, Value};
 pub(super) const STEPS_MAX: u32 = 2048;
 /// Most places that branches lead to.
 const TARGETS_MAX: usize = 256;
+/// Most subroutines of a function.
+const INNER_MAX: usize = 8;
 /// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
 /// outliner made are that short.
 const PIECE_MAX: u32 = 16;
@@ -152,6 +154,7 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     }
     let mut ways = Ways { bases, goes_on: P::EVERY_WAY, ..Ways::new::<P, N>(function, code) };
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
+    let is_t32 = state.mode.t32;
     ways.goal = Some(Goal { at, returned });
     let (mut found, mut differ) = (None, false);
     ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
@@ -165,6 +168,21 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
         found = told.or(found.take());
         differ.then_some(())
     });
+    // What jumps lead to inside a function may be a subroutine of its own, which has another frame then.
+    let inner = std::mem::take(&mut ways.inner);
+    for target in inner {
+        let mut from_call = Ways { bases, ..Ways::new::<P, N>(ways.function.clone(), code) };
+        from_call.goal = ways.goal;
+        let mut state = P::begin(entry).1;
+        state.mode.t32 = is_t32;
+        from_call.follow::<P, (), N, _>(target, state, |_, arrived| {
+            let Arrived::At(state) = arrived else { return None };
+            let told = tell(state);
+            differ |= !told.as_ref().zip(found.as_ref()).is_some_and(|(told, found)| is_same(told, found));
+            None
+        });
+        differ |= from_call.left == 0;
+    }
     let is_cut = P::EVERY_WAY && ways.left == 0;
     found.filter(|_| !differ && !ways.differ && !is_cut)
 }
@@ -266,6 +284,8 @@ struct Ways<'c> {
     goes_on: bool,
     left: u32,
     callees: callee::Callees,
+    /// What the function itself calls of its own.
+    inner: Vec<Avma>,
 }
 
 impl<'c> Ways<'c> {
@@ -273,7 +293,18 @@ impl<'c> Ways<'c> {
         let bases = P::BASES.first().copied().unwrap_or_default();
         let callees = callee::Callees::default();
         let (targets, left) = (Vec::new(), STEPS_MAX);
-        Ways { function, bases, goal: None, code, targets, differ: false, goes_on: false, left, callees }
+        Ways {
+            function,
+            bases,
+            goal: None,
+            code,
+            targets,
+            differ: false,
+            goes_on: false,
+            left,
+            callees,
+            inner: Vec::new(),
+        }
     }
 
     /// Follows every way from `start`, until `arrive` makes a row of where one ends.
@@ -313,8 +344,10 @@ impl<'c> Ways<'c> {
                 let found = match effect {
                     Effect::Plain => None,
                     Effect::Calls(target) => {
-                        comes_back =
-                            !target.is_some_and(|target| self.never_returns::<P, N>(target, &state));
+                        if let Some(target) = target.filter(|target| self.is_inner(*target)) {
+                            self.inner.push(target);
+                        }
+                        comes_back = !target.is_some_and(|target| self.never_returns::<P, N>(target, &state));
                         match target.and_then(|target| self.piece::<P, N>(target, &state, Some(next))) {
                             Some(after) => state = after,
                             None => after_call::<P, N>(&mut state),
@@ -398,6 +431,15 @@ impl<'c> Ways<'c> {
         }
         self.differ |= !has_room;
         has_room
+    }
+
+    /// Whether a call leads into the function itself, not to its beginning, and that was not seen before.
+    fn is_inner(&self, target: Avma) -> bool {
+        let is_inside = self
+            .function
+            .as_ref()
+            .is_some_and(|function| function.contains(&target) && function.start != target);
+        self.goes_on && is_inside && self.inner.len() < INNER_MAX && !self.inner.contains(&target)
     }
 
     /// Whether one more place can be remembered.

@@ -1,8 +1,8 @@
 //! Rows out of what is known at an instruction: of a function that returns, and of one that was followed from its
 //! entry. Input: a [`State`]; output: a [`Row`].
 
-use super::state::{State, Value};
 use super::Place;
+use super::state::{State, Value};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::processor::Processor;
 

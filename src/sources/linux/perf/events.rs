@@ -244,7 +244,15 @@ impl Events {
     }
 
     fn none(how: How, cpus: Vec<c_int>) -> Events {
-        Events { rings: Vec::new(), cpus, counted_ns: Vec::new(), looked_ns: 0, others: Vec::new(), woken: Vec::new(), how }
+        Events {
+            rings: Vec::new(),
+            cpus,
+            counted_ns: Vec::new(),
+            looked_ns: 0,
+            others: Vec::new(),
+            woken: Vec::new(),
+            how,
+        }
     }
 
     /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
@@ -277,7 +285,8 @@ impl Events {
                 events.others.push(beside);
             } else if how.kernel {
                 // Shares are right without it, but for time before threads run.
-                let beside = sys::open(&switch_attributes(how, Switches::now_and_then(how), ring_bytes), -1, *cpu);
+                let beside =
+                    sys::open(&switch_attributes(how, Switches::now_and_then(how), ring_bytes), -1, *cpu);
                 if let Ok(beside) = beside
                     && sys::write_into(&beside, &event).is_ok()
                 {
@@ -370,7 +379,8 @@ impl Events {
         const SPREAD_PER_MILLE: u64 = 500;
         let mean_per_mille = 1000 + 1000 / (2 * PERIODS_BETWEEN_CHANGES);
         let per_mille = mean_per_mille - SPREAD_PER_MILLE / 2 + random % SPREAD_PER_MILLE;
-        let period_ns = (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(CLOCK_PERIOD_MIN);
+        let period_ns =
+            (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(CLOCK_PERIOD_MIN);
         for (_, event) in &self.rings {
             // It ticks on as before where that fails.
             let _ = sys::set_period(event, period_ns);

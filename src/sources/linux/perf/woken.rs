@@ -306,7 +306,13 @@ impl Told {
     /// Opens a window, whose events tell of switches by now, or ends one, whose events still do.
     pub(super) fn turn_woken(&mut self, turn: Turn) {
         let mut clocks = Clocks::new();
-        for pid in self.members.iter().filter(|(_, one)| one.told && one.ends_in.is_none()).map(|(pid, _)| *pid).take(CLOCKS_MAX) {
+        for pid in self
+            .members
+            .iter()
+            .filter(|(_, one)| one.told && one.ends_in.is_none())
+            .map(|(pid, _)| *pid)
+            .take(CLOCKS_MAX)
+        {
             let cpu_ns = sys::process_cpu_ns(pid);
             clocks.extend(cpu_ns.map(|cpu_ns| (pid, Asked { at_ns: sys::monotonic_ns(), cpu_ns })));
         }
