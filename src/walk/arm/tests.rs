@@ -36,14 +36,14 @@ fn t32(halves: &[u16]) -> Text {
     let all = [&[0xf000, 0xf802, 0xde00, 0xde00], halves].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|half| half.to_le_bytes()).collect();
     let end = TEXT + bytes.len() as u64;
-    Text { bytes, functions: vec![TEXT + 8..end] }
+    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect() }
 }
 
 fn a32(words: &[u32]) -> Text {
     let all = [&[0xeb00_0000, 0xe7f0_00f0], words].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
     let end = TEXT + bytes.len() as u64;
-    Text { bytes, functions: vec![TEXT + 8..end] }
+    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect() }
 }
 
 /// The first two frames, where the function is `offset` bytes in, with that stack and link register.
@@ -260,4 +260,33 @@ fn an_early_return_of_several_instructions_with_a_condition_is_one_way() {
         let (addresses, methods, _) = walk(&text, &at(offset, true, 0xdead), &words);
         assert_eq!((addresses, methods[1]), (vec![TEXT + 8 + offset, CALLER - 1], Method::Code));
     }
+}
+
+#[test]
+fn a_subroutine_inside_a_function_proves_no_end() {
+    let text = a32(&[
+        0xe92d_4010, // +00 push {r4, lr}
+        0xeb00_0001, // +04 bl +10
+        0xea00_0000, // +08 b +10
+        0xe1a0_0000, // +0c nop
+        0xe350_0000, // +10 cmp r0, #0
+        0x08bd_8010, // +14 popeq {r4, pc}
+        0xe12f_ff1e, // +18 bx lr
+    ]);
+    let ended = |link| walk(&text, &at(0x10, false, link), &[4, 0xffff_ffff]).2;
+    assert!(!ended(TEXT + 8 + 8).is_complete());
+    assert!(ended(0xdead).is_complete());
+}
+
+#[test]
+fn a_jump_behind_a_moved_program_counter_is_a_call() {
+    let text = a32(&[
+        0xe92d_4010, // +00 push {r4, lr}
+        0xe1a0_e00f, // +04 mov lr, pc
+        0xeaff_fffc, // +08 b +00
+        0xe8bd_8010, // +0c pop {r4, pc}
+    ]);
+    let back = TEXT + 8 + 0xc;
+    let (addresses, ..) = walk(&text, &at(0, false, back), &[4, CALLER as u32]);
+    assert_eq!(addresses, [TEXT + 8, back - 1, CALLER - 1]);
 }
