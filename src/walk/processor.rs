@@ -34,6 +34,10 @@ pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
     /// Whether a jump to another function proves that the link register holds the caller. Not where
     /// compilers jump from the body of a function to a part of it that stands apart.
     const JUMPS_KEEP_LINK: bool = true;
+    /// Whether what is told of ways from a function's entry holds only if every way was followed: those that
+    /// come back to the address too (an alloca in a loop moves the stack pointer each time), and none behind
+    /// calls of functions that never return. For processors whose code mostly has no unwind tables.
+    const EVERY_WAY: bool = false;
 
     /// Where a code address is, and the state of a way that begins there. Where the lowest bit of code
     /// addresses tells the instruction set it is taken off.

@@ -335,7 +335,7 @@ fn branch_kind(word: u32, at: Avma) -> Kind {
         Effect::JumpsAnywhere => Kind::Ends { indirect: true },
         Effect::Jumps(target) => Kind::Jump(target),
         Effect::MayJump(target) => Kind::Branch(target),
-        Effect::Ends | Effect::MayReturn => Kind::Ends { indirect: false },
+        Effect::Ends | Effect::MayReturn | Effect::Forks(_) => Kind::Ends { indirect: false },
         Effect::Plain => Kind::Plain,
     }
 }

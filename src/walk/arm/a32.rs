@@ -3,13 +3,26 @@
 //!
 //! Encodings: DDI 0406, A5 and A8.
 
-use super::instructions::{Access, coprocessor, exchange, literal, multiple, signed, sum, target, write};
+use super::instructions::{
+    Access, coprocessor, exchange, has_lost_link, literal, multiple, signed, sum, target, write,
+};
 use super::{LR, PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
 /// Executes `word`, which stands at `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
+    // Behind `mov lr, pc` a jump is a call: all that there was before Armv5T, and how LLVM calls functions that
+    // do not return.
+    let links = state.get(LR) == Value::Number(at.0 + 4);
+    match by_class(at, bytes, word, state) {
+        Effect::Jumps(target) if links => Effect::Calls(Some(target)),
+        Effect::JumpsAnywhere | Effect::Returns if links => Effect::Calls(None),
+        other => other,
+    }
+}
+
+fn by_class(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
     if word >> 28 == 0xf {
         return unconditional(word, state);
     }
@@ -30,6 +43,17 @@ pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> E
             Effect::Plain
         }
         _ => coprocessor(word, state),
+    }
+}
+
+/// Whether the flags are behind an instruction as before it. Loads, stores and branches keep them, and what
+/// computes does without bit S.
+pub(super) fn keeps_flags(word: u32) -> bool {
+    match word >> 25 & 0b111 {
+        0b000 | 0b001 => word >> 20 & 1 == 0 && word & 0x0190_0000 != 0x0100_0000,
+        0b010..=0b100 | 0b110 => true,
+        0b101 => word >> 24 & 1 == 0 && word >> 28 != 0xf,
+        _ => false,
     }
 }
 
@@ -66,6 +90,7 @@ fn data(at: Avma, word: u32, state: &mut State) -> Effect {
     let is_shifted = word & 0xff0 != 0;
     let right = match (word >> 25 & 1 == 1, is_shifted) {
         (true, _) => Value::Number(immediate(word).into()),
+        (false, false) if field(word, 0) == PC => Value::Number(at.0 + 8),
         (false, false) => state.get(field(word, 0)),
         (false, true) => shifted(word, state),
     };
@@ -225,6 +250,7 @@ fn single(bytes: &[u8], word: u32, state: &mut State) -> Effect {
             Effect::JumpsAnywhere
         }
         (false, true) => access.load(state),
+        (false, false) if register == LR && base == SP && writes_back && has_lost_link(state) => Effect::Ends,
         (false, false) => {
             access.store(state);
             Effect::Plain

@@ -6,6 +6,8 @@
 //! be in a prologue or an epilogue that these do not describe, the instructions come first. The frame
 //! record of a function is last, since nothing says that it is kept.
 
+use std::collections::BTreeMap;
+
 use super::frame::Frame;
 use super::start::SignalFrame;
 use super::{LR, SP, T32, call, entry, record, start};
@@ -19,12 +21,16 @@ use crate::walk::{Code, flow};
 
 /// Most rows that are kept; beyond it the cache is emptied.
 const ROWS_MAX: usize = 1 << 14;
+/// Most pairs of functions that are kept.
+const JUMPS_MAX: usize = 1 << 12;
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: [Table<Rule>; How::ALL.len()],
     rows: Vec<Found>,
+    /// Whether the function that a call leads to may jump into another one.
+    jumps: BTreeMap<(Avma, Avma), bool>,
 }
 
 /// A row, and what is known of it.
@@ -59,11 +65,13 @@ impl Cache {
     pub(super) fn clear(&mut self) {
         self.rules.iter_mut().for_each(Table::clear);
         self.rows.clear();
+        self.jumps.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.iter_mut().for_each(|rules| rules.retain(|key| !is_gone(lookup_of(key))));
+        self.jumps.clear();
     }
 
     pub(super) fn row(&self, index: u32) -> Option<&Found> {
@@ -90,6 +98,28 @@ impl Cache {
             self.rules[how as usize].insert(key, rule);
         }
         rule
+    }
+
+    /// Whether the call in front of a return address may have led to a frame: into its function, or to one that
+    /// jumps there. What a call leads elsewhere did not call the frame: one between them is missing.
+    pub(super) fn may_have_called(&mut self, caller: &Frame, frame: &Frame, code: &dyn Code) -> bool {
+        let Some(call::Call::To(target)) = call::before(caller.code_address(), code) else { return true };
+        let Some(function) = code.function(frame.address.lookup().at()) else { return true };
+        if function.contains(&Avma(target.0 & !T32)) {
+            return true;
+        }
+        let key = (target, function.start);
+        if let Some(may) = self.jumps.get(&key) {
+            return *may;
+        }
+        let may = flow::may_jump_into::<Arm, _>(target, function.start, code);
+        if !code.lacked() {
+            if self.jumps.len() >= JUMPS_MAX {
+                self.jumps.clear();
+            }
+            self.jumps.insert(key, may);
+        }
+        may
     }
 
     fn find(&mut self, how: How, frame: &Frame, code: &dyn Code) -> Kind {
@@ -147,19 +177,16 @@ fn found(how: How, frame: &Frame, code: &dyn Code) -> Option<Found> {
         TableSays::CannotUnwind | TableSays::Refused => None,
     };
     let by_code = || by_code(frame, code);
-    let by_record = || {
-        let entry = is_return.then(|| entry_of(frame, code)).flatten()?;
-        certain(record::row(entry, code)?, Method::FramePointer)
-    };
+    let by_record = || certain(record::row(entry_of(frame, code)?, code)?, Method::FramePointer);
     match how {
         How::Auto if is_return => by_cfi().or_else(by_exidx).or_else(by_code).or_else(by_record),
-        How::Auto => by_code().or_else(by_cfi).or_else(by_exidx),
+        How::Auto => by_code().or_else(by_cfi).or_else(by_exidx).or_else(by_record),
         How::Cfi => by_cfi(),
         How::Exidx => by_exidx(),
         How::Code => by_code(),
         // The leaf may not have made its record yet.
         How::FramePointer if is_return => by_record(),
-        How::FramePointer => by_code(),
+        How::FramePointer => by_code().or_else(by_record),
         How::Scan => None,
     }
 }

@@ -74,8 +74,14 @@ fn in_a32(at: Avma, code: &dyn Code) -> Option<Call> {
             let jumps = call & 0x0fff_fff0 == 0x012f_ff10
                 || call & 0x0fff_fff0 == 0x01a0_f000
                 || call & 0x0c10_f000 == 0x0410_f000;
+            // So LLVM calls functions that do not return.
+            let branches = call >> 24 == 0xea;
             let links = || word(from.checked_sub(4)?, code).map(|word| word & 0x0fff_ffff == 0x01a0_e00f);
-            (jumps && links() == Some(true)).then_some(Call::Anywhere)
+            match (branches, jumps) {
+                (true, _) if links() == Some(true) => Some(Call::To(target(from + 8, offset))),
+                (_, true) if links() == Some(true) => Some(Call::Anywhere),
+                _ => None,
+            }
         }
     }
 }

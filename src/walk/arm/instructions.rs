@@ -18,20 +18,33 @@ const ALWAYS: u8 = 14;
 pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
     let takes = std::mem::take(&mut state.mode.takes);
     let it = state.mode.it;
-    if state.mode.t32 {
+    let (effect, length) = if state.mode.t32 {
         state.mode.it = after(it);
         let half = u16::from_le_bytes(*bytes.first_chunk()?);
         let is_wide = half >> 11 > 0b11100;
         let wide = || Some(u16::from_le_bytes(*bytes.get(2..)?.first_chunk()?));
         let second = if is_wide { Some(wide()?) } else { None };
         let execute = |state: &mut State| t32::execute(at, bytes, half, second, state);
-        let is_conditional = it & 0xf != 0 && it >> 4 != ALWAYS && !takes;
-        Some((under_condition(is_conditional, state, execute), if is_wide { 4 } else { 2 }))
+        let is_in_block = it & 0xf != 0;
+        let condition = if is_in_block && !takes { it >> 4 } else { ALWAYS };
+        let effect = under_condition(condition, state, execute);
+        if !is_in_block || t32::sets_flags_in_block(half, second) {
+            state.mode.assumed = None;
+        }
+        (effect, if is_wide { 4 } else { 2 })
     } else {
         let word = u32::from_le_bytes(*bytes.first_chunk()?);
-        let is_conditional = (word >> 28) < ALWAYS.into() && !takes;
-        Some((under_condition(is_conditional, state, |state| a32::execute(at, bytes, word, state)), 4))
+        let condition = if takes { ALWAYS } else { (word >> 28) as u8 };
+        let effect = under_condition(condition, state, |state| a32::execute(at, bytes, word, state));
+        if !matches!(effect, Effect::Forks(_)) && !a32::keeps_flags(word) {
+            state.mode.assumed = None;
+        }
+        (effect, 4)
+    };
+    if let Effect::Forks(_) = effect {
+        state.mode.it = it;
     }
+    Some((effect, length))
 }
 
 /// `ITSTATE` behind the next instruction (DDI 0406, A2.5.2).
@@ -40,13 +53,12 @@ fn after(it: u8) -> u8 {
 }
 
 /// What an instruction does if it may have a condition that is not fulfilled.
-fn under_condition(
-    is_conditional: bool,
-    state: &mut State,
-    execute: impl FnOnce(&mut State) -> Effect,
-) -> Effect {
-    if !is_conditional {
+fn under_condition(condition: u8, state: &mut State, execute: impl FnOnce(&mut State) -> Effect) -> Effect {
+    if condition >= ALWAYS || state.mode.assumed == Some(condition) {
         return execute(state);
+    }
+    if state.mode.assumed == Some(condition ^ 1) {
+        return Effect::Plain;
     }
     let mut executed = *state;
     match execute(&mut executed) {
@@ -56,11 +68,13 @@ fn under_condition(
             merge(state, &executed);
             Effect::Calls(None)
         }
+        // Epilogues of an early return: one instruction takes off a part of the frame, the next returns.
+        Effect::Plain if executed.get(SP) != state.get(SP) => Effect::Forks(condition),
         Effect::Plain => {
             merge(state, &executed);
             Effect::Plain
         }
-        other @ (Effect::MayJump(_) | Effect::MayReturn) => other,
+        other @ (Effect::MayJump(_) | Effect::MayReturn | Effect::Forks(_)) => other,
         // Another way goes on.
         Effect::JumpsAnywhere | Effect::Ends => Effect::Plain,
     }
@@ -158,6 +172,9 @@ pub(super) fn multiple(
     first: i64,
     moves: Option<i64>,
 ) -> Effect {
+    if !is_load && base == SP && moves.is_some() && list >> LR & 1 == 1 && has_lost_link(state) {
+        return Effect::Ends;
+    }
     let place = state.place(base).map(|place| place.plus(first));
     let before = *state;
     if let Some(bytes) = moves {
@@ -187,6 +204,12 @@ pub(super) fn multiple(
         state.set(SP, value);
     }
     effect
+}
+
+/// Whether a call has overwritten the link register. To push it then is the beginning of another function: the
+/// call in front of it did not return.
+pub(super) fn has_lost_link(state: &State) -> bool {
+    state.get(LR) == Value::Unknown
 }
 
 /// Whether a register is what frames are counted from: the words there are those of the frame.

@@ -53,6 +53,7 @@ impl Processor<ARM_COLUMNS> for Arm {
     // r7 and r11 are the frame pointers of compilers, r6 is LLVM's base pointer.
     const BASES: &'static [&'static [u8]] = &[&[SP], &[7], &[11], &[6]];
     const JUMPS_KEEP_LINK: bool = false;
+    const EVERY_WAY: bool = true;
 
     fn begin(at: Avma) -> (Avma, State) {
         let mut state = State::new();

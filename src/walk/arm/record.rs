@@ -4,7 +4,7 @@
 //! So it is found out from the function's first instructions. Input: an entry with its bit of T32;
 //! output: a row that counts from the frame pointer, valid in the function's body.
 
-use super::LR;
+use super::{LR, PC, SP};
 use crate::addr::Avma;
 use crate::arch::Arm;
 use crate::binary::frame_rule::{Column, RowArm};
@@ -33,8 +33,8 @@ pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
             if is_saved(LR) && is_saved(frame_pointer) {
                 // What else the function saves it may save later.
                 for (number, column) in row.columns.iter_mut().enumerate() {
-                    let is_kept = FRAME_POINTERS.contains(&(number as u8)) || number == usize::from(LR);
-                    if !is_kept {
+                    let number = number as u8;
+                    if !FRAME_POINTERS.contains(&number) && ![SP, LR, PC].contains(&number) {
                         *column = Column::Undefined;
                     }
                 }

@@ -89,6 +89,26 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
     Effect::Plain
 }
 
+/// Whether an instruction in an IT block may change the flags: there those of two bytes do so only if they
+/// compare (DDI 0406, A6.2.2).
+pub(super) fn sets_flags_in_block(half: u16, second: Option<u16>) -> bool {
+    match second {
+        // Those that compute with bit S, and what writes the flags from elsewhere.
+        Some(second) => match half >> 9 & 0b11_1111 {
+            0b11_0101 => half >> 4 & 1 == 1,
+            0b11_1000..=0b11_1011 => second >> 15 == 1 || half >> 4 & 1 == 1,
+            0b11_0111 | 0b11_1110 | 0b11_1111 => true,
+            _ => half >> 8 & 0b11_1111 == 0b11_1010,
+        },
+        None => {
+            half >> 11 == 0b00101
+                || half & 0xff00 == 0x4500
+                || matches!(half >> 6, 0b01_0000_1000 | 0b01_0000_1010 | 0b01_0000_1011)
+                || half & 0xff80 == 0x4780
+        }
+    }
+}
+
 /// One of the eight low registers.
 fn field(half: u16, from: u32) -> u8 {
     (half >> from & 7) as u8

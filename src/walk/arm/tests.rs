@@ -11,10 +11,11 @@ const STACK: u64 = 0x2000_0000;
 /// Where the caller is: behind a `bl`.
 const CALLER: u64 = TEXT + 4;
 
-/// Code that begins with `bl TEXT + 8` in either instruction set; what is called is one function.
+/// Code that begins with `bl TEXT + 8` in either instruction set; what is called is one function, if no
+/// other begins behind it.
 struct Text {
     bytes: Vec<u8>,
-    function: Range<u64>,
+    functions: Vec<Range<u64>>,
 }
 
 impl Code for Text {
@@ -25,8 +26,8 @@ impl Code for Text {
         self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|bytes| !bytes.is_empty())
     }
     fn function(&self, at: Avma) -> Option<Range<Avma>> {
-        let function = Avma(self.function.start)..Avma(self.function.end);
-        function.contains(&at).then_some(function)
+        let function = self.functions.iter().find(|function| function.contains(&at.0))?;
+        Some(Avma(function.start)..Avma(function.end))
     }
 }
 
@@ -35,24 +36,29 @@ fn t32(halves: &[u16]) -> Text {
     let all = [&[0xf000, 0xf802, 0xde00, 0xde00], halves].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|half| half.to_le_bytes()).collect();
     let end = TEXT + bytes.len() as u64;
-    Text { bytes, function: TEXT + 8..end }
+    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect() }
 }
 
 fn a32(words: &[u32]) -> Text {
     let all = [&[0xeb00_0000, 0xe7f0_00f0], words].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
     let end = TEXT + bytes.len() as u64;
-    Text { bytes, function: TEXT + 8..end }
+    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect() }
 }
 
 /// The first two frames, where the function is `offset` bytes in, with that stack and link register.
 fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, Ended) {
-    let (out, walked) = walk_on_two(text, registers, words, None);
+    walk_by(How::Auto, text, registers, words)
+}
+
+fn walk_by(how: How, text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, Ended) {
+    let (out, walked) = walk_on_two(how, text, registers, words, None);
     (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
 }
 
 /// The whole of a walk. `other`: where the process stack pointer is, and the words there.
 fn walk_on_two(
+    how: How,
     text: &Text,
     registers: &Arm,
     words: &[u32],
@@ -74,7 +80,7 @@ fn walk_on_two(
         code: text,
     };
     let mut out = Frames::default();
-    let walked = Unwinder::default().unwind(How::Auto, registers, &input, other, &mut out);
+    let walked = Unwinder::default().unwind(how, registers, &input, other, &mut out);
     (out, walked)
 }
 
@@ -186,7 +192,7 @@ fn a_handler_leads_to_the_process_stack() {
     let check = |returns: u64, main: &[u32], process: Option<(u64, &[u32])>| {
         let mut registers = at(0, true, returns);
         (registers.m_profile, registers.cpsr) = (true, 1 << 24 | 15);
-        let (out, walked) = walk_on_two(&text, &registers, main, process);
+        let (out, walked) = walk_on_two(How::Auto, &text, &registers, main, process);
         (out.addresses.iter().map(|address| address.0).collect::<Vec<u64>>(), walked)
     };
     let thread = frame(1 << 24);
@@ -211,4 +217,128 @@ fn a_handler_leads_to_the_process_stack() {
     assert_eq!(check(0xffff_fff1, &thread, None).1.ended, Ended::BadFrame);
     let (_, walked) = check(0xffff_fffd, &[], Some((STACK - 0x800, &thread[..4])));
     assert_eq!(walked.ended, Ended::WindowRanOut);
+}
+
+#[test]
+fn frame_records_lead_to_more_than_one_caller() {
+    let text = a32(&[
+        0xe1a0_c00d, // +00 mov ip, sp
+        0xe92d_d800, // +04 push {fp, ip, lr, pc}
+        0xe24c_b004, // +08 sub fp, ip, #4
+        0xebff_fffb, // +0c bl +00
+        0xe24b_d00c, // +10 sub sp, fp, #12
+        0xe89d_a800, // +14 ldm sp, {fp, sp, pc}
+    ]);
+    let stack = STACK as u32;
+    let back = TEXT as u32 + 8 + 0x10;
+    let record = |number: u32, link: u32| [stack + 16 * number + 28, stack + 16 * number + 16, link, 0x8014];
+    let words = [record(0, back), record(1, back), record(2, CALLER as u32)].concat();
+    let mut registers = at(0xc, false, 0xdead);
+    registers.r[11] = STACK + 12;
+    let (addresses, methods, _) = walk_by(How::FramePointer, &text, &registers, &words);
+    let back = u64::from(back) - 1;
+    assert_eq!(addresses, [TEXT + 8 + 0xc, back, back, CALLER - 1]);
+    assert_eq!(methods[2..], [Method::FramePointer; 2]);
+}
+
+#[test]
+fn an_alloca_in_a_loop_moves_the_stack_pointer_behind_its_first_instruction() {
+    let text = a32(&[
+        0xe92d_4800, // +00 push {fp, lr}
+        0xe1a0_b00d, // +04 mov fp, sp
+        0xe1a0_0000, // +08 nop
+        0xe04d_d002, // +0c sub sp, sp, r2
+        0xe253_3001, // +10 subs r3, r3, #1
+        0x1aff_fffb, // +14 bne +08
+        0xe1a0_d00b, // +18 mov sp, fp
+        0xe8bd_8800, // +1c pop {fp, pc}
+    ]);
+    for offset in [0x08, 0x0c, 0x10, 0x14, 0x18] {
+        let mut registers = at(offset, false, 0xdead);
+        registers.r[11] = STACK + 16;
+        let (addresses, ..) = walk(&text, &registers, &[1, CALLER as u32 + 1, 3, 4, 11, CALLER as u32]);
+        assert_eq!(addresses, [TEXT + 8 + offset, CALLER - 1], "at +{offset:#x}");
+    }
+}
+
+#[test]
+fn behind_a_call_that_never_returns_is_another_block() {
+    let mut text = a32(&[
+        0xe350_0000, // +00 cmp r0, #0
+        0x1a00_0001, // +04 bne +10
+        0xe92d_4010, // +08 push {r4, lr}
+        0xeb00_0003, // +0c bl +20
+        0xe92d_4070, // +10 push {r4, r5, r6, lr}
+        0xe12f_ff33, // +14 blx r3
+        0xeaff_fffd, // +18 b +14
+        0xe7f0_00f0, // +1c udf
+        0xe8b0_5010, // +20 ldm r0!, {r4, ip, lr}
+        0xe1a0_d00c, // +24 mov sp, ip
+        0xe12f_ff1e, // +28 bx lr
+    ]);
+    text.functions = vec![TEXT + 8..TEXT + 0x28, TEXT + 0x28..TEXT + 0x34];
+    let (addresses, methods, _) = walk(&text, &at(0x18, false, 0xdead), &[4, 5, 6, CALLER as u32]);
+    assert_eq!(addresses, [TEXT + 8 + 0x18, CALLER - 1]);
+    assert_eq!(methods[1], Method::Code);
+}
+
+#[test]
+fn an_early_return_of_several_instructions_with_a_condition_is_one_way() {
+    let text = a32(&[
+        0xe92d_4010, // +00 push {r4, lr}
+        0xe24d_d008, // +04 sub sp, sp, #8
+        0xe350_0000, // +08 cmp r0, #0
+        0x028d_d008, // +0c addeq sp, sp, #8
+        0x08bd_8010, // +10 popeq {r4, pc}
+        0xe12f_ff33, // +14 blx r3
+        0xeaff_fffa, // +18 b +08
+    ]);
+    for offset in [0x08, 0x0c, 0x14, 0x18] {
+        let (addresses, methods, _) = walk(&text, &at(offset, false, 0xdead), &[1, 2, 4, CALLER as u32]);
+        assert_eq!((addresses, methods[1]), (vec![TEXT + 8 + offset, CALLER - 1], Method::Code));
+    }
+    let text = t32(&[
+        0xb510, // +00 push {r4, lr}
+        0xb082, // +02 sub sp, #8
+        0x2800, // +04 cmp r0, #0
+        0xbf04, // +06 itt eq
+        0xb002, // +08 addeq sp, #8
+        0xbd10, // +0a popeq {r4, pc}
+        0x4798, // +0c blx r3
+        0xe7f9, // +0e b +04
+    ]);
+    for offset in [0x04, 0x06, 0x0c, 0x0e] {
+        let words = [1, 2, 4, CALLER as u32 | 1];
+        let (addresses, methods, _) = walk(&text, &at(offset, true, 0xdead), &words);
+        assert_eq!((addresses, methods[1]), (vec![TEXT + 8 + offset, CALLER - 1], Method::Code));
+    }
+}
+
+#[test]
+fn a_subroutine_inside_a_function_proves_no_end() {
+    let text = a32(&[
+        0xe92d_4010, // +00 push {r4, lr}
+        0xeb00_0001, // +04 bl +10
+        0xea00_0000, // +08 b +10
+        0xe1a0_0000, // +0c nop
+        0xe350_0000, // +10 cmp r0, #0
+        0x08bd_8010, // +14 popeq {r4, pc}
+        0xe12f_ff1e, // +18 bx lr
+    ]);
+    let ended = |link| walk(&text, &at(0x10, false, link), &[4, 0xffff_ffff]).2;
+    assert!(!ended(TEXT + 8 + 8).is_complete());
+    assert!(ended(0xdead).is_complete());
+}
+
+#[test]
+fn a_jump_behind_a_moved_program_counter_is_a_call() {
+    let text = a32(&[
+        0xe92d_4010, // +00 push {r4, lr}
+        0xe1a0_e00f, // +04 mov lr, pc
+        0xeaff_fffc, // +08 b +00
+        0xe8bd_8010, // +0c pop {r4, pc}
+    ]);
+    let back = TEXT + 8 + 0xc;
+    let (addresses, ..) = walk(&text, &at(0, false, back), &[4, CALLER as u32]);
+    assert_eq!(addresses, [TEXT + 8, back - 1, CALLER - 1]);
 }

@@ -3,7 +3,7 @@
 
 use super::cache::{Cache, Kind, calls};
 use super::frame::{Caller, Frame};
-use super::{LR, PC, SP, exception, scan};
+use super::{LR, PC, SP, T32, call, exception, scan};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
 use crate::binary::frame_rule::Column;
@@ -195,6 +195,7 @@ impl Unwinder {
         doubts.unproved |= method == Method::FramePointer && how == How::Auto;
         let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
         doubts.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
+        doubts.unproved |= is_in_another(frame, assumes, input);
         // Start code leaves one of these where nothing called.
         if caller.raw == 0 || caller.raw == AT_RESET {
             // A null word is also what lies anywhere on a stack that instructions led astray.
@@ -208,11 +209,23 @@ impl Unwinder {
         if !self.cache.rule(how, next, input.code).returns {
             return Step::Ends(if is_made_up(next, input) { Ended::Fiber } else { Ended::BadFrame });
         }
+        doubts.unproved |= !self.cache.may_have_called(next, frame, input.code);
         if let Some(entry) = assumes {
             doubts.unproved |= !calls(next.code_address(), entry, input.code);
         }
         Step::To(caller, method)
     }
+}
+
+/// Whether the link register of a leaf is of a call that leads to between where its function begins, or is assumed
+/// to, and where it is: then a function begins there, or a subroutine, which may be running.
+fn is_in_another(frame: &Frame, assumes: Option<Avma>, input: &Input<'_>) -> bool {
+    let at = frame.address.at();
+    let start = input.code.function(at).map(|function| function.start);
+    let Some(start) = assumes.or(start).filter(|_| !frame.address.is_return()) else { return false };
+    let called = call::before(Avma(frame.registers[usize::from(LR)]), input.code);
+    matches!(called, Some(call::Call::To(target)) if Avma(target.0 & !T32) > Avma(start.0 & !T32)
+        && Avma(target.0 & !T32) <= at)
 }
 
 /// Whether a return address is the first instruction of a function, which no call returns to: schedulers

@@ -12,6 +12,9 @@
 //! Every way is bounded by [`STEPS_MAX`] instructions in all; what a processor's instructions
 //! do is in `intel/instructions.rs` and `aarch64/instructions.rs`.
 
+mod callee;
+mod exits;
+mod rows;
 pub(super) mod state;
 #[cfg(test)]
 mod tests;
@@ -20,8 +23,10 @@ use std::ops::Range;
 
 use super::processor::Processor;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{Cfa, Column, Row};
+use crate::binary::frame_rule::Row;
 use crate::walk::Code;
+pub(super) use exits::may_jump_into;
+pub(super) use rows::{row_at_return, row_in_function};
 use state::REGISTERS;
 pub(super) use state::{Effect, Place, State, Value};
 
@@ -29,6 +34,8 @@ pub(super) use state::{Effect, Place, State, Value};
 pub(super) const STEPS_MAX: u32 = 2048;
 /// Most places that branches lead to.
 const TARGETS_MAX: usize = 256;
+/// Most subroutines of a function.
+const INNER_MAX: usize = 8;
 /// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
 /// outliner made are that short.
 const PIECE_MAX: u32 = 16;
@@ -64,7 +71,7 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
                 .then(|| row_at_return::<P, N>(state))
                 .flatten()
         }
-        Arrived::At(_) => None,
+        Arrived::At(_) | Arrived::RunsOut => None,
     })
 }
 
@@ -145,8 +152,9 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     if function.as_ref().is_some_and(|function| !function.contains(&entry)) {
         return None;
     }
-    let mut ways = Ways { bases, ..Ways::new::<P, N>(function, code) };
+    let mut ways = Ways { bases, goes_on: P::EVERY_WAY, ..Ways::new::<P, N>(function, code) };
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
+    let is_t32 = state.mode.t32;
     ways.goal = Some(Goal { at, returned });
     let (mut found, mut differ) = (None, false);
     ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
@@ -160,10 +168,27 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
         found = told.or(found.take());
         differ.then_some(())
     });
-    found.filter(|_| !differ && !ways.differ)
+    // What jumps lead to inside a function may be a subroutine of its own, which has another frame then.
+    let inner = std::mem::take(&mut ways.inner);
+    for target in inner {
+        let mut from_call = Ways { bases, ..Ways::new::<P, N>(ways.function.clone(), code) };
+        from_call.goal = ways.goal;
+        let mut state = P::begin(entry).1;
+        state.mode.t32 = is_t32;
+        from_call.follow::<P, (), N, _>(target, state, |_, arrived| {
+            let Arrived::At(state) = arrived else { return None };
+            let told = tell(state);
+            differ |= !told.as_ref().zip(found.as_ref()).is_some_and(|(told, found)| is_same(told, found));
+            None
+        });
+        differ |= from_call.left == 0;
+    }
+    let is_cut = P::EVERY_WAY && ways.left == 0;
+    found.filter(|_| !differ && !ways.differ && !is_cut)
 }
 
-/// Whether any way from a function's entry leads to `at`.
+/// Whether any way from a function's entry leads to `at`, and does not save where it was called from: what does
+/// is a function that stands behind one that does not return.
 pub(super) fn arrives<P: Processor<N>, const N: usize>(
     entry: Avma,
     at: Avma,
@@ -173,8 +198,13 @@ pub(super) fn arrives<P: Processor<N>, const N: usize>(
     let mut ways = Ways::new::<P, N>(None, code);
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     ways.goal = Some(Goal { at, returned });
-    let found = ways
-        .follow::<P, (), N, _>(entry, state, |_, arrived| matches!(arrived, Arrived::At(_)).then_some(()));
+    let is_saved = |state: &State| {
+        state.stores[..state.stored].iter().any(|(_, value)| P::LINK.map(Value::First) == Some(*value))
+    };
+    let found = ways.follow::<P, (), N, _>(entry, state, |_, arrived| match arrived {
+        Arrived::At(state) => (!is_saved(state)).then_some(()),
+        _ => None,
+    });
     found.is_some()
 }
 
@@ -226,6 +256,8 @@ enum Arrived<'a> {
     LeavesAnywhere(&'a State),
     /// At the goal.
     At(&'a State),
+    /// Where the function ends, not behind a call, or at what is no known instruction.
+    RunsOut,
 }
 
 /// The instruction that ways are to arrive at. Where a call has just come back to only that
@@ -242,19 +274,37 @@ struct Ways<'c> {
     bases: &'static [u8],
     goal: Option<Goal>,
     code: &'c dyn Code,
-    /// The places that branches lead to, and where the frame was there first: what the frame
+    /// The places that branches lead to, by address, and where the frame was there first: what the frame
     /// pointer was, or else the stack pointer.
     targets: Vec<(Avma, Option<Place>)>,
     /// Two ways came to one place with different frames: one of them is never taken. Or
     /// there were more places than are remembered.
     differ: bool,
+    /// Ways go on behind the goal.
+    goes_on: bool,
     left: u32,
+    callees: callee::Callees,
+    /// What the function itself calls of its own.
+    inner: Vec<Avma>,
 }
 
 impl<'c> Ways<'c> {
     fn new<P: Processor<N>, const N: usize>(function: Option<Range<Avma>>, code: &'c dyn Code) -> Ways<'c> {
         let bases = P::BASES.first().copied().unwrap_or_default();
-        Ways { function, bases, goal: None, code, targets: Vec::new(), differ: false, left: STEPS_MAX }
+        let callees = callee::Callees::default();
+        let (targets, left) = (Vec::new(), STEPS_MAX);
+        Ways {
+            function,
+            bases,
+            goal: None,
+            code,
+            targets,
+            differ: false,
+            goes_on: false,
+            left,
+            callees,
+            inner: Vec::new(),
+        }
     }
 
     /// Follows every way from `start`, until `arrive` makes a row of where one ends.
@@ -270,23 +320,34 @@ impl<'c> Ways<'c> {
         self.is_new::<P, N>(start, &state);
         let mut branches = vec![(start, state)];
         while let Some((mut at, mut state)) = branches.pop() {
+            let mut has_called = false;
             loop {
                 if self.goal == Some(Goal { at, returned: false }) {
                     match arrive(self, Arrived::At(&state)) {
+                        None if self.goes_on => {}
                         None => break,
                         found => return found,
                     }
                 }
                 self.left = self.left.checked_sub(1)?;
-                if self.function.as_ref().is_some_and(|function| !function.contains(&at)) {
-                    break;
-                }
-                let Some(bytes) = self.code.code(at) else { break };
-                let Some((effect, length)) = P::step(at, bytes, &mut state) else { break };
+                let is_inside = self.function.as_ref().is_none_or(|function| function.contains(&at));
+                let bytes = self.code.code(at).filter(|_| is_inside);
+                let Some((effect, length)) = bytes.and_then(|bytes| P::step(at, bytes, &mut state)) else {
+                    match arrive(self, Arrived::RunsOut) {
+                        Some(found) if is_inside || !has_called => return Some(found),
+                        _ => break,
+                    }
+                };
                 let next = at + length;
+                has_called = matches!(effect, Effect::Calls(_));
+                let mut comes_back = true;
                 let found = match effect {
                     Effect::Plain => None,
                     Effect::Calls(target) => {
+                        if let Some(target) = target.filter(|target| self.is_inner(*target)) {
+                            self.inner.push(target);
+                        }
+                        comes_back = !target.is_some_and(|target| self.never_returns::<P, N>(target, &state));
                         match target.and_then(|target| self.piece::<P, N>(target, &state, Some(next))) {
                             Some(after) => state = after,
                             None => after_call::<P, N>(&mut state),
@@ -298,7 +359,7 @@ impl<'c> Ways<'c> {
                     Effect::MayReturn => {
                         let mut taken = state;
                         taken.mode.takes = true;
-                        match P::step(at, bytes, &mut taken) {
+                        match P::step(at, bytes.unwrap_or_default(), &mut taken) {
                             Some((Effect::Returns, _)) => arrive(self, Arrived::Returns(&taken)),
                             _ => None,
                         }
@@ -307,13 +368,21 @@ impl<'c> Ways<'c> {
                         arrive(self, Arrived::Leaves(&state, Some(target)))
                     }
                     Effect::JumpsAnywhere => arrive(self, Arrived::LeavesAnywhere(&state)),
+                    Effect::Ends => arrive(self, Arrived::RunsOut),
                     _ => None,
                 };
                 if found.is_some() {
                     return found;
                 }
                 match effect {
+                    Effect::Calls(_) if !comes_back => break,
                     Effect::Plain | Effect::Calls(_) | Effect::MayReturn => at = next,
+                    Effect::Forks(condition) => {
+                        let mut fulfilled = state;
+                        fulfilled.mode.assumed = Some(condition);
+                        branches.push((at, fulfilled));
+                        state.mode.assumed = Some(condition ^ 1);
+                    }
                     Effect::MayJump(target) => {
                         if !self.leaves(target) && self.is_new::<P, N>(target, &state) {
                             branches.push((target, state));
@@ -349,16 +418,33 @@ impl<'c> Ways<'c> {
             .filter_map(|base| state.place(*base))
             .find(|place| place.register == P::STACK_POINTER);
         let sp = of_frame.or_else(|| state.place(P::STACK_POINTER));
-        if let Some((_, before)) = self.targets.iter().find(|(target, _)| *target == at) {
-            self.differ |= *before != sp;
-            return false;
-        }
-        let has_room = self.targets.len() < TARGETS_MAX;
+        let index = match self.targets.binary_search_by_key(&at, |(target, _)| *target) {
+            Ok(index) => {
+                self.differ |= self.targets.get(index).is_none_or(|(_, before)| *before != sp);
+                return false;
+            }
+            Err(index) => index,
+        };
+        let has_room = self.has_room();
         if has_room {
-            self.targets.push((at, sp));
+            self.targets.insert(index, (at, sp));
         }
         self.differ |= !has_room;
         has_room
+    }
+
+    /// Whether a call leads into the function itself, not to its beginning, and that was not seen before.
+    fn is_inner(&self, target: Avma) -> bool {
+        let is_inside = self
+            .function
+            .as_ref()
+            .is_some_and(|function| function.contains(&target) && function.start != target);
+        self.goes_on && is_inside && self.inner.len() < INNER_MAX && !self.inner.contains(&target)
+    }
+
+    /// Whether one more place can be remembered.
+    fn has_room(&self) -> bool {
+        self.targets.len() < TARGETS_MAX
     }
 
     /// The state after a piece of code that ends in a return soon, without branches or calls:
@@ -405,86 +491,3 @@ pub(super) fn after_call<P: Processor<N>, const N: usize>(state: &mut State) {
 
 /// A bit for each register.
 const _: () = assert!(REGISTERS <= u32::BITS as usize);
-
-/// The row at the start, from the state when a function returns: its stack pointer is the
-/// canonical frame address, below which calls of x86_64 have put the return address.
-pub(super) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
-    let sp = state.place(P::STACK_POINTER)?;
-    let cfa = sp.plus(P::pushed_by_call());
-    let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
-    let from = |place: Place| {
-        (place.register == cfa.register).then(|| place.offset.checked_sub(cfa.offset)).flatten()
-    };
-    for register in P::SAVED {
-        let column = match state.get(*register) {
-            Value::First(first) if first == *register => Some(Column::Same),
-            Value::First(first) => Some(Column::In(first)),
-            Value::Loaded(place) => from(place).map(Column::At),
-            Value::At(place) => from(place).map(Column::Is),
-            Value::Number(_) | Value::Unknown => None,
-        };
-        set_column::<P, N>(&mut row, *register, column)?;
-    }
-    if P::LINK.is_none() {
-        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
-    }
-    Some(row)
-}
-
-/// The row where the state is `state`, which was followed from the function's entry. Its CFA is counted
-/// from the first of `bases` that leads to it.
-pub(super) fn row_in_function<P: Processor<N>, const N: usize>(
-    state: &State,
-    bases: &[u8],
-) -> Option<Row<N>> {
-    let above = P::pushed_by_call();
-    // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
-    let depth = |register: u8| {
-        let place = state.place(register)?;
-        (place.register == P::STACK_POINTER).then_some(place.offset)
-    };
-    // A callee may take its arguments off the stack (Swift's do), which the call does not show.
-    let (base, offset) = bases.iter().find_map(|register| Some((*register, depth(*register)?)))?;
-    let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
-    let stores = &state.stores[..state.stored];
-    for register in P::SAVED {
-        let first = Value::First(*register);
-        let stored = || {
-            let (place, _) = stores.iter().find(|(_, value)| *value == first)?;
-            let from_cfa = place.offset.checked_sub(above)?;
-            (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
-        };
-        // Where a register was stored it may have changed since, on another way: a link register
-        // has by every call. Where the stack pointer is not known (an alloca) the frame is still there.
-        let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
-            (Column::At(at), Some(sp)) => above + at >= sp,
-            (Column::At(_), None) => P::LINK.is_some() && base != P::STACK_POINTER,
-            _ => false,
-        };
-        let copied = || P::SAVED.iter().find(|other| state.get(**other) == first).map(|n| Column::In(*n));
-        let column = match state.get(*register) {
-            value if value == first => stored().filter(is_there).or(Some(Column::Same)),
-            _ => stored().or_else(copied),
-        };
-        set_column::<P, N>(&mut row, *register, column)?;
-    }
-    if P::LINK.is_none() {
-        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
-    }
-    Some(row)
-}
-
-/// Enters what is known of a register. Without the frame pointer or the return address there
-/// is no row; others are only needed by rare rows of callers.
-fn set_column<P: Processor<N>, const N: usize>(
-    row: &mut Row<N>,
-    register: u8,
-    column: Option<Column>,
-) -> Option<()> {
-    let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;
-    if column.is_none() && needed {
-        return None;
-    }
-    *row.columns.get_mut(usize::from(register))? = column.unwrap_or(Column::Undefined);
-    Some(())
-}

@@ -34,6 +34,9 @@ pub(in crate::walk) enum Effect {
     /// Returns, or goes on with the next instruction: the state is that of the latter. With
     /// [`Mode::takes`] set the same instruction returns.
     MayReturn,
+    /// What the frame is depends on whether this condition is fulfilled: nothing is executed yet. It is
+    /// with [`Mode::assumed`] set to the condition or to its opposite, which has the lowest bit inverted.
+    Forks(u8),
     /// Nothing is known from here on.
     Ends,
 }
@@ -48,6 +51,8 @@ pub(in crate::walk) struct Mode {
     pub(in crate::walk) it: u8,
     /// The condition of the next instruction is taken as fulfilled.
     pub(in crate::walk) takes: bool,
+    /// This condition is taken as fulfilled, its opposite as not, until an instruction may change the flags.
+    pub(in crate::walk) assumed: Option<u8>,
 }
 
 /// What a register holds.

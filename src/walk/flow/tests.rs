@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::arch::{Aarch64, X86_64};
-use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, RETURN_ADDRESS};
+use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa, Column, RETURN_ADDRESS};
 
 const TEXT: u64 = 0x1_0000_4000;
 

@@ -174,7 +174,7 @@ fn follow_ways<P: Intel<N>, const N: usize>(
                     }
                     at = next;
                 }
-                Effect::Ends | Effect::MayReturn => break,
+                Effect::Ends | Effect::MayReturn | Effect::Forks(_) => break,
             }
         }
     }

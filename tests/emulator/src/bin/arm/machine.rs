@@ -34,6 +34,9 @@ pub struct Verdict {
 /// A boundary, judged by every way of walking.
 pub struct Judged {
     pub pc: u64,
+    /// Bytes of stack that the activation has there.
+    depth: u64,
+    is_leaf: bool,
     /// In a function's body: between prologue and epilogue, or a leaf that has neither.
     pub is_body: bool,
     /// All of the stack is of functions that the program itself has.
@@ -50,12 +53,23 @@ struct Activation {
     open: Vec<(u64, [u64; 3], bool, [Verdict; How::ALL.len()])>,
 }
 
+/// An instruction that was executed.
+#[derive(Clone, Copy)]
+struct Executed {
+    at: u64,
+    word: u32,
+    is_t32: bool,
+    is_call: bool,
+    /// Whether it has a condition, its own or of the IT block that it is in.
+    is_conditional: bool,
+}
+
 struct Run {
     images: Images,
     unwinders: Vec<Unwinder>,
     stack: Vec<Activation>,
     judged: Vec<Judged>,
-    last: Option<(u64, u32, bool)>,
+    last: Option<Executed>,
     stop: u64,
     boundaries: usize,
     finished: bool,
@@ -122,7 +136,9 @@ pub fn execute(built: &Built) -> Outcome {
     while let Some(activation) = run.stack.pop() {
         close(activation, &mut run.judged);
     }
-    Outcome { judged: std::mem::take(&mut run.judged), symbols: std::mem::take(&mut run.symbols) }
+    let mut judged = std::mem::take(&mut run.judged);
+    without_early_returns(&mut judged, &run.symbols);
+    Outcome { judged, symbols: std::mem::take(&mut run.symbols) }
 }
 
 /// Symbols of code by address, and whether the program itself has them.
@@ -153,7 +169,22 @@ fn close(activation: Activation, judged: &mut Vec<Judged>) {
     let of_leaf = activation.open.iter().rev().map(|(_, frame, ..)| *frame).find(|frame| Some(frame[0]) == lowest);
     for (pc, frame, is_own, verdicts) in activation.open {
         let is_body = if is_leaf { Some(frame) == of_leaf } else { activation.calls.contains(&frame) };
-        judged.push(Judged { pc, is_body, is_own, verdicts });
+        let depth = activation.sp.saturating_sub(frame[0]);
+        judged.push(Judged { pc, depth, is_leaf, is_body, is_own, verdicts });
+    }
+}
+
+/// Takes out of the bodies what comes before a frame is made: an activation that returns early, of a function that
+/// makes a frame in others, is in no body. Tables describe functions as they are with their frames.
+fn without_early_returns(judged: &mut [Judged], symbols: &BTreeMap<u64, (String, bool)>) {
+    let function = |pc: u64| symbols.range(..=pc).next_back().map_or(0, |(start, _)| *start);
+    let mut frames: HashMap<u64, u64> = HashMap::new();
+    for one in judged.iter().filter(|one| one.is_body && !one.is_leaf) {
+        let least = frames.entry(function(one.pc)).or_insert(one.depth);
+        *least = one.depth.min(*least);
+    }
+    for one in judged.iter_mut().filter(|one| one.is_leaf) {
+        one.is_body &= frames.get(&function(one.pc)).is_none_or(|least| one.depth >= *least);
     }
 }
 
@@ -167,6 +198,13 @@ fn is_call(word: u32, is_t32: bool) -> bool {
             || word >> 28 < 0xf && word >> 24 & 0xf == 0xb
             || word & 0x0fff_fff0 == 0x012f_ff30
     }
+}
+
+/// Whether an instruction is a call because `mov lr, pc` stands in front of it: LLVM calls functions of A32 so
+/// that do not return, with `b`.
+fn links(last: Option<Executed>, word: u32, is_t32: bool) -> bool {
+    let is_jump = word & 0x0f00_0000 == 0x0a00_0000 || word & 0x0fff_fff0 == 0x012f_ff10;
+    !is_t32 && is_jump && last.is_some_and(|last| !last.is_t32 && last.word & 0x0fff_ffff == 0x01a0_e00f)
 }
 
 fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
@@ -188,10 +226,11 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
 
     let run = machine.get_data_mut();
     let frame = [sp, r[7], r[11]];
-    if let Some((last, executed, was_t32)) = run.last {
+    if let Some(Executed { at: last, word: executed, is_t32: was_t32, is_call, is_conditional }) = run.last {
         let size = if was_t32 && (executed as u16) >> 11 <= 0b11100 { 2 } else { 4 };
         let next = last + size;
-        if is_call(executed, was_t32) && pc != next {
+        // What is called may stand behind the call: that of a function that does not return is a caller's last.
+        if is_call && (pc != next || !is_conditional) {
             let is_own = run.stack.last().is_some_and(|top| top.is_own) && function_of(&run.symbols, pc).1;
             let return_address = next | u64::from(was_t32);
             run.stack.push(Activation { return_address, sp, is_own, calls: Vec::new(), open: Vec::new() });
@@ -211,10 +250,13 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
         }
     }
     let word = u32::from_le_bytes(word);
-    if is_call(word, is_t32) && let Some(top) = run.stack.last_mut() && !top.calls.contains(&frame) {
+    let is_call = is_call(word, is_t32) || links(run.last, word, is_t32);
+    if is_call && let Some(top) = run.stack.last_mut() && !top.calls.contains(&frame) {
         top.calls.push(frame);
     }
-    run.last = Some((pc, word, is_t32));
+    // ITSTATE is in bits 15 to 10 and 26 to 25 (DDI 0406, B1.3.3).
+    let is_conditional = if is_t32 { cpsr & 0x0600_fc00 != 0 } else { word >> 28 < 14 };
+    run.last = Some(Executed { at: pc, word, is_t32, is_call, is_conditional });
     run.boundaries += 1;
     run.finished = pc == run.stop;
     if run.finished || run.boundaries == BOUNDARIES_MAX {

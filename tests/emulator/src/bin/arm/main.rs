@@ -26,8 +26,6 @@ const CODE_STRIPPED_MIN: u64 = 9500;
 const AUTO_MIN: u64 = 9950;
 /// Fewer boundaries were not measured.
 const BOUNDARIES_MIN: u64 = 5000;
-/// Wrong addresses that are listed.
-const WORST: usize = 60;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
@@ -122,7 +120,7 @@ fn main() -> ExitCode {
     let mut report = String::new();
     let mut listed: Vec<_> = worst.iter().collect();
     listed.sort_by_key(|(_, (count, wrong))| (std::cmp::Reverse(*wrong), std::cmp::Reverse(*count)));
-    for ((variant, what), (count, wrong)) in listed.iter().take(WORST * 40) {
+    for ((variant, what), (count, wrong)) in &listed {
         writeln!(report, "{count:6} {wrong:6} {variant}: {what}").unwrap();
     }
     let path = directory.join("report.txt");

@@ -1,0 +1,90 @@
+//! Rows out of what is known at an instruction: of a function that returns, and of one that was followed from its
+//! entry. Input: a [`State`]; output: a [`Row`].
+
+use super::Place;
+use super::state::{State, Value};
+use crate::binary::frame_rule::{Cfa, Column, Row};
+use crate::walk::processor::Processor;
+
+/// The row at the start, from the state when a function returns: its stack pointer is the
+/// canonical frame address, below which calls of x86_64 have put the return address.
+pub(in crate::walk) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+    let sp = state.place(P::STACK_POINTER)?;
+    let cfa = sp.plus(P::pushed_by_call());
+    let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
+    let from = |place: Place| {
+        (place.register == cfa.register).then(|| place.offset.checked_sub(cfa.offset)).flatten()
+    };
+    for register in P::SAVED {
+        let column = match state.get(*register) {
+            Value::First(first) if first == *register => Some(Column::Same),
+            Value::First(first) => Some(Column::In(first)),
+            Value::Loaded(place) => from(place).map(Column::At),
+            Value::At(place) => from(place).map(Column::Is),
+            Value::Number(_) | Value::Unknown => None,
+        };
+        set_column::<P, N>(&mut row, *register, column)?;
+    }
+    if P::LINK.is_none() {
+        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
+    }
+    Some(row)
+}
+
+/// The row where the state is `state`, which was followed from the function's entry. Its CFA is counted
+/// from the first of `bases` that leads to it.
+pub(in crate::walk) fn row_in_function<P: Processor<N>, const N: usize>(
+    state: &State,
+    bases: &[u8],
+) -> Option<Row<N>> {
+    let above = P::pushed_by_call();
+    // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
+    let depth = |register: u8| {
+        let place = state.place(register)?;
+        (place.register == P::STACK_POINTER).then_some(place.offset)
+    };
+    // A callee may take its arguments off the stack (Swift's do), which the call does not show.
+    let (base, offset) = bases.iter().find_map(|register| Some((*register, depth(*register)?)))?;
+    let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
+    let stores = &state.stores[..state.stored];
+    for register in P::SAVED {
+        let first = Value::First(*register);
+        let stored = || {
+            let (place, _) = stores.iter().find(|(_, value)| *value == first)?;
+            let from_cfa = place.offset.checked_sub(above)?;
+            (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
+        };
+        // Where a register was stored it may have changed since, on another way: a link register
+        // has by every call. Where the stack pointer is not known (an alloca) the frame is still there.
+        let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
+            (Column::At(at), Some(sp)) => above + at >= sp,
+            (Column::At(_), None) => P::LINK.is_some() && base != P::STACK_POINTER,
+            _ => false,
+        };
+        let copied = || P::SAVED.iter().find(|other| state.get(**other) == first).map(|n| Column::In(*n));
+        let column = match state.get(*register) {
+            value if value == first => stored().filter(is_there).or(Some(Column::Same)),
+            _ => stored().or_else(copied),
+        };
+        set_column::<P, N>(&mut row, *register, column)?;
+    }
+    if P::LINK.is_none() {
+        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
+    }
+    Some(row)
+}
+
+/// Enters what is known of a register. Without the frame pointer or the return address there
+/// is no row; others are only needed by rare rows of callers.
+fn set_column<P: Processor<N>, const N: usize>(
+    row: &mut Row<N>,
+    register: u8,
+    column: Option<Column>,
+) -> Option<()> {
+    let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;
+    if column.is_none() && needed {
+        return None;
+    }
+    *row.columns.get_mut(usize::from(register))? = column.unwrap_or(Column::Undefined);
+    Some(())
+}
