@@ -87,7 +87,7 @@ def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
     if physical:
         # The runtime guesses the frame of a thread that runs; its callers are certain.
         missing = contains_in_order(ours.addresses, physical[1:])
-        if missing:
+        if missing and not guessed_by_runtime(ours, debuggers, physical):
             return "wrong", f"lacks {len(missing)} of {len(physical)} frames that the runtime shows"
     if not ends_at_root(ours):
         return "wrong", "complete, and ends where no thread begins"
@@ -106,6 +106,20 @@ def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
     if all(reasons):
         return "explained", "; ".join(sorted(set(reasons)))
     return "suspect", "no debugger agrees"
+
+
+def guessed_by_runtime(ours, debuggers, physical):
+    """True if only the runtime's caller of the leaf is not in our stack, and that is its guess.
+
+    HotSpot's agent reckons that caller from a whole frame; in a prologue or epilogue it reads an old word.
+    Ours has others in between, up to the frames that are certain, and a debugger has the same from end to end.
+    A caller that ours lacked would be followed by the next certain one right behind the leaf.
+    """
+    certain = physical[2:]
+    if not certain or contains_in_order(ours.addresses[2:], certain):
+        return False
+    return any(alike(ours.addresses, theirs.addresses) == len(ours.addresses) == len(theirs.addresses)
+               for theirs in debuggers.values())
 
 
 def moved(ours, theirs, facts):

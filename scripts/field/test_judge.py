@@ -90,6 +90,16 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD)}, physical=[0x100, 0x201, 0x301]), "identical")
         self.assertEqual(self.verdict(stack(*lacking), same, physical=[0x100, 0x201, 0x301]), "wrong")
 
+    def test_the_runtimes_guess_of_the_leafs_caller_decides_nothing_against_a_debugger(self):
+        debuggers = {"eu-stack": stack(*TOLD)}
+        guessed = [0x100, 0x777, 0x301, 0x401]
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed), "identical")
+        self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD[:2])}, physical=guessed), "wrong")
+        # Ours goes from the leaf to the caller's caller, and so does the debugger.
+        lacks = {"eu-stack": stack(TOLD[0], *TOLD[2:])}
+        self.assertEqual(self.verdict(stack(WALKED[0], *WALKED[2:]), lacks, physical=guessed), "wrong")
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=[0x100, 0x201, 0x777, 0x401]), "wrong")
+
     def test_incomplete_stacks_are_flagged_and_may_not_invent(self):
         cut = stack(*WALKED[:2], incomplete="bad frame")
         self.assertEqual(self.verdict(cut, {"gdb": stack(*TOLD)}), "flagged")
