@@ -326,7 +326,18 @@ pub fn unwind(
     unwinder: &mut Unwinder,
     out: &mut Frames,
 ) -> Walked {
-    unwind_on_two(how, registers, input, None, unwinder, out)
+    out.clear();
+    if how.is_of_arm() && registers.arch() != Arch::Arm {
+        out.push(CodeAddress::Pc(registers.pc()), Method::Context);
+        return Walked { ended: Ended::Undescribed, reached: registers.sp() };
+    }
+    let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
+    match registers {
+        Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
+        Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
+        Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
+        Registers::Arm(registers) => arm.unwind(how, registers, input, None, out),
+    }
 }
 
 /// The same, where a second stack was copied. What is needed of either counts from its own stack
@@ -339,17 +350,12 @@ pub fn unwind_on_two(
     unwinder: &mut Unwinder,
     out: &mut Frames,
 ) -> Walked {
-    out.clear();
-    if how.is_of_arm() && registers.arch() != Arch::Arm {
-        out.push(CodeAddress::Pc(registers.pc()), Method::Context);
-        return Walked { ended: Ended::Undescribed, reached: registers.sp() };
-    }
-    let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
     match registers {
-        Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
-        Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
-        Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
-        Registers::Arm(registers) => arm.unwind(how, registers, input, other, out),
+        Registers::Arm(registers) if other.is_some() => {
+            out.clear();
+            unwinder.arm.unwind(how, registers, input, other, out)
+        }
+        _ => unwind(how, registers, input, unwinder, out),
     }
 }
 
