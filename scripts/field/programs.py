@@ -122,7 +122,8 @@ PROGRAMS = [
             ops=("counter", re.compile(r"^OPS\s+\S+\s+(\d+)")), short=True, floor=95),
     script("R", "an interpreter above BLAS", ["Rscript", "--vanilla", "{src}/work.R"], ["r-base-core"]),
     script("python-numpy", "an interpreter above OpenBLAS", ["/usr/bin/python3", "{src}/work_numpy.py"],
-           ["python3-numpy"], env={"OPENBLAS_NUM_THREADS": "2"}),
+           # Not a command: that it is there shows here.
+           ["python3-numpy"], build=[["/usr/bin/python3", "-c", "import numpy"]], env={"OPENBLAS_NUM_THREADS": "2"}),
     script("node", "code that V8 makes", ["node", "{src}/work.js"], ["nodejs"], warm_s=2.0),
     Program("java", "C2: code without frame pointers", [*JAVA, "-cp", "{dir}", "Bench"], ["openjdk-17-jdk-headless"],
             ["javac", "java"], [["javac", "-d", "{dir}", "{src}/Bench.java"]], warm_s=4, runtime="java"),
