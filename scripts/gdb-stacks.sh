@@ -38,7 +38,7 @@ fi
 "$QEMU" --version | head -n 1
 # Boards that have audio look for that of the host; how to say that there is none changed.
 silent=(-audio none)
-if (($(qemu_version "$QEMU") < 802)); then silent=(-audiodev none,id=none); fi
+if (($(qemu_version "$QEMU") < 802)); then silent=(-audiodev 'none,id=none'); fi
 
 if [[ -n ${BUILDS:-} ]]; then
     read -ra builds <<<"$BUILDS"

@@ -40,8 +40,9 @@ const INNER_MAX: usize = 8;
 /// outliner made are that short.
 const PIECE_MAX: u32 = 16;
 
-/// The row at `at`, by the ways from there to a return. `returned`: a call has just come
-/// back, so that a link register holds nothing of the caller.
+/// The row at `at`, by the ways from there to a return: the first that is found, or where every way is to
+/// be followed the one that all tell. `returned`: a call has just come back, so that a link register holds
+/// nothing of the caller.
 pub(super) fn before_return<P: Processor<N>, const N: usize>(
     at: Avma,
     returned: bool,
@@ -54,7 +55,26 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
     // The first instruction behind the call may be the next function's: it does not return.
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     let mut ways = Ways::new::<P, N>(function, code);
-    ways.follow::<P, _, N, _>(at, state, |ways, arrived| match arrived {
+    let (mut found, mut differ) = (None, false);
+    let first = ways.follow::<P, _, N, _>(at, state, |ways, arrived| {
+        let row = row_where_it_ends::<P, N>(ways, &arrived)?;
+        if !P::EVERY_WAY {
+            return Some(row);
+        }
+        // A part that a function calls of its own returns there, and goes on to the end of the function, too.
+        differ = found.as_ref().is_some_and(|found| !is_same_frame::<P, N>(found, &row));
+        found = Some(row);
+        differ.then(|| found.take()).flatten()
+    });
+    if P::EVERY_WAY { found.filter(|_| !differ) } else { first }
+}
+
+/// The row at the beginning of a way that leaves its function, by the state there.
+fn row_where_it_ends<P: Processor<N>, const N: usize>(
+    ways: &mut Ways<'_>,
+    arrived: &Arrived<'_>,
+) -> Option<Row<N>> {
+    match *arrived {
         Arrived::Returns(state) => row_at_return::<P, N>(state),
         Arrived::Leaves(state, _) if !P::JUMPS_KEEP_LINK && !has_given_back::<P, N>(state) => None,
         Arrived::Leaves(state, target) => {
@@ -72,7 +92,7 @@ pub(super) fn before_return<P: Processor<N>, const N: usize>(
                 .flatten()
         }
         Arrived::At(_) | Arrived::RunsOut => None,
-    })
+    }
 }
 
 /// Whether a way has taken its frame off.
