@@ -119,7 +119,8 @@ fn children_of_an_attached_process_are_recorded_by_stops_where_asked_for() {
         target.done();
         let recorded = running.interrupt();
         recorded.check_success();
-        let seconds = recorded.count(|stack| stack.has("burn_in_tree")) as f64 / HZ;
+        // With the calls for its clock: a stop that comes late finds more of them.
+        let seconds = recorded.count(|stack| stack.has("burn_for")) as f64 / HZ;
         println!("{options:?}: {seconds:.3} s");
         recorded.check(
             (seconds / (0.5 * expected) - 1.0).abs() < 0.1,
