@@ -185,6 +185,11 @@ def measure_cost(options, place, row):
     print("   ", json.dumps(row["cost"]), flush=True)
 
 
+def told(trouble):
+    """The words of what went wrong for the table: where the project lies here is nobody's business."""
+    return str(trouble).replace(f"{ROOT}/", "")
+
+
 def measure(options, program):
     """The row of one program; what went wrong stands in it."""
     row, place = {}, None
@@ -198,13 +203,13 @@ def measure(options, program):
             try:
                 globals()[f"measure_{name}"](options, place, row)
             except (Trouble, OSError) as trouble:
-                row[name] = {"trouble": str(trouble)}
+                row[name] = {"trouble": told(trouble)}
                 print(f"    {name}: {trouble}", flush=True)
             finally:
                 place.end_program()
             print(f"    {name}: {time.monotonic() - began:.0f} s", flush=True)
     except (Trouble, OSError) as trouble:
-        row["trouble"] = str(trouble)
+        row["trouble"] = told(trouble)
         print(f"    {trouble}", flush=True)
     finally:
         if place:
