@@ -116,25 +116,26 @@ pub(crate) const X86_64: &str = "<target><architecture>i386:x86-64</architecture
     <reg name=\"r12\" bitsize=\"64\"/><reg name=\"r13\" bitsize=\"64\"/><reg name=\"r14\" bitsize=\"64\"/>\
     <reg name=\"r15\" bitsize=\"64\"/><reg name=\"rip\" bitsize=\"64\"/></feature></target>";
 
-pub(crate) const CORTEX_M: &str = "<target><architecture>arm</architecture>\
+/// The registers of a core of the M profile; its feature is still open.
+macro_rules! cortex_m {
+    () => {
+        "<target><architecture>arm</architecture>\
     <feature name=\"org.gnu.gdb.arm.m-profile\"><reg name=\"r0\" bitsize=\"32\"/><reg name=\"r1\" bitsize=\"32\"/>\
     <reg name=\"r2\" bitsize=\"32\"/><reg name=\"r3\" bitsize=\"32\"/><reg name=\"r4\" bitsize=\"32\"/>\
     <reg name=\"r5\" bitsize=\"32\"/><reg name=\"r6\" bitsize=\"32\"/><reg name=\"r7\" bitsize=\"32\"/>\
     <reg name=\"r8\" bitsize=\"32\"/><reg name=\"r9\" bitsize=\"32\"/><reg name=\"r10\" bitsize=\"32\"/>\
     <reg name=\"r11\" bitsize=\"32\"/><reg name=\"r12\" bitsize=\"32\"/><reg name=\"sp\" bitsize=\"32\"/>\
     <reg name=\"lr\" bitsize=\"32\"/><reg name=\"pc\" bitsize=\"32\"/>\
-    <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/></feature></target>";
+    <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/>"
+    };
+}
+pub(crate) const CORTEX_M: &str = concat!(cortex_m!(), "</feature></target>");
 /// With the stack pointers, as QEMU 8 and OpenOCD describe them.
-pub(crate) const CORTEX_M_SYSTEM: &str = "<target><architecture>arm</architecture>\
-    <feature name=\"org.gnu.gdb.arm.m-profile\"><reg name=\"r0\" bitsize=\"32\"/><reg name=\"r1\" bitsize=\"32\"/>\
-    <reg name=\"r2\" bitsize=\"32\"/><reg name=\"r3\" bitsize=\"32\"/><reg name=\"r4\" bitsize=\"32\"/>\
-    <reg name=\"r5\" bitsize=\"32\"/><reg name=\"r6\" bitsize=\"32\"/><reg name=\"r7\" bitsize=\"32\"/>\
-    <reg name=\"r8\" bitsize=\"32\"/><reg name=\"r9\" bitsize=\"32\"/><reg name=\"r10\" bitsize=\"32\"/>\
-    <reg name=\"r11\" bitsize=\"32\"/><reg name=\"r12\" bitsize=\"32\"/><reg name=\"sp\" bitsize=\"32\"/>\
-    <reg name=\"lr\" bitsize=\"32\"/><reg name=\"pc\" bitsize=\"32\"/>\
-    <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/></feature>\
-    <feature name=\"org.gnu.gdb.arm.m-system\"><reg name=\"msp\" bitsize=\"32\"/>\
-    <reg name=\"psp\" bitsize=\"32\" regnum=\"27\"/></feature></target>";
+pub(crate) const CORTEX_M_SYSTEM: &str = concat!(
+    cortex_m!(),
+    "</feature><feature name=\"org.gnu.gdb.arm.m-system\"><reg name=\"msp\" bitsize=\"32\"/>\
+     <reg name=\"psp\" bitsize=\"32\" regnum=\"27\"/></feature></target>"
+);
 pub(crate) const ARM_WITHOUT_REGISTERS: &str = "<target><architecture>arm</architecture></target>";
 
 /// What debugserver says of its process and images; `IMAGES` is in place of the list of images.

@@ -214,12 +214,11 @@ pub(super) fn describe(pid: pid_t) -> Process {
     let living = threads::living(pid).unwrap_or(pid);
     let command = fs::read(format!("/proc/{living}/cmdline")).unwrap_or_default();
     let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let stat = fs::read(format!("/proc/{living}/stat")).unwrap_or_default();
     Process {
         pid: pid.unsigned_abs(),
         name: String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
         command: words.collect::<Vec<_>>().join(" ").trim_end().to_owned(),
-        arch: arch(super::proc::stat_start_stack(&stat)),
+        arch: arch(threads::start_stack(pid)),
         backend: "ptrace",
         backend_why: String::new(),
         cpus: sys::cpus_of(pid),

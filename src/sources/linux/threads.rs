@@ -193,6 +193,11 @@ pub(super) fn living(pid: pid_t) -> Option<pid_t> {
     Some(pid).filter(lives).or_else(|| list(pid).ok()?.into_iter().find(lives))
 }
 
+/// The stack pointer that the program of a process began with. `None` also of one that has no memory any more.
+pub(super) fn start_stack(pid: pid_t) -> Option<Avma> {
+    proc::stat_start_stack(&std::fs::read(format!("/proc/{}/stat", living(pid)?)).ok()?)
+}
+
 /// The tids of a process, from `/proc/PID/task`.
 pub(super) fn list(pid: pid_t) -> io::Result<Vec<pid_t>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;

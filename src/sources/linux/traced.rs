@@ -5,7 +5,6 @@
 //! with tells the one from the other; until the engine knows, it is given what was mapped before. A
 //! process that was just forked has what its parent had.
 
-use std::fs;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::images::{self, Maps};
-use super::{attach, proc, sys, threads};
+use super::{attach, sys, threads};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::{Fault, Observed, Process, ThreadId};
@@ -53,7 +52,7 @@ impl Traced {
             threads: HashSet::new(),
             maps: Maps::default(),
             known: Rc::default(),
-            start_stack: start_stack(pid),
+            start_stack: threads::start_stack(pid),
             files: Arc::new(TargetFiles::of(pid)),
             files_inherited: false,
         }
@@ -84,7 +83,7 @@ impl Traced {
         self.memory_of = self.pid;
         self.threads.clear();
         self.known = Rc::default();
-        self.start_stack = start_stack(self.pid);
+        self.start_stack = threads::start_stack(self.pid);
         self.process.arch = attach::arch(self.start_stack);
     }
 
@@ -117,13 +116,8 @@ impl Traced {
 
     /// Whether it runs the program that the engine was told of, as far as can be known.
     fn runs_known_program(&self) -> bool {
-        start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
+        threads::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
     }
-}
-
-/// `None` also of one that has no memory any more.
-fn start_stack(pid: pid_t) -> Option<Avma> {
-    proc::stat_start_stack(&fs::read(format!("/proc/{}/stat", threads::living(pid)?)).ok()?)
 }
 
 impl Observed for Traced {

@@ -21,7 +21,7 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::{self, Maps};
-use crate::sources::linux::{proc, sys as linux_sys, threads};
+use crate::sources::linux::{sys as linux_sys, threads};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
 /// So long records alone tell of the memory of a new program, nanoseconds.
@@ -230,8 +230,7 @@ impl Member {
     /// The stack pointer that the first thread began with.
     pub(super) fn main_stack_top(&mut self) -> Option<Avma> {
         let pid = self.pid;
-        let ask = || proc::stat_start_stack(&fs::read(format!("/proc/{}/stat", threads::living(pid)?)).ok()?);
-        *self.main_stack_top.get_or_insert_with(ask)
+        *self.main_stack_top.get_or_insert_with(|| threads::start_stack(pid))
     }
 
     /// Whether its program is one of 32 bits; `None` where the process is gone.

@@ -249,7 +249,7 @@ impl OfProcess {
         used_ns - part_ns
     }
 
-    /// A thread ends: where it waited it waits no more. Unused buffers are given back.
+    /// A thread ends: where it waited it waits no more.
     pub(super) fn forget_thread(&mut self, tid: pid_t) {
         self.stacks.retain(|(of, _)| *of != tid);
     }
@@ -267,7 +267,7 @@ impl OfProcess {
             return None;
         }
         self.owed_ns -= weight_ns;
-        // A step that is no divisor of usual numbers of threads.
+        // In turn: each was copied at as many switches as any other.
         self.next = (self.next + 1) % self.stacks.len();
         self.stacks.get(self.next).map(|(tid, capture)| (*tid, &**capture, weight_ns))
     }
