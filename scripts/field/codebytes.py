@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from process import read
 
 BEFORE = 8
+DIRECT_CALL = b"\xe8"
 
 
 def ends_with_call(code):
@@ -60,30 +61,29 @@ class Code:
     def read_call(self, address):
         if not any(start < address <= end for start, end in self.ranges):
             return False
+        return ends_with_call(self.bytes_at(address - BEFORE, BEFORE))
+
+    def bytes_at(self, address, count):
+        """As many of the bytes as can be read."""
         try:
             with open(self.path, "rb", buffering=0) as memory:
-                memory.seek(address - BEFORE)
-                return ends_with_call(memory.read(BEFORE))
+                memory.seek(address)
+                return memory.read(count)
         except (OSError, OverflowError, ValueError):
-            return False
+            return b""
 
     def facts(self, stacks):
         """What the code says of the addresses of these stacks."""
         callers = [address for stack in stacks for address in stack.addresses[1:]]
         return Facts(frozenset(address for address in callers if not self.follows_call(address)),
                      frozenset(address for address in callers if self.returns_from_signal(address)),
-                     frozenset(self.return_address_on_top(stack.top) for stack in stacks if stack.top))
+                     frozenset(self.return_address_on_top(stack.top) for stack in stacks if stack.top),
+                     frozenset(address for address in callers if self.bytes_at(address - 5, 1) == DIRECT_CALL))
 
     def returns_from_signal(self, address):
         """Whether the trampoline behind a signal handler begins here: `mov $15,%eax; syscall`."""
-        try:
-            with open(self.path, "rb", buffering=0) as memory:
-                memory.seek(address)
-                code = memory.read(9)
-        except (OSError, OverflowError, ValueError):
-            return False
+        code = self.bytes_at(address, 9)
         return code == bytes.fromhex("48c7c00f0000000f05") or code[:7] == bytes.fromhex("b80f0000000f05")
-
 
     def return_address_on_top(self, top):
         """Where the innermost function returns to, if it has not begun its frame or has ended it.
@@ -96,20 +96,16 @@ class Code:
         return second if first == frame else first
 
     def words(self, address):
-        try:
-            with open(self.path, "rb", buffering=0) as memory:
-                memory.seek(address)
-                data = memory.read(16).ljust(16, b"\0")
-        except (OSError, OverflowError, ValueError):
-            data = bytes(16)
+        data = self.bytes_at(address, 16).ljust(16, b"\0")
         return int.from_bytes(data[:8], "little"), int.from_bytes(data[8:], "little")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Addresses that are no return addresses, those of a signal handler's trampoline, and
-    those on top of the stacks of functions that have no frame at this moment."""
+    """Addresses that are no return addresses, those of a signal handler's trampoline, those on top of
+    the stacks of functions that have no frame at this moment, and those behind a direct call."""
 
     no_callers: frozenset = frozenset()
     trampolines: frozenset = frozenset()
     on_top: frozenset = frozenset()
+    direct: frozenset = frozenset()

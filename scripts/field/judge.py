@@ -28,6 +28,9 @@ ROOTS = re.compile(
 # (Go's own tracebacks end or change stacks there: runtime/traceback.go, funcID_systemstack).
 GO_SWITCHES = re.compile(r"runtime\.(mcall|systemstack|morestack|asmcgocall)(\.abi0)?")
 
+# Functions of libgcc that install a landing pad (unwind.inc).
+RAISES = re.compile(r"_Unwind_(RaiseException|Resume|Resume_or_Rethrow|ForcedUnwind)")
+
 
 def same(ours, theirs):
     """The same frame: the same address, or one as the return address of the other."""
@@ -143,12 +146,29 @@ def error_of(name, ours, theirs, count, facts):
         return f"{name} goes on past Go's switch of stacks"
     if theirs.addresses[count] in facts.no_callers:
         return f"{name} {'goes on past the first function' if count == len(ours.addresses) else 'astray'}"
+    if replaced_by_libgcc(ours, theirs, count, facts):
+        return f"{name} takes the return address that libgcc had put over another"
     # By rbp alone, a leaf that has not pushed it yet seems to have been called by its caller's caller.
     rest = ours.addresses[2:]
     if count == 1 and alike(rest, theirs.addresses[1:]) == len(rest) == len(theirs.addresses) - 1 \
             and any(same(ours.addresses[1], address) for address in facts.on_top):
         return f"{name} lacks the leaf's caller, which is on top of the stack"
     return ""
+
+
+def replaced_by_libgcc(ours, theirs, count, facts):
+    """True if the debugger shows a return address that libgcc copied over that of the function which raises.
+
+    To install a landing pad, libgcc puts what a frame further out saved over what its own function saved, the return
+    address included (unwind-dw2.c, uw_install_context_1). Then the debugger's stack has that address twice. Behind
+    a direct call, which has one target, it cannot be in both places: further out it called something else.
+    """
+    if count == 0 or not RAISES.fullmatch(bare(ours.names[count - 1])) or count >= len(ours.addresses):
+        return False
+    rest, copied = ours.addresses[count + 1:], theirs.addresses[count]
+    called = [bare(name) for name, address in zip(ours.names[count:], rest) if same(address, copied)]
+    return alike(rest, theirs.addresses[count + 1:]) == len(rest) == len(theirs.addresses) - count - 1 \
+        and copied in facts.direct and bool(called) and not any(RAISES.fullmatch(name) for name in called)
 
 
 def judge_incomplete(ours, debuggers, facts):

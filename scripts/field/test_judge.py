@@ -76,6 +76,19 @@ class Verdicts(unittest.TestCase):
         facts = Facts(on_top=frozenset([0x201]))
         self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=facts), "explained")
 
+    def test_a_return_address_that_libgcc_put_over_another(self):
+        ours = stack("uw@100", "_Unwind_Resume@150", "f [clone .cold]@200", "f@300", "f@300", "main@400", "_start@500")
+        theirs = {"eu-stack": stack("uw@100", "_Unwind_Resume@151", "f@301", "f@301", "f@301", "main@401", "_start@501")}
+        facts = Facts(direct=frozenset([0x301]))
+        self.assertEqual(self.verdict(ours, theirs, facts=facts), "explained")
+        self.assertEqual(self.verdict(ours, theirs), "suspect", "it may have called either")
+        elsewhere = stack("uw@100", "g@150", *(f"{name}@{address:x}" for name, address in
+                                              list(zip(ours.names, ours.addresses))[2:]))
+        self.assertEqual(self.verdict(elsewhere, theirs, facts=facts), "suspect", "not a function that raises")
+        only = {"gdb": stack("uw@100", "_Unwind_Resume@151", "g@601", "f@301", "f@301", "main@401", "_start@501")}
+        facts = Facts(direct=frozenset([0x601]))
+        self.assertEqual(self.verdict(ours, only, facts=facts), "suspect", "no frame further out has it")
+
     def test_the_programs_own_truth_decides(self):
         truth = re.compile("leaf<mid<main<.*")
         self.assertEqual(self.verdict(stack(*WALKED), {"gdb": stack(*TOLD[:1])}, truth=truth), "explained")

@@ -31,9 +31,10 @@ fn what_a_command_starts_is_the_same_tree_by_both_sources() {
     by_stops.check((counts / (children_s + own_s) - 1.0).abs() < 0.05, format!("{counts} s of {children_s}"));
     for name in ["one", "two"] {
         let (root, function) = (format!("tree_{name}"), format!("burn_in_{name}"));
-        let seconds = under(&by_stops, &root, &function) as f64 / HZ;
-        println!("{seconds:.3} s in {function}");
-        by_stops.check((seconds / 0.6 - 1.0).abs() < 0.15, format!("{seconds} s of 0.6 in {function}"));
+        // With the clock that it asks in between: a machine that is held up may be slow at that.
+        let seconds = under(&by_stops, &root, "burn_for") as f64 / HZ;
+        println!("{seconds:.3} s in burn_for of {root}");
+        by_stops.check((seconds / 0.6 - 1.0).abs() < 0.15, format!("{seconds} s of 0.6 in {root}"));
         let (all, right) = (by_stops.count(|stack| stack.has(&function)), under(&by_stops, &root, &function));
         by_stops.check(all == right, format!("{function} under {}", roots(&by_stops)));
     }
