@@ -6,7 +6,7 @@ and where stackprof has. x86_64 only; elsewhere nothing is refuted.
 
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from process import read
 
@@ -78,7 +78,15 @@ class Code:
         return Facts(frozenset(address for address in callers if not self.follows_call(address)),
                      frozenset(address for address in callers if self.returns_from_signal(address)),
                      frozenset(self.return_address_on_top(stack.top) for stack in stacks if stack.top),
-                     frozenset(address for address in callers if self.bytes_at(address - 5, 1) == DIRECT_CALL))
+                     {at: target for address in callers for at in (address, address + 1)
+                      if (target := self.called_directly(at)) is not None})
+
+    def called_directly(self, address):
+        """Where the direct call right before `address` leads; None without one."""
+        code = self.bytes_at(address - 5, 5)
+        if len(code) < 5 or code[:1] != DIRECT_CALL:
+            return None
+        return address + int.from_bytes(code[1:], "little", signed=True)
 
     def returns_from_signal(self, address):
         """Whether the trampoline behind a signal handler begins here: `mov $15,%eax; syscall`."""
@@ -102,10 +110,11 @@ class Code:
 
 @dataclass(frozen=True)
 class Facts:
-    """Addresses that are no return addresses, those of a signal handler's trampoline, those on top of
-    the stacks of functions that have no frame at this moment, and those behind a direct call."""
+    """Addresses that are no return addresses, those of a signal handler's trampoline, and those on
+    top of the stacks of functions that have no frame at this moment; and where the direct calls
+    lead that stand right before addresses."""
 
     no_callers: frozenset = frozenset()
     trampolines: frozenset = frozenset()
     on_top: frozenset = frozenset()
-    direct: frozenset = frozenset()
+    calls: dict = field(default_factory=dict)

@@ -31,6 +31,9 @@ GO_SWITCHES = re.compile(r"runtime\.(mcall|systemstack|morestack|asmcgocall)(\.a
 # Functions of libgcc that install a landing pad (unwind.inc).
 RAISES = re.compile(r"_Unwind_(RaiseException|Resume|Resume_or_Rethrow|ForcedUnwind)")
 
+# Further behind its entry than this no call is looked for in a function.
+FUNCTION_BYTES_MAX = 4096
+
 
 def same(ours, theirs):
     """The same frame: the same address, or one as the return address of the other."""
@@ -162,13 +165,16 @@ def replaced_by_libgcc(ours, theirs, count, facts):
     To install a landing pad, libgcc puts what a frame further out saved over what its own function saved, the return
     address included (unwind-dw2.c, uw_install_context_1). Then the debugger's stack has that address twice. Behind
     a direct call, which has one target, it cannot be in both places: further out it called something else.
+    From there on the debugger has the same frames, or none: it went by a frame that is not there.
     """
     if count == 0 or not RAISES.fullmatch(bare(ours.names[count - 1])) or count >= len(ours.addresses):
         return False
-    rest, copied = ours.addresses[count + 1:], theirs.addresses[count]
+    rest, copied, behind = ours.addresses[count + 1:], theirs.addresses[count], theirs.addresses[count + 1:]
+    further = alike(rest, behind)
+    astray = further < len(behind) and behind[further] in facts.no_callers
     called = [bare(name) for name, address in zip(ours.names[count:], rest) if same(address, copied)]
-    return alike(rest, theirs.addresses[count + 1:]) == len(rest) == len(theirs.addresses) - count - 1 \
-        and copied in facts.direct and bool(called) and not any(RAISES.fullmatch(name) for name in called)
+    return (astray or further == len(rest) == len(behind)) \
+        and copied in facts.calls and bool(called) and not any(RAISES.fullmatch(name) for name in called)
 
 
 def judge_incomplete(ours, debuggers, facts):
@@ -176,11 +182,20 @@ def judge_incomplete(ours, debuggers, facts):
     for name, theirs in debuggers.items():
         count = alike(shown, theirs.addresses)
         agreed = agreed or count == len(shown)
-        if 0 < count < min(len(shown), len(theirs.addresses)) and theirs.addresses[count] not in facts.no_callers:
+        if 0 < count < min(len(shown), len(theirs.addresses)) and theirs.addresses[count] not in facts.no_callers \
+                and not only_ours_calls(shown[count], theirs.addresses[count], shown[count - 1], facts):
             against.append(name)
     if against and not agreed:
         return "invented", f"{ours.incomplete}; not as in {', '.join(against)}"
     return "flagged", ours.incomplete
+
+
+def only_ours_calls(ours, theirs, callee, facts):
+    """True if a direct call before our return address leads to the function of `callee`, an address in it, and the
+    debugger's return address stands behind a direct call of something else."""
+    targets = [facts.calls.get(address) for address in (ours, ours + 1, theirs)]
+    leads = [target is not None and 0 <= callee - target < FUNCTION_BYTES_MAX for target in targets]
+    return any(leads[:2]) and targets[2] is not None and not leads[2]
 
 
 def listing(ours, debuggers, physical=None):

@@ -79,14 +79,18 @@ class Verdicts(unittest.TestCase):
     def test_a_return_address_that_libgcc_put_over_another(self):
         ours = stack("uw@100", "_Unwind_Resume@150", "f [clone .cold]@200", "f@300", "f@300", "main@400", "_start@500")
         theirs = {"eu-stack": stack("uw@100", "_Unwind_Resume@151", "f@301", "f@301", "f@301", "main@401", "_start@501")}
-        facts = Facts(direct=frozenset([0x301]))
+        facts = Facts(calls={0x301: 0x280})
         self.assertEqual(self.verdict(ours, theirs, facts=facts), "explained")
         self.assertEqual(self.verdict(ours, theirs), "suspect", "it may have called either")
+        astray = {"gdb": stack("uw@100", "_Unwind_Resume@151", "f@301", "??@77")}
+        self.assertEqual(self.verdict(ours, astray, facts=facts), "suspect", "it ends elsewhere")
+        facts = Facts(frozenset([0x77]), calls={0x301: 0x280})
+        self.assertEqual(self.verdict(ours, astray, facts=facts), "explained")
         elsewhere = stack("uw@100", "g@150", *(f"{name}@{address:x}" for name, address in
                                               list(zip(ours.names, ours.addresses))[2:]))
         self.assertEqual(self.verdict(elsewhere, theirs, facts=facts), "suspect", "not a function that raises")
         only = {"gdb": stack("uw@100", "_Unwind_Resume@151", "g@601", "f@301", "f@301", "main@401", "_start@501")}
-        facts = Facts(direct=frozenset([0x601]))
+        facts = Facts(calls={0x601: 0x280})
         self.assertEqual(self.verdict(ours, only, facts=facts), "suspect", "no frame further out has it")
 
     def test_the_programs_own_truth_decides(self):
@@ -120,6 +124,14 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.verdict(bent, {"gdb": stack(*TOLD)}), "invented")
         astray = {"gdb": stack(*TOLD[:2], "??@77")}
         self.assertEqual(self.verdict(bent, astray, facts=Facts(frozenset([0x77]))), "flagged")
+
+    def test_a_direct_call_tells_whose_return_address_it_is(self):
+        cut = stack("uw@1000", "raise@2000", "rethrow@3000", incomplete="stack being switched")
+        theirs = {"gdb": stack("uw@1000", "raise@2001", "f@9000")}
+        self.assertEqual(self.verdict(cut, theirs), "invented")
+        self.assertEqual(self.verdict(cut, theirs, facts=Facts(calls={0x3001: 0x1f00, 0x9000: 0x7000})), "flagged")
+        for calls in ({0x3001: 0x1f00}, {0x3001: 0x1f00, 0x9000: 0x1f00}, {0x3001: 0x5000, 0x9000: 0x7000}):
+            self.assertEqual(self.verdict(cut, theirs, facts=Facts(calls=calls)), "invented", calls)
 
     def test_a_handler_that_begins_at_the_stop_is_another_moment(self):
         later = {"gdb": stack("handler@900", "__restore_rt@950", *TOLD)}
