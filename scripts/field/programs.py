@@ -141,6 +141,12 @@ PROGRAMS = [
             ["ffmpeg", "-nostdin", "-loglevel", "error", "-progress", "pipe:1", "-stats_period", "0.5", "-f", "lavfi", "-i",
              "testsrc2=size=1280x720:rate=30", "-c:v", "libx264", "-threads", "3", "-f", "null", "-"],
             ["ffmpeg"], ["ffmpeg"], ops=("counter", re.compile(r"^frame=\s*(\d+)"))),
+    Program("rust-rav1e", "an encoder in Rust: a pool of threads, much assembly",
+            ["sh", "-c", "ffmpeg -nostdin -loglevel error -f lavfi -i testsrc2=size=640x360:rate=30 -pix_fmt yuv420p"
+             " -f yuv4mpegpipe - | rav1e - --threads 3 --speed 8 --quiet -y --output /dev/null"],
+            ["rav1e", "ffmpeg"], ["rav1e", "ffmpeg"], pids=r"rav1e", warm_s=2),
+    Program("rust-threads", "threads of Rust that wake each other by channels", ["{dir}/threads"], ["rustc"], ["rustc"],
+            [["rustc", "-O", "-C", "debuginfo=1", "-o", "{dir}/threads", "{src}/threads.rs"]], ops=OPS),
     Program("dav1d-1", "an AV1 decoder, one thread", ["dav1d", "--threads", "1", "-i", "{dir}/long.obu", "-o", "/dev/null"],
             ["dav1d", "ffmpeg"], ["dav1d", "ffmpeg"], prepare=servers.dav1d_prepare, ready=servers.dav1d_ready,
             ops=("counter", re.compile(r"Decoded (\d+)"))),

@@ -52,6 +52,23 @@ fn stacks_with_untouched_pages_are_whole() {
     recorded.check(samples > 500.0 && complete > 0.8 * samples, format!("{complete} of {samples} are whole"));
 }
 
+/// A record of the kernel holds less than 64 KiB: a program in the kernel copies the rest.
+#[test]
+fn stacks_larger_than_any_record_are_whole() {
+    let Some(_one) = sampled() else { return };
+    let flags = ["-fno-stack-clash-protection", "-DFRAME_BYTES=150000"];
+    let program = compile("large_frame", "larger_frame", &flags);
+    let recorded = launch_by_kernel(&["--hz", "997"], &program, &["2"]);
+    if recorded.stats["backend_why"] != "user and kernel, on each CPU" {
+        return not_here("no program is taken by the kernel without rights over the machine");
+    }
+    let (complete, samples) = (recorded.figure("stacks_complete"), recorded.figure("samples"));
+    // Until it is known that they are so large, and in the batch in which their pages are brought in, they are cut.
+    recorded.check(samples > 1000.0 && complete > 0.8 * samples, format!("{complete} of {samples} are whole"));
+    let whole = recorded.count(|stack| stack.has("with_large_frame") && !stack.has("[incomplete]")) as f64;
+    recorded.check(whole > 0.8 * samples, format!("{whole} of {samples} lead through the frame"));
+}
+
 #[test]
 fn counts_are_cpu_seconds_times_the_rate_and_nobody_is_traced() {
     for threads in ["1", "8"] {

@@ -8,7 +8,6 @@
 use hashbrown::HashSet;
 use libc::pid_t;
 
-use super::events::WINDOWS_BYTES;
 use crate::sources::Capture;
 use crate::sources::linux::sys;
 
@@ -26,12 +25,12 @@ pub(super) struct Absent {
 }
 
 impl Absent {
-    /// Brings in what a copy of the stack of thread `tid` lacked, up to the largest window.
-    pub(super) fn bring_in(&mut self, tid: pid_t, capture: &Capture) {
+    /// Brings in what a copy of the stack of thread `tid` lacked, up to `most_bytes` of it.
+    pub(super) fn bring_in(&mut self, tid: pid_t, capture: &Capture, most_bytes: u32) {
         let bytes = capture.stack.len() as u64;
         let end = capture.stack_base.0.wrapping_add(bytes);
         // A copy of the size that was asked for ends anywhere; one that was cut, between pages.
-        let most_bytes = u64::from(WINDOWS_BYTES[WINDOWS_BYTES.len() - 1]);
+        let most_bytes = u64::from(most_bytes);
         if !end.is_multiple_of(PAGE_BYTES) || end == 0 || bytes >= most_bytes || self.ends.contains(&end) {
             return;
         }

@@ -30,6 +30,7 @@ use super::record::CLOCK_PERIOD_MIN;
 use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
+use super::window;
 use crate::sources::linux::threads;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -51,7 +52,7 @@ pub(super) struct How {
     pub(super) kernel: bool,
     /// Samples per second of CPU time.
     pub(super) hz: u32,
-    /// Stack bytes that are copied of each.
+    /// Stack bytes that are copied of each, by the event and beyond (`window::of_record`).
     pub(super) window_bytes: u32,
     /// How threads are sampled that leave their CPUs, if they are.
     pub(super) switches: Option<Switches>,
@@ -73,7 +74,12 @@ pub(super) struct Switches {
 impl Switches {
     /// Of events that are enabled now and then.
     fn now_and_then(how: How) -> Switches {
-        Switches { window_bytes: how.window_bytes, alone: false, kernel_frames: true, many: false }
+        Switches {
+            window_bytes: window::of_record(how.window_bytes).0,
+            alone: false,
+            kernel_frames: true,
+            many: false,
+        }
     }
 }
 
@@ -94,7 +100,8 @@ impl How {
 const SWITCHES_PER_STACK: u64 = 31;
 
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
-pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, 60 << 10];
+pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, WINDOW_BYTES_MAX];
+pub(super) const WINDOW_BYTES_MAX: u32 = 60 << 10;
 
 /// The same of the stacks at which threads leave their CPUs.
 pub(super) const SWITCH_WINDOWS_BYTES: [u32; 6] = [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 60 << 10];
@@ -183,7 +190,7 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
             | PERF_SAMPLE_STACK_USER)
             .into(),
         sample_regs_user: registers::MASK,
-        sample_stack_user: how.window_bytes,
+        sample_stack_user: window::of_record(how.window_bytes).0,
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };
@@ -276,7 +283,10 @@ impl Events {
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
-            sieve.put_before(&event);
+            match window::of_record(how.window_bytes) {
+                (_, true) => sieve.put_before_copying(&event),
+                _ => sieve.put_before(&event),
+            }
             let ring = map_ring(&event, ring_bytes)?;
             if let Some(switches) = how.switches {
                 let beside = sys::open(&switch_attributes(how, switches, ring_bytes), -1, *cpu)?;

@@ -207,9 +207,9 @@ impl Member {
     }
 
     /// What the copy of the stack of this thread lacked is there for the next one.
-    pub(super) fn bring_in_stack(&mut self, tid: pid_t, capture: &Capture) {
+    pub(super) fn bring_in_stack(&mut self, tid: pid_t, capture: &Capture, most_bytes: u32) {
         if !capture.stack.is_empty() {
-            self.absent.bring_in(tid, capture);
+            self.absent.bring_in(tid, capture, most_bytes);
         }
     }
 

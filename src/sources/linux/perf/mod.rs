@@ -4,13 +4,16 @@
 //! the user stack and the frames in the kernel at one moment, so it is exact where a stop by
 //! ptrace shows the thread a few microseconds later. `events.rs` says what is opened, `filter.rs`
 //! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
-//! `window.rs` decides how much of each stack is copied, `woken.rs` measures CPU time from before threads run, `source.rs` is the whole. Waits: `switched.rs`
+//! `window.rs` decides how much of each stack is copied, `beyond.rs` has a program copy what no record holds, `woken.rs` measures CPU time from before threads run, `source.rs` is the whole. Waits: `switched.rs`
 //! puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads that
 //! slept before.
 
 mod absent;
 mod asleep;
 mod batch;
+mod beyond;
+mod bpf;
+mod bpf_sys;
 mod choice;
 mod events;
 mod filter;
@@ -72,7 +75,7 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
     }
     let choice = Choice::new(chosen.clone());
     let sieve = match listed[..] {
-        _ if choice.is_all() => Sieve::default(),
+        _ if choice.is_all() => Sieve::open(),
         [pid] if choice.is_one() => Sieve::of_process(pid),
         _ => Sieve::unless_refused(),
     };

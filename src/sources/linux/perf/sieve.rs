@@ -2,12 +2,14 @@
 //! processes that it refuses.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use libc::pid_t;
 
-use super::{filter, sys};
+use super::filter::{self, Verdict, YES};
+use super::{bpf_sys, sys};
 
 /// Most processes that are refused by the kernel; the samples of further ones are copied, and thrown
 /// away here.
@@ -16,8 +18,12 @@ const REFUSED_MAX: u32 = 16_384;
 /// See the top of this file. Where the kernel takes no program, all samples come through.
 #[derive(Debug, Default)]
 pub(super) struct Sieve {
+    /// Which samples come through, and our namespace; `None`: nothing is known of namespaces.
+    verdict: Option<(Verdict, (u64, u64))>,
     program: Option<OwnedFd>,
     refused: Option<OwnedFd>,
+    /// One that does something with what comes through, too.
+    copying: Option<OwnedFd>,
 }
 
 impl Sieve {
@@ -28,25 +34,48 @@ impl Sieve {
         let ours = ours.filter(|ours| {
             filter::numbers_all(*ours) || pid_namespace(&pid.to_string()).is_none_or(|its| its == *ours)
         });
-        let program = ours.and_then(|ours| sys::load_program(&filter::of_process(pid, ours)).ok());
-        Sieve { program, refused: None }
+        let verdict = ours.map(|ours| (Verdict::OfProcess(pid), ours));
+        Sieve { verdict, program: verdict.and_then(loaded), ..Sieve::default() }
     }
 
     /// Lets the samples of all processes of our namespace through that were not refused.
     pub(super) fn unless_refused() -> Sieve {
         let made = pid_namespace("self").and_then(|namespace| {
-            let refused = sys::create_set(REFUSED_MAX).ok()?;
-            let program = sys::load_program(&filter::unless_in(refused.as_raw_fd(), namespace)).ok()?;
-            Some(Sieve { program: Some(program), refused: Some(refused) })
+            let refused = bpf_sys::create_map(REFUSED_MAX).ok()?;
+            let verdict = (Verdict::UnlessIn(refused.as_raw_fd()), namespace);
+            let program = Some(loaded(verdict)?);
+            Some(Sieve { verdict: Some(verdict), program, refused: Some(refused), copying: None })
         });
         made.unwrap_or_default()
+    }
+
+    /// Lets all samples through.
+    pub(super) fn open() -> Sieve {
+        // In other namespaces a program would refuse those that have no number here.
+        let first = pid_namespace("self").filter(|namespace| filter::numbers_all(*namespace));
+        Sieve { verdict: first.map(|first| (Verdict::All, first)), ..Sieve::default() }
     }
 
     /// Refuses a process from now on, or no longer: its number may be another one's now.
     pub(super) fn refuse(&self, pid: pid_t, refused: bool) {
         if let Some(set) = &self.refused {
-            sys::change_set(set, pid.cast_unsigned(), refused);
+            bpf_sys::change_map(set, pid.cast_unsigned(), refused.then_some(1));
         }
+    }
+
+    /// Lets what comes through do this as well, in events that it is put before from now on; or no longer.
+    ///
+    /// # Errors
+    /// What bpf(2) says, or that no program is known.
+    pub(super) fn copy(&mut self, yes: Option<&[u64]>) -> io::Result<()> {
+        self.copying = match yes {
+            Some(yes) => {
+                let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
+                Some(bpf_sys::load_program(&filter::program(verdict, namespace, yes))?)
+            }
+            None => None,
+        };
+        Ok(())
     }
 
     /// Lets an event take only what comes through.
@@ -56,6 +85,18 @@ impl Sieve {
             let _ = sys::set_filter(event, program);
         }
     }
+
+    /// The same, and does what [`Sieve::copy`] said.
+    pub(super) fn put_before_copying(&self, event: &OwnedFd) {
+        match &self.copying {
+            Some(program) if sys::set_filter(event, program).is_ok() => {}
+            _ => self.put_before(event),
+        }
+    }
+}
+
+fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
+    bpf_sys::load_program(&filter::program(verdict, namespace, &YES)).ok()
 }
 
 /// Device and inode of the PID namespace of a process.

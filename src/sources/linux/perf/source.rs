@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use libc::{c_int, pid_t};
 
+use super::beyond::Beyond;
 use super::choice::{self, Choice};
-use super::events::{Events, How, Switches};
+use super::events::{Events, How, Scope, Switches};
 use super::member::Member;
 use super::sieve::Sieve;
 use super::switched::Switched;
 use super::told::Told;
-use super::window::Window;
+use super::window::{self, Window};
 use super::woken::{Turn, Woken};
 use super::{record, sys};
 use crate::addr::Avma;
@@ -32,6 +33,8 @@ const BATCH_NS: u64 = 50_000_000;
 /// At the beginning, when a program loads its libraries, more often.
 const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
+/// Where large stacks are copied, so that their ring does not fill.
+const LARGE_BATCHES_NS: u64 = 15_000_000;
 /// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
@@ -189,7 +192,11 @@ impl PerfSource {
     /// Waits until records are to be read, the process has ended, or it is time.
     fn wait(&mut self, until_ns: u64) {
         let now_ns = self.clock.now_ns();
-        let batch_ns = if now_ns - self.began_ns < BEGINNING_NS { FIRST_BATCHES_NS } else { BATCH_NS };
+        let batch_ns = match now_ns - self.began_ns {
+            ..BEGINNING_NS => FIRST_BATCHES_NS,
+            _ if self.told.beyond.is_some() => LARGE_BATCHES_NS,
+            _ => BATCH_NS,
+        };
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
         let ends = self.ends.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd);
         let descriptors: Vec<RawFd> = ends.chain(self.events.descriptors()).collect();
@@ -227,6 +234,9 @@ impl PerfSource {
             if sys::monotonic_ns() - before_ns < 2 * self.events.how.period_ns() {
                 break;
             }
+        }
+        if let Some(beyond) = &mut self.told.beyond {
+            beyond.read();
         }
         self.told.settle_woken();
         // Samples in user mode only say nothing of the time in the kernel.
@@ -275,8 +285,26 @@ impl PerfSource {
         }
     }
 
+    /// Copies what lies beyond windows from now on, or no longer; as much of it as can be had.
+    fn look_beyond(&mut self, mut how: How) -> How {
+        let (record_bytes, beyond) = window::of_record(how.window_bytes);
+        if !beyond {
+            return how;
+        }
+        if self.told.beyond.is_none() {
+            let made = Beyond::new().and_then(|made| self.sieve.copy(Some(&made.program())).map(|()| made));
+            self.told.beyond = made.ok().filter(|_| how.scope == Scope::Cpus);
+        }
+        if self.told.beyond.is_none() {
+            self.window.ends_with_records();
+            how.window_bytes = record_bytes;
+        }
+        how
+    }
+
     /// Opens the events anew, with other windows or for other CPUs.
     fn reopen(&mut self, how: How) {
+        let how = self.look_beyond(how);
         let new = Events::open(&self.told.running(), &self.sieve, how);
         let new = new.and_then(|new| new.enable().map(|()| new));
         let since_ns = sys::monotonic_ns();
@@ -298,6 +326,10 @@ impl PerfSource {
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.told);
+        if !window::of_record(how.window_bytes).1 && self.told.beyond.take().is_some() {
+            // Giving a program up cannot fail.
+            let _ = self.sieve.copy(None);
+        }
         if let Some(switched) = &mut self.told.switched {
             switched.take_from(since_ns);
         }

@@ -11,6 +11,7 @@ use std::path::Path;
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::events::WINDOW_BYTES_MAX;
 use super::record::Id;
 use super::told::Told;
 use super::waits::{self, STACK_DROPPED, Stack, Switch, Wait, Waits};
@@ -212,7 +213,7 @@ impl Told {
             if let waits::Told::Goes(capture) | waits::Told::Over(Some(capture)) = &what
                 && let Some(member) = self.members.get_mut(&pid)
             {
-                member.bring_in_stack(tid, capture);
+                member.bring_in_stack(tid, capture, WINDOW_BYTES_MAX);
             }
             let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
             self.meet(id, into);

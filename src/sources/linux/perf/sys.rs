@@ -1,4 +1,4 @@
-//! The system calls of the perf_event source: events, their rings, the filter program.
+//! The system calls of the perf_event source: events and their rings; programs are in `bpf_sys.rs`.
 //! Input: plain values; output: descriptors that close themselves, bytes of a ring.
 #![allow(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub(super) fn open(attributes: &perf_event_attr, tid: pid_t, cpu: c_int) -> io::
 ///
 /// # Safety
 /// `fd` is negative, with `errno` set, or a new descriptor that nobody else has.
-unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
+pub(super) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -84,104 +84,11 @@ pub(super) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
 }
 
-/// `union bpf_attr` for BPF_PROG_LOAD, as far as it is used (include/uapi/linux/bpf.h); the rest
-/// may be left out (kernel/bpf/syscall.c, `bpf_check_uarg_tail_zero`).
-#[repr(C)]
-struct LoadProgram {
-    program_type: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buffer: u64,
-    kernel_version: u32,
-    flags: u32,
-}
-
-/// Loads a program that judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
-///
-/// # Errors
-/// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
-pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
-    const BPF_PROG_LOAD: c_int = 5;
-    const BPF_PROG_TYPE_PERF_EVENT: u32 = 7;
-    let mut load = LoadProgram {
-        program_type: BPF_PROG_TYPE_PERF_EVENT,
-        instruction_count: instructions.len() as u32,
-        instructions: instructions.as_ptr() as u64,
-        license: c"GPL".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log_buffer: 0,
-        kernel_version: 0,
-        flags: 0,
-    };
-    // SAFETY: `load` and what it points to (instructions, a literal) are live during the call,
-    // which keeps neither; the size passed is its own.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw mut load, size_of::<LoadProgram>() as libc::c_uint)
-    };
-    // SAFETY: the call above made it just now, and nobody else has it.
-    unsafe { made(fd) }
-}
-
-/// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
-#[repr(C)]
-struct CreateMap {
-    map_type: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-}
-
-/// `union bpf_attr` for BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM.
-#[repr(C)]
-struct ChangeMap {
-    map: u32,
-    padding: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-/// A set of numbers in the kernel that programs can look into (BPF_MAP_TYPE_HASH), with room for
-/// so many.
-///
-/// # Errors
-/// What bpf(2) says.
-pub(super) fn create_set(max_entries: u32) -> io::Result<OwnedFd> {
-    const BPF_MAP_CREATE: c_int = 0;
-    const BPF_MAP_TYPE_HASH: u32 = 1;
-    let mut create =
-        CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size: 4, max_entries, flags: 0 };
-    // SAFETY: `create` is live during the call; the size passed is its own.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw mut create, size_of::<CreateMap>() as libc::c_uint)
-    };
-    // SAFETY: the call above made it just now, and nobody else has it.
-    unsafe { made(fd) }
-}
-
-/// Puts a number into a set, or takes it out. That the set is full, or does not have it, is no matter.
-pub(super) fn change_set(set: &OwnedFd, number: u32, member: bool) {
-    const BPF_MAP_UPDATE_ELEM: c_int = 2;
-    const BPF_MAP_DELETE_ELEM: c_int = 3;
-    let value = 1u32;
-    let mut change = ChangeMap {
-        map: set.as_raw_fd().cast_unsigned(),
-        padding: 0,
-        key: &raw const number as u64,
-        value: if member { &raw const value as u64 } else { 0 },
-        flags: 0,
-    };
-    let command = if member { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
-    // SAFETY: `change` and the key and value of 4 bytes that it points to, as the map has them, are
-    // live during the call, which keeps none.
-    unsafe {
-        libc::syscall(libc::SYS_bpf, command, &raw mut change, size_of::<ChangeMap>() as libc::c_uint);
-    }
+/// Bytes of a page of this machine.
+pub(super) fn page_bytes() -> usize {
+    // SAFETY: sysconf(3) takes a number.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page_bytes).unwrap_or(4096)
 }
 
 /// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
@@ -199,9 +106,7 @@ impl Ring {
     /// # Errors
     /// EPERM beyond `kernel.perf_event_mlock_kb` and RLIMIT_MEMLOCK.
     pub(super) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
-        // SAFETY: sysconf(3) takes a number.
-        let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let page_bytes = usize::try_from(page_bytes).unwrap_or(4096);
+        let page_bytes = page_bytes();
         // SAFETY: a new mapping at an address that the kernel chooses; it belongs to this `Ring`.
         let at = unsafe {
             libc::mmap(

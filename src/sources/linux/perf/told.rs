@@ -10,7 +10,9 @@ use std::collections::VecDeque;
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
+use super::beyond::{BEYOND_BYTES, Beyond};
 use super::choice::{self, Choice};
+use super::events::WINDOW_BYTES_MAX;
 use super::grid::Grid;
 use super::mapped;
 use super::member::Member;
@@ -79,6 +81,8 @@ pub(super) struct Told {
     pub(super) kernel_frames: bool,
     /// Waits, where they are recorded.
     pub(super) switched: Option<Switched>,
+    /// What no record holds of large stacks, where there are such.
+    pub(super) beyond: Option<Beyond>,
     /// CPU time from before threads run, where it is measured.
     pub(super) woken: Option<Woken>,
     /// When ticks are due.
@@ -133,6 +137,7 @@ impl Told {
             period_ns,
             kernel_frames,
             switched: None,
+            beyond: None,
             woken: None,
             grid: Grid::default(),
             batch: Vec::new(),
@@ -425,7 +430,12 @@ impl Told {
                 match happened {
                     Happened::Sampled(mut capture) => {
                         member.sampled(&mut capture);
-                        member.bring_in_stack(id.tid, &capture);
+                        let mut most_bytes = WINDOW_BYTES_MAX;
+                        if let Some(beyond) = &mut self.beyond {
+                            beyond.complete(id, &mut capture);
+                            most_bytes += BEYOND_BYTES;
+                        }
+                        member.bring_in_stack(id.tid, &capture, most_bytes);
                         if !self.kernel_frames {
                             capture.kernel.clear();
                         }

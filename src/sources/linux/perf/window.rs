@@ -1,21 +1,29 @@
 //! How many bytes of each stack the kernel copies: the smallest window that nearly all stacks fit
-//! into. It begins with the largest, so that the first samples are whole, goes down to what they
-//! needed, grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
+//! into. It begins with the largest of a record, so that the first samples are whole, goes down to what
+//! they needed, grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
 //!
 //! One size holds for all threads, since it is a property of the events, and changing it opens
 //! them anew. It grows when more than one stack in fifty ran out, and falls back, for as long as
 //! it takes ever more stacks to try again, if that made hardly any of them whole: some chains
 //! lead out of any window (goroutines, into the heap).
 
-use super::events::{SWITCH_WINDOWS_BYTES, WINDOWS_BYTES};
+use super::beyond::BEYOND_BYTES;
+use super::events::{SWITCH_WINDOWS_BYTES, WINDOW_BYTES_MAX, WINDOWS_BYTES};
 use crate::sources::pushed::Needed;
 
 /// The size for stacks that no window holds, and the first one where the largest would be too much.
 const USUAL_BYTES: u32 = 16 << 10;
 /// The same for stacks that are copied at each switch.
 const USUAL_AT_SWITCH_BYTES: u32 = 8 << 10;
+/// The windows of a record, and one with what lies beyond (`beyond.rs`).
+const SIZES_BYTES: [u32; 5] = {
+    let [small, usual, large, whole] = WINDOWS_BYTES;
+    [small, usual, large, whole, whole + BEYOND_BYTES]
+};
 /// Stacks that a decision is made by.
 const STACKS: u32 = 256;
+/// In the first round so many that ran out are enough, if they are most.
+const PLAIN_STACKS: u32 = 24;
 /// A window shrinks when all of so many rounds fit into the smaller one with room to spare.
 const ROUNDS_TO_SHRINK: u32 = 16;
 /// Rounds without a try after one in vain, doubled each time.
@@ -45,10 +53,9 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The largest, until the first round has shown what is needed.
+    /// The largest of a record, until the first round has shown what is needed.
     pub(super) fn new() -> Window {
-        let window = Window::with(&WINDOWS_BYTES, USUAL_BYTES);
-        Window { size: window.sizes.len() - 1, ..window }
+        Window { size: WINDOWS_BYTES.len() - 1, ..Window::of_many() }
     }
 
     /// Of the usual size.
@@ -73,7 +80,13 @@ impl Window {
     /// The usual size: of many processes the first samples, with all that is to be read of their
     /// images, would fill the rings.
     pub(super) fn of_many() -> Window {
-        Window::with(&WINDOWS_BYTES, USUAL_BYTES)
+        Window::with(&SIZES_BYTES, USUAL_BYTES)
+    }
+
+    /// Nothing can be had beyond the largest of a record.
+    pub(super) fn ends_with_records(&mut self) {
+        self.sizes = &WINDOWS_BYTES;
+        self.size = self.size.min(self.sizes.len() - 1);
     }
 
     /// Of stacks at which threads leave their CPUs, which some do a hundred thousand times a second.
@@ -97,7 +110,9 @@ impl Window {
         self.stacks += 1;
         self.ran_out += u32::from(needed.ran_out);
         self.most = self.most.max(needed.bytes);
-        if self.stacks < STACKS {
+        // The first samples are not to wait where it is plain.
+        let plain = self.fresh && self.ran_out >= PLAIN_STACKS && self.ran_out * 2 > self.stacks;
+        if self.stacks < STACKS && !plain {
             return None;
         }
         let before = self.size;
@@ -109,12 +124,16 @@ impl Window {
     fn decide(&mut self) {
         if std::mem::take(&mut self.fresh) {
             let fits = |bytes: &u32| self.most + self.most / 4 < *bytes as usize;
-            self.size = match self.sizes.iter().position(fits) {
-                Some(size) if self.ran_out == 0 => size,
+            match self.sizes.iter().position(fits) {
+                // None needed more than a record holds.
+                Some(size) if self.ran_out == 0 => self.size = size.min(WINDOWS_BYTES.len() - 1),
+                _ if self.ran_out * 50 > self.stacks && self.size + 1 < self.sizes.len() => {
+                    self.grow(self.usual)
+                }
                 // Most lead out of any window.
-                _ if self.ran_out * 2 > STACKS => self.usual,
-                _ => self.size,
-            };
+                _ if self.ran_out * 2 > self.stacks => self.size = self.usual,
+                _ => {}
+            }
             return;
         }
         if let Some(ran_out_before) = self.ran_out_before.take()
@@ -131,9 +150,7 @@ impl Window {
             if self.patience > 0 {
                 self.patience -= 1;
             } else if self.size + 1 < self.sizes.len() {
-                self.grown_from = self.size;
-                self.size = self.sizes.len() - 1;
-                self.ran_out_before = Some(self.ran_out);
+                self.grow(self.size);
             }
             return;
         }
@@ -146,6 +163,18 @@ impl Window {
             self.size -= 1;
         }
     }
+
+    /// Takes the largest; if that is in vain, the size `from`.
+    fn grow(&mut self, from: usize) {
+        self.grown_from = from;
+        self.size = self.sizes.len() - 1;
+        self.ran_out_before = Some(self.ran_out * STACKS / self.stacks.max(1));
+    }
+}
+
+/// Of a size: what the event copies of each stack, and whether what lies beyond is copied, too.
+pub(super) fn of_record(bytes: u32) -> (u32, bool) {
+    (bytes.min(WINDOW_BYTES_MAX), bytes > WINDOW_BYTES_MAX)
 }
 
 #[cfg(test)]
@@ -170,6 +199,26 @@ mod tests {
             round(&mut window, 1_000);
         }
         assert_eq!(window.bytes(), 8 << 10);
+    }
+
+    #[test]
+    fn stacks_beyond_the_largest_record_are_copied_by_a_program_where_that_helps() {
+        for mut window in [Window::new(), Window::of_many()] {
+            for _ in 0..4 {
+                round(&mut window, 200_000);
+            }
+            assert_eq!(of_record(window.bytes()), (60 << 10, true));
+            for _ in 0..40 {
+                round(&mut window, 30_000);
+            }
+            assert_eq!(of_record(window.bytes()), (60 << 10, false));
+        }
+        let mut window = Window::new();
+        window.ends_with_records();
+        for _ in 0..4 {
+            round(&mut window, 200_000);
+        }
+        assert_eq!(of_record(window.bytes()), (16 << 10, false), "it leads out of any window");
     }
 
     #[test]

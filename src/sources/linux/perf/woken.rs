@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::events::WINDOW_BYTES_MAX;
 use super::record::Id;
 use super::sys;
 use super::told::Told;
@@ -337,7 +338,7 @@ impl Told {
                 self.give_back(capture);
                 continue;
             };
-            member.bring_in_stack(tid, &capture);
+            member.bring_in_stack(tid, &capture, WINDOW_BYTES_MAX);
             if !self.kernel_frames {
                 capture.kernel.clear();
             }

@@ -1,0 +1,410 @@
+//! What lies beyond the largest window: an event copies less than 64 KiB of a stack, since the length
+//! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A program in the
+//! kernel that runs in the same interrupt copies on, for threads whose stacks are known to be larger,
+//! into a ring of its own.
+//!
+//! Input: which samples had a window that was full; output: the same samples with what follows. The
+//! copies are of one moment: they have the same thread and time, and overlap by bytes that must be the
+//! same in both.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::bpf::{
+    ADD, CALL, JUMP, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP,
+    MOVE, MOVE_REGISTER, PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE,
+    load_map, op,
+};
+use super::bpf_sys::{self, ProgramRing};
+use super::events::WINDOW_BYTES_MAX;
+use super::filter::{TID, YES};
+use super::record::Id;
+use crate::sources::Capture;
+
+/// What is read at once, so that a copy ends where memory does.
+const PAGE_BYTES: usize = 4096;
+const PIECE_PAGES: usize = 4;
+const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
+/// Most pieces of one copy: it takes some 25 us.
+const PIECES_MAX: usize = 16;
+/// Most bytes of a copy.
+pub(super) const BEYOND_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
+/// In front of a piece: time, address, thread, bytes that could be read, 8 bytes each.
+const HEADER_BYTES: usize = 32;
+/// A tenth of a second and more of the largest copies on two CPUs at 997 Hz.
+const RING_BYTES: usize = 32 << 20;
+/// A copy begins this far below the end of the highest window, for samples that are deeper.
+const BELOW_BYTES: u64 = 16 << 10;
+/// The least bytes that both copies must have in common.
+const OVERLAP_BYTES: u64 = 64;
+/// Threads with large stacks at the same time; beyond that all are forgotten and found again.
+const THREADS_MAX: u32 = 4096;
+/// Most nanoseconds between the time of a copy and that of its sample, of the same interrupt: half of the
+/// shortest period and less. It takes about one thousand, longer on a machine that is held up.
+const APART_NS_MAX: u64 = 40_000;
+/// Copies of samples that never come are kept for so long.
+const KEPT_NS: u64 = 1_000_000_000;
+
+/// Does what this file is about for the running thread, which the map `wanted` may have an address for,
+/// and says yes. `ring` is the descriptor of a [`ProgramRing`].
+fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
+    let mut program = Vec::new();
+    // To the end of the program, from wherever: filled in below.
+    let mut to_end = Vec::new();
+    program.extend(load_map(1, wanted));
+    program.extend([
+        op(MOVE_REGISTER, 2, 10, 0, 0),
+        op(ADD, 2, 0, 0, TID.into()),
+        op(CALL, 0, 0, 0, MAP_LOOKUP),
+    ]);
+    to_end.push(program.len());
+    program.extend([
+        op(JUMP_IF_EQUAL, 0, 0, 0, 0),
+        // r7 the address, r9 the time, r8 the record.
+        op(LOAD_DOUBLE, 7, 0, 0, 0),
+        op(CALL, 0, 0, 0, KTIME_GET_NS),
+        op(MOVE_REGISTER, 9, 0, 0, 0),
+    ]);
+    for _ in 0..PIECES_MAX {
+        program.extend(load_map(1, ring));
+        program.extend([
+            op(MOVE, 2, 0, 0, (HEADER_BYTES + PIECE_BYTES) as i32),
+            op(MOVE, 3, 0, 0, 0),
+            op(CALL, 0, 0, 0, RINGBUF_RESERVE),
+        ]);
+        to_end.push(program.len());
+        program.extend([
+            op(JUMP_IF_EQUAL, 0, 0, 0, 0),
+            op(MOVE_REGISTER, 8, 0, 0, 0),
+            op(STORE_DOUBLE, 8, 9, 0, 0),
+            op(STORE_DOUBLE, 8, 7, 8, 0),
+            op(LOAD_WORD, 1, 10, TID, 0),
+            op(STORE_DOUBLE, 8, 1, 16, 0),
+            op(STORE_VALUE_DOUBLE, 8, 0, 24, 0),
+        ]);
+        let mut to_last = Vec::new();
+        for page in 0..PIECE_PAGES {
+            program.extend([
+                op(MOVE_REGISTER, 1, 8, 0, 0),
+                op(ADD, 1, 0, 0, (HEADER_BYTES + page * PAGE_BYTES) as i32),
+                op(MOVE, 2, 0, 0, PAGE_BYTES as i32),
+                op(MOVE_REGISTER, 3, 7, 0, 0),
+                op(CALL, 0, 0, 0, PROBE_READ_USER),
+            ]);
+            to_last.push(program.len());
+            program.extend([
+                op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0),
+                op(ADD, 7, 0, 0, PAGE_BYTES as i32),
+                op(STORE_VALUE_DOUBLE, 8, 0, 24, ((page + 1) * PAGE_BYTES) as i32),
+            ]);
+        }
+        program.extend(SUBMIT);
+        // Past what follows for one that ends here.
+        program.push(op(JUMP, 0, 0, SUBMIT.len() as i16 + 1, 0));
+        let last = program.len();
+        program.extend(SUBMIT);
+        to_end.push(program.len());
+        program.push(op(JUMP, 0, 0, 0, 0));
+        to_last.into_iter().for_each(|from| set_jump(&mut program, from, last));
+    }
+    let end = program.len();
+    to_end.into_iter().for_each(|from| set_jump(&mut program, from, end));
+    program.extend(YES);
+    program
+}
+
+/// Hands the record in r8 over, without waking anybody (BPF_RB_NO_WAKEUP).
+const SUBMIT: [u64; 3] =
+    [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
+
+/// Lets the jump at `from` lead to `to`.
+fn set_jump(program: &mut [u64], from: usize, to: usize) {
+    let offset = (to - from - 1) as u16;
+    program[from] = program[from] & !(0xffff << 16) | u64::from(offset) << 16;
+}
+
+/// What was copied of one stack at one moment.
+#[derive(Debug, Default)]
+struct Copy {
+    time_ns: u64,
+    from: u64,
+    bytes: Vec<u8>,
+}
+
+/// The copies that samples are still to come for, by thread, in the order of their times.
+#[derive(Debug, Default)]
+struct Copies {
+    of: HashMap<pid_t, Vec<Copy>>,
+    spare: Vec<Vec<u8>>,
+    /// The time of the last one.
+    last_ns: u64,
+}
+
+impl Copies {
+    /// Takes a piece as the program wrote it.
+    fn take(&mut self, record: &[u8]) {
+        let word = |at: usize| {
+            let bytes = record.get(at..at + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let header = (word(0), word(8), word(16), word(24));
+        let (Some(time_ns), Some(address), Some(tid), Some(bytes)) = header else { return };
+        let Ok(tid) = pid_t::try_from(tid) else { return };
+        let end = HEADER_BYTES.saturating_add(bytes as usize);
+        let Some(bytes) = record.get(HEADER_BYTES..end) else { return };
+        self.last_ns = self.last_ns.max(time_ns);
+        let copies = self.of.entry(tid).or_default();
+        match copies.last_mut().filter(|last| last.time_ns == time_ns) {
+            Some(last) if last.from + last.bytes.len() as u64 == address => {
+                last.bytes.extend_from_slice(bytes)
+            }
+            Some(_) => {}
+            None => {
+                let mut buffer = self.spare.pop().unwrap_or_default();
+                buffer.clear();
+                buffer.extend_from_slice(bytes);
+                copies.push(Copy { time_ns, from: address, bytes: buffer });
+            }
+        }
+    }
+
+    /// Appends to the stack of a sample what was copied at the same moment; whether anything was.
+    fn append(&mut self, id: Id, capture: &mut Capture) -> bool {
+        let Some(copies) = self.of.get_mut(&id.tid) else { return false };
+        let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
+        let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
+        let Some(at) = nearest.filter(|(_, copy)| apart_ns(copy) <= APART_NS_MAX).map(|(at, _)| at) else {
+            return false;
+        };
+        // Those before it are of samples that were dropped.
+        let mut of_it = None;
+        for copy in copies.drain(..=at) {
+            self.spare.extend(of_it.replace(copy).map(|copy| copy.bytes));
+        }
+        let Some(Copy { from, bytes, .. }) = of_it else { return false };
+        let appended = joined(capture, from, &bytes);
+        self.spare.push(bytes);
+        appended
+    }
+
+    /// Forgets copies whose samples never came.
+    fn forget_old(&mut self) {
+        let before_ns = self.last_ns.saturating_sub(KEPT_NS);
+        let spare = &mut self.spare;
+        self.of.retain(|_, copies| {
+            let old = copies.iter().take_while(|copy| copy.time_ns < before_ns).count();
+            spare.extend(copies.drain(..old).map(|copy| copy.bytes));
+            !copies.is_empty()
+        });
+    }
+}
+
+/// Appends to the stack what follows it of `bytes`, copied from the address `from` on, if both have the same where
+/// they overlap; whether anything was.
+fn joined(capture: &mut Capture, from: u64, bytes: &[u8]) -> bool {
+    let base = capture.stack_base.0;
+    let Some(end) = base.checked_add(capture.stack.len() as u64) else { return false };
+    let begin = base.max(from);
+    if end.saturating_sub(begin) < OVERLAP_BYTES {
+        return false;
+    }
+    let at = |address: u64| (address - from) as usize;
+    let (Some(same), Some(further)) = (bytes.get(at(begin)..at(end)), bytes.get(at(end)..)) else {
+        return false;
+    };
+    if capture.stack[(begin - base) as usize..] != *same {
+        return false;
+    }
+    capture.stack.extend_from_slice(further);
+    !further.is_empty()
+}
+
+/// See the top of this file.
+#[derive(Debug)]
+pub(super) struct Beyond {
+    /// In the kernel: where the copy of each thread begins.
+    wanted: OwnedFd,
+    ring: ProgramRing,
+    from: HashMap<pid_t, u64>,
+    copies: Copies,
+}
+
+impl Beyond {
+    /// With a map and a ring in the kernel.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(super) fn new() -> io::Result<Beyond> {
+        Ok(Beyond {
+            wanted: bpf_sys::create_map(THREADS_MAX)?,
+            ring: ProgramRing::create(RING_BYTES)?,
+            from: HashMap::new(),
+            copies: Copies::default(),
+        })
+    }
+
+    /// What a program does with samples that come through.
+    pub(super) fn program(&self) -> Vec<u64> {
+        copy_program(self.wanted.as_raw_fd(), self.ring.descriptor())
+    }
+
+    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there.
+    pub(super) fn read(&mut self) {
+        self.copies.forget_old();
+        let Beyond { ring, copies, .. } = self;
+        ring.drain(|record| copies.take(record));
+    }
+
+    /// Completes the stack of a sample whose window, the largest, was full, and sees to it that the next one of
+    /// its thread can be.
+    pub(super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+        if capture.stack.len() < WINDOW_BYTES_MAX as usize {
+            return;
+        }
+        let end = capture.stack_base.0.saturating_add(capture.stack.len() as u64);
+        self.copies.append(id, capture);
+        let from = (end & !(PAGE_BYTES as u64 - 1)).saturating_sub(BELOW_BYTES);
+        // What is lower is in the window of those that are less deep.
+        if self.from.get(&id.tid).is_some_and(|before| *before <= end.saturating_sub(OVERLAP_BYTES)) {
+            return;
+        }
+        if self.from.len() >= THREADS_MAX as usize {
+            self.from
+                .drain()
+                .for_each(|(tid, _)| bpf_sys::change_map(&self.wanted, tid.cast_unsigned(), None));
+        }
+        self.from.insert(id.tid, from);
+        bpf_sys::change_map(&self.wanted, id.tid.cast_unsigned(), Some(from));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::bpf::machine::Machine;
+    use super::super::filter::{self, Verdict};
+    use super::*;
+    use crate::addr::Avma;
+    use crate::rng::Rng;
+
+    const WANTED: i32 = 5;
+    const RING: i32 = 6;
+    const FIRST: (u64, u64) = (4, 0xefff_fffc);
+    const AT: u64 = 0x7000_0000;
+
+    /// A thread 77 with a stack of `bytes` from `AT` on, of which copies begin at `from`.
+    fn machine(bytes: usize, from: u64) -> Machine {
+        let mut machine = Machine::new(77, 70, FIRST);
+        machine.maps.push((WANTED, vec![(77, from)]));
+        machine.ring = RING;
+        let mut random = Rng::new(bytes as u64);
+        machine.memory = (AT, (0..bytes).map(|_| random.below(256) as u8).collect());
+        machine
+    }
+
+    fn program() -> Vec<u64> {
+        filter::program(Verdict::OfProcess(70), FIRST, &copy_program(WANTED, RING))
+    }
+
+    /// What a sample at `time_ns` of the thread of the machine has, with a window of so many bytes from `sp` on.
+    fn completed(machine: &Machine, sp: u64, window_bytes: usize, time_ns: u64) -> Vec<u8> {
+        let mut copies = Copies::default();
+        machine.records.iter().for_each(|record| copies.take(record));
+        let mut capture = Capture::with_capacity(0);
+        let at = (sp - machine.memory.0) as usize;
+        capture.stack_base = Avma(sp);
+        capture.stack.extend_from_slice(&machine.memory.1[at..at + window_bytes]);
+        copies.append(Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        capture.stack
+    }
+
+    #[test]
+    fn a_stack_is_copied_up_to_where_memory_ends() {
+        for pages in [9, 20, 21, 23, 24, 40, 70] {
+            let bytes = pages * PAGE_BYTES;
+            let from = AT + 4 * PAGE_BYTES as u64;
+            let mut machine = machine(bytes, from);
+            assert_eq!(machine.run(&program()), 1);
+            let stack = completed(&machine, AT + 0x128, 0x8000, machine.time_ns + 90);
+            let whole = bytes.min(4 * PAGE_BYTES + BEYOND_BYTES as usize);
+            assert_eq!(stack, machine.memory.1[0x128..whole], "{pages} pages");
+        }
+    }
+
+    #[test]
+    fn nothing_is_copied_of_others_or_without_room() {
+        let mut other = machine(0x20000, AT);
+        other.tgid = 71;
+        assert_eq!(other.run(&program()), 0);
+        let mut small = machine(0x20000, AT);
+        small.tid = 78;
+        assert_eq!(small.run(&program()), 1);
+        assert!(other.records.is_empty() && small.records.is_empty());
+        let mut full = machine(0x20000, AT);
+        full.room = 2;
+        assert_eq!(full.run(&program()), 1);
+        assert_eq!(completed(&full, AT + 8, 0x1000, full.time_ns), full.memory.1[8..2 * PIECE_BYTES]);
+    }
+
+    #[test]
+    fn only_what_was_copied_at_the_same_moment_is_appended() {
+        let mut machine = machine(0x20000, AT + 0x4000);
+        assert_eq!(machine.run(&program()), 1);
+        let at_ns = machine.time_ns;
+        let completed = |machine: &Machine, sp: u64, time_ns| completed(machine, sp, 0x8000, time_ns).len();
+        assert_eq!(completed(&machine, AT, at_ns + APART_NS_MAX), 0x20000);
+        assert_eq!(completed(&machine, AT, at_ns + APART_NS_MAX + 1), 0x8000, "of another sample");
+        assert_eq!(completed(&machine, AT + 0x5000, at_ns), 0x1b000, "a window that begins in the copy");
+        // The window ends below the copy, or hardly reaches it.
+        machine.records.iter_mut().for_each(|record| record[8..10].copy_from_slice(&0x8000u16.to_le_bytes()));
+        assert_eq!(completed(&machine, AT, at_ns), 0x8000);
+    }
+
+    #[test]
+    fn bytes_that_differ_are_of_two_moments() {
+        let mut machine = machine(0x20000, AT + 0x4000);
+        assert_eq!(machine.run(&program()), 1);
+        machine.memory.1[0x7ff0] ^= 1;
+        assert_eq!(completed(&machine, AT, 0x8000, machine.time_ns).len(), 0x8000);
+    }
+
+    #[test]
+    fn hostile_records_append_nothing() {
+        let mut random = Rng::new(11);
+        let mut machine = machine(0x20000, AT + 0x4000);
+        assert_eq!(machine.run(&program()), 1);
+        for _ in 0..2_000 {
+            let mut copies = Copies::default();
+            for record in &machine.records {
+                let mut record = record[..random.below(HEADER_BYTES + 4096)].to_vec();
+                for _ in 0..random.below(4) {
+                    let at = random.below(HEADER_BYTES).min(record.len().saturating_sub(1));
+                    record.get_mut(at).into_iter().for_each(|byte| *byte = random.below(256) as u8);
+                }
+                copies.take(&record);
+            }
+            let mut capture = Capture::with_capacity(0);
+            capture.stack_base = Avma(AT);
+            capture.stack.extend_from_slice(&machine.memory.1[..0x8000]);
+            copies.append(Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            let known = capture.stack.len();
+            assert_eq!(capture.stack[..known.min(0x8000)], machine.memory.1[..known.min(0x8000)]);
+        }
+    }
+
+    #[test]
+    fn copies_without_samples_are_forgotten() {
+        let mut machine = machine(0x20000, AT + 0x4000);
+        assert_eq!(machine.run(&program()), 1);
+        let mut copies = Copies::default();
+        machine.records.iter().for_each(|record| copies.take(record));
+        copies.forget_old();
+        assert_eq!(copies.of.len(), 1);
+        copies.last_ns += KEPT_NS + 1;
+        copies.forget_old();
+        assert!(copies.of.is_empty());
+    }
+}
