@@ -64,7 +64,8 @@ fn stacks_larger_than_any_record_are_whole() {
     }
     let (complete, samples) = (recorded.figure("stacks_complete"), recorded.figure("samples"));
     // Until it is known that they are so large, and in the batch in which their pages are brought in, they are cut.
-    recorded.check(samples > 1000.0 && complete > 0.8 * samples, format!("{complete} of {samples} are whole"));
+    recorded
+        .check(samples > 1000.0 && complete > 0.8 * samples, format!("{complete} of {samples} are whole"));
     let whole = recorded.count(|stack| stack.has("with_large_frame") && !stack.has("[incomplete]")) as f64;
     recorded.check(whole > 0.8 * samples, format!("{whole} of {samples} lead through the frame"));
 }
