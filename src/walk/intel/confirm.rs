@@ -72,7 +72,10 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
 }
 
 /// Where the direct call in front of a return address leads to.
-fn called_from<P: Intel<N>, const N: usize>(address: CodeAddress, code: &dyn Code) -> Option<Avma> {
+pub(super) fn called_from<P: Intel<N>, const N: usize>(
+    address: CodeAddress,
+    code: &dyn Code,
+) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
     let bytes = code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?;
     let [0xe8, a, b, c, d, ..] = bytes else { return None };

@@ -6,15 +6,19 @@
 //! Such functions are `_init`, `_fini` and `__do_global_dtors_aux` of every program, the
 //! child's side of `clone`, all of musl, and hand-written code.
 
+mod callees;
+
 use hashbrown::HashMap;
 
 use super::Intel;
+use super::confirm::called_from;
 use super::instructions::{self, decode_of};
 use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State, Value};
+use callees::Callees;
 
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
@@ -43,9 +47,9 @@ pub(in crate::walk) enum Proof {
     /// The code is sure to run so.
     #[default]
     Certain,
-    /// The way passes a call, or where one has just come back to: if that does not return, what
-    /// follows belongs to another way or another function. Something else must lead to the
-    /// same caller.
+    /// The way passes a call that is not known to come back (`callees.rs`), or where one has just come
+    /// back to: if that does not return, what follows belongs to another way or another function.
+    /// Something else must lead to the same caller.
     Wanted,
 }
 
@@ -53,7 +57,7 @@ pub(in crate::walk) enum Proof {
 struct Way {
     at: Avma,
     state: State,
-    /// A call was passed, or one has come back to where it began.
+    /// A call was passed, or one has come back to where it began, and it is not known to come back.
     called: bool,
 }
 
@@ -104,7 +108,11 @@ fn follow_ways<P: Intel<N>, const N: usize>(
 ) -> bool {
     let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
-    let mut branches = vec![Way { at: pc, state: State::new(), called: returned }];
+    let mut callees = Callees::default();
+    let called = returned
+        && !called_from::<P, N>(CodeAddress::Return(pc), code)
+            .is_some_and(|target| callees.return_from::<P, N>(target, code));
+    let mut branches = vec![Way { at: pc, state: State::new(), called }];
     let mut visited: HashMap<u64, Option<Place>> = HashMap::with_capacity(OTHERS_MAX as usize);
     let mut left = INSTRUCTIONS_MAX;
     // Only straight code is sure to end the thread: of others a way may come back.
@@ -142,8 +150,8 @@ fn follow_ways<P: Intel<N>, const N: usize>(
             is_straight &= matches!(effect, Effect::Plain | Effect::Calls(_) | Effect::Jumps(_));
             match effect {
                 Effect::Plain => at = next,
-                Effect::Calls(_) => {
-                    called = true;
+                Effect::Calls(target) => {
+                    called |= !target.is_some_and(|target| callees.return_from::<P, N>(target, code));
                     flow::after_call::<P, N>(&mut state);
                     at = next;
                 }

@@ -302,3 +302,49 @@ fn parts_of_functions_may_use_the_frame_pointer_as_any_register() {
     // One that comes from elsewhere is that of another frame: mov 0x78(%rdx),%rbp; ret
     assert_eq!(follow(Avma(0x1000), false, &Text(&[0x48, 0x8b, 0x6a, 0x78, 0xc3])), None);
 }
+
+/// A function with a call of the part at `part`, and the row behind the call.
+#[track_caller]
+fn behind_a_call_of(part: &[u8]) -> Proof {
+    const BODY: [u8; 16] = [
+        0x48, 0x83, 0xec, 0x18, //       +00 sub $0x18,%rsp
+        0xe8, 0x07, 0x00, 0x00, 0x00, // +04 call +10
+        0x90, //                         +09 nop
+        0x48, 0x83, 0xc4, 0x18, //       +0a add $0x18,%rsp
+        0xc3, //                         +0e ret
+        0x90, //                         +0f nop
+    ];
+    let code: &'static [u8] = [&BODY, part].concat().leak();
+    let Some(Leads::Back(row, behind)) = follow(Avma(0x1009), true, &Text(code)) else { panic!() };
+    assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
+    let Some(Leads::Back(_, before)) = follow(Avma(0x1004), false, &Text(code)) else { panic!() };
+    assert_eq!(before, behind, "in front of the call and behind it");
+    behind
+}
+
+#[test]
+fn what_follows_a_call_that_comes_back_is_certain() {
+    for (part, comes_back) in [
+        (&[0xc3][..], true),
+        // A loop, and a stack pointer that is given back.
+        (&[0x50, 0xff, 0xc8, 0x75, 0xfc, 0x59, 0xc3], true),
+        // call of a `ret` behind it.
+        (&[0xe8, 1, 0, 0, 0, 0xc3, 0xc3], true),
+        // It calls itself, or returns at once.
+        (&[0x74, 5, 0xe8, 0xf9, 0xff, 0xff, 0xff, 0xc3], true),
+        (&[0xe8, 0xfb, 0xff, 0xff, 0xff, 0xc3], false),
+        // For ever; the next function follows.
+        (&[0xeb, 0xfe, 0xc3], false),
+        (&[0x0f, 0x0b, 0xc3], false),
+        (&[0xff, 0xd0, 0xc3], false),
+        (&[0xff, 0xe0, 0xc3], false),
+        (&[0xe8, 1, 0, 0, 0, 0xc3, 0xeb, 0xfe], false),
+        // Something is left on the stack, or taken off it.
+        (&[0x50, 0xc3], false),
+        (&[0x58, 0xc3], false),
+        (&[0xc2, 8, 0], false),
+    ] {
+        let proof = behind_a_call_of(part);
+        assert_eq!(proof == Proof::Certain, comes_back, "{part:02x?}");
+    }
+}
