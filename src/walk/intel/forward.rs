@@ -67,8 +67,25 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<Leads<N>> {
+    let mut callees = Callees::default();
+    let called = returned
+        && !called_from::<P, N>(CodeAddress::Return(pc), code)
+            .is_some_and(|target| callees.return_from::<P, N>(target, code));
+    // What ways tell that pass no call is not refuted by those that do: behind one that does not return
+    // may be anything. HotSpot's methods end with such, in front of what their epilogues jump to.
+    if !called {
+        let mut ways = Found::default();
+        let start = Start { pc, returned, called, past_calls: false };
+        if follow_ways::<P, N>(&start, code, &mut callees, &mut ways) {
+            return Some(Leads::ToExit);
+        }
+        if let Some(row) = ways.row.filter(|_| ways.is_certain && !ways.differ) {
+            return Some(Leads::Back(row, Proof::Certain));
+        }
+    }
     let mut ways = Found::default();
-    if follow_ways::<P, N>(pc, returned, code, &mut ways) {
+    let start = Start { pc, returned, called, past_calls: true };
+    if follow_ways::<P, N>(&start, code, &mut callees, &mut ways) {
         return Some(Leads::ToExit);
     }
     // What comes between that and the return may not be understood: in builtins of V8 it takes
@@ -99,19 +116,25 @@ struct Found<const N: usize> {
     tail_call: Option<Box<Row<N>>>,
 }
 
+/// Where ways begin.
+struct Start {
+    pc: Avma,
+    /// A call has just come back there; it is not known to.
+    returned: bool,
+    called: bool,
+    /// Ways go on past calls that are not known to come back.
+    past_calls: bool,
+}
+
 /// Follows all ways; whether they end the thread.
 fn follow_ways<P: Intel<N>, const N: usize>(
-    pc: Avma,
-    returned: bool,
+    &Start { pc, returned, called, past_calls }: &Start,
     code: &dyn Code,
+    callees: &mut Callees,
     found: &mut Found<N>,
 ) -> bool {
     let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
-    let mut callees = Callees::default();
-    let called = returned
-        && !called_from::<P, N>(CodeAddress::Return(pc), code)
-            .is_some_and(|target| callees.return_from::<P, N>(target, code));
     let mut branches = vec![Way { at: pc, state: State::new(), called }];
     let mut visited: HashMap<u64, Option<Place>> = HashMap::with_capacity(OTHERS_MAX as usize);
     let mut left = INSTRUCTIONS_MAX;
@@ -152,6 +175,9 @@ fn follow_ways<P: Intel<N>, const N: usize>(
                 Effect::Plain => at = next,
                 Effect::Calls(target) => {
                     called |= !target.is_some_and(|target| callees.return_from::<P, N>(target, code));
+                    if called && !past_calls {
+                        break;
+                    }
                     flow::after_call::<P, N>(&mut state);
                     at = next;
                 }

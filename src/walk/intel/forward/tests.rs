@@ -348,3 +348,23 @@ fn what_follows_a_call_that_comes_back_is_certain() {
         assert_eq!(proof == Proof::Certain, comes_back, "{part:02x?}");
     }
 }
+
+/// As HotSpot's methods end: a call that does not return stands in front of what the epilogue jumps to.
+#[test]
+fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
+    const METHOD: &[u8] = &[
+        0x74, 0x07, //                     +00 je +09
+        0x48, 0x83, 0xc4, 0x18, //         +02 add $0x18,%rsp
+        0x77, 0x07, //                     +06 ja +0f
+        0xc3, //                           +08 ret
+        0xff, 0x15, 0, 0, 0, 0, //         +09 call *0(%rip)
+        0x48, 0x89, 0xc1, //               +0f mov %rax,%rcx
+        0xff, 0xe1, //                     +12 jmp *%rcx
+    ];
+    let Some(Leads::Back(row, proof)) = follow(Avma(0x1000), false, &Text(METHOD)) else { panic!() };
+    assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
+    assert_eq!(proof, Proof::Certain);
+    // Where the way to the return passes one, nothing is certain.
+    let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &Text(METHOD)) else { panic!() };
+    assert_eq!(proof, Proof::Wanted);
+}
