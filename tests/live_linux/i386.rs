@@ -197,6 +197,7 @@ fn shares_are_right_through_gdbserver() {
     let mut target = Fixture::run(Command::new(program).args(["12", "20"]));
     target.line("ready");
     let Some(stub) = Stub::gdbserver(target.pid()) else { return };
-    check_shares(&record(&stub.place, &["--duration", "5"]));
+    // Beside busy programs a stop takes long, and the usual budget leaves few of them.
+    check_shares(&record(&stub.place, &["--duration", "5", "--max-stop", "50"]));
     assert_untouched(target.pid(), "after the recording");
 }
