@@ -183,6 +183,7 @@ def judge_incomplete(ours, debuggers, facts):
         count = alike(shown, theirs.addresses)
         agreed = agreed or count == len(shown)
         if 0 < count < min(len(shown), len(theirs.addresses)) and theirs.addresses[count] not in facts.no_callers \
+                and not error_of(name, ours, theirs, count, facts) \
                 and not only_ours_calls(shown[count], theirs.addresses[count], shown[count - 1], facts):
             against.append(name)
     if against and not agreed:

@@ -75,6 +75,9 @@ class Verdicts(unittest.TestCase):
         debuggers = {"eu-stack": stack(TOLD[0], *TOLD[2:])}
         facts = Facts(on_top=frozenset([0x201]))
         self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=facts), "explained")
+        unproved = stack(*WALKED, incomplete="frame record not certain")
+        self.assertEqual(self.verdict(unproved, debuggers, facts=facts), "flagged")
+        self.assertEqual(self.verdict(unproved, debuggers), "invented")
 
     def test_a_return_address_that_libgcc_put_over_another(self):
         ours = stack("uw@100", "_Unwind_Resume@150", "f [clone .cold]@200", "f@300", "f@300", "main@400", "_start@500")
