@@ -45,6 +45,9 @@ pub(in crate::walk) fn at<P: Intel<N>, const N: usize>(
     if row.signal {
         return Switch::No;
     }
+    if goes_to_landing_pad::<P, N>(at, code) {
+        return Switch::Yes;
+    }
     if LANDING_PAD_DATA
         .iter()
         .all(|number| matches!(row.columns[usize::from(P::DWARF[*number])], Column::At(_)))
@@ -66,6 +69,23 @@ pub(in crate::walk) fn at<P: Intel<N>, const N: usize>(
 fn states_stack_pointer<P: Intel<N>, const N: usize>(row: &Row<N>) -> bool {
     !matches!(row.columns[usize::from(P::STACK_POINTER)], Column::Same | Column::Undefined | Column::Is(0))
 }
+
+/// Whether `at` is in `mov %rcx,%rsp; pop %rcx; jmp *%rcx`, at any of the three: the row may say already
+/// that the frame is the landing pad's.
+fn goes_to_landing_pad<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+    let switch: &[u8] = if P::IS_LONG { &SWITCH } else { &SWITCH[1..] };
+    let before = [0, switch.len() - 3, switch.len() - 2];
+    // The bytes at the address tell most others from it.
+    let Some([first, ..]) = code.code(at) else { return false };
+    before.iter().any(|before| {
+        let start = at.0.checked_sub(*before as u64);
+        switch[*before] == *first
+            && start.and_then(|start| code.code(Avma(start))).is_some_and(|code| code.starts_with(switch))
+    })
+}
+
+/// In 64-bit mode; without the first byte in 32-bit mode.
+const SWITCH: [u8; 6] = [0x48, 0x89, 0xcc, 0x59, 0xff, 0xe1];
 
 /// Calls between `at` and the end of the code as gcc compiles `__builtin_eh_return`: `mov
 /// %rcx,%rsp; pop %rcx; jmp *%rcx`; `None` if it does not end so.
@@ -279,8 +299,8 @@ mod tests {
         assert_eq!(found[..2], [(0xb, false), (0xd, false)]);
         assert_eq!(found[2..], expected);
         assert!(switching(&resume[..9], Some(row(6, &[]))).is_empty());
-        // The stack pointer is that of the landing pad, the row as before.
-        assert_eq!(switching(&resume, Some(row(RSP, &[]))), [(0x1d, true), (0x1e, true)]);
+        // The stack pointer is, or is about to be, that of the landing pad, the row as before.
+        assert_eq!(switching(&resume, Some(row(RSP, &[]))), [0x1a, 0x1d, 0x1e].map(|offset| (offset, true)));
     }
 
     #[test]
@@ -329,6 +349,21 @@ mod tests {
         assert_eq!(switch(&[&nops, &[0x31, 0xc0], &[0xe8, 0x89, 0xf4, 0xff, 0xff], &[0x90]]), Switch::No);
         // mov 0x30(%eax),%esp; mov 0x24(%eax),%edi
         assert_eq!(switch(&[&nops, &[0x8b, 0x60, 0x30], &[0x8b, 0x78, 0x24], &[0x90]]), Switch::Yes);
+    }
+
+    #[test]
+    fn a_landing_pad_is_gone_to_whatever_the_row_says() {
+        let row = {
+            let mut row = Row::new(Cfa::Register(1, 4));
+            row.columns[X86_RETURN_ADDRESS] = Column::At(-4);
+            row
+        };
+        let code = [0x8b, 0x6d, 0, 0x89, 0xcc, 0x59, 0xff, 0xe1, 0x90];
+        let switches = |offset: u64| {
+            let address = CodeAddress::Pc(Avma(TEXT + offset));
+            super::at::<X86, X86_COLUMNS>(address, &row, &Text(&code, None)) == Switch::Yes
+        };
+        assert_eq!([0, 3, 5, 6, 8].map(switches), [false, true, true, true, false]);
     }
 
     #[test]
