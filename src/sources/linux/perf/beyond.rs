@@ -171,23 +171,22 @@ impl Copies {
         }
     }
 
-    /// Appends to the stack of a sample what was copied at the same moment; whether anything was.
-    fn append(&mut self, id: Id, capture: &mut Capture) -> bool {
-        let Some(copies) = self.of.get_mut(&id.tid) else { return false };
+    /// Appends to the stack of a sample what was copied at the same moment.
+    fn append(&mut self, id: Id, capture: &mut Capture) {
+        let Some(copies) = self.of.get_mut(&id.tid) else { return };
         let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
         let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
         let Some(at) = nearest.filter(|(_, copy)| apart_ns(copy) <= APART_NS_MAX).map(|(at, _)| at) else {
-            return false;
+            return;
         };
         // Those before it are of samples that were dropped.
         let mut of_it = None;
         for copy in copies.drain(..=at) {
             self.spare.extend(of_it.replace(copy).map(|copy| copy.bytes));
         }
-        let Some(Copy { from, bytes, .. }) = of_it else { return false };
-        let appended = joined(capture, from, &bytes);
+        let Some(Copy { from, bytes, .. }) = of_it else { return };
+        join(capture, from, &bytes);
         self.spare.push(bytes);
-        appended
     }
 
     /// Forgets copies whose samples never came.
@@ -203,23 +202,21 @@ impl Copies {
 }
 
 /// Appends to the stack what follows it of `bytes`, copied from the address `from` on, if both have the same where
-/// they overlap; whether anything was.
-fn joined(capture: &mut Capture, from: u64, bytes: &[u8]) -> bool {
+/// they overlap.
+fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
     let base = capture.stack_base.0;
-    let Some(end) = base.checked_add(capture.stack.len() as u64) else { return false };
+    let Some(end) = base.checked_add(capture.stack.len() as u64) else { return };
     let begin = base.max(from);
     if end.saturating_sub(begin) < OVERLAP_BYTES {
-        return false;
+        return;
     }
     let at = |address: u64| (address - from) as usize;
     let (Some(same), Some(further)) = (bytes.get(at(begin)..at(end)), bytes.get(at(end)..)) else {
-        return false;
+        return;
     };
-    if capture.stack[(begin - base) as usize..] != *same {
-        return false;
+    if capture.stack[(begin - base) as usize..] == *same {
+        capture.stack.extend_from_slice(further);
     }
-    capture.stack.extend_from_slice(further);
-    !further.is_empty()
 }
 
 /// See the top of this file.

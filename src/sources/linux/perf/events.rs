@@ -283,9 +283,10 @@ impl Events {
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
-            match window::of_record(how.window_bytes) {
-                (_, true) => sieve.put_before_copying(&event),
-                _ => sieve.put_before(&event),
+            if window::of_record(how.window_bytes).1 {
+                sieve.put_before_copying(&event);
+            } else {
+                sieve.put_before(&event);
             }
             let ring = map_ring(&event, ring_bytes)?;
             if let Some(switches) = how.switches {

@@ -285,15 +285,16 @@ impl PerfSource {
         }
     }
 
-    /// Copies what lies beyond windows from now on, or no longer; as much of it as can be had.
+    /// Prepares to copy what lies beyond records, where that is asked for; as much as can be had.
     fn look_beyond(&mut self, mut how: How) -> How {
         let (record_bytes, beyond) = window::of_record(how.window_bytes);
         if !beyond {
             return how;
         }
-        if self.told.beyond.is_none() {
+        // Events of threads have no program before them.
+        if self.told.beyond.is_none() && how.scope == Scope::Cpus {
             let made = Beyond::new().and_then(|made| self.sieve.copy(Some(&made.program())).map(|()| made));
-            self.told.beyond = made.ok().filter(|_| how.scope == Scope::Cpus);
+            self.told.beyond = made.ok();
         }
         if self.told.beyond.is_none() {
             self.window.ends_with_records();
