@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -260,6 +261,19 @@ fn a_missing_command_is_one_line() {
     // Found by name, and not a program.
     check_nothing_written(&[], "no-such-command-anywhere", 1);
     check_nothing_written(&[], "/etc/passwd", 1);
+}
+
+#[test]
+fn a_missing_command_is_told_at_once_by_stops_too() {
+    let Some(_one) = live() else { return };
+    // What waits for the command's end races with what traces it: once in two or three times the
+    // stop before the end was taken by the wrong one.
+    for _ in 0..20 {
+        let began = Instant::now();
+        let said = check_nothing_written(&["--source", "ptrace"], "/does/not/exist", 1);
+        let took = began.elapsed();
+        assert!(said.contains("no such file") && took < Duration::from_secs(30), "{took:?}: {said}");
+    }
 }
 
 #[test]

@@ -33,6 +33,8 @@ const MAX_PASSES: u32 = 16;
 
 /// Time that a launched command has for `exec`, nanoseconds.
 const EXEC_NS: u64 = 60_000_000_000;
+/// How often it is asked whether that has failed, where no stop tells it, nanoseconds.
+const EXEC_ASKED_NS: u64 = 10_000_000;
 
 /// Seizes every thread of running processes; none is stopped. With `children` those of what they
 /// have started, too.
@@ -141,11 +143,12 @@ pub(super) fn launch(command: &[OsString], children: bool, clock: RealClock) -> 
     target.adopt_found(pid, pid);
     target.end_with(pid);
     target.set_launched();
-    let started = held.go().map_err(|error| failed(&error))?;
+    let mut started = Some(held.go().map_err(|error| failed(&error))?);
     let deadline_ns = clock.now_ns() + EXEC_NS;
     let mut capture = Capture::with_capacity(0);
     loop {
-        match target.next(deadline_ns, &mut capture) {
+        let until_ns = deadline_ns.min(clock.now_ns() + EXEC_ASKED_NS);
+        match target.next(until_ns, &mut capture) {
             Ok(Event::Exec { .. }) => break,
             Ok(Event::Exited(ExitStatus::Signal(signal))) => {
                 return Err(Error::new(
@@ -154,14 +157,19 @@ pub(super) fn launch(command: &[OsString], children: bool, clock: RealClock) -> 
                 ));
             }
             Ok(Event::Exited(_)) | Err(_) => {
-                let error = started.join().err().unwrap_or_else(|| std::io::ErrorKind::NotFound.into());
-                return Err(failed(&error));
+                let error = started.map(launch::Started::join).and_then(|how| how.err());
+                return Err(failed(&error.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
             }
-            Ok(Event::Timeout) => return Err(failed(&std::io::ErrorKind::TimedOut.into())),
+            Ok(Event::Timeout) if clock.now_ns() >= deadline_ns => {
+                return Err(failed(&std::io::ErrorKind::TimedOut.into()));
+            }
             Ok(_) => {}
         }
+        if let Some(known) = started.take_if(|started| started.is_known()) {
+            known.join().map_err(|error| failed(&error))?;
+        }
     }
-    started.join().map_err(|error| failed(&error))?;
+    started.map_or(Ok(()), launch::Started::join).map_err(|error| failed(&error))?;
     target.set_spawned(describe(pid));
     Ok(target)
 }

@@ -149,8 +149,16 @@ impl Drop for Held {
 pub(super) struct Started(JoinHandle<io::Result<()>>);
 
 impl Started {
+    /// Whether it is known how `exec` went, so that [`Started::join`] returns at once. The spawner
+    /// waits for a process that could not run its command, and such a wait, by any thread of the
+    /// tracer's process, takes its stop before its end as well (kernel/exit.c,
+    /// `wait_consider_task`): the tracer may never see one.
+    pub(super) fn is_known(&self) -> bool {
+        self.0.is_finished()
+    }
+
     /// Whether `exec` worked. To be called once the tracer has seen the exec, or the end
-    /// of the process.
+    /// of the process, or when it [is known](Started::is_known).
     ///
     /// # Errors
     /// What `exec` failed with.
