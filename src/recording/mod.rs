@@ -117,7 +117,7 @@ pub struct Stats {
     /// Time that threads stood, nanoseconds: each stop from when it was seen.
     pub stood_ns: u64,
     /// Of these, what rare stops took beyond what long ones usually do, nanoseconds: the machine
-    /// ran something else in between. `--max-stop` is not kept against it.
+    /// ran something else in between. `--max-stop` does not count it, up to as much again.
     pub held_up_ns: u64,
     /// Counts in the trie: periods of 1/hz.
     pub samples: u64,
