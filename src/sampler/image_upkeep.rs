@@ -11,6 +11,9 @@ const REFRESH_NS: u64 = 1_000_000_000;
 /// leads out of the known code, and less and less often while that changes nothing.
 const RETRY_NS: u64 = 2_000_000;
 const RETRY_MAX_NS: u64 = 50_000_000;
+/// As seldom as this if the target tells of each new mapping: then the list says something new only
+/// where that word was lost.
+const RETRY_TOLD_MAX_NS: u64 = REFRESH_NS;
 /// Tries to list the mappings at one time.
 const LIST_TRIES: u32 = 3;
 /// Reading mappings may take this share of the time, at most: 1/20.
@@ -99,7 +102,8 @@ impl ImageUpkeep {
         self.read_ns = now_ns();
         self.cost_ns = (self.read_ns - before_ns).saturating_mul(COST_SHARE);
         // Torn stacks ask again and again: less often the longer nothing changes.
-        let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(RETRY_MAX_NS) };
+        let most_ns = if process.tells_of_mappings() { RETRY_TOLD_MAX_NS } else { RETRY_MAX_NS };
+        let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(most_ns) };
         self.wait_ns = backed_off_ns.max(self.cost_ns).max(RETRY_NS);
         changed
     }

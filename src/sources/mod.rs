@@ -392,6 +392,12 @@ pub trait Observed {
     /// [`Fault::Gone`] or [`Fault::Denied`].
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
 
+    /// Whether each new executable mapping is told when it is made, so that code which is in none
+    /// is no reason to ask for them again.
+    fn tells_of_mappings(&self) -> bool {
+        false
+    }
+
     /// The bytes of the file behind a mapping, certain to be the file that is mapped.
     ///
     /// # Errors

@@ -293,6 +293,11 @@ impl Observed for Member {
         if out.is_empty() { read } else { Ok(()) }
     }
 
+    /// By MMAP2 records, mprotect(2) included (mm/mprotect.c, `mprotect_fixup`).
+    fn tells_of_mappings(&self) -> bool {
+        true
+    }
+
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
             MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
