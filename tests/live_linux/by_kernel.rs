@@ -7,20 +7,21 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Recorded, Running, Turn, attach, compile, fixture, kill, launch, live_alone, not_here, numbers,
-    record, stackprof, tracer_of, wait_for,
+    Fixture, Recorded, Running, attach, compile, fixture, kill, launch, live, not_here, numbers, record,
+    stackprof, tracer_of, wait_for,
 };
 
 pub(crate) const HZ: f64 = 997.0;
 
-/// As [`live_alone`], where the kernel samples for us; says why it does not.
-pub(crate) fn sampled() -> Option<Turn> {
-    let one = live_alone()?;
+/// As [`live`], where the kernel samples for us; says why it does not.
+pub(crate) fn sampled() -> Option<MutexGuard<'static, ()>> {
+    let one = live()?;
     let tried = stackprof().args(["-q", "--source", "perf", "-o", "-", "--", "true"]).output().unwrap();
     let said = String::from_utf8_lossy(&tried.stderr).into_owned();
     if said.contains("cannot sample by --source perf") {

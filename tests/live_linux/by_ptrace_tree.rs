@@ -3,9 +3,7 @@
 
 use crate::by_kernel::{HZ, launch_by_kernel, sampled};
 use crate::by_kernel_tree::{burning, roots, tree, under, used_s};
-use crate::support::{
-    Fixture, Recorded, attach, fixture, launch, live_alone, points, record, wait_for_ticks,
-};
+use crate::support::{Fixture, Recorded, attach, fixture, launch, live, points, record, wait_for_ticks};
 
 fn launch_by_stops(options: &[&str], arguments: &[&str]) -> Recorded {
     let recorded = launch(&[&["--source", "ptrace"], options].concat(), &fixture("tree"), arguments);
@@ -23,7 +21,7 @@ fn share_of_one(recorded: &Recorded) -> (f64, u64) {
 
 #[test]
 fn what_a_command_starts_is_the_same_tree_by_both_sources() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let (one, two) = (tree("one"), tree("two"));
     let arguments = ["8", "2", "150000", one.to_str().unwrap(), two.to_str().unwrap()];
     let by_stops = launch_by_stops(&[], &arguments);
@@ -71,7 +69,7 @@ fn what_a_command_starts_is_the_same_tree_by_both_sources() {
 
 #[test]
 fn the_time_of_a_thousand_short_processes_is_accounted_for_under_their_names() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let (one, two) = (tree("one"), tree("two"));
     for us in ["2000", "5000"] {
         let arguments = ["1000", "2", us, one.to_str().unwrap(), two.to_str().unwrap()];
@@ -112,7 +110,7 @@ fn the_time_of_a_thousand_short_processes_is_accounted_for_under_their_names() {
 
 #[test]
 fn children_of_an_attached_process_are_recorded_by_stops_where_asked_for() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     for (options, expected) in [(&[][..], 1.0), (&["--children"][..], 2.0)] {
         let mut target = Fixture::start("tree", ["fork", "0.5"]);
         target.line("child");
@@ -137,7 +135,7 @@ fn children_of_an_attached_process_are_recorded_by_stops_where_asked_for() {
 
 #[test]
 fn several_processes_by_number_are_recorded_by_stops() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let (one, two) = (burning("one"), burning("two"));
     let pids = [&one, &two].map(|child| child.0.id().to_string());
     let both = ["--pid", &pids[0], "--pid", &pids[1], "--source", "ptrace", "-d", "1"];
@@ -161,7 +159,7 @@ fn several_processes_by_number_are_recorded_by_stops() {
 
 #[test]
 fn what_processes_wait_for_is_recorded_of_all_of_them() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let script = "sleep 0.8 & sleep 0.8 & wait; :";
     let recorded = launch(&["--idle", "--per-process"], "/bin/sh".as_ref(), &["-c", script]);
     recorded.check_success();

@@ -1,6 +1,6 @@
 //! stackprof against live programs on Linux: the real binary, real ptrace, C programs
-//! compiled at test time (`tests/fixtures`). Those that record the whole machine, change it or
-//! count what it does run alone, whatever the number of test threads. Where ptrace is not permitted each test prints `SKIP reason`, unless
+//! compiled at test time (`tests/fixtures`). Run one after the other whatever the number
+//! of test threads. Where ptrace is not permitted each test prints `SKIP reason`, unless
 //! `STACKPROF_NO_SKIP=1` makes that a failure; `STACKPROF_MEASURE=1` also asserts rates,
 //! which need a quiet machine; `STACKPROF_SEED` replays random choices.
 #![cfg(target_os = "linux")]

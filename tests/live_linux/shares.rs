@@ -1,7 +1,7 @@
 //! Shares: four functions of known weight get it in every form of output, whether the
 //! program was attached to or launched, and stacks are whole.
 
-use crate::support::{Fixture, Recorded, Stack, attach, compile, fixture, launch, live_alone, points};
+use crate::support::{Fixture, Recorded, Stack, attach, compile, fixture, launch, live, points};
 
 const DEPTH: usize = 20;
 const SHARES: [(&str, f64); 4] = [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_15", 15.0), ("leaf_5", 5.0)];
@@ -67,7 +67,7 @@ fn check_depth(recorded: &Recorded) {
 
 #[test]
 fn shares_are_right_when_attached() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let mut target = Fixture::start("shares", ["8", "20"]);
     target.line("ready");
     let recorded = attach(target.pid(), &["--hz", "997", "--duration", "5"]).wait();
@@ -77,7 +77,7 @@ fn shares_are_right_when_attached() {
 
 #[test]
 fn shares_are_right_when_launched() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let recorded = launch(&["--hz", "997"], &fixture("shares"), &["3", "20"]);
     check_profile(&recorded);
     recorded.check(recorded.stats["exit_status"] == 0, "the exit status is not 0");
@@ -87,7 +87,7 @@ fn shares_are_right_when_launched() {
 /// caller of such a leaf is in the link register alone.
 #[test]
 fn leaf_functions_without_a_frame_keep_their_caller() {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let program = compile("shares", "shares_bare", &["-DBARE_LEAVES", "-momit-leaf-frame-pointer"]);
     let recorded = launch(&["--hz", "997"], &program, &["1", "20"]);
     recorded.check_success();

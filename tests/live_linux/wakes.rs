@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
 
-use crate::support::{Fixture, Recorded, attach, live_alone, numbers};
+use crate::support::{Fixture, Recorded, attach, live, numbers};
 
 /// A process that uses a CPU until it is dropped.
 pub(crate) struct Busy(Child);
@@ -28,7 +28,7 @@ impl Drop for Busy {
 /// `write` 20 to 60 % here.
 #[track_caller]
 fn check_shares(rounds: &str, busy: usize) {
-    let Some(_one) = live_alone() else { return };
+    let Some(_one) = live() else { return };
     let mut target = Fixture::start("wakes", [rounds, "4"]);
     target.line("ready");
     let _busy: Vec<Busy> = (0..busy).map(|_| Busy::start()).collect();

@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -46,30 +46,13 @@ const FLAGS: [&str; 7] = [
     "-Wextra",
 ];
 
-/// Held for reading by live tests that bear each other, for writing by one that does not.
-static MACHINE: RwLock<()> = RwLock::new(());
+/// One live test at a time: each has the CPUs to itself as far as this program can tell.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The right to run a live test, beside others or alone, as long as it is held.
-#[expect(dead_code, reason = "held, and let go when dropped")]
-pub(crate) enum Turn {
-    Shared(RwLockReadGuard<'static, ()>),
-    Alone(RwLockWriteGuard<'static, ()>),
-}
-
-/// The right to run a live test beside others, as on a machine that does other things, too; `None`,
-/// after a line that says why, where ptrace is not permitted. With `STACKPROF_NO_SKIP=1` that is a
-/// failure instead.
-pub(crate) fn live() -> Option<Turn> {
-    permitted(Turn::Shared(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
-}
-
-/// As [`live`], with no other live test beside it: for those that record the whole machine, change
-/// its settings, or start so much that others would wait for their CPU.
-pub(crate) fn live_alone() -> Option<Turn> {
-    permitted(Turn::Alone(MACHINE.write().unwrap_or_else(PoisonError::into_inner)))
-}
-
-fn permitted(turn: Turn) -> Option<Turn> {
+/// The right to run a live test; `None`, after a line that says why, where ptrace is
+/// not permitted. With `STACKPROF_NO_SKIP=1` that is a failure instead.
+pub(crate) fn live() -> Option<MutexGuard<'static, ()>> {
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     static REFUSED: LazyLock<Option<String>> = LazyLock::new(|| {
         let mut target = Fixture::start("shares", ["20"]);
         target.line("ready");
@@ -77,7 +60,7 @@ fn permitted(turn: Turn) -> Option<Turn> {
         let said = tracer.next_line();
         (said != "tracing").then(|| format!("ptrace does not work here: {said}"))
     });
-    let Some(reason) = REFUSED.as_ref() else { return Some(turn) };
+    let Some(reason) = REFUSED.as_ref() else { return Some(guard) };
     let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
     assert!(!must, "STACKPROF_NO_SKIP is set, but {reason}");
     not_here(reason);
