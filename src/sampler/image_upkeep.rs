@@ -108,3 +108,68 @@ impl ImageUpkeep {
         changed
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::addr::Avma;
+    use crate::binary::{ImageBytes, OpenError};
+    use crate::sources::{Process, ThreadId};
+
+    /// Has no mappings, ever.
+    struct Empty {
+        tells: bool,
+    }
+
+    impl Observed for Empty {
+        fn process(&self) -> &Process {
+            unreachable!("nobody asks")
+        }
+        fn thread_name(&mut self, _: ThreadId) -> Option<String> {
+            None
+        }
+        fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+            out.clear();
+            Ok(())
+        }
+        fn tells_of_mappings(&self) -> bool {
+            self.tells
+        }
+        fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
+            unreachable!("there is no image")
+        }
+        fn read_memory(&mut self, _: Avma, _: &mut [u8]) -> Result<usize, Fault> {
+            Err(Fault::Transient("nothing is mapped"))
+        }
+    }
+
+    /// How often mappings are listed in 10 s in which stacks lead out of the known code all the time.
+    fn listed_in_ten_seconds(tells: bool, word_every_ms: u64) -> u64 {
+        let (mut images, mut made, mut upkeep) = (Images::default(), Made::default(), ImageUpkeep::default());
+        let now_ns = Cell::new(0);
+        let mut listed = 0;
+        for ms in 1..=10_000 {
+            now_ns.set(ms * 1_000_000);
+            if ms % word_every_ms == 0 {
+                upkeep.note_change();
+            }
+            if upkeep.may_retry(now_ns.get()) || upkeep.is_due(now_ns.get(), true) {
+                upkeep.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, &mut made);
+                listed += 1;
+            }
+        }
+        listed
+    }
+
+    #[test]
+    fn code_that_stays_unknown_is_asked_for_seldom_where_new_mappings_are_told() {
+        let (silent, telling) = (listed_in_ten_seconds(false, 20_000), listed_in_ten_seconds(true, 20_000));
+        assert!((190..=210).contains(&silent), "{silent} times");
+        assert!((10..=20).contains(&telling), "{telling} times");
+        // A word is heard at once all the same.
+        let told = listed_in_ten_seconds(true, 100);
+        assert!(told >= 100, "{told} times");
+    }
+}
