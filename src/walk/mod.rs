@@ -19,6 +19,7 @@ mod frame;
 mod frames;
 mod intel;
 mod processor;
+mod reader;
 mod root;
 mod table;
 mod words;

@@ -25,6 +25,7 @@ use super::processor::Processor;
 use crate::addr::Avma;
 use crate::binary::frame_rule::Row;
 use crate::walk::Code;
+use crate::walk::reader::Reader;
 pub(super) use exits::may_jump_into;
 pub(super) use rows::{row_at_return, row_in_function};
 use state::REGISTERS;
@@ -294,6 +295,7 @@ struct Ways<'c> {
     bases: &'static [u8],
     goal: Option<Goal>,
     code: &'c dyn Code,
+    reader: Reader<'c>,
     /// The places that branches lead to, by address, and where the frame was there first: what the frame
     /// pointer was, or else the stack pointer.
     targets: Vec<(Avma, Option<Place>)>,
@@ -318,6 +320,7 @@ impl<'c> Ways<'c> {
             bases,
             goal: None,
             code,
+            reader: Reader::new(code),
             targets,
             differ: false,
             goes_on: false,
@@ -351,7 +354,7 @@ impl<'c> Ways<'c> {
                 }
                 self.left = self.left.checked_sub(1)?;
                 let is_inside = self.function.as_ref().is_none_or(|function| function.contains(&at));
-                let bytes = self.code.code(at).filter(|_| is_inside);
+                let bytes = self.reader.at(at).filter(|_| is_inside);
                 let Some((effect, length)) = bytes.and_then(|bytes| P::step(at, bytes, &mut state)) else {
                     match arrive(self, Arrived::RunsOut) {
                         Some(found) if is_inside || !has_called => return Some(found),
@@ -485,7 +488,7 @@ impl<'c> Ways<'c> {
         }
         for _ in 0..PIECE_MAX {
             self.left = self.left.checked_sub(1)?;
-            let (effect, length) = P::step(at, self.code.code(at)?, &mut state)?;
+            let (effect, length) = P::step(at, self.reader.at(at)?, &mut state)?;
             match effect {
                 Effect::Plain => at = at + length,
                 Effect::Returns => return Some(state),

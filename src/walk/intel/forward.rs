@@ -18,7 +18,8 @@ use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State, Value};
-use callees::Callees;
+use crate::walk::reader::Reader;
+pub(in crate::walk) use callees::Callees;
 
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
@@ -66,8 +67,9 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     pc: Avma,
     returned: bool,
     code: &dyn Code,
+    callees: &mut Callees,
 ) -> Option<Leads<N>> {
-    let mut callees = Callees::default();
+    callees.begin_row();
     let called = returned
         && !called_from::<P, N>(CodeAddress::Return(pc), code)
             .is_some_and(|target| callees.return_from::<P, N>(target, code));
@@ -76,7 +78,7 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     if !called {
         let mut ways = Found::default();
         let start = Start { pc, returned, called, past_calls: false };
-        if follow_ways::<P, N>(&start, code, &mut callees, &mut ways) {
+        if follow_ways::<P, N>(&start, code, callees, &mut ways) {
             return Some(Leads::ToExit);
         }
         if let Some(row) = ways.row.filter(|_| ways.is_certain && !ways.differ) {
@@ -85,7 +87,7 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     }
     let mut ways = Found::default();
     let start = Start { pc, returned, called, past_calls: true };
-    if follow_ways::<P, N>(&start, code, &mut callees, &mut ways) {
+    if follow_ways::<P, N>(&start, code, callees, &mut ways) {
         return Some(Leads::ToExit);
     }
     // What comes between that and the return may not be understood: in builtins of V8 it takes
@@ -137,6 +139,7 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
     let mut branches = vec![Way { at: pc, state: State::new(), called }];
     let mut visited: HashMap<u64, Option<Place>> = HashMap::with_capacity(OTHERS_MAX as usize);
+    let mut reader = Reader::new(code);
     let mut left = INSTRUCTIONS_MAX;
     // Only straight code is sure to end the thread: of others a way may come back.
     let mut is_straight = true;
@@ -150,7 +153,7 @@ fn follow_ways<P: Intel<N>, const N: usize>(
             }
             let Some(fewer) = left.checked_sub(1) else { return false };
             left = fewer;
-            let Some(bytes) = code.code(at) else { break };
+            let Some(bytes) = reader.at(at) else { break };
             // Behind its end is another function.
             if is_outside(at) {
                 break;

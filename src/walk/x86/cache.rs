@@ -12,7 +12,7 @@ use crate::arch::X86;
 use crate::binary::frame_rule::{Cfa, Column, RowX86, X86_COLUMNS, X86_RETURN_ADDRESS};
 use crate::walk::frames::Method;
 use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{self, Leads, Proof};
+use crate::walk::intel::forward::{self, Callees, Leads, Proof};
 use crate::walk::intel::prologue;
 use crate::walk::intel::switching::{self, Switch};
 use crate::walk::processor::{Processor, begins_trampoline};
@@ -33,6 +33,7 @@ pub(super) struct Cache {
     confirmed: HashMap<(u64, u64, bool), Option<Box<RowX86>>>,
     /// Rows at program counters by instructions, in spite of unwind information.
     by_code: HashMap<u64, Option<Box<RowX86>>>,
+    callees: Callees,
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -54,6 +55,7 @@ impl Cache {
         self.unusual.clear();
         self.confirmed.clear();
         self.by_code.clear();
+        self.callees.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
@@ -88,7 +90,7 @@ impl Cache {
                 let function = code.described_function(pc)?;
                 flow::since_entry_on_all_ways::<X86, _>(function.start, pc, false, code).map(Box::new)
             };
-            let row = match forward::follow::<X86, X86_COLUMNS>(pc, false, code) {
+            let row = match forward::follow::<X86, X86_COLUMNS>(pc, false, code, &mut self.callees) {
                 Some(Leads::Back(row, Proof::Certain)) => Some(row),
                 _ => since_entry(),
             };
@@ -103,7 +105,7 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
-        let (found, returns) = find(address, code);
+        let (found, returns) = find(address, code, &mut self.callees);
         let kind = match found {
             Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),
             Found::Root => Kind::Root,
@@ -177,7 +179,7 @@ enum Found {
 }
 
 /// What there is at an address, and for a return address, whether a call is in front of it.
-fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
+fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     let follows_call = is_return && X86::returns(at, code);
     if let Some(into) = start::into_context(at, code) {
@@ -201,7 +203,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         if (row == bare() || below) && (follows_call || !is_return) {
             // Assembly of glibc's pushes, and its rows do not say so, or count the wrong way: string
             // functions, contexts (sysdeps/i386/strchr.S, setcontext.S of glibc 2.36).
-            match in_bare_code(address, code) {
+            match in_bare_code(address, code, callees) {
                 Found::Root if is_return => return (Found::Root, true),
                 Found::Row(by_code, method, proof)
                     if by_code.cfa != row.cfa && (below || proof == Proof::Certain) =>
@@ -222,7 +224,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86, X86_COLUMNS>(entry, address, code)) {
         return (Found::Root, follows_call);
     }
-    (in_bare_code(address, code), follows_call)
+    (in_bare_code(address, code, callees), follows_call)
 }
 
 /// Whether a row says that the return address is below the stack pointer, where nothing is kept.
@@ -241,10 +243,13 @@ fn bare() -> RowX86 {
 }
 
 /// What the instructions tell where there is no unwind information.
-fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
+fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> Found {
     let (at, is_return) = (address.at(), address.is_return());
     let next_function = is_return && code.code(at).is_some_and(begins_function);
-    let leads = if next_function { None } else { forward::follow::<X86, X86_COLUMNS>(at, is_return, code) };
+    let leads = match next_function {
+        true => None,
+        false => forward::follow::<X86, X86_COLUMNS>(at, is_return, code, callees),
+    };
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code, Proof::Certain),
         Some(Leads::ToExit) => return Found::Root,

@@ -15,7 +15,7 @@ use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{self, Leads, Proof};
+use crate::walk::intel::forward::{self, Callees, Leads, Proof};
 use crate::walk::intel::prologue;
 use crate::walk::intel::switching::{self, Switch};
 use crate::walk::processor::{Processor, begins_trampoline};
@@ -36,6 +36,7 @@ pub(super) struct Cache {
     unusual: Vec<Unusual>,
     /// Rows at addresses, program counters or not, by the ways from an entry.
     confirmed: HashMap<(u64, u64, bool), Option<Box<Row>>>,
+    callees: Callees,
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -57,6 +58,7 @@ impl Cache {
         self.saved.clear();
         self.unusual.clear();
         self.confirmed.clear();
+        self.callees.clear();
     }
 
     /// What is known of an address.
@@ -122,7 +124,7 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
-        let (found, returns) = find(address, code);
+        let (found, returns) = find(address, code, &mut self.callees);
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -224,7 +226,7 @@ enum Found {
 }
 
 /// What there is at an address, and for a return address, whether a call is in front of it.
-fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
+fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     let follows_call = is_return && X86_64::returns(at, code);
     if let Some(first) = first::at(address, code) {
@@ -242,7 +244,7 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
         if follows_call
             && is_bare
-            && matches!(forward::follow::<X86_64, COLUMNS>(at, true, code), Some(Leads::ToExit))
+            && matches!(forward::follow::<X86_64, COLUMNS>(at, true, code, callees), Some(Leads::ToExit))
         {
             return (Found::Root, true);
         }
@@ -268,17 +270,20 @@ fn find(address: CodeAddress, code: &dyn Code) -> (Found, bool) {
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64, COLUMNS>(entry, address, code)) {
         return (Found::Root, follows_call);
     }
-    (in_bare_code(address, code), follows_call)
+    (in_bare_code(address, code, callees), follows_call)
 }
 
 /// What the instructions tell where there is no unwind information.
-fn in_bare_code(address: CodeAddress, code: &dyn Code) -> Found {
+fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> Found {
     let (at, is_return) = (address.at(), address.is_return());
     if let Some(row) = code.code(at).and_then(runtimes::interpreter_of_hotspot).filter(|_| is_return) {
         return Found::Row(Box::new(row), Method::Code);
     }
     let next_function = is_return && code.code(at).is_some_and(begins_function);
-    let leads = if next_function { None } else { forward::follow::<X86_64, COLUMNS>(at, is_return, code) };
+    let leads = match next_function {
+        true => None,
+        false => forward::follow::<X86_64, COLUMNS>(at, is_return, code, callees),
+    };
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
         Some(Leads::ToExit) => return Found::Root,

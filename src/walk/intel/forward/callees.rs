@@ -5,66 +5,98 @@
 //! return. So a way from the entry to a return, with the stack pointer where it was, through no call but
 //! of functions that come back themselves, is enough: it is in no other function, for only behind a call that
 //! does not return does one follow another.
+//!
+//! Thousands of rows ask for the same few functions (the builtins of V8), so what was found is kept, of code that
+//! stays as it is.
+
+use hashbrown::{HashMap, HashSet};
 
 use super::{Intel, Way, stack_pointer};
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State};
 use crate::walk::intel::instructions::{self, decode_of};
+use crate::walk::reader::Reader;
 
 /// Most instructions that are followed of all callees of one row, and of one of them.
-const ALL_STEPS_MAX: u32 = 2048;
+const ALL_STEPS_MAX: u32 = 4096;
 const STEPS_MAX: u32 = 512;
 /// Most branches of one that are remembered to be followed later.
 const BRANCHES_MAX: usize = 16;
 /// Most callees inside each other.
 const DEPTH_MAX: u32 = 3;
+/// Most answers that are kept.
+const KEPT_MAX: usize = 65_536;
 
-/// What is known of callees.
-#[derive(Debug)]
-pub(super) struct Callees {
-    known: Vec<(Avma, bool)>,
+/// An entry, and how many callees inside each other were followed from there.
+type Asked = (u64, u32);
+
+/// What is known of callees. Void when the images change.
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Callees {
+    /// Answers that rest on code which stays as it is.
+    kept: HashMap<Asked, bool>,
+    /// The others, for one row.
+    passing: HashMap<Asked, bool>,
     left: u32,
-    depth: u32,
-}
-
-impl Default for Callees {
-    fn default() -> Callees {
-        Callees { known: Vec::new(), left: ALL_STEPS_MAX, depth: 0 }
-    }
 }
 
 impl Callees {
-    /// Whether the function at `entry` is known to come back.
-    pub(super) fn return_from<P: Intel<N>, const N: usize>(&mut self, entry: Avma, code: &dyn Code) -> bool {
-        if let Some((_, known)) = self.known.iter().find(|(at, _)| *at == entry) {
-            return *known;
-        }
-        if self.depth == DEPTH_MAX {
-            return false;
-        }
-        // Until it is known: of a function that calls itself some way must do without.
-        self.known.push((entry, false));
-        self.depth += 1;
-        let returns = self.leads_to_return::<P, N>(entry, code);
-        self.depth -= 1;
-        if let Some((_, known)) = self.known.iter_mut().find(|(at, _)| *at == entry) {
-            *known = returns;
-        }
-        returns
+    pub(in crate::walk) fn clear(&mut self) {
+        self.kept.clear();
     }
 
-    fn leads_to_return<P: Intel<N>, const N: usize>(&mut self, entry: Avma, code: &dyn Code) -> bool {
-        let mut branches = vec![Way { at: entry, state: State::new(), called: false }];
-        let mut visited: Vec<Avma> = Vec::new();
+    /// Another row is to be read.
+    pub(super) fn begin_row(&mut self) {
+        self.passing.clear();
+        self.left = ALL_STEPS_MAX;
+    }
+
+    /// Whether the function at `entry` is known to come back.
+    pub(super) fn return_from<P: Intel<N>, const N: usize>(&mut self, entry: Avma, code: &dyn Code) -> bool {
+        self.answer::<P, N>((entry.0, DEPTH_MAX), code).0
+    }
+
+    /// The answer, and whether it rests on code alone that stays as it is.
+    fn answer<P: Intel<N>, const N: usize>(&mut self, asked: Asked, code: &dyn Code) -> (bool, bool) {
+        if asked.1 == 0 {
+            return (false, true);
+        }
+        if let Some(returns) = self.kept.get(&asked) {
+            return (*returns, true);
+        }
+        if let Some(returns) = self.passing.get(&asked) {
+            return (*returns, false);
+        }
+        let (returns, is_lasting) = self.leads_to_return::<P, N>(asked, code);
+        // Without more steps to go it is not the function that decided.
+        let is_lasting = is_lasting && self.left > 0;
+        if self.kept.len() >= KEPT_MAX {
+            self.kept.clear();
+        }
+        if is_lasting { &mut self.kept } else { &mut self.passing }.insert(asked, returns);
+        (returns, is_lasting)
+    }
+
+    /// See [`Callees::answer`].
+    fn leads_to_return<P: Intel<N>, const N: usize>(
+        &mut self,
+        (entry, depth): Asked,
+        code: &dyn Code,
+    ) -> (bool, bool) {
+        let mut reader = Reader::new(code);
+        let mut is_lasting = true;
+        let mut branches = vec![Way { at: Avma(entry), state: State::new(), called: false }];
+        let mut visited = HashSet::new();
         let mut left = STEPS_MAX;
         while let Some(Way { mut at, mut state, .. }) = branches.pop() {
-            while !visited.contains(&at) {
+            while visited.insert(at.0) {
                 let fewer = left.checked_sub(1).zip(self.left.checked_sub(1));
-                let Some((fewer, fewer_of_all)) = fewer else { return false };
+                let Some((fewer, fewer_of_all)) = fewer else {
+                    return (false, is_lasting && reader.is_lasting());
+                };
                 (left, self.left) = (fewer, fewer_of_all);
-                visited.push(at);
-                let Some(bytes) = code.code(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
+                let Some(bytes) = reader.at(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
                 let Some(instruction) = decode_of::<P, N>(bytes) else { break };
                 let next = at + instruction.length as u64;
                 let effect = instructions::execute::<P, N>(&instruction, at, &mut state);
@@ -75,12 +107,17 @@ impl Callees {
                         let takes_off = instruction.opcode != 0xc3;
                         let is_back = |sp: Place| sp.register == P::STACK_POINTER && sp.offset == 0;
                         if !takes_off && sp.is_some_and(is_back) {
-                            return true;
+                            return (true, is_lasting && reader.is_lasting());
                         }
                         break;
                     }
                     _ if sp.is_none() => break,
-                    Effect::Calls(Some(target)) if self.return_from::<P, N>(target, code) => {
+                    Effect::Calls(Some(target)) => {
+                        let (returns, lasts) = self.answer::<P, N>((target.0, depth - 1), code);
+                        is_lasting &= lasts;
+                        if !returns {
+                            break;
+                        }
                         flow::after_call::<P, N>(&mut state);
                         at = next;
                     }
@@ -96,6 +133,6 @@ impl Callees {
                 }
             }
         }
-        false
+        (false, is_lasting && reader.is_lasting())
     }
 }

@@ -3,7 +3,7 @@ use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, CfaBase, FrameRule};
 
 fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<COLUMNS>> {
-    super::follow::<X86_64, COLUMNS>(pc, returned, code)
+    super::follow::<X86_64, COLUMNS>(pc, returned, code, &mut Callees::default())
 }
 
 struct Text(&'static [u8]);
