@@ -5,6 +5,7 @@ use super::Code;
 use crate::addr::Avma;
 
 /// See the top of this file.
+#[derive(Clone)]
 pub(super) struct Reader<'c> {
     code: &'c dyn Code,
     /// What was given last of code that stays as it is, and where that begins.

@@ -15,7 +15,7 @@ const ALL_STEPS_MAX: u32 = 4096;
 const DEPTH_MAX: u32 = 3;
 
 /// What was found out of callees.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Callees {
     known: Vec<(Avma, bool)>,
     depth: u32,

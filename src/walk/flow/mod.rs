@@ -35,6 +35,10 @@ pub(super) use state::{Effect, Place, State, Value};
 pub(super) const STEPS_MAX: u32 = 2048;
 /// Most places that branches lead to.
 const TARGETS_MAX: usize = 256;
+/// How much of a function is followed where that much is not enough: compilers that inline while the program
+/// runs make functions of 20 KB with 700 branches.
+const LARGE_STEPS_MAX: u32 = 16_384;
+const LARGE_TARGETS_MAX: usize = 2048;
 /// Most subroutines of a function.
 const INNER_MAX: usize = 8;
 /// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
@@ -173,12 +177,23 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     if function.as_ref().is_some_and(|function| !function.contains(&entry)) {
         return None;
     }
-    let mut ways = Ways { bases, goes_on: P::EVERY_WAY, ..Ways::new::<P, N>(function, code) };
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
-    let is_t32 = state.mode.t32;
-    ways.goal = Some(Goal { at, returned });
+    let goal = Goal { at, returned };
+    let ways = Ways { bases, goal: Some(goal), goes_on: P::EVERY_WAY, ..Ways::new::<P, N>(function, code) };
+    let large = Ways { left: LARGE_STEPS_MAX, targets_max: LARGE_TARGETS_MAX, ..ways.clone() };
+    let (told, has_room) = told_by_all::<P, _, N>(ways, (entry, &state), &tell, &is_same);
+    if has_room { told } else { told_by_all::<P, _, N>(large, (entry, &state), &tell, &is_same).0 }
+}
+
+/// The same for ways that are still to be followed; and whether there was room for what was followed.
+fn told_by_all<P: Processor<N>, T, const N: usize>(
+    mut ways: Ways<'_>,
+    (entry, of_entry): (Avma, &State),
+    tell: &impl Fn(&State) -> Option<T>,
+    is_same: &impl Fn(&T, &T) -> bool,
+) -> (Option<T>, bool) {
     let (mut found, mut differ) = (None, false);
-    ways.follow::<P, (), N, _>(entry, state, |_, arrived| {
+    ways.follow::<P, (), N, _>(entry, *of_entry, |_, arrived| {
         let Arrived::At(state) = arrived else { return None };
         let told = tell(state);
         differ |= match (&found, &told) {
@@ -192,10 +207,10 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     // What jumps lead to inside a function may be a subroutine of its own, which has another frame then.
     let inner = std::mem::take(&mut ways.inner);
     for target in inner {
-        let mut from_call = Ways { bases, ..Ways::new::<P, N>(ways.function.clone(), code) };
+        let mut from_call = Ways { bases: ways.bases, ..Ways::new::<P, N>(ways.function.clone(), ways.code) };
         from_call.goal = ways.goal;
         let mut state = P::begin(entry).1;
-        state.mode.t32 = is_t32;
+        state.mode.t32 = of_entry.mode.t32;
         from_call.follow::<P, (), N, _>(target, state, |_, arrived| {
             let Arrived::At(state) = arrived else { return None };
             let told = tell(state);
@@ -204,8 +219,10 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
         });
         differ |= from_call.left == 0;
     }
-    let is_cut = P::EVERY_WAY && ways.left == 0;
-    found.filter(|_| !differ && !ways.differ && !is_cut)
+    differ |= ways.differ;
+    // Where not every way is asked for, one that arrived is enough.
+    let is_cut = ways.is_full || ways.left == 0 && (P::EVERY_WAY || found.is_none());
+    (found.filter(|_| !differ && !is_cut), differ || !is_cut)
 }
 
 /// Whether any way from a function's entry leads to `at`, and does not save where it was called from: what does
@@ -261,7 +278,7 @@ pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
             .is_some_and(|record| is_zero(record) || is_zero(record.plus(P::POINTER_BYTES.cast_signed())));
         (!ends).then_some(())
     });
-    arrives && ends && !ways.differ
+    arrives && ends && !ways.differ && !ways.is_full
 }
 
 /// The bounds of the function that an address is in, where they are known.
@@ -289,6 +306,7 @@ struct Goal {
     returned: bool,
 }
 
+#[derive(Clone)]
 struct Ways<'c> {
     function: Option<Range<Avma>>,
     /// Registers that a frame is counted from, the first that can be before others.
@@ -299,9 +317,11 @@ struct Ways<'c> {
     /// The places that branches lead to, by address, and where the frame was there first: what the frame
     /// pointer was, or else the stack pointer.
     targets: Vec<(Avma, Option<Place>)>,
-    /// Two ways came to one place with different frames: one of them is never taken. Or
-    /// there were more places than are remembered.
+    targets_max: usize,
+    /// Two ways came to one place with different frames: one of them is never taken.
     differ: bool,
+    /// There were more places than are remembered.
+    is_full: bool,
     /// Ways go on behind the goal.
     goes_on: bool,
     left: u32,
@@ -322,7 +342,9 @@ impl<'c> Ways<'c> {
             code,
             reader: Reader::new(code),
             targets,
+            targets_max: TARGETS_MAX,
             differ: false,
+            is_full: false,
             goes_on: false,
             left,
             callees,
@@ -343,7 +365,7 @@ impl<'c> Ways<'c> {
         self.is_new::<P, N>(start, &state);
         let mut branches = vec![(start, state)];
         while let Some((mut at, mut state)) = branches.pop() {
-            let mut has_called = false;
+            let (mut has_called, mut falls) = (false, false);
             loop {
                 if self.goal == Some(Goal { at, returned: false }) {
                     match arrive(self, Arrived::At(&state)) {
@@ -352,6 +374,11 @@ impl<'c> Ways<'c> {
                         found => return found,
                     }
                 }
+                // Another way goes on from there in the same frame.
+                if !P::EVERY_WAY && falls && self.is_known::<P, N>(at, &state) {
+                    break;
+                }
+                falls = true;
                 self.left = self.left.checked_sub(1)?;
                 let is_inside = self.function.as_ref().is_none_or(|function| function.contains(&at));
                 let bytes = self.reader.at(at).filter(|_| is_inside);
@@ -413,7 +440,7 @@ impl<'c> Ways<'c> {
                         at = next;
                     }
                     Effect::Jumps(target) if !self.leaves(target) && self.is_new::<P, N>(target, &state) => {
-                        at = target;
+                        (at, falls) = (target, false);
                     }
                     _ => break,
                 }
@@ -432,15 +459,26 @@ impl<'c> Ways<'c> {
         }
     }
 
-    /// Notes a place; whether it is the first time, and there is room.
-    fn is_new<P: Processor<N>, const N: usize>(&mut self, at: Avma, state: &State) -> bool {
-        // A callee may take its arguments off the stack, which is not seen where it is called: what a
-        // frame pointer tells holds all the same.
+    /// Where the frame is: a callee may take its arguments off the stack, which is not seen where it is called;
+    /// what a frame pointer tells holds all the same.
+    fn frame<P: Processor<N>, const N: usize>(&self, state: &State) -> Option<Place> {
         let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
         let of_frame = frame_pointers
             .filter_map(|base| state.place(*base))
             .find(|place| place.register == P::STACK_POINTER);
-        let sp = of_frame.or_else(|| state.place(P::STACK_POINTER));
+        of_frame.or_else(|| state.place(P::STACK_POINTER))
+    }
+
+    /// Whether branches lead to a place, with the same frame.
+    fn is_known<P: Processor<N>, const N: usize>(&self, at: Avma, state: &State) -> bool {
+        let index = self.targets.binary_search_by_key(&at, |(target, _)| *target);
+        let known = index.ok().and_then(|index| self.targets.get(index));
+        known.is_some_and(|(_, before)| *before == self.frame::<P, N>(state))
+    }
+
+    /// Notes a place; whether it is the first time, and there is room.
+    fn is_new<P: Processor<N>, const N: usize>(&mut self, at: Avma, state: &State) -> bool {
+        let sp = self.frame::<P, N>(state);
         let index = match self.targets.binary_search_by_key(&at, |(target, _)| *target) {
             Ok(index) => {
                 self.differ |= self.targets.get(index).is_none_or(|(_, before)| *before != sp);
@@ -452,7 +490,7 @@ impl<'c> Ways<'c> {
         if has_room {
             self.targets.insert(index, (at, sp));
         }
-        self.differ |= !has_room;
+        self.is_full |= !has_room;
         has_room
     }
 
@@ -467,7 +505,7 @@ impl<'c> Ways<'c> {
 
     /// Whether one more place can be remembered.
     fn has_room(&self) -> bool {
-        self.targets.len() < TARGETS_MAX
+        self.targets.len() < self.targets_max
     }
 
     /// The state after a piece of code that ends in a return soon, without branches or calls:

@@ -258,6 +258,25 @@ fn on_all_ways(text: &Text, at: u64, returned: bool) -> Option<Short> {
     Some(short(&row, RETURN_ADDRESS, 6))
 }
 
+/// What HotSpot's C2 makes where it inlines everything: 20 KB with hundreds of branches.
+#[test]
+fn functions_of_many_branches_are_followed_to_a_bound() {
+    let at_the_end = |branches: u64, behind: &[u8]| {
+        let mut bytes = vec![0x55, 0x48, 0x89, 0xe5]; // push %rbp; mov %rsp,%rbp
+        for _ in 0..branches {
+            bytes.extend([0x74, 1, 0x90]); // je over a nop
+        }
+        let at = bytes.len() as u64;
+        bytes.extend(behind);
+        on_all_ways(&Text { bytes, functions: &[] }, at, false)
+    };
+    let (loops, inlined) = (&[0xeb, 0xfe][..], Some((6, 16, Some(-8), Some(-16))));
+    for branches in [1, 200, 300, 2000] {
+        assert_eq!(at_the_end(branches, loops), inlined, "{branches} branches");
+    }
+    assert_eq!(at_the_end(3000, loops), None);
+}
+
 #[test]
 fn a_function_that_does_not_return_is_followed_from_its_entry() {
     // gcc -O2 -fno-unwind-tables: for (;;) leaf(n)

@@ -349,6 +349,56 @@ fn what_follows_a_call_that_comes_back_is_certain() {
     }
 }
 
+/// Code that counts how often it was asked for, in a file or made at run time.
+struct Counted {
+    text: Text,
+    made: bool,
+    asked: std::cell::Cell<u32>,
+}
+
+impl Code for Counted {
+    fn is_code(&self, at: Avma) -> bool {
+        self.text.is_code(at)
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.asked.set(self.asked.get() + 1);
+        self.text.code(at)
+    }
+    fn is_made(&self, _: Avma) -> bool {
+        self.made
+    }
+}
+
+#[test]
+fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
+    // Two functions that call a third one, which calls a fourth one.
+    const CODE: &[u8] = &[
+        0xe8, 0x0b, 0, 0, 0, 0xc3, 0x90, 0x90, // +00 call +10; ret
+        0xe8, 0x03, 0, 0, 0, 0xc3, 0x90, 0x90, // +08 call +10; ret
+        0xe8, 0x03, 0, 0, 0, 0xc3, 0x90, 0x90, // +10 call +18; ret
+        0x85, 0xc0, 0x74, 0xfc, 0xc3, //          +18 test; jump back; ret
+    ];
+    for (made, is_kept) in [(false, true), (true, false)] {
+        let code = Counted { text: Text(CODE), made, asked: std::cell::Cell::default() };
+        let mut callees = Callees::default();
+        let mut asked = |at| {
+            let before = code.asked.get();
+            let leads = super::follow::<X86_64, COLUMNS>(Avma(at), false, &code, &mut callees);
+            assert!(matches!(leads, Some(Leads::Back(_, Proof::Certain))), "{leads:?}");
+            code.asked.get() - before
+        };
+        let (first, second) = (asked(0x1000), asked(0x1008));
+        assert_eq!(second < first, is_kept, "{first} and {second}");
+        callees.clear();
+        let mut asked = |at| {
+            let before = code.asked.get();
+            super::follow::<X86_64, COLUMNS>(Avma(at), false, &code, &mut callees);
+            code.asked.get() - before
+        };
+        assert_eq!(asked(0x1000), first, "nothing is known any more");
+    }
+}
+
 /// As HotSpot's methods end: a call that does not return stands in front of what the epilogue jumps to.
 #[test]
 fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
