@@ -36,6 +36,11 @@ const BLOCKS_MAX: usize = 512;
 /// An instruction is at most so long: near the end of a block the next one is needed.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
 
+/// Whether an image of this name is the virtual machine of OpenJDK.
+fn is_hotspot(image: &str) -> bool {
+    image.starts_with("libjvm.")
+}
+
 /// See the top of this file.
 #[derive(Debug, Default)]
 pub struct Made {
@@ -43,6 +48,8 @@ pub struct Made {
     regions: Vec<Range<u64>>,
     /// V8 is in the process: it made the code.
     by_v8: bool,
+    /// HotSpot is.
+    by_hotspot: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,
     /// An address whose bytes are wanted.
@@ -85,7 +92,10 @@ impl Made {
         let without_file = |mapping: &&Mapping| {
             mapping.kind == MappingKind::Anonymous || images.code(mapping.avma.start).is_none()
         };
-        self.by_v8 = images.images_in(images.space()).any(|image| v8::is_in(&image.name));
+        let has = |is_runtime: fn(&str) -> bool| {
+            images.images_in(images.space()).any(|image| is_runtime(&image.name))
+        };
+        (self.by_v8, self.by_hotspot) = (has(v8::is_in), has(is_hotspot));
         let regions = mappings.iter().filter(without_file);
         let regions = regions.map(|mapping| mapping.avma.start.0..mapping.avma.end.0).collect();
         if self.regions != regions {
@@ -298,6 +308,10 @@ impl Code for TargetCode<'_> {
 
     fn keeps_records(&self, at: Avma) -> bool {
         self.made.by_v8 && (self.made.contains(at) || self.images.0.is_built_into_v8(at))
+    }
+
+    fn has_hotspot_headers(&self, at: Avma) -> bool {
+        self.made.by_hotspot && self.made.contains(at)
     }
 
     fn lacked(&self) -> bool {

@@ -93,6 +93,11 @@ pub trait Code {
         false
     }
 
+    /// Whether an address is in code that HotSpot made, which keeps a header in front of each piece of it.
+    fn has_hotspot_headers(&self, _at: Avma) -> bool {
+        false
+    }
+
     /// Whether [`Code::code`] was asked, since this was asked last, for bytes that are to be had
     /// but were not known: what was learned without them is not kept.
     fn lacked(&self) -> bool {

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use super::first::First;
 use super::rule::{self, Kind, Rule, Saved};
-use super::{first, runtimes};
+use super::{first, hotspot, runtimes};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -279,6 +279,11 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     if let Some(row) = code.code(at).and_then(runtimes::interpreter_of_hotspot).filter(|_| is_return) {
         return Found::Row(Box::new(row), Method::Code);
     }
+    // Of a call it is certain: HotSpot itself finds the caller so.
+    let compiled = hotspot::compiled_at(address.lookup().at(), code);
+    if let Some(compiled) = compiled.filter(|_| is_return) {
+        return Found::Row(Box::new(compiled.row()), Method::Code);
+    }
     let next_function = is_return && code.code(at).is_some_and(begins_function);
     let leads = match next_function {
         true => None,
@@ -293,9 +298,17 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let since_entry = |function: Range<Avma>| {
         flow::since_entry_on_all_ways::<X86_64, _>(function.start, at, is_return, code)
     };
-    let told = match code.function(address.lookup().at()) {
-        Some(function) => since_entry(function),
-        None => prologue::row::<X86_64, COLUMNS>(at, is_return, code),
+    let told = match (code.function(address.lookup().at()), compiled) {
+        (Some(function), _) => since_entry(function),
+        // Instructions that take the frame off lead to the return at once, which is certain; some stubs
+        // stand behind them.
+        (None, Some(compiled)) if compiled.has_frame(at) => {
+            let row = compiled.row();
+            let agrees = |told: &Row| flow::is_same_frame::<X86_64, _>(told, &row);
+            unproved.as_deref().is_none_or(agrees).then_some(row)
+        }
+        (None, Some(compiled)) => since_entry(compiled.entry..at),
+        (None, None) => prologue::row::<X86_64, COLUMNS>(at, is_return, code),
     };
     match (told, unproved) {
         (Some(row), _) => Found::Row(Box::new(row), Method::Code),

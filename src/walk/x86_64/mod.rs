@@ -8,6 +8,7 @@
 mod cache;
 mod first;
 mod frame;
+mod hotspot;
 mod last;
 mod leaf;
 mod record;
