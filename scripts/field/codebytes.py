@@ -79,7 +79,22 @@ class Code:
                      frozenset(address for address in callers if self.returns_from_signal(address)),
                      frozenset(self.return_address_on_top(stack.top) for stack in stacks if stack.top),
                      {at: target for address in callers for at in (address, address + 1)
-                      if (target := self.called_directly(at)) is not None})
+                      if (target := self.called_directly(at)) is not None},
+                     {stack.addresses[0]: returns_to for stack in stacks if stack.top and stack.addresses
+                      if (returns_to := self.returns_without_frame(stack.addresses[0], stack.top[0])) is not None})
+
+    def returns_without_frame(self, leaf, pointer):
+        """Where the innermost function returns to, if the instruction that is next is one that makes its frame or
+        has taken it off, as compilers of Java write them; None otherwise."""
+        before, code = self.bytes_at(leaf - BEFORE, BEFORE), self.bytes_at(leaf, BEFORE)
+        # push %rbp; mov %eax,-N(%rsp); ret; cmp N(%r15),%rsp behind pop %rbp; ja behind that
+        on_top = code[:1] in (b"\x55", b"\xc3", b"\xc2") or code[:3] == bytes.fromhex("898424") \
+            or code[:3] == bytes.fromhex("493ba7") and before[-1:] == b"\x5d" \
+            or code[:1] in (b"\x77", b"\x0f") and before[-7:-4] == bytes.fromhex("493ba7")
+        # pop %rbp; sub $N,%rsp behind push %rbp
+        below = code[:1] == b"\x5d" \
+            or code[:3] in (bytes.fromhex("4883ec"), bytes.fromhex("4881ec")) and before[-1:] == b"\x55"
+        return self.words(pointer)[below] if on_top or below else None
 
     def called_directly(self, address):
         """Where the direct call right before `address` leads; None without one."""
@@ -111,10 +126,12 @@ class Code:
 @dataclass(frozen=True)
 class Facts:
     """Addresses that are no return addresses, those of a signal handler's trampoline, and those on
-    top of the stacks of functions that have no frame at this moment; and where the direct calls
-    lead that stand right before addresses."""
+    top of the stacks of functions that have no frame at this moment; where the direct calls
+    lead that stand right before addresses; and by leaf where it returns to, if its next instruction says
+    that its frame does not stand."""
 
     no_callers: frozenset = frozenset()
     trampolines: frozenset = frozenset()
     on_top: frozenset = frozenset()
     calls: dict = field(default_factory=dict)
+    returns_to: dict = field(default_factory=dict)

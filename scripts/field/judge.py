@@ -93,7 +93,8 @@ def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
     if physical:
         # The runtime guesses the frame of a thread that runs; its callers are certain.
         missing = contains_in_order(ours.addresses, physical[1:])
-        if missing and not guessed_by_runtime(ours, debuggers, physical):
+        if missing and not guessed_by_runtime(ours, debuggers, physical) \
+                and not guessed_without_frame(ours, physical, facts):
             return "wrong", f"lacks {len(missing)} of {len(physical)} frames that the runtime shows"
     if not ends_at_root(ours):
         return "wrong", "complete, and ends where no thread begins"
@@ -126,6 +127,22 @@ def guessed_by_runtime(ours, debuggers, physical):
         return False
     return any(alike(ours.addresses, theirs.addresses) == len(ours.addresses) == len(theirs.addresses)
                for theirs in debuggers.values())
+
+
+def guessed_without_frame(ours, physical, facts):
+    """True if the leaf's frame does not stand, our caller is where it returns to, and the runtime has another one.
+
+    What its agent finds by an old word may lead it through old frames, until it comes upon one that stands. From
+    there on ours must have them all.
+    """
+    returns_to = facts.returns_to.get(ours.addresses[0])
+    if returns_to is None or len(physical) < 2 or not same(ours.addresses[1], returns_to) \
+            or same(ours.addresses[1], physical[1]):
+        return False
+    rest = physical[1:]
+    while rest and not any(same(address, rest[0]) for address in ours.addresses[1:]):
+        rest = rest[1:]
+    return bool(rest) and not contains_in_order(ours.addresses[1:], rest)
 
 
 def moved(ours, theirs, facts):

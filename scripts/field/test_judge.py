@@ -6,7 +6,7 @@ import unittest
 import judge
 import recordings
 import servers
-from codebytes import Facts, ends_with_call
+from codebytes import Code, Facts, ends_with_call
 from peers import Stack, parse_dump
 
 
@@ -120,6 +120,17 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.verdict(stack(WALKED[0], *WALKED[2:]), lacks, physical=guessed), "wrong")
         self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=[0x100, 0x201, 0x777, 0x401]), "wrong")
 
+    def test_where_a_leaf_without_a_frame_returns_to_is_not_what_the_runtime_guesses(self):
+        debuggers = {"gdb": stack(*TOLD[:1])}
+        guessed = [0x100, 0x777, 0x888, 0x301, 0x401]
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed), "wrong")
+        right, other = Facts(returns_to={0x100: 0x201}), Facts(returns_to={0x100: 0x777})
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed, facts=right), "explained")
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed, facts=other), "wrong")
+        # From the first frame on that both have, all are needed.
+        for physical in ([0x100, 0x777, 0x301, 0x888, 0x401], [0x100, 0x777, 0x888], [0x100, 0x201, 0x777, 0x301]):
+            self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=physical, facts=right), "wrong")
+
     def test_incomplete_stacks_are_flagged_and_may_not_invent(self):
         cut = stack(*WALKED[:2], incomplete="bad frame")
         self.assertEqual(self.verdict(cut, {"gdb": stack(*TOLD)}), "flagged")
@@ -154,6 +165,24 @@ class Reading(unittest.TestCase):
             self.assertTrue(ends_with_call(bytes.fromhex("90" + code)), code)
         for code in ("9090909090909090", "ffe0", "c3", "ff30", "e80000000090"):
             self.assertFalse(ends_with_call(bytes.fromhex("9090" + code)), code)
+
+    def test_where_a_function_without_a_frame_returns_to(self):
+        class Memory(Code):
+            def __init__(self, before, code):
+                stack = (0x11).to_bytes(8, "little") + (0x22).to_bytes(8, "little")
+                self.parts = {0x1000 - 8: bytes.fromhex(before).rjust(8, b"\x90"),
+                              0x1000: bytes.fromhex(code).ljust(8, b"\x90"), 0x8000: stack}
+
+            def bytes_at(self, address, count):
+                return self.parts[address][:count]
+
+        for before, code, expected in (
+                ("90", "55", 0x11), ("90", "c3", 0x11), ("90", "89842400c0feff", 0x11), ("5d", "493ba748030000", 0x11),
+                ("5d493ba748030000", "0f8701000000", 0x11), ("493ba748030000", "7701", 0x11), ("90", "5d", 0x22),
+                ("55", "4883ec20", 0x22), ("55", "4881ec00010000", 0x22), ("90", "4883ec20", None),
+                ("90", "493ba748030000", None), ("90", "7701", None), ("90", "4883c420", None)):
+            found = Memory(before, code).returns_without_frame(0x1000, 0x8000)
+            self.assertEqual(found, expected, (before, code))
 
     def test_a_dump(self):
         text = ("thread 7 (a (b)) waiting, incomplete: bad frame\n  #0   0x000000000100  context  f(int, char)\n"
