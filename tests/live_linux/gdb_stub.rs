@@ -105,7 +105,8 @@ fn is_whole(stack: &Stack) -> bool {
 fn check_shares(recorded: &Recorded) {
     recorded.check_success();
     let total = recorded.total() as f64;
-    recorded.check(recorded.stacks_taken() > 50, "hardly anything was sampled");
+    // Stops through lldb-server may take 15 ms on a busy machine, and stay below 5 % of the time.
+    recorded.check(recorded.stacks_taken() > 15, "hardly anything was sampled");
     for (name, expected) in SHARES {
         let share = 100.0 * recorded.count(|stack| stack.leaf() == name) as f64 / total;
         println!("{name} {share:.2} % of {} stacks", recorded.stacks_taken());

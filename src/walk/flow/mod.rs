@@ -247,7 +247,7 @@ pub(super) fn arrives<P: Processor<N>, const N: usize>(
 }
 
 /// Whether two rows lead to the same caller.
-pub(in crate::walk) fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
+pub(super) fn is_same_frame<P: Processor<N>, const N: usize>(one: &Row<N>, other: &Row<N>) -> bool {
     let needed = |row: &Row<N>, register: u8| row.columns.get(usize::from(register)).cloned();
     let registers = [Some(P::FRAME_POINTER), P::LINK];
     let same = |register: u8| needed(one, register) == needed(other, register);

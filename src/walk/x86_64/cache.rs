@@ -300,12 +300,9 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     };
     let told = match (code.function(address.lookup().at()), compiled) {
         (Some(function), _) => since_entry(function),
-        // Instructions that take the frame off lead to the return at once, which is certain; some stubs
-        // stand behind them.
+        // Instructions that take the frame off lead to the return at once, which is certain.
         (None, Some(compiled)) if compiled.has_frame(at) => {
-            let row = compiled.row();
-            let agrees = |told: &Row| flow::is_same_frame::<X86_64, _>(told, &row);
-            unproved.as_deref().is_none_or(agrees).then_some(row)
+            (!hotspot::may_have_left(at, code)).then(|| compiled.row())
         }
         (None, Some(compiled)) => since_entry(compiled.entry..at),
         (None, None) => prologue::row::<X86_64, COLUMNS>(at, is_return, code),

@@ -1,23 +1,23 @@
 //! Frames of what HotSpot compiled (Java, Kotlin, Scala), by the header that it keeps in front of each piece of
 //! code: how large the frame is, and from which instruction on it stands. HotSpot walks its own
 //! stacks by it. Input: an address in such code; output: what the header says. Not for: the interpreter
-//! (`runtimes.rs`), stubs without a frame, and releases whose headers have another form (24 and later).
+//! (`runtimes.rs`), and stubs without a frame.
 //!
-//! Sources: OpenJDK 17 src/hotspot/share/code/codeBlob.hpp (`CodeBlob`), share/memory/heap.hpp (`HeapBlock`),
-//! cpu/x86/frame_x86.inline.hpp (`frame::sender_for_compiled_frame`): the return address is the highest word of a
-//! frame, and the caller's rbp is below it. The form has been the same since release 9.
+//! Sources: OpenJDK 11, 17, 21 and 25, src/hotspot/share/code/codeBlob.hpp (`CodeBlob`), share/memory/heap.hpp
+//! (`HeapBlock`), cpu/x86/frame_x86.inline.hpp (`frame::sender_for_compiled_frame`): the return address is the
+//! highest word of a frame, and the caller's rbp is below it.
+
+use std::ops::Range;
 
 use super::{RBP, RSP};
 use crate::addr::Avma;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::Code;
 
-/// Code is allocated in segments of this size, or of twice as much...
+/// Code is allocated in segments of this size, or of twice as much: first a `HeapBlock`, then the header.
 const SEGMENT_BYTES: u64 = 64;
-/// ... whose first bytes are a `HeapBlock`, and then the header begins.
-const BLOCK_HEADER_BYTES: u64 = 16;
-/// Bytes of the header that are looked at.
-const HEADER_BYTES: usize = 0x50;
+/// Bytes from the beginning of a segment that are looked at.
+const HEADER_BYTES: usize = 0x70;
 /// Code is read in pieces of this size, of which so many at most are in front of an address: C2 makes functions of
 /// more than 64 KB seldom.
 const PIECE_BYTES: u64 = 4 << 10;
@@ -50,8 +50,8 @@ impl Compiled {
     }
 }
 
-/// The compiled code that a look-up address is in, if it has a frame. None that is said to have one lacks a
-/// header in which eight fields agree with each other and with where it lies.
+/// The compiled code that a look-up address is in, if it has a frame. A header is known by fields that agree with each
+/// other and with where it lies.
 pub(super) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Compiled> {
     if !code.has_hotspot_headers(lookup) {
         return None;
@@ -60,47 +60,112 @@ pub(super) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Compiled> {
     for _ in 0..PIECES_MAX {
         let start = end.checked_sub(PIECE_BYTES)?;
         let bytes = code.code(Avma(start))?;
-        let found = (0..PIECE_BYTES / SEGMENT_BYTES).rev().find_map(|segment| {
-            let header = start + segment * SEGMENT_BYTES + BLOCK_HEADER_BYTES;
-            let header_bytes = bytes.get(usize::try_from(header - start).ok()?..)?.first_chunk()?;
-            read(header, header_bytes, lookup.0)
+        let segments = (0..PIECE_BYTES / SEGMENT_BYTES).map(|number| number * SEGMENT_BYTES);
+        let header = segments.rev().find_map(|offset| {
+            let bytes = Bytes(bytes.get(offset as usize..)?.first_chunk()?);
+            let header = Header::read(start + offset, bytes)?;
+            header.code.contains(&lookup.0).then_some(header)
         });
-        if let Some(found) = found {
-            return found;
+        if let Some(header) = header {
+            return header.compiled();
         }
         end = start;
     }
     None
 }
 
-/// Reads a header; `None` if it is none, or not of the code that an address is in. `Some(None)` if that has no
-/// frame.
-fn read(header: u64, bytes: &[u8; HEADER_BYTES], at: u64) -> Option<Option<Compiled>> {
-    let (words, _) = bytes.as_chunks::<4>();
-    let word = |offset: usize| words.get(offset / 4).map_or(0, |word| u32::from_le_bytes(*word));
-    let pointer = |offset: usize| u64::from(word(offset + 4)) << 32 | u64::from(word(offset));
-    let (size, header_size, frame_complete, data_offset, frame_words) =
-        (word(0x0c), word(0x10), word(0x14), word(0x18), word(0x1c));
-    let (code_begin, code_end, content_begin, data_end) =
-        (pointer(0x20), pointer(0x28), pointer(0x30), pointer(0x38));
-    let (relocation_begin, relocation_end) = (pointer(0x40), pointer(0x48));
-    let behind = |bytes: u32| header.checked_add(bytes.into());
-    let in_order = [relocation_begin, relocation_end, content_begin, code_begin, code_end, data_end];
-    let is_header = in_order.is_sorted()
-        && behind(size) == Some(data_end)
-        && behind(header_size) == Some(relocation_begin)
-        && behind(data_offset) == Some(code_end)
-        && header_size as usize >= HEADER_BYTES
-        && (code_begin..code_end).contains(&at);
-    if !is_header {
-        return None;
+/// Whether instructions at an address look like those behind which the frame of compiled code is gone though no return
+/// follows: `pop %rbp` and what comes after it, and the stub of a return that waits for a safepoint (share/opto/output.hpp,
+/// `C2SafepointPollStub`; cpu/x86/c1_CodeStubs_x86.cpp, `C1SafepointPollStub`).
+pub(super) fn may_have_left(pc: Avma, code: &dyn Code) -> bool {
+    const POP_RBP: u8 = 0x5d;
+    // lea N(%rip),%r10; mov %r10,N(%r15); jmp: 7, 7 and 5 bytes
+    let is_stub = |start: &[u8]| {
+        matches!(start, [0x4c, 0x8d, 0x15, _, _, _, _, 0x4d, 0x89, 0x97, _, _, _, _, 0xe9 | 0xeb | 0xff, ..])
+    };
+    let at =
+        |before: u64| pc.0.checked_sub(before).and_then(|start| code.code(Avma(start))).unwrap_or_default();
+    [0, 1].into_iter().any(|before| at(before).first() == Some(&POP_RBP))
+        || [0, 7, 14].into_iter().any(|before| is_stub(at(before)))
+}
+
+/// The first bytes of a segment.
+#[derive(Clone, Copy)]
+struct Bytes<'a>(&'a [u8; HEADER_BYTES]);
+
+impl Bytes<'_> {
+    fn u32(self, offset: usize) -> u32 {
+        let bytes = self.0.get(offset..).and_then(|bytes| bytes.first_chunk());
+        bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
     }
-    // Stubs say that their frame is never complete; where they call, it is.
-    let frame_from =
-        i32::try_from(frame_complete).ok().and_then(|offset| code_begin.checked_add_signed(offset.into()));
-    let frame_from = Avma(frame_from.unwrap_or(u64::MAX));
-    let has_frame = (2..FRAME_WORDS_MAX).contains(&frame_words);
-    Some(has_frame.then(|| Compiled { entry: Avma(code_begin), frame_from, frame_bytes: 8 * frame_words }))
+
+    fn pointer(self, offset: usize) -> u64 {
+        u64::from(self.u32(offset + 4)) << 32 | u64::from(self.u32(offset))
+    }
+}
+
+/// What is read of a header.
+struct Header {
+    code: Range<u64>,
+    /// From the first instruction; negative of stubs, which have their frame where they call.
+    frame_complete: i32,
+    frame_words: u32,
+}
+
+impl Header {
+    /// Whatever release it is of; `None` if it is no header.
+    fn read(segment: u64, bytes: Bytes<'_>) -> Option<Header> {
+        let by_pointers = |numbers, pointers| Header::with_pointers(segment + 0x10, bytes, numbers, pointers);
+        // OpenJDK 11 and 17; 21; 25.
+        by_pointers(0x1c, 0x30)
+            .or_else(|| by_pointers(0x58, 0x18))
+            .or_else(|| Header::with_offsets(segment, bytes))
+    }
+
+    /// With pointers to its parts: `numbers` and `pointers` is where these begin in the segment.
+    fn with_pointers(header: u64, bytes: Bytes<'_>, numbers: usize, pointers: usize) -> Option<Header> {
+        let [size, header_size, frame_complete, data_offset, frame_words] =
+            std::array::from_fn(|index| bytes.u32(numbers + 4 * index));
+        let [code_begin, code_end, content_begin, data_end, relocation_begin, relocation_end] =
+            std::array::from_fn(|index| bytes.pointer(pointers + 8 * index));
+        let behind = |bytes: u32| header.checked_add(bytes.into());
+        let in_order =
+            [header, relocation_begin, relocation_end, content_begin, code_begin, code_end, data_end];
+        let is_header = in_order.is_sorted()
+            && behind(size) == Some(data_end)
+            && behind(header_size) == Some(relocation_begin)
+            && behind(data_offset) == Some(code_end);
+        let frame_complete = frame_complete.cast_signed();
+        is_header.then_some(Header { code: code_begin..code_end, frame_complete, frame_words })
+    }
+
+    /// With offsets from itself, behind a `HeapBlock` of half the size.
+    fn with_offsets(segment: u64, bytes: Bytes<'_>) -> Option<Header> {
+        const HEADER: u64 = 8;
+        let (segments, is_used, name) = (bytes.u32(0), bytes.u32(4) as u8, bytes.pointer(0x10));
+        let [size, _relocation_size, content, code, data, frame_words] =
+            std::array::from_fn(|index| bytes.u32(0x20 + 4 * index));
+        let (header_size, frame_complete) = (bytes.u32(0x3c) & 0xffff, bytes.u32(0x3c) >> 16);
+        // Blocks have 6 segments at least, and what would be left of a larger one is part of it.
+        let needed = u64::from(size) + HEADER;
+        let block = u64::from(segments) * SEGMENT_BYTES;
+        let fits = needed <= 2 * block && block <= needed + 16 * SEGMENT_BYTES;
+        let in_order = [0x40, header_size, content, code, data, size].is_sorted();
+        if is_used != 1 || !fits || !in_order || name == 0 || name >> 47 != 0 {
+            return None;
+        }
+        let at = |offset: u32| segment.checked_add(HEADER)?.checked_add(offset.into());
+        let frame_complete = i32::from(frame_complete as i16);
+        Some(Header { code: at(code)?..at(data)?, frame_complete, frame_words })
+    }
+
+    fn compiled(self) -> Option<Compiled> {
+        let entry = self.code.start;
+        let frame_from = u64::try_from(self.frame_complete).ok().and_then(|offset| entry.checked_add(offset));
+        let frame_from = Avma(frame_from.unwrap_or(u64::MAX));
+        let frame_words = Some(self.frame_words).filter(|words| (2..FRAME_WORDS_MAX).contains(words))?;
+        Some(Compiled { entry: Avma(entry), frame_from, frame_bytes: 8 * frame_words })
+    }
 }
 
 #[cfg(test)]
@@ -151,38 +216,48 @@ mod tests {
             0x77, 0x01, //                                  +0f ja +12
             0xc3, //                                        +11 ret
             0x4c, 0x8d, 0x15, 0xf0, 0xff, 0xff, 0xff, //    +12 lea -16(%rip),%r10
-            0x41, 0xff, 0xe3, //                            +19 jmp *%r11
+            0x4d, 0x89, 0x97, 0x60, 0x03, 0, 0, //          +19 mov %r10,0x360(%r15)
+            0xff, 0x25, 0, 0, 0, 0, //                      +20 jmp *0(%rip)
+            0xeb, 0xfe, //                                  +26 jmp to itself
         ]);
         code
     }
 
-    /// The heap with this code in it, and where that begins.
-    fn heap(code: &[u8], frame_words: i32, frame_complete: i32) -> (Heap, u64) {
-        const HEADER: u64 = 5 * SEGMENT_BYTES + BLOCK_HEADER_BYTES;
-        const HEADER_SIZE: u64 = 352;
-        let begin = HEADER + HEADER_SIZE + 48;
-        let end = begin + code.len() as u64;
-        let data_end = end + 88;
-        let mut bytes = vec![0; data_end as usize + 512];
-        bytes[begin as usize..end as usize].copy_from_slice(code);
-        let mut put = |offset: u64, field: &[u8]| {
-            bytes[(HEADER + offset) as usize..][..field.len()].copy_from_slice(field);
+    const SEGMENT: usize = 5 * SEGMENT_BYTES as usize;
+    const RELEASES: [u32; 3] = [17, 21, 25];
+
+    /// The heap of a release with this code in it, and where that begins.
+    fn heap_of(release: u32, code: &[u8], frame_words: i32, frame_complete: i32) -> (Heap, u64) {
+        let header = if release == 25 { SEGMENT + 8 } else { SEGMENT + 0x10 };
+        let begin = header + 352 + 48;
+        let end = begin + code.len();
+        let data_end = if release == 25 { end } else { end + 88 };
+        let mut bytes = vec![0; data_end + 512];
+        bytes[begin..end].copy_from_slice(code);
+        let mut put = |at: usize, numbers: &[i32]| {
+            let field: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            bytes[at..][..field.len()].copy_from_slice(&field);
         };
-        for (offset, number) in [
-            (0x0c, (data_end - HEADER) as i32),
-            (0x10, HEADER_SIZE as i32),
-            (0x14, frame_complete),
-            (0x18, (end - HEADER) as i32),
-            (0x1c, frame_words),
-        ] {
-            put(offset, &number.to_le_bytes());
+        let (size, end_offset) = ((data_end - header) as i32, (end - header) as i32);
+        if release == 25 {
+            put(SEGMENT, &[(size + 8) / 128 + 1, 1]);
+            put(header + 0x08, &[0x1234, 0x7f00]);
+            let complete = 352 | frame_complete << 16;
+            put(header + 0x18, &[size, 24, 400, 400, end_offset, frame_words, 0, complete]);
+            return (Heap { bytes, by_hotspot: true }, HEAP + begin as u64);
         }
-        let relocation = HEADER + HEADER_SIZE;
-        for (offset, at) in [begin, end, begin, data_end, relocation, relocation + 24].into_iter().enumerate()
+        let (numbers, pointers) = if release == 17 { (0x0c, 0x20) } else { (0x48, 0x08) };
+        put(header + numbers, &[size, 352, frame_complete, end_offset, frame_words]);
+        let relocation = header + 352;
+        for (index, at) in [begin, end, begin, data_end, relocation, relocation + 24].into_iter().enumerate()
         {
-            put(0x20 + 8 * offset as u64, &(HEAP + at).to_le_bytes());
+            put(header + pointers + 8 * index, &[at as i32, (HEAP >> 32) as i32]);
         }
-        (Heap { bytes, by_hotspot: true }, HEAP + begin)
+        (Heap { bytes, by_hotspot: true }, HEAP + begin as u64)
+    }
+
+    fn heap(code: &[u8], frame_words: i32, frame_complete: i32) -> (Heap, u64) {
+        heap_of(17, code, frame_words, frame_complete)
     }
 
     /// The CFA from the stack pointer by the rule of an address, and whether that is relied on.
@@ -204,10 +279,11 @@ mod tests {
     fn what_a_call_returns_to_has_the_frame_that_the_header_tells() {
         // The header is in the same piece, in the one before, and many pieces before.
         for body in [0, 3000, 5000, 100_000] {
-            let code = method(body);
-            let (heap, begin) = heap(&code, 6, 12);
-            let after = CodeAddress::Return(Avma(begin + 12 + body as u64 + 3));
-            assert_eq!(cfa(after, &heap), Some(48), "{body} bytes");
+            for release in RELEASES {
+                let (heap, begin) = heap_of(release, &method(body), 6, 12);
+                let after = CodeAddress::Return(Avma(begin + 12 + body as u64 + 3));
+                assert_eq!(cfa(after, &heap), Some(48), "{body} bytes, release {release}");
+            }
         }
         let (heap, begin) = heap(&method(200_000), 6, 12);
         assert_eq!(compiled_at(Avma(begin + 200_000), &heap), None, "further than is looked");
@@ -226,10 +302,14 @@ mod tests {
         assert_eq!([0, 7, 8, 12, 31].map(cfa), [1, 1, 2, 6, 6]);
         let behind = 12 + 20;
         assert_eq!([0, 3, 7, 8, 0xf, 0x11].map(|offset| cfa(behind + offset)), [6, 6, 2, 1, 1, 1]);
-        // Behind them stands a stub without a frame: the header alone does not decide.
-        let mut cache = Cache::default();
-        let rule = cache.rule(CodeAddress::Pc(Avma(begin + behind + 0x12)), &heap);
-        assert_eq!(cache.proof(rule), crate::walk::intel::forward::Proof::Wanted);
+        // Behind them stands a stub without a frame: the header does not decide.
+        for offset in [0x12, 0x19, 0x20] {
+            let mut cache = Cache::default();
+            let rule = cache.rule(CodeAddress::Pc(Avma(begin + behind + offset)), &heap);
+            assert_eq!(cache.proof(rule), crate::walk::intel::forward::Proof::Wanted, "+{offset:x}");
+        }
+        // No way leads from here to a return.
+        assert_eq!(cfa(behind + 0x26), 6);
     }
 
     #[test]
@@ -246,11 +326,22 @@ mod tests {
         assert!(at(&good, begin).is_some());
         let other = Heap { by_hotspot: false, bytes: good.bytes.clone() };
         assert_eq!(at(&other, begin), None);
-        let header = 5 * SEGMENT_BYTES + BLOCK_HEADER_BYTES;
-        for field in [0x0c, 0x10, 0x18, 0x20, 0x28, 0x38, 0x40] {
-            let mut bytes = good.bytes.clone();
-            bytes[(header + field) as usize + 1] ^= 0x80;
-            assert_eq!(at(&Heap { bytes, by_hotspot: true }, begin), None, "field at {field:#x}");
+        // Each number and pointer, by what it is in the segment.
+        let fields: [&[usize]; 3] = [
+            &[0x1c, 0x20, 0x28, 0x30, 0x38, 0x48, 0x50],
+            &[0x58, 0x5c, 0x64, 0x18, 0x20, 0x30, 0x38],
+            &[0x00, 0x04, 0x16, 0x20, 0x28, 0x2c],
+        ];
+        for (release, fields) in RELEASES.into_iter().zip(fields) {
+            let (good, begin) = heap_of(release, &code, 6, 12);
+            assert!(at(&good, begin).is_some(), "release {release}");
+            for field in fields {
+                let mut bytes = good.bytes.clone();
+                bytes[SEGMENT + field + 1] ^= 0x80;
+                bytes[SEGMENT + field] ^= 0x02;
+                let found = at(&Heap { bytes, by_hotspot: true }, begin);
+                assert_eq!(found, None, "release {release}, field at {field:#x}");
+            }
         }
     }
 
@@ -258,7 +349,7 @@ mod tests {
     fn any_bytes_are_looked_through() {
         for seed in 0..200 {
             let mut rng = Rng::new(seed);
-            let (mut heap, begin) = heap(&method(20), 6, 12);
+            let (mut heap, begin) = heap_of(RELEASES[seed as usize % 3], &method(20), 6, 12);
             for _ in 0..rng.within(1, 400) {
                 let at = rng.below(heap.bytes.len());
                 heap.bytes[at] = rng.below(256) as u8;

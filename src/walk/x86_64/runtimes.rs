@@ -14,9 +14,12 @@ use crate::walk::Input;
 pub(super) fn interpreter_of_hotspot(code: &[u8]) -> Option<Row> {
     // mov -16(%rbp),%rsp; movq $0,-16(%rbp)
     const GOES_ON: &[u8] = &[0x48, 0x8b, 0x65, 0xf0, 0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0];
+    // mov -16(%rbp),%rcx; lea (%rbp,%rcx,8),%rsp; movq $0,-16(%rbp): the word is an index in OpenJDK 25.
+    const GOES_ON_BY_INDEX: &[u8] =
+        &[0x48, 0x8b, 0x4d, 0xf0, 0x48, 0x8d, 0x64, 0xcd, 0, 0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0];
     // DWARF: breg6 -8, deref; breg6 8; breg6 0
     const SENDER_SP: [u8; 3] = [0x76, 0x78, 0x06];
-    code.starts_with(GOES_ON).then(|| {
+    [GOES_ON, GOES_ON_BY_INDEX].iter().any(|form| code.starts_with(form)).then(|| {
         let mut row = Row::new(Cfa::Expression(SENDER_SP.into()));
         row.columns[RETURN_ADDRESS] = Column::AtExpression([0x76, 8].into());
         row.columns[RBP] = Column::AtExpression([0x76, 0].into());
@@ -61,5 +64,13 @@ mod tests {
         assert_eq!(row.columns[RBP], Column::AtExpression([0x76, 0].into()));
         assert_eq!(row.columns[RETURN_ADDRESS], Column::AtExpression([0x76, 8].into()));
         assert_eq!(interpreter_of_hotspot(&GOES_ON[4..]), None);
+        const GOES_ON_25: &[u8] = &[
+            0x48, 0x8b, 0x4d, 0xf0, //                         mov -16(%rbp),%rcx
+            0x48, 0x8d, 0x64, 0xcd, 0, //                      lea (%rbp,%rcx,8),%rsp
+            0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0, //             movq $0,-16(%rbp)
+            0x4c, 0x8b, 0x6d, 0xc0, 0x4c, 0x8b, 0x75, 0xc8, // mov -64(%rbp),%r13; mov -56(%rbp),%r14
+        ];
+        assert_eq!(interpreter_of_hotspot(GOES_ON_25), Some(row));
+        assert_eq!(interpreter_of_hotspot(&GOES_ON_25[4..]), None);
     }
 }
