@@ -48,7 +48,7 @@ pub struct Made {
     regions: Vec<Range<u64>>,
     /// V8 is in the process: it made the code.
     by_v8: bool,
-    /// HotSpot is.
+    /// The same of HotSpot.
     by_hotspot: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,

@@ -9,7 +9,8 @@
 //! the return address are where they were at the call; [`since_entry`] goes from the first
 //! instruction of the function to it. In prologues, in epilogues and between them.
 //!
-//! Every way is bounded by [`STEPS_MAX`] instructions in all; what a processor's instructions
+//! Every way is bounded by [`STEPS_MAX`] instructions in all, and by [`LARGE_STEPS_MAX`] from the entry of a function
+//! that has more; what a processor's instructions
 //! do is in `intel/instructions.rs` and `aarch64/instructions.rs`.
 
 mod callee;
