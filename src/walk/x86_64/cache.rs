@@ -279,9 +279,9 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     if let Some(row) = code.code(at).and_then(runtimes::interpreter_of_hotspot).filter(|_| is_return) {
         return Found::Row(Box::new(row), Method::Code);
     }
+    let compiled = || hotspot::compiled_at(address.lookup().at(), code);
     // Of a call it is certain: HotSpot itself finds the caller so.
-    let compiled = hotspot::compiled_at(address.lookup().at(), code);
-    if let Some(compiled) = compiled.filter(|_| is_return) {
+    if is_return && let Some(compiled) = compiled() {
         return Found::Row(Box::new(compiled.row()), Method::Code);
     }
     let next_function = is_return && code.code(at).is_some_and(begins_function);
@@ -298,6 +298,8 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let since_entry = |function: Range<Avma>| {
         flow::since_entry_on_all_ways::<X86_64, _>(function.start, at, is_return, code)
     };
+    // Where a call returns to, it was asked for above.
+    let compiled = if is_return { None } else { compiled() };
     let told = match (code.function(address.lookup().at()), compiled) {
         (Some(function), _) => since_entry(function),
         // Instructions that take the frame off lead to the return at once, which is certain.
