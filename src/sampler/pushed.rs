@@ -181,9 +181,13 @@ impl PushedDriver<'_> {
             self.seen.push(pid);
         }
         match what {
-            What::Started { stack_top, look, found } => {
-                self.recorder.add_thread(of, process, thread, stack_top, look, found);
-            }
+            What::Started { stack_top, look, found } => match self.recorder.accounts.get_mut(&thread) {
+                // A wait of it was told before: of an earlier moment.
+                Some(account) if account.process == of => {
+                    account.stack_top = account.stack_top.or(stack_top);
+                }
+                _ => self.recorder.add_thread(of, process, thread, stack_top, look, found),
+            },
             What::Sampled(mut boxed) => {
                 self.recorder.stats.samples_pushed += 1;
                 let look = boxed.look;

@@ -7,28 +7,36 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Recorded, Running, attach, compile, fixture, kill, launch, live, not_here, numbers, record,
-    stackprof, tracer_of, wait_for,
+    Fixture, Recorded, Running, Turn, attach, compile, fixture, kill, launch, live, live_alone, not_here,
+    numbers, record, stackprof, tracer_of, wait_for,
 };
 
 pub(crate) const HZ: f64 = 997.0;
 
 /// As [`live`], where the kernel samples for us; says why it does not.
-pub(crate) fn sampled() -> Option<MutexGuard<'static, ()>> {
-    let one = live()?;
+pub(crate) fn sampled() -> Option<Turn> {
+    by_kernel(live()?)
+}
+
+/// As [`live_alone`], where the kernel samples for us; says why it does not.
+pub(crate) fn sampled_alone() -> Option<Turn> {
+    by_kernel(live_alone()?)
+}
+
+fn by_kernel(turn: Turn) -> Option<Turn> {
     let tried = stackprof().args(["-q", "--source", "perf", "-o", "-", "--", "true"]).output().unwrap();
     let said = String::from_utf8_lossy(&tried.stderr).into_owned();
     if said.contains("cannot sample by --source perf") {
         println!("SKIP {}", said.trim());
         return None;
     }
-    Some(one)
+    Some(turn)
 }
 
 pub(crate) fn attach_by_kernel(pid: u32, options: &[&str]) -> Running {
@@ -141,6 +149,31 @@ fn the_last_samples_of_a_process_that_is_gone_have_their_time() {
     recorded.check((counts / seconds - 1.0).abs() < 0.3, format!("{counts} s instead of {seconds}"));
 }
 
+/// A tick holds up the thread that feeds another on another CPU, which then waits: were the ticks of both CPUs in
+/// step they would find it waiting, and it had 14 % instead of 33.
+#[test]
+fn a_thread_that_is_fed_from_another_cpu_is_found_as_often_as_it_runs() {
+    let Some(_one) = sampled() else { return };
+    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
+        return not_here("there is one CPU only");
+    }
+    let mut target = Fixture::start("feeds", ["5000", "2000", "3"]);
+    target.line("ready");
+    let running = attach_by_kernel(target.pid(), &["--hz", "997", "--no-kernel"]);
+    target.go();
+    let said = target.done();
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let used = said.iter().find(|line| line.starts_with("feed ")).map(|line| numbers(line));
+    let used = used.expect("it tells its CPU times");
+    let truth = used["serve"] as f64 / (used["feed"] + used["serve"]) as f64;
+    let [feed, serve] = ["feed", "serve"].map(|name| recorded.count(|stack| stack.has(name)) as f64);
+    let share = serve / (feed + serve);
+    let chance = 4.0 * (truth * (1.0 - truth) / (feed + serve)).sqrt();
+    println!("serve {:.1} %, truth {:.1} %", 100.0 * share, 100.0 * truth);
+    recorded.check((share - truth).abs() < 0.05 + chance, format!("{share} instead of {truth}"));
+}
+
 /// Threads that wake each other: a stop finds them microseconds later than the timer does.
 #[test]
 fn shares_of_threads_that_wake_each_other_are_their_own_by_the_kernel() {
@@ -241,9 +274,11 @@ fn a_command_that_cannot_be_run_is_told() {
     recorded.check(recorded.stderr == expected, "other words");
 }
 
-/// A user without rights, with copies of the programs: the build directory may be closed to others.
+/// A user without rights, with copies of the programs: the build directory may be closed to others. One
+/// test's at a time: the kernel bounds the memory of all of a user's rings together.
 pub(crate) struct Somebody {
     dir: TempDir,
+    _one: MutexGuard<'static, ()>,
 }
 
 impl Somebody {
@@ -257,9 +292,11 @@ impl Somebody {
             not_here("there is no setpriv");
             return None;
         }
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = TempDir::new().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        Some(Somebody { dir })
+        Some(Somebody { dir, _one: one })
     }
 
     fn copy(&self, program: &Path) -> PathBuf {

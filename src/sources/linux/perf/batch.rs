@@ -53,8 +53,8 @@ impl Told {
                 // Asked where it is not used, too: then it is known up to here.
                 let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
                 let used_ns = used_ns.map(|used_ns| member.woken.without(used_ns));
-                let samples = std::mem::take(&mut member.samples);
-                self.shares.insert(*pid, Share { used_ns, samples, dropped: of_it, ..Share::default() });
+                member.samples = 0;
+                self.shares.insert(*pid, Share { used_ns, dropped: of_it, ..Share::default() });
             }
         }
         let late = self.share_late(&mut batch);
@@ -166,8 +166,8 @@ impl Told {
         }
     }
 
-    /// Gives samples whose ticks came late what those on time leave of the time of their process, and
-    /// takes those out for which that is nothing; how many were late.
+    /// Sums up what samples stand for, gives those whose ticks came late what those on time leave of the
+    /// time of their process, and takes those out for which that is nothing; how many were late.
     fn share_late(&mut self, batch: &mut Vec<(Id, Happened)>) -> u64 {
         let (grid, shares, members) = (&self.grid, &mut self.shares, &mut self.members);
         // Of each process: how many were late, and what those on time and the late ones stand for.
@@ -177,13 +177,17 @@ impl Told {
                 continue;
             }
             let (late, on_time_ns, late_ns) = ticks.entry(id.pid).or_default();
-            let period_ns = grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
+            let period_ns = grid.period_ns(id.cpu, id.time_ns).unwrap_or(self.period_ns);
             if grid.is_late(id.cpu, id.time_ns) {
                 *late += 1;
                 *late_ns += period_ns;
             } else {
                 *on_time_ns += period_ns;
             }
+        }
+        for (pid, share) in shares.iter_mut() {
+            let (_, on_time_ns, late_ns) = ticks.get(pid).copied().unwrap_or_default();
+            share.due_ns = on_time_ns + late_ns + share.dropped * self.period_ns;
         }
         let mut all_late = 0;
         for (pid, (late, on_time_ns, late_ns)) in &ticks {
@@ -192,7 +196,7 @@ impl Told {
             let Some(used_ns) = share.used_ns.filter(|_| share.dropped == 0) else { continue };
             let given_ns = member.clock.left.of_batch(used_ns, *on_time_ns, *late_ns);
             if *late > 0 {
-                share.give_late(*late, given_ns);
+                share.give_late(*late, *late_ns, given_ns);
                 all_late += *late;
             }
         }
@@ -225,7 +229,7 @@ impl Told {
     /// is told first, by [`Told::meet`].
     fn used(&mut self, id: Id, into: &mut Vec<Record>) -> Look {
         let share = self.shares.get_mut(&id.pid);
-        let period_ns = self.grid.period_ns(id.time_ns).unwrap_or(self.period_ns);
+        let period_ns = self.grid.period_ns(id.cpu, id.time_ns).unwrap_or(self.period_ns);
         let is_late = self.grid.is_late(id.cpu, id.time_ns);
         let weight_ns = share.map_or(period_ns, |share| match share.late {
             late if late > 0 && is_late => share.next_late_ns(),

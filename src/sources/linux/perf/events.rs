@@ -31,6 +31,7 @@ use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
 use super::window;
+use crate::rng::Rng;
 use crate::sources::linux::threads;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -135,6 +136,8 @@ const MAX_PASSES: u32 = 8;
 pub(super) struct Events {
     /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
+    /// The CPU of each ring, where events are of CPUs.
+    cpus_of_rings: Vec<c_int>,
     /// The CPUs that there were.
     cpus: Vec<c_int>,
     /// What the event of each ring had counted when the CPUs were looked at last, and when that was.
@@ -253,6 +256,7 @@ impl Events {
     fn none(how: How, cpus: Vec<c_int>) -> Events {
         Events {
             rings: Vec::new(),
+            cpus_of_rings: Vec::new(),
             cpus,
             counted_ns: Vec::new(),
             looked_ns: 0,
@@ -276,8 +280,8 @@ impl Events {
 
     fn of_cpus_with(sieve: &Sieve, how: How, ring_bytes: usize) -> io::Result<Events> {
         let mut events = Events::none(how, online_cpus()?);
-        for cpu in &events.cpus {
-            let event = match sys::open(&attributes(how, ring_bytes), -1, *cpu) {
+        for cpu in events.cpus.clone() {
+            let event = match sys::open(&attributes(how, ring_bytes), -1, cpu) {
                 Ok(event) => event,
                 // It was taken offline in between.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
@@ -290,14 +294,14 @@ impl Events {
             }
             let ring = map_ring(&event, ring_bytes)?;
             if let Some(switches) = how.switches {
-                let beside = sys::open(&switch_attributes(how, switches, ring_bytes), -1, *cpu)?;
+                let beside = sys::open(&switch_attributes(how, switches, ring_bytes), -1, cpu)?;
                 sieve.put_before(&beside);
                 sys::write_into(&beside, &event)?;
                 events.others.push(beside);
             } else if how.kernel {
                 // Shares are right without it, but for time before threads run.
                 let beside =
-                    sys::open(&switch_attributes(how, Switches::now_and_then(how), ring_bytes), -1, *cpu);
+                    sys::open(&switch_attributes(how, Switches::now_and_then(how), ring_bytes), -1, cpu);
                 if let Ok(beside) = beside
                     && sys::write_into(&beside, &event).is_ok()
                 {
@@ -306,6 +310,7 @@ impl Events {
                 }
             }
             events.rings.push((ring, event));
+            events.cpus_of_rings.push(cpu);
         }
         Ok(events)
     }
@@ -378,25 +383,28 @@ impl Events {
         self.all().try_for_each(sys::enable)
     }
 
-    /// Lets the events of CPUs tick at another rate, a quarter more or less than was asked for, so
-    /// that work in step with the rate is seen in all of its phases. `random` is any number.
+    /// Lets the event of each CPU tick at another rate, a quarter more or less than was asked for, so
+    /// that work in step with the rate is seen in all of its phases. Each at its own: ticks of two CPUs that
+    /// stay in step meet a program that they hold up on one of them just when it has to wait on the other.
     ///
     /// Each change begins a period anew, which costs half of one; the mean makes up for that
-    /// (`grid.rs` says how often). The new distance, nanoseconds; `None` for events of threads, whose rate stays.
-    pub(super) fn vary(&self, random: u64) -> Option<u64> {
+    /// (`grid.rs` says how often). The new distance on each CPU, nanoseconds; none for events of threads, whose
+    /// rate stays.
+    pub(super) fn vary(&self, random: &mut Rng) -> Vec<(u32, u64)> {
         if self.how.scope != Scope::Cpus || !self.how.samples_running() {
-            return None;
+            return Vec::new();
         }
         const SPREAD_PER_MILLE: u64 = 500;
         let mean_per_mille = 1000 + 1000 / (2 * PERIODS_BETWEEN_CHANGES);
-        let per_mille = mean_per_mille - SPREAD_PER_MILLE / 2 + random % SPREAD_PER_MILLE;
-        let period_ns =
-            (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(CLOCK_PERIOD_MIN);
-        for (_, event) in &self.rings {
+        let mut vary_one = |(cpu, (_, event)): (&c_int, &(Ring, OwnedFd))| {
+            let per_mille = mean_per_mille - SPREAD_PER_MILLE / 2 + random.next() % SPREAD_PER_MILLE;
+            let period_ns =
+                (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(CLOCK_PERIOD_MIN);
             // It ticks on as before where that fails.
             let _ = sys::set_period(event, period_ns);
-        }
-        Some(period_ns)
+            (cpu.unsigned_abs(), period_ns)
+        };
+        self.cpus_of_rings.iter().zip(&self.rings).map(&mut vary_one).collect()
     }
 
     /// Whether these are no longer the events that would be opened now: a CPU came, or one went, and

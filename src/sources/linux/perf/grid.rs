@@ -16,62 +16,75 @@ const LATE_NS: u64 = 25_000;
 /// Each change of the distance begins a period anew, which costs half of one.
 pub(super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
 
-/// Ticks at one distance.
+/// Ticks of a CPU at one distance.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
     since_ns: u64,
     period_ns: u64,
+    /// The least that a sample was behind a tick that began then.
+    least_ns: Option<u64>,
+}
+
+impl Stretch {
+    fn behind_ns(self, time_ns: u64) -> u64 {
+        (time_ns - self.since_ns) % self.period_ns.max(1)
+    }
 }
 
 /// See the top of this file.
 #[derive(Debug, Default)]
 pub(super) struct Grid {
-    /// The last two: samples may have been taken just before a change.
-    stretches: [Option<Stretch>; 2],
-    /// By CPU and beginning of a stretch: the least that a sample was behind a tick from there.
-    least_ns: HashMap<(u32, u64), u64>,
+    /// The last two of each CPU: samples may have been taken just before a change.
+    stretches: HashMap<u32, [Option<Stretch>; 2]>,
+    /// When the distances were changed last, and the largest of them.
+    changed_ns: u64,
+    longest_ns: u64,
 }
 
 impl Grid {
-    /// Events tick at this distance, from this time on.
-    pub(super) fn changed(&mut self, since_ns: u64, period_ns: u64) {
-        let old = self.stretches[0];
-        self.least_ns.retain(|(_, since), _| old.is_some_and(|old| old.since_ns == *since));
-        self.stretches = [Some(Stretch { since_ns, period_ns }), old];
+    /// The events of these CPUs tick at these distances, from this time on.
+    pub(super) fn changed(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
+        for (cpu, period_ns) in periods_ns {
+            let [last, before] = self.stretches.entry(*cpu).or_default();
+            *before = last.replace(Stretch { since_ns, period_ns: *period_ns, least_ns: None });
+        }
+        self.changed_ns = since_ns;
+        self.longest_ns = periods_ns.iter().map(|(_, period_ns)| *period_ns).max().unwrap_or(0);
+    }
+
+    fn stretch(&mut self, cpu: u32, time_ns: u64) -> Option<&mut Stretch> {
+        self.stretches.get_mut(&cpu)?.iter_mut().flatten().find(|stretch| stretch.since_ns <= time_ns)
+    }
+
+    fn known(&self, cpu: u32, time_ns: u64) -> Option<Stretch> {
+        self.stretches.get(&cpu)?.iter().flatten().find(|stretch| stretch.since_ns <= time_ns).copied()
     }
 
     /// How much of a CPU's time a sample of this time stands for: the distance of ticks, and what
     /// changing it costs.
-    pub(super) fn period_ns(&self, time_ns: u64) -> Option<u64> {
-        let stretch = self.stretches.iter().flatten().find(|stretch| stretch.since_ns <= time_ns)?;
+    pub(super) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
+        let stretch = self.known(cpu, time_ns)?;
         Some(stretch.period_ns + stretch.period_ns / (2 * PERIODS_BETWEEN_CHANGES))
     }
 
-    /// Whether it is time to change the distance.
+    /// Whether it is time to change the distances.
     pub(super) fn may_change(&self, now_ns: u64) -> bool {
-        self.stretches[0].is_none_or(|stretch| {
-            now_ns.saturating_sub(stretch.since_ns) >= PERIODS_BETWEEN_CHANGES * stretch.period_ns
-        })
-    }
-
-    fn behind(&self, time_ns: u64) -> Option<(u64, u64)> {
-        let stretch = self.stretches.iter().flatten().find(|stretch| stretch.since_ns <= time_ns)?;
-        Some((stretch.since_ns, (time_ns - stretch.since_ns) % stretch.period_ns.max(1)))
+        now_ns.saturating_sub(self.changed_ns) >= PERIODS_BETWEEN_CHANGES * self.longest_ns
     }
 
     /// Takes note of a sample.
     pub(super) fn see(&mut self, cpu: u32, time_ns: u64) {
-        if let Some((since_ns, behind_ns)) = self.behind(time_ns) {
-            let least_ns = self.least_ns.entry((cpu, since_ns)).or_insert(behind_ns);
-            *least_ns = behind_ns.min(*least_ns);
+        if let Some(stretch) = self.stretch(cpu, time_ns) {
+            let behind_ns = stretch.behind_ns(time_ns);
+            stretch.least_ns = Some(stretch.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
         }
     }
 
     /// Whether a sample, which was seen, is late.
     pub(super) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
-        let Some((since_ns, behind_ns)) = self.behind(time_ns) else { return false };
-        let least_ns = self.least_ns.get(&(cpu, since_ns)).copied().unwrap_or(behind_ns);
-        behind_ns - least_ns.min(behind_ns) > LATE_NS
+        let Some(stretch) = self.known(cpu, time_ns) else { return false };
+        let behind_ns = stretch.behind_ns(time_ns);
+        behind_ns - stretch.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS
     }
 }
 
@@ -82,7 +95,7 @@ mod tests {
     #[test]
     fn a_tick_that_was_held_up_is_late_and_the_next_one_is_not() {
         let mut grid = Grid::default();
-        grid.changed(1_000_000, 1_000_000);
+        grid.changed(1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
         // Both CPUs began a little after the change; the third tick of CPU 1 came late.
         let samples = [(0, 2_005_000), (1, 2_040_000), (0, 3_005_500), (1, 4_240_000), (1, 5_040_000)];
         for (cpu, time_ns) in samples {
@@ -96,12 +109,31 @@ mod tests {
     fn samples_from_before_a_change_are_judged_by_the_grid_of_before() {
         let mut grid = Grid::default();
         assert!(!grid.is_late(0, 5), "nothing is known");
-        grid.changed(0, 1_000_000);
+        grid.changed(0, &[(0, 1_000_000)]);
         grid.see(0, 1_000_000);
-        grid.changed(2_500_000, 700_000);
+        grid.changed(2_500_000, &[(0, 700_000)]);
         grid.see(0, 2_300_000);
         grid.see(0, 3_200_000);
         assert!(grid.is_late(0, 2_300_000));
         assert!(!grid.is_late(0, 3_200_000));
+    }
+
+    #[test]
+    fn each_cpu_has_a_distance_of_its_own() {
+        let mut grid = Grid::default();
+        assert!(grid.may_change(0));
+        grid.changed(1_000_000, &[(0, 1_000_000), (3, 800_000)]);
+        let with_change = |period_ns: u64| Some(period_ns + period_ns / (2 * PERIODS_BETWEEN_CHANGES));
+        assert_eq!(
+            [0, 3, 1].map(|cpu| grid.period_ns(cpu, 5_000_000)),
+            [with_change(1_000_000), with_change(800_000), None]
+        );
+        assert_eq!(grid.period_ns(0, 999_999), None, "from before anything was known");
+        for time_ns in [1_801_000, 2_601_000, 3_450_000] {
+            grid.see(3, time_ns);
+        }
+        assert!(!grid.is_late(3, 2_601_000) && grid.is_late(3, 3_450_000));
+        let at_the_longest = 1_000_000 + PERIODS_BETWEEN_CHANGES * 1_000_000;
+        assert!(!grid.may_change(at_the_longest - 1) && grid.may_change(at_the_longest));
     }
 }

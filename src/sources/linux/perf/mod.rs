@@ -18,6 +18,7 @@ mod choice;
 mod events;
 mod filter;
 mod grid;
+mod leavers;
 mod mapped;
 mod member;
 mod record;

@@ -11,11 +11,12 @@
 pub(super) struct Share {
     /// CPU time that they and those that were dropped share; `None`: a period each.
     pub(super) used_ns: Option<u64>,
-    /// How many these are.
-    pub(super) samples: u64,
+    /// What all of these stand for at the distances of their ticks, which each CPU has its own of.
+    pub(super) due_ns: u64,
+    /// How many were dropped.
     pub(super) dropped: u64,
-    /// How many have been told.
-    pub(super) weighed: u64,
+    /// Up to where of what they stand for samples have been told.
+    pub(super) weighed_ns: u64,
     /// Of samples whose ticks were late: what they share, how many they are and how many have been told.
     pub(super) late_ns: u64,
     pub(super) late: u64,
@@ -28,20 +29,22 @@ fn up_to_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
 }
 
 impl Share {
-    fn told_ns(&self, used_ns: u64, number: u64) -> u64 {
-        up_to_ns(used_ns, self.samples + self.dropped, number)
+    fn told_ns(&self, used_ns: u64, weighed_ns: u64) -> u64 {
+        up_to_ns(used_ns, self.due_ns, weighed_ns)
     }
 
     /// The weight of the next sample, which was taken at this distance from the one before.
     pub(super) fn next_ns(&mut self, period_ns: u64) -> u64 {
-        self.weighed += 1;
-        let share = |used_ns| self.told_ns(used_ns, self.weighed) - self.told_ns(used_ns, self.weighed - 1);
+        let before_ns = self.weighed_ns;
+        self.weighed_ns = (before_ns + period_ns).min(self.due_ns);
+        let share = |used_ns| self.told_ns(used_ns, self.weighed_ns) - self.told_ns(used_ns, before_ns);
         self.used_ns.map_or(period_ns, share)
     }
 
-    /// Gives a part of what they share to samples whose ticks were late, and which share it alone.
-    pub(super) fn give_late(&mut self, late: u64, late_ns: u64) {
-        self.samples -= late;
+    /// Gives a part of what they share to samples whose ticks were late, which stand for `due_ns` and share
+    /// it alone.
+    pub(super) fn give_late(&mut self, late: u64, due_ns: u64, late_ns: u64) {
+        self.due_ns -= due_ns;
         self.used_ns = self.used_ns.map(|used_ns| used_ns - late_ns);
         (self.late, self.late_ns) = (late, late_ns);
     }
@@ -59,7 +62,7 @@ impl Share {
         late_ns
             + self
                 .used_ns
-                .map_or(self.dropped * period_ns, |used_ns| used_ns - self.told_ns(used_ns, self.weighed))
+                .map_or(self.dropped * period_ns, |used_ns| used_ns - self.told_ns(used_ns, self.weighed_ns))
     }
 }
 
@@ -92,20 +95,31 @@ mod tests {
 
     #[test]
     fn shares_and_what_was_dropped_add_up_to_what_was_used() {
+        const PERIOD_NS: u64 = 1_003_009;
         for (used_ns, samples, dropped, late) in
             [(1_000_003, 7, 0, 0), (50_000_000, 48, 5, 7), (9, 20, 3, 1), (0, 4, 1, 1), (70_001, 6, 0, 6)]
         {
-            let mut share = Share { used_ns: Some(used_ns), samples, dropped, ..Share::default() };
-            share.give_late(late, used_ns / 5);
-            let on_time: u64 = (0..samples - late).map(|_| share.next_ns(1_003_009)).sum();
+            let due_ns = (samples + dropped) * PERIOD_NS;
+            let mut share = Share { used_ns: Some(used_ns), due_ns, dropped, ..Share::default() };
+            share.give_late(late, late * PERIOD_NS, used_ns / 5);
+            let on_time: u64 = (0..samples - late).map(|_| share.next_ns(PERIOD_NS)).sum();
             let told = on_time + (0..late).map(|_| share.next_late_ns()).sum::<u64>();
-            assert_eq!(told + share.rest_ns(1_003_009), used_ns, "{samples} samples, {dropped} dropped");
+            assert_eq!(told + share.rest_ns(PERIOD_NS), used_ns, "{samples} samples, {dropped} dropped");
         }
     }
 
     #[test]
+    fn samples_of_a_cpu_that_ticks_seldom_stand_for_more() {
+        let periods_ns = [750_000, 1_250_000, 750_000, 1_250_000, 750_000];
+        let mut share = Share { used_ns: Some(9_500_000), due_ns: 4_750_000, ..Share::default() };
+        let told = periods_ns.map(|period_ns| share.next_ns(period_ns));
+        assert_eq!(told, periods_ns.map(|period_ns| 2 * period_ns));
+        assert_eq!((share.rest_ns(1_000_000), share.next_ns(1_000_000)), (0, 0), "no more than was used");
+    }
+
+    #[test]
     fn without_a_clock_each_stands_for_its_own_distance() {
-        let mut share = Share { samples: 2, dropped: 3, ..Share::default() };
+        let mut share = Share { due_ns: 5_000, dropped: 3, ..Share::default() };
         assert_eq!((share.next_ns(800), share.next_ns(1_200), share.rest_ns(1_000)), (800, 1_200, 3_000));
     }
 

@@ -244,11 +244,8 @@ impl PerfSource {
         self.tell_verdicts();
         self.watch_switches();
         let since_ns = sys::monotonic_ns();
-        if !self.disabled
-            && self.told.grid.may_change(since_ns)
-            && let Some(period_ns) = self.events.vary(self.random.next())
-        {
-            self.told.grid.changed(since_ns, period_ns);
+        if !self.disabled && self.told.grid.may_change(since_ns) {
+            self.told.grid.changed(since_ns, &self.events.vary(&mut self.random));
         }
         if !self.disabled && self.events.lack_a_cpu(since_ns) {
             self.reopen(self.events.how);
@@ -319,7 +316,7 @@ impl PerfSource {
             }
             return;
         };
-        self.told.grid.changed(since_ns, how.period_ns());
+        self.told.grid.changed(since_ns, &new.vary(&mut self.random));
         // Both tell of each switch for a moment.
         if let Some(switched) = &mut self.told.switched {
             switched.take_until(since_ns);

@@ -14,6 +14,7 @@ use super::beyond::{BEYOND_BYTES, Beyond};
 use super::choice::{self, Choice};
 use super::events::WINDOW_BYTES_MAX;
 use super::grid::Grid;
+use super::leavers::Leavers;
 use super::mapped;
 use super::member::Member;
 use super::record::{Id, PerfRecord, Sample};
@@ -99,6 +100,7 @@ pub(super) struct Told {
     /// Records that did not fit, of anybody, in the batch.
     pub(super) dropped: u64,
     throttled_since_ns: Option<u64>,
+    leavers: Leavers,
     /// Time of samples that were dropped and not told yet: less than a period.
     pub(super) unsampled_ns: u64,
     /// What processes used that are forgotten.
@@ -147,6 +149,7 @@ impl Told {
             samples: 0,
             dropped: 0,
             throttled_since_ns: None,
+            leavers: Leavers::default(),
             unsampled_ns: 0,
             forgotten_ns: 0,
             told_ns: 0,
@@ -221,6 +224,7 @@ impl Told {
 
     /// Takes a record of a ring in.
     pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
+        let id = self.leavers.named(id, matches!(record, PerfRecord::Exit));
         let refused = self.refused.contains(&id.pid) && !self.forked.contains(&id.pid);
         if self.switched.is_some() {
             let other = self.choice.is_one() && id.pid != self.main;
