@@ -30,14 +30,7 @@ fn main() {
     }
     let (programs, left_out) = exact::programs::build(short, &filters);
     left_out.iter().for_each(|why| println!("LEFT OUT {why}"));
-    let mut outcomes = Vec::new();
-    for program in &programs {
-        let begun = std::time::Instant::now();
-        let outcome = exact::run(program);
-        let seconds = begun.elapsed().as_secs_f64();
-        println!("{}: {} boundaries in {seconds:.1} s", program.name, outcome.boundaries);
-        outcomes.push((program.name.clone(), outcome));
-    }
+    let outcomes = exact::run_all(&programs);
     println!("\n{}", exact::report::table(&outcomes));
     println!("{}", exact::report::classes(&outcomes));
     for way in 0..exact::WAYS.len() {

@@ -21,8 +21,9 @@ use stackprof::addr::LookupAvma;
 use stackprof::recording::{Frame, Root};
 use stackprof::trie::Trie;
 
-/// The map as one would write it: hashbrown with foldhash, its default.
-type Map = hashbrown::HashMap<Vec<LookupAvma>, u64>;
+/// The map as one would write it: hashbrown with foldhash, its default. Of plain numbers, which are hashed
+/// all at once: those of a type of their own are one by one.
+type Map = hashbrown::HashMap<Vec<u64>, u64>;
 
 const BEGIN: Root = Root { branch: 0, complete: true, fiber: false, waiting: false };
 const DEPTH: usize = 50;
@@ -67,6 +68,7 @@ impl Random {
 
 /// The distinct stacks, leaf first, one after the other.
 struct Stacks {
+    words: Vec<u64>,
     addresses: Vec<LookupAvma>,
     /// Mean share of the root side that a stack has from its predecessor.
     shared: f64,
@@ -76,10 +78,10 @@ impl Stacks {
     /// A chain, as a thread that calls and returns leaves it: each stack is the one before
     /// with its innermost 1, 2, … frames replaced, 10 on average (a geometric distribution).
     fn chain(random: &mut Random) -> Stacks {
-        let sites: Vec<LookupAvma> =
-            (0..CALL_SITES).map(|_| LookupAvma(0x5581_2c40_0000 + random.below(4 << 20) as u64)).collect();
-        let mut stack = [LookupAvma(0); DEPTH];
-        let mut addresses = Vec::with_capacity(DISTINCT * DEPTH);
+        let sites: Vec<u64> =
+            (0..CALL_SITES).map(|_| 0x5581_2c40_0000 + random.below(4 << 20) as u64).collect();
+        let mut stack = [0; DEPTH];
+        let mut words = Vec::with_capacity(DISTINCT * DEPTH);
         let mut seen = HashSet::new();
         let mut replaced = DEPTH;
         let mut replaced_sum = 0;
@@ -88,7 +90,7 @@ impl Stacks {
                 *address = sites[random.below(CALL_SITES)];
             }
             if seen.insert(stack) {
-                addresses.extend_from_slice(&stack);
+                words.extend_from_slice(&stack);
                 replaced_sum += replaced;
             }
             replaced = 1;
@@ -96,13 +98,19 @@ impl Stacks {
                 replaced += 1;
             }
         }
-        Stacks { addresses, shared: 1.0 - replaced_sum as f64 / (DISTINCT * DEPTH) as f64 }
+        let addresses = words.iter().map(|word| LookupAvma(*word)).collect();
+        Stacks { words, addresses, shared: 1.0 - replaced_sum as f64 / (DISTINCT * DEPTH) as f64 }
     }
 
     fn get(&self, index: u32) -> &[LookupAvma] {
         // A sampler's stacks have any depth: a constant one would be unrolled into the callers.
         let depth = black_box(DEPTH);
         &self.addresses[index as usize * DEPTH..][..depth]
+    }
+
+    fn words(&self, index: u32) -> &[u64] {
+        let depth = black_box(DEPTH);
+        &self.words[index as usize * DEPTH..][..depth]
     }
 }
 
@@ -134,7 +142,7 @@ fn fill<T>(
 
 fn fill_map(stacks: &Stacks, samples: &[u32]) -> Filled {
     let insert = |map: &mut Map, index| {
-        let stack = stacks.get(index);
+        let stack = stacks.words(index);
         match map.get_mut(stack) {
             Some(count) => *count += 1,
             None => {

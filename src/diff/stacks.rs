@@ -12,7 +12,7 @@ use super::builds::Builds;
 use super::normalize::normalize;
 use crate::module_offset::ModuleOffset;
 use crate::profile::{About, Full, INCOMPLETE, Saved, StackFrame, StackRoot, TextId, Texts, shown};
-use crate::trie::{Children, Key, NodeId, Trie, hash_of};
+use crate::trie::{Children, FrameWords, Key, NodeId, Trie};
 
 /// What two profiles are matched by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,14 +97,24 @@ impl Part {
 }
 
 impl Key for Part {
-    fn hash(self) -> u64 {
+    fn words(self) -> FrameWords {
         let kind = match self {
             Part::Process(_) => 0,
             Part::Function(_) => 1,
             Part::Thread(_) => 2,
             Part::Incomplete(_) => 3,
         };
-        hash_of(self.name().0.into(), kind)
+        (kind, self.name().0.into())
+    }
+
+    fn of((kind, name): FrameWords) -> Part {
+        let name = TextId(name as u32);
+        match kind {
+            0 => Part::Process(name),
+            1 => Part::Function(name),
+            2 => Part::Thread(name),
+            _ => Part::Incomplete(name),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The frames of saved stacks, as numbers of the profile's tables.
 
-use crate::trie::{Key, Stacked, hash_of};
+use crate::trie::{FrameWords, Key, Stacked};
 
 /// A frame of a stack of a [`Saved`](super::Saved).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,11 +13,16 @@ pub enum StackFrame {
 
 impl Key for StackFrame {
     #[inline]
-    fn hash(self) -> u64 {
+    fn words(self) -> FrameWords {
         match self {
-            StackFrame::Root(index) => hash_of(index.into(), u64::MAX),
-            StackFrame::Frame(index) => hash_of(index.into(), 0),
+            StackFrame::Root(index) => (0, index.into()),
+            StackFrame::Frame(index) => (1, index.into()),
         }
+    }
+
+    #[inline]
+    fn of((kind, index): FrameWords) -> StackFrame {
+        if kind == 0 { StackFrame::Root(index as u32) } else { StackFrame::Frame(index as u32) }
     }
 }
 

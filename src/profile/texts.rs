@@ -10,7 +10,7 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::Full;
-use crate::trie::{Key, hash_of};
+use crate::trie::{FrameWords, Key};
 
 /// Most bytes of all texts together; the ends are kept in 32 bits.
 pub const MAX_TEXT_BYTES: usize = 1 << 30;
@@ -28,8 +28,12 @@ impl TextId {
 }
 
 impl Key for TextId {
-    fn hash(self) -> u64 {
-        hash_of(self.0.into(), 0)
+    fn words(self) -> FrameWords {
+        (0, self.0.into())
+    }
+
+    fn of((_, number): FrameWords) -> TextId {
+        TextId(number as u32)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::addr::LookupAvma;
-use crate::trie::{Key, Stacked, hash_of};
+use crate::trie::{FrameWords, Key, Stacked};
 
 /// Where a stack begins: of which program or thread, whether the stacks below reached the thread's root, and
 /// whether the thread waited.
@@ -20,6 +20,13 @@ pub struct Root {
 }
 
 impl Root {
+    /// The root with such a [`Root::number`].
+    fn of(number: u64) -> Root {
+        let is_set = |bit: u64| number >> bit & 1 == 1;
+        let branch = (number >> 3) as u32;
+        Root { branch, fiber: is_set(2), waiting: is_set(1), complete: !is_set(0) }
+    }
+
     /// All of it in one number, by which roots are in order: complete before torn ones,
     /// waiting ones and fibers behind, branch after branch.
     fn number(self) -> u32 {
@@ -57,12 +64,23 @@ pub enum Frame {
     },
 }
 
+/// What stands in place of the number of an address space in the words of roots.
+const ROOT: u64 = u64::MAX;
+
 impl Key for Frame {
     #[inline]
-    fn hash(self) -> u64 {
+    fn words(self) -> FrameWords {
         match self {
-            Frame::Code { space, address } => hash_of(address.0, space.into()),
-            Frame::Root(root) => hash_of(root.number().into(), u64::MAX),
+            Frame::Root(root) => (ROOT, root.number().into()),
+            Frame::Code { space, address } => (space.into(), address.0),
+        }
+    }
+
+    #[inline]
+    fn of((place, number): FrameWords) -> Frame {
+        match place {
+            ROOT => Frame::Root(Root::of(number)),
+            space => Frame::Code { space: space as u32, address: LookupAvma(number) },
         }
     }
 }
@@ -108,5 +126,10 @@ mod tests {
         let bits: std::collections::BTreeSet<u64> =
             roots.iter().flat_map(|root| [Frame::bits((*root, 0)), Frame::bits((*root, 7))]).collect();
         assert_eq!(bits.len(), 2 * roots.len());
+        let code =
+            [(0, 0), (u32::MAX, u64::MAX)].map(|(space, at)| Frame::word((roots[0], space), LookupAvma(at)));
+        for frame in roots.into_iter().map(Frame::Root).chain(code) {
+            assert_eq!(Frame::of(frame.words()), frame);
+        }
     }
 }

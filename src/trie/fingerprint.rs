@@ -3,6 +3,8 @@
 //! Fixed seeds: the same stack has the same print in every run. Not cryptographic: a
 //! target that is built to collide can merge its own stacks with each other, no more.
 
+use super::FrameWords;
+
 /// Digits of pi, as good as any numbers nobody chose.
 const PI: [u64; 11] = [
     0x243f_6a88_85a3_08d3,
@@ -99,10 +101,9 @@ impl Fingerprint {
     }
 }
 
-/// A hash of two words, as good for the low ones as for the high ones of either.
+/// Hash of a frame: as good for the low bits as for the high ones of either word.
 #[inline]
-#[must_use]
-pub fn hash_of(a: u64, b: u64) -> u64 {
+pub(super) fn of_frame((a, b): FrameWords) -> u64 {
     fold(a ^ PI[0], b ^ PI[1])
 }
 

@@ -15,10 +15,10 @@ mod tests;
 
 use std::convert::Infallible;
 use std::fmt;
+use std::marker::PhantomData;
 
 pub use children::Children;
 use fingerprint::Fingerprint;
-pub use fingerprint::hash_of;
 use tables::{FrameTable, LeafTable, NONE, NodeTable};
 
 /// Most nodes of a trie, the top included: 200 MB of nodes. Their leaves and indexes take
@@ -38,9 +38,15 @@ pub struct FrameId(pub u32);
 
 /// A frame as a trie tells it apart. What it stands for is the business of whoever makes the trie.
 pub trait Key: Copy + Ord {
-    /// A hash of all of it; [`hash_of`] makes one.
-    fn hash(self) -> u64;
+    /// All of it, as it is kept: two frames that differ have other words.
+    fn words(self) -> FrameWords;
+
+    /// The frame of such words.
+    fn of(words: FrameWords) -> Self;
 }
+
+/// A frame in two words, which are hashed and compared at once.
+pub type FrameWords = (u64, u64);
 
 /// A key of stacks that are given whole: a head, then a word for each frame below it.
 pub trait Stacked: Key {
@@ -109,10 +115,11 @@ pub struct Trie<K> {
     /// In front of everything: whole stack to leaf.
     leaves: LeafTable,
     nodes: NodeTable,
-    frames: FrameTable<K>,
+    frames: FrameTable,
     last_new: LastNew,
     total: u64,
     distinct_stacks: usize,
+    key: PhantomData<K>,
 }
 
 impl<K: Key> Trie<K> {
@@ -133,6 +140,7 @@ impl<K: Key> Trie<K> {
             last_new: LastNew::default(),
             total: 0,
             distinct_stacks: 0,
+            key: PhantomData,
         }
     }
 
@@ -142,7 +150,7 @@ impl<K: Key> Trie<K> {
     /// # Errors
     /// [`Full`] if the path is new and does not fit.
     pub fn insert_path(&mut self, frames: &[K], weight: u64) -> Result<NodeId, Full> {
-        let leaf = self.extend(0, frames.iter().copied(), &mut Vec::new())?;
+        let leaf = self.extend(0, frames.iter().map(|frame| frame.words()), &mut Vec::new())?;
         self.add(leaf, weight);
         Ok(leaf)
     }
@@ -153,7 +161,7 @@ impl<K: Key> Trie<K> {
     /// # Errors
     /// [`Full`] if it is new and does not fit.
     pub fn descend(&mut self, parent: NodeId, frame: K) -> Result<NodeId, Full> {
-        self.child(parent.0, frame).map(NodeId)
+        self.child(parent.0, frame.words()).map(NodeId)
     }
 
     /// Adds weight to a known leaf, as for a sleeping thread whose stack is taken again.
@@ -179,7 +187,8 @@ impl<K: Key> Trie<K> {
         let mut merged = Ok(());
         // Other's nodes to ours; `None` where a node was refused, and so all below it.
         let ours = other.map_nodes(Some(0), |_, frame, parent| {
-            parent.and_then(|parent| self.child(parent, frame).map_err(|full| merged = Err(full)).ok())
+            parent
+                .and_then(|parent| self.child(parent, frame.words()).map_err(|full| merged = Err(full)).ok())
         });
         for (there, ours) in (0..).zip(ours) {
             if let Some(ours) = ours {
@@ -192,7 +201,7 @@ impl<K: Key> Trie<K> {
     /// A frame by its number; `None` for a number that it does not have.
     #[must_use]
     pub fn frame(&self, frame: FrameId) -> Option<K> {
-        self.frames.as_slice().get(frame.0 as usize).copied()
+        self.frames.as_slice().get(frame.0 as usize).copied().map(K::of)
     }
 
     /// A node's frame itself; `None` for the top.
@@ -209,7 +218,7 @@ impl<K: Key> Trie<K> {
 
     /// The distinct frames in [`FrameId`] order.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = K> {
-        self.frames.as_slice().iter().copied()
+        self.frames.as_slice().iter().copied().map(K::of)
     }
 
     /// Number of nodes, the top included; their ids are the numbers below it.
@@ -301,7 +310,12 @@ impl<K: Key> Trie<K> {
     /// A stack comes before those it is the beginning of; siblings come in the order of
     /// their frames. The order of insertion has no influence.
     pub fn for_each_stack(&self, visit: impl FnMut(&[FrameId], u64)) {
-        order::for_each_stack(self.frames.as_slice(), &self.nodes, |node| self.count(NodeId(node)), visit);
+        order::for_each_stack::<K>(
+            self.frames.as_slice(),
+            &self.nodes,
+            |node| self.count(NodeId(node)),
+            visit,
+        );
     }
 
     /// Gives every weight another value: callers before what they call, siblings in the order of
@@ -326,7 +340,7 @@ impl<K: Key> Trie<K> {
     fn extend(
         &mut self,
         from: u32,
-        mut frames: impl Iterator<Item = K> + Clone,
+        mut frames: impl Iterator<Item = FrameWords> + Clone,
         path: &mut Vec<u32>,
     ) -> Result<NodeId, Full> {
         let mut node = from;
@@ -370,7 +384,7 @@ impl<K: Key> Trie<K> {
     }
 
     /// The one child of a node with a frame, made if need be.
-    fn child(&mut self, parent: u32, frame: K) -> Result<u32, Full> {
+    fn child(&mut self, parent: u32, frame: FrameWords) -> Result<u32, Full> {
         if let Some(known) = self.nodes.find(parent, frame, &self.frames) {
             return Ok(known);
         }
@@ -424,9 +438,9 @@ impl<K: Stacked> Trie<K> {
             last.nodes.clear();
         }
         let from = last.nodes.last().copied().unwrap_or(0);
-        let first = last.nodes.is_empty().then(|| K::head(head));
+        let first = last.nodes.is_empty().then(|| K::head(head).words());
         let new = leaf_first.get(..leaf_first.len() - shared).unwrap_or_default();
-        let frames = new.iter().rev().map(|&word| K::word(head, word));
+        let frames = new.iter().rev().map(|&word| K::word(head, word).words());
         let leaf = self.extend(from, first.into_iter().chain(frames), &mut last.nodes)?;
         last.head = K::bits(head);
         last.leaf_first.clear();

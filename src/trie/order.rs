@@ -4,15 +4,15 @@
 //! the depth of one stack; walks have their own stack, because a target's may be deep.
 
 use super::tables::NodeTable;
-use super::{FrameId, Key, NodeId};
+use super::{FrameId, FrameWords, Key, NodeId};
 
 pub(super) fn for_each_stack<K: Key>(
-    frames: &[K],
+    frames: &[FrameWords],
     nodes: &NodeTable,
     count: impl Fn(u32) -> u64,
     mut visit: impl FnMut(&[FrameId], u64),
 ) {
-    let rank = ranks(frames);
+    let rank = ranks_by(frames, K::of);
     // (parent, rank of the frame, node): sorted, the children of one node lie side by side in order.
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
@@ -47,12 +47,12 @@ pub(super) fn for_each_stack<K: Key>(
 /// All nodes, callers before what they call, in the order of the places of their frames. Stacks
 /// whose frames have the same places lie side by side, as if they were one.
 pub(super) fn by_place<K: Key, P: Ord>(
-    frames: &[K],
+    frames: &[FrameWords],
     nodes: &NodeTable,
     place: impl Fn(K) -> P,
     mut visit: impl FnMut(NodeId),
 ) {
-    let rank = ranks_by(frames, place);
+    let rank = ranks_by(frames, |words| place(K::of(words)));
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
         children.push((node.parent, rank.get(node.frame as usize).copied().unwrap_or(u32::MAX), id as u32));
@@ -78,13 +78,8 @@ pub(super) fn by_place<K: Key, P: Ord>(
     }
 }
 
-/// The place of each frame in the order of frames.
-fn ranks<K: Key>(frames: &[K]) -> Vec<u32> {
-    ranks_by(frames, |frame| frame)
-}
-
 /// The rank of each frame's place; frames with the same place have the same rank.
-fn ranks_by<K: Key, P: Ord>(frames: &[K], place: impl Fn(K) -> P) -> Vec<u32> {
+fn ranks_by<P: Ord>(frames: &[FrameWords], place: impl Fn(FrameWords) -> P) -> Vec<u32> {
     let mut sorted: Vec<(P, u32)> = frames.iter().map(|frame| place(*frame)).zip(0..).collect();
     sorted.sort_unstable();
     let mut ranks = vec![0; frames.len()];

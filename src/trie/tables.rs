@@ -6,20 +6,20 @@
 
 use hashbrown::HashTable;
 
-use super::fingerprint::{Fingerprint, of_place};
-use super::{Full, Key};
+use super::fingerprint::{Fingerprint, of_frame, of_place};
+use super::{FrameWords, Full};
 
 /// Frames, each once, in order of first use.
 #[derive(Clone)]
-pub(super) struct FrameTable<K> {
-    frames: Vec<K>,
+pub(super) struct FrameTable {
+    frames: Vec<FrameWords>,
     index: HashTable<u32>,
     limit: usize,
 }
 
-impl<K: Key> FrameTable<K> {
+impl FrameTable {
     /// An empty table for at most `limit` frames; numbers are 32 bits wide.
-    pub(super) fn new(limit: usize) -> FrameTable<K> {
+    pub(super) fn new(limit: usize) -> FrameTable {
         FrameTable { frames: Vec::new(), index: HashTable::new(), limit }
     }
 
@@ -28,21 +28,21 @@ impl<K: Key> FrameTable<K> {
     }
 
     #[inline]
-    pub(super) fn as_slice(&self) -> &[K] {
+    pub(super) fn as_slice(&self) -> &[FrameWords] {
         &self.frames
     }
 
     /// The number of a known frame.
     #[inline]
-    pub(super) fn find(&self, frame: K) -> Option<u32> {
+    pub(super) fn find(&self, frame: FrameWords) -> Option<u32> {
         self.index
-            .find(frame.hash(), |&id| self.frames.get(id as usize).is_some_and(|known| *known == frame))
+            .find(of_frame(frame), |&id| self.frames.get(id as usize).is_some_and(|known| *known == frame))
             .copied()
     }
 
     /// The number of a frame, which is known from now on.
     #[inline]
-    pub(super) fn intern(&mut self, frame: K) -> Result<u32, Full> {
+    pub(super) fn intern(&mut self, frame: FrameWords) -> Result<u32, Full> {
         if let Some(id) = self.find(frame) {
             return Ok(id);
         }
@@ -52,15 +52,16 @@ impl<K: Key> FrameTable<K> {
         let id = self.frames.len() as u32;
         self.frames.push(frame);
         let frames = &self.frames;
-        self.index
-            .insert_unique(frame.hash(), id, |&id| frames.get(id as usize).map_or(0, |frame| frame.hash()));
+        self.index.insert_unique(of_frame(frame), id, |&id| {
+            frames.get(id as usize).map_or(0, |&frame| of_frame(frame))
+        });
         Ok(id)
     }
 
     /// Forgets the frames from number `len` on; no node may have them.
     pub(super) fn truncate(&mut self, len: usize) {
-        for (id, frame) in self.frames.iter().enumerate().skip(len) {
-            if let Ok(entry) = self.index.find_entry(frame.hash(), |&known| known as usize == id) {
+        for (id, &frame) in self.frames.iter().enumerate().skip(len) {
+            if let Ok(entry) = self.index.find_entry(of_frame(frame), |&known| known as usize == id) {
                 entry.remove();
             }
         }
@@ -68,7 +69,7 @@ impl<K: Key> FrameTable<K> {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.frames.capacity() * size_of::<K>() + self.index.allocation_size()
+        self.frames.capacity() * size_of::<FrameWords>() + self.index.allocation_size()
     }
 }
 
@@ -132,7 +133,7 @@ impl NodeTable {
 
     /// The child of a node with a frame. The frame's number is looked up only if need be.
     #[inline]
-    pub(super) fn find<K: Key>(&self, parent: u32, frame: K, frames: &FrameTable<K>) -> Option<u32> {
+    pub(super) fn find(&self, parent: u32, frame: FrameWords, frames: &FrameTable) -> Option<u32> {
         let after = parent.wrapping_add(1);
         if let Some(node) = self.get(after)
             && node.parent == parent

@@ -42,10 +42,17 @@ enum Frame {
 }
 
 impl Key for Frame {
-    fn hash(self) -> u64 {
+    fn words(self) -> FrameWords {
         match self {
-            Frame::Root(root) => hash_of(root.into(), u64::MAX),
-            Frame::Code { space, address } => hash_of(address, space.into()),
+            Frame::Root(root) => (0, root.into()),
+            Frame::Code { space, address } => (1 << 32 | u64::from(space), address),
+        }
+    }
+
+    fn of((place, address): FrameWords) -> Frame {
+        match place {
+            0 => Frame::Root(address as u32),
+            _ => code(place as u32, address),
         }
     }
 }
