@@ -22,6 +22,7 @@ mod processor;
 mod reader;
 mod root;
 mod table;
+mod visited;
 mod words;
 mod x86;
 mod x86_64;

@@ -85,7 +85,11 @@ impl<V: Copy + Default> Table<V> {
 
     /// Forgets the keys that `stays` does not want kept.
     pub(super) fn retain(&mut self, stays: impl Fn(u64) -> bool) {
-        self.rebuild(self.slots.len(), stays);
+        // Mostly all of them stay, and a table that is made anew is memory that is touched for the first time.
+        let goes = |(key, _): &(u64, V)| *key != NO_KEY && !stays(*key);
+        if self.slots.iter().any(goes) {
+            self.rebuild(self.slots.len(), stays);
+        }
     }
 
     fn grow(&mut self, slots: usize) {

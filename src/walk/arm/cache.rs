@@ -21,8 +21,10 @@ use crate::walk::{Code, flow};
 
 /// Most rows that are kept; beyond it the cache is emptied.
 const ROWS_MAX: usize = 1 << 14;
-/// Most pairs of functions that are kept.
-const JUMPS_MAX: usize = 1 << 12;
+/// Most pairs of places of which something is kept.
+const PAIRS_MAX: usize = 1 << 12;
+/// Most bytes of ways between two places.
+const WAY_BYTES_MAX: u64 = 4096;
 
 /// See the top of this file.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +32,30 @@ pub(super) struct Cache {
     rules: [Table<Rule>; How::ALL.len()],
     rows: Vec<Found>,
     /// Whether the function that a call leads to may jump into another one.
-    jumps: BTreeMap<(Avma, Avma), bool>,
+    jumps: Answers,
+    /// Whether ways from one place lead to another, and have not saved the link register.
+    ways: Answers,
+}
+
+/// What was found out of pairs of places.
+#[derive(Clone, Debug, Default)]
+struct Answers(BTreeMap<(Avma, Avma), bool>);
+
+impl Answers {
+    /// The answer that is known, or else `find`'s, which is kept unless code was lacking.
+    fn of(&mut self, pair: (Avma, Avma), code: &dyn Code, find: impl FnOnce() -> bool) -> bool {
+        if let Some(answer) = self.0.get(&pair) {
+            return *answer;
+        }
+        let answer = find();
+        if !code.lacked() {
+            if self.0.len() >= PAIRS_MAX {
+                self.0.clear();
+            }
+            self.0.insert(pair, answer);
+        }
+        answer
+    }
 }
 
 /// A row, and what is known of it.
@@ -65,13 +90,15 @@ impl Cache {
     pub(super) fn clear(&mut self) {
         self.rules.iter_mut().for_each(Table::clear);
         self.rows.clear();
-        self.jumps.clear();
+        self.jumps.0.clear();
+        self.ways.0.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.iter_mut().for_each(|rules| rules.retain(|key| !is_gone(lookup_of(key))));
-        self.jumps.clear();
+        self.jumps.0.clear();
+        self.ways.0.clear();
     }
 
     pub(super) fn row(&self, index: u32) -> Option<&Found> {
@@ -108,18 +135,17 @@ impl Cache {
         if function.contains(&Avma(target.0 & !T32)) {
             return true;
         }
-        let key = (target, function.start);
-        if let Some(may) = self.jumps.get(&key) {
-            return *may;
+        let find = || flow::may_jump_into::<Arm, _>(target, function.start, code);
+        self.jumps.of((target, function.start), code, find)
+    }
+
+    /// Whether ways from where a call leads come to a program counter behind it, and have not saved where the
+    /// call came from. Both with the bit of T32.
+    pub(super) fn leads_to(&mut self, target: Avma, pc: Avma, code: &dyn Code) -> bool {
+        if pc.0.wrapping_sub(target.0) > WAY_BYTES_MAX {
+            return false;
         }
-        let may = flow::may_jump_into::<Arm, _>(target, function.start, code);
-        if !code.lacked() {
-            if self.jumps.len() >= JUMPS_MAX {
-                self.jumps.clear();
-            }
-            self.jumps.insert(key, may);
-        }
-        may
+        self.ways.of((target, pc), code, || flow::arrives::<Arm, _>(target, pc, false, code))
     }
 
     fn find(&mut self, how: How, frame: &Frame, code: &dyn Code) -> Kind {

@@ -82,17 +82,7 @@ fn under_condition(condition: u8, state: &mut State, execute: impl FnOnce(&mut S
 
 /// What holds whether an instruction was executed or not.
 fn merge(state: &mut State, executed: &State) {
-    for (register, value) in executed.registers.iter().enumerate() {
-        if state.registers[register] != *value {
-            state.registers[register] = Value::Unknown;
-        }
-    }
-    for (index, (place, value)) in executed.stores[..executed.stored].iter().enumerate() {
-        let before = state.stores[..state.stored].get(index);
-        if before != Some(&(*place, *value)) {
-            state.store(Some(*place), Value::Unknown);
-        }
-    }
+    state.merge(executed);
     state.mode.it = executed.mode.it;
 }
 

@@ -331,6 +331,28 @@ fn a_subroutine_inside_a_function_proves_no_end() {
     assert!(!ended(0xdead).is_complete());
 }
 
+/// As in libgcc's `__muldf3`: where a result is 0 the subroutine returns for the function, too.
+#[test]
+fn a_subroutine_that_returns_for_its_caller_proves_no_end_without_symbols() {
+    let mut text = t32(&[
+        0xb570, // +00 push {r4, r5, r6, lr}
+        0x2800, // +02 cmp r0, #0
+        0xf000, 0xf803, // +04 bl +0e
+        0x1840, // +08 adds r0, r0, r1
+        0xbd70, // +0a pop {r4, r5, r6, pc}
+        0xbf00, // +0c nop
+        0x2900, // +0e cmp r1, #0
+        0xd000, // +10 beq +14
+        0x4770, // +12 bx lr
+        0x2000, // +14 movs r0, #0
+        0xbd70, // +16 pop {r4, r5, r6, pc}
+    ]);
+    text.functions.clear();
+    let walk = |link| walk(&text, &at(0x14, true, link), &[4, 5, 6, 0xffff_ffff]);
+    assert_eq!(walk(0xdead).2, Ended::Root);
+    assert_eq!(walk(TEXT + 8 + 8 + 1).2, Ended::Unproved);
+}
+
 #[test]
 fn a_jump_behind_a_moved_program_counter_is_a_call() {
     let text = a32(&[

@@ -144,6 +144,30 @@ impl Unwinder {
         other.is_ok_and(|other| other.raw == caller.raw && other.frame.sp() == caller.frame.sp())
     }
 
+    /// Whether the link register of a leaf is of a call that leads to between where its function begins, or is
+    /// assumed to, and where it is: then a function begins there, or a subroutine, which may be running. Where
+    /// nothing tells where it begins, the ways from where the call leads do. `is_saved`: the row has the caller on
+    /// the stack.
+    fn is_in_another(
+        &mut self,
+        frame: &Frame,
+        assumes: Option<Avma>,
+        is_saved: bool,
+        input: &Input<'_>,
+    ) -> bool {
+        let at = frame.address.at();
+        let called = || call::before(Avma(frame.registers[usize::from(LR)]), input.code);
+        let Some(call::Call::To(target)) = (!frame.address.is_return()).then(called).flatten() else {
+            return false;
+        };
+        let start = input.code.function(at).map(|function| function.start);
+        let in_front = Avma(target.0 & !T32) <= at;
+        match assumes.or(start) {
+            Some(start) => in_front && Avma(target.0 & !T32) > Avma(start.0 & !T32),
+            None => is_saved && in_front && self.cache.leads_to(target, frame.code_address(), input.code),
+        }
+    }
+
     /// The caller of a frame, checked.
     fn step(&mut self, how: How, frame: &Frame, doubts: &mut Doubts, input: &Input<'_>) -> Step {
         let rule = self.cache.rule(how, frame, input.code);
@@ -164,6 +188,7 @@ impl Unwinder {
         };
         let (method, assumes, is_signal) = (found.method, found.assumes, found.row.signal);
         let columns = &found.row.columns;
+        let is_saved = matches!(columns[usize::from(LR)], Column::At(_));
         let pc_offset = match (&columns[usize::from(SP)], &columns[usize::from(PC)]) {
             // The stack pointer is the CFA.
             (Column::Same, Column::At(offset)) => Some(*offset),
@@ -195,7 +220,7 @@ impl Unwinder {
         doubts.unproved |= method == Method::FramePointer && how == How::Auto;
         let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
         doubts.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
-        doubts.unproved |= is_in_another(frame, assumes, input);
+        doubts.unproved |= self.is_in_another(frame, assumes, is_saved, input);
         // Start code leaves one of these where nothing called.
         if caller.raw == 0 || caller.raw == AT_RESET {
             // A null word is also what lies anywhere on a stack that instructions led astray.
@@ -215,17 +240,6 @@ impl Unwinder {
         }
         Step::To(caller, method)
     }
-}
-
-/// Whether the link register of a leaf is of a call that leads to between where its function begins, or is assumed
-/// to, and where it is: then a function begins there, or a subroutine, which may be running.
-fn is_in_another(frame: &Frame, assumes: Option<Avma>, input: &Input<'_>) -> bool {
-    let at = frame.address.at();
-    let start = input.code.function(at).map(|function| function.start);
-    let Some(start) = assumes.or(start).filter(|_| !frame.address.is_return()) else { return false };
-    let called = call::before(Avma(frame.registers[usize::from(LR)]), input.code);
-    matches!(called, Some(call::Call::To(target)) if Avma(target.0 & !T32) > Avma(start.0 & !T32)
-        && Avma(target.0 & !T32) <= at)
 }
 
 /// Whether a return address is the first instruction of a function, which no call returns to: schedulers

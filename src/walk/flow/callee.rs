@@ -70,7 +70,7 @@ impl Ways<'_> {
 fn leaves_stack<P: Processor<N>, const N: usize>(state: &State) -> bool {
     let is_other = |place: Place| place.register != P::STACK_POINTER;
     let link = P::LINK.map(Value::First);
-    let saves_link = state.stores[..state.stored].iter().any(|(_, value)| Some(*value) == link);
+    let saves_link = state.stores().any(|(_, value)| Some(value) == link);
     let leaves = match state.get(P::STACK_POINTER) {
         Value::Loaded(place) | Value::At(place) => is_other(place),
         Value::First(register) => register != P::STACK_POINTER,

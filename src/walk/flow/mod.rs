@@ -15,6 +15,7 @@
 
 mod callee;
 mod exits;
+mod packed;
 mod rows;
 pub(super) mod state;
 #[cfg(test)]
@@ -237,9 +238,7 @@ pub(super) fn arrives<P: Processor<N>, const N: usize>(
     let mut ways = Ways::new::<P, N>(None, code);
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     ways.goal = Some(Goal { at, returned });
-    let is_saved = |state: &State| {
-        state.stores[..state.stored].iter().any(|(_, value)| P::LINK.map(Value::First) == Some(*value))
-    };
+    let is_saved = |state: &State| state.stores().any(|(_, value)| P::LINK.map(Value::First) == Some(value));
     let found = ways.follow::<P, (), N, _>(entry, state, |_, arrived| match arrived {
         Arrived::At(state) => (!is_saved(state)).then_some(()),
         _ => None,
@@ -538,17 +537,13 @@ impl<'c> Ways<'c> {
     }
 }
 
-/// Makes the state before a call of an ordinary function that after it. In place: a state is some
-/// kilobytes, and code is full of calls.
+/// Makes the state before a call of an ordinary function that after it. In place: code is full of
+/// calls.
 pub(super) fn after_call<P: Processor<N>, const N: usize>(state: &mut State) {
     let one = |register: u8| 1u32 << register;
     let kept = P::SAVED.iter().filter(|saved| Some(**saved) != P::LINK);
     let kept = kept.fold(one(P::STACK_POINTER), |kept, saved| kept | one(*saved));
-    for (register, held) in state.registers.iter_mut().enumerate() {
-        if kept >> register & 1 == 0 {
-            *held = Value::Unknown;
-        }
-    }
+    state.keep_only(kept);
 }
 
 /// A bit for each register.

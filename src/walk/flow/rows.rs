@@ -46,11 +46,10 @@ pub(in crate::walk) fn row_in_function<P: Processor<N>, const N: usize>(
     // A callee may take its arguments off the stack (Swift's do), which the call does not show.
     let (base, offset) = bases.iter().find_map(|register| Some((*register, depth(*register)?)))?;
     let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
-    let stores = &state.stores[..state.stored];
     for register in P::SAVED {
         let first = Value::First(*register);
         let stored = || {
-            let (place, _) = stores.iter().find(|(_, value)| *value == first)?;
+            let (place, _) = state.stores().find(|(_, value)| *value == first)?;
             let from_cfa = place.offset.checked_sub(above)?;
             (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
         };

@@ -1,6 +1,7 @@
 //! What registers and the stack hold on one way through instructions, told by what they held
 //! at its start, and where an instruction leads to.
 
+use super::packed::Packed;
 use crate::addr::Avma;
 
 /// Most saved registers that are remembered.
@@ -71,19 +72,19 @@ pub(in crate::walk) enum Value {
 /// Registers, where first values were stored, and where a zero was pushed last.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk) struct State {
-    pub(in crate::walk) registers: [Value; REGISTERS],
-    pub(in crate::walk) stores: [(Place, Value); STORES_MAX],
-    pub(in crate::walk) stored: usize,
+    registers: [Packed; REGISTERS],
+    /// Places, and what is there.
+    stores: [(Packed, Packed); STORES_MAX],
+    stored: usize,
     pub(in crate::walk) zero: Option<Place>,
     pub(in crate::walk) mode: Mode,
 }
 
 impl State {
     pub(in crate::walk) fn new() -> State {
-        let nothing = (Place { register: 0, offset: 0 }, Value::Unknown);
         State {
-            registers: std::array::from_fn(|number| Value::First(number as u8)),
-            stores: [nothing; STORES_MAX],
+            registers: std::array::from_fn(|number| Packed::first(number as u8)),
+            stores: [(Packed::NOTHING, Packed::NOTHING); STORES_MAX],
             stored: 0,
             zero: None,
             mode: Mode::default(),
@@ -91,12 +92,40 @@ impl State {
     }
 
     pub(in crate::walk) fn get(&self, register: u8) -> Value {
-        self.registers.get(usize::from(register)).copied().unwrap_or(Value::Unknown)
+        self.registers.get(usize::from(register)).map_or(Value::Unknown, |held| held.value())
     }
 
     pub(in crate::walk) fn set(&mut self, register: u8, value: Value) {
         if let Some(held) = self.registers.get_mut(usize::from(register)) {
-            *held = value;
+            *held = Packed::of(value);
+        }
+    }
+
+    /// Nothing is known any more of the registers whose bit is not set.
+    pub(in crate::walk) fn keep_only(&mut self, kept: u32) {
+        for (register, held) in self.registers.iter_mut().enumerate() {
+            if kept >> register & 1 == 0 {
+                *held = Packed::NOTHING;
+            }
+        }
+    }
+
+    /// What was stored, and where.
+    pub(in crate::walk) fn stores(&self) -> impl Iterator<Item = (Place, Value)> {
+        self.stores[..self.stored].iter().map(|(place, value)| (place.place(), value.value()))
+    }
+
+    /// Keeps what `other`, which came of this by one instruction, holds, too.
+    pub(in crate::walk) fn merge(&mut self, other: &State) {
+        for (held, others) in self.registers.iter_mut().zip(&other.registers) {
+            if held != others {
+                *held = Packed::NOTHING;
+            }
+        }
+        for (index, (place, value)) in other.stores().enumerate() {
+            if self.stores().nth(index) != Some((place, value)) {
+                self.store(Some(place), Value::Unknown);
+            }
         }
     }
 
@@ -121,12 +150,13 @@ impl State {
     pub(in crate::walk) fn store(&mut self, at: Option<Place>, value: Value) {
         let Some(at) = at else { return };
         self.zero = self.zero.filter(|zero| *zero != at);
-        if let Some(known) = self.stores[..self.stored].iter_mut().find(|(place, _)| *place == at) {
-            known.1 = value;
+        let (place, held) = (Packed::at(at), Packed::of(value));
+        if let Some(known) = self.stores[..self.stored].iter_mut().find(|(known, _)| *known == place) {
+            known.1 = held;
         } else if (matches!(value, Value::First(_) | Value::Loaded(_)) || at.offset >= 0)
             && let Some(free) = self.stores.get_mut(self.stored)
         {
-            *free = (at, value);
+            *free = (place, held);
             self.stored += 1;
         }
     }
@@ -135,9 +165,9 @@ impl State {
     /// that was at the start there was nothing.
     pub(in crate::walk) fn load(&self, at: Option<Place>, sp: u8) -> Value {
         let Some(at) = at else { return Value::Unknown };
-        let known = self.stores[..self.stored].iter().find(|(place, _)| *place == at);
-        match known {
-            Some((_, value)) => *value,
+        let place = Packed::at(at);
+        match self.stores[..self.stored].iter().find(|(known, _)| *known == place) {
+            Some((_, held)) => held.value(),
             None if at.register == sp && at.offset < 0 => Value::Unknown,
             None => Value::Loaded(at),
         }

@@ -8,8 +8,6 @@
 
 mod callees;
 
-use hashbrown::HashMap;
-
 use super::Intel;
 use super::confirm::called_from;
 use super::instructions::{self, decode_of};
@@ -19,6 +17,7 @@ use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State, Value};
 use crate::walk::reader::Reader;
+use crate::walk::visited::Visited;
 pub(in crate::walk) use callees::Callees;
 
 /// Most instructions that are followed, over all branches.
@@ -70,6 +69,21 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     callees: &mut Callees,
 ) -> Option<Leads<N>> {
     callees.begin_row();
+    // Taken, as callees are asked for between.
+    let mut visited = std::mem::take(&mut callees.ways);
+    let leads = follow_from::<P, N>(pc, returned, code, callees, &mut visited);
+    callees.ways = visited;
+    leads
+}
+
+/// The same, with room for the places that ways come to.
+fn follow_from<P: Intel<N>, const N: usize>(
+    pc: Avma,
+    returned: bool,
+    code: &dyn Code,
+    callees: &mut Callees,
+    visited: &mut Visited<Option<Place>>,
+) -> Option<Leads<N>> {
     let called = returned
         && !called_from::<P, N>(CodeAddress::Return(pc), code)
             .is_some_and(|target| callees.return_from::<P, N>(target, code));
@@ -78,7 +92,7 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     if !called {
         let mut ways = Found::default();
         let start = Start { pc, returned, called, past_calls: false };
-        if follow_ways::<P, N>(&start, code, callees, &mut ways) {
+        if follow_ways::<P, N>(&start, code, callees, visited, &mut ways) {
             return Some(Leads::ToExit);
         }
         if let Some(row) = ways.row.filter(|_| ways.is_certain && !ways.differ) {
@@ -87,7 +101,7 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     }
     let mut ways = Found::default();
     let start = Start { pc, returned, called, past_calls: true };
-    if follow_ways::<P, N>(&start, code, callees, &mut ways) {
+    if follow_ways::<P, N>(&start, code, callees, visited, &mut ways) {
         return Some(Leads::ToExit);
     }
     // What comes between that and the return may not be understood: in builtins of V8 it takes
@@ -133,12 +147,13 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     &Start { pc, returned, called, past_calls }: &Start,
     code: &dyn Code,
     callees: &mut Callees,
+    visited: &mut Visited<Option<Place>>,
     found: &mut Found<N>,
 ) -> bool {
     let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
     let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
     let mut branches = vec![Way { at: pc, state: State::new(), called }];
-    let mut visited: HashMap<u64, Option<Place>> = HashMap::with_capacity(OTHERS_MAX as usize);
+    visited.clear();
     let mut reader = Reader::new(code);
     let mut left = INSTRUCTIONS_MAX;
     // Only straight code is sure to end the thread: of others a way may come back.
@@ -147,7 +162,7 @@ fn follow_ways<P: Intel<N>, const N: usize>(
         loop {
             // What is known of one instruction holds on every way to it.
             let sp = stack_pointer::<P, N>(&state);
-            if let Some(before) = visited.insert(at.0, sp) {
+            if let Some(before) = visited.note(at, sp) {
                 found.differ |= before != sp;
                 break;
             }
@@ -164,11 +179,13 @@ fn follow_ways<P: Intel<N>, const N: usize>(
                 }
                 break;
             }
-            let Some(instruction) = decode_of::<P, N>(bytes) else { break };
+            // By reference: the parts are written one by one, and a copy would wait for all of them.
+            let decoded = decode_of::<P, N>(bytes);
+            let Some(instruction) = &decoded else { break };
             let next = at + instruction.length as u64;
             found.leaves_record |= state.get(P::FRAME_POINTER) == Value::First(P::FRAME_POINTER)
-                && takes_frame_off(&instruction, next, code);
-            let mut effect = instructions::execute::<P, N>(&instruction, at, &mut state);
+                && takes_frame_off(instruction, next, code);
+            let mut effect = instructions::execute::<P, N>(instruction, at, &mut state);
             // A stack pointer that is computed, or loaded: nothing is known from here on.
             if stack_pointer::<P, N>(&state).is_none() {
                 effect = Effect::Ends;

@@ -16,8 +16,9 @@ pub(in crate::walk) fn step<P: Intel<N>, const N: usize>(
     bytes: &[u8],
     state: &mut State,
 ) -> Option<(Effect, u64)> {
-    let instruction = decode_of::<P, N>(bytes)?;
-    Some((execute::<P, N>(&instruction, at, state), instruction.length as u64))
+    let decoded = decode_of::<P, N>(bytes);
+    let instruction = decoded.as_ref()?;
+    Some((execute::<P, N>(instruction, at, state), instruction.length as u64))
 }
 
 /// Decodes the instruction at the start of `code`, of the processor's mode.

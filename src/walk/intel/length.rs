@@ -185,11 +185,16 @@ fn immediate<const IS_LONG: bool>(
     })
 }
 
+/// A little-endian number of up to 4 bytes, or of 8, sign-extended.
 fn signed(bytes: &[u8]) -> i64 {
-    let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
-    let mut word = [if negative { 0xff } else { 0 }; 8];
-    word[..bytes.len()].copy_from_slice(bytes);
-    i64::from_le_bytes(word)
+    match *bytes {
+        [] => 0,
+        [byte] => byte.cast_signed().into(),
+        [low, high] => i16::from_le_bytes([low, high]).into(),
+        [a, b, c] => (i32::from_le_bytes([0, a, b, c]) >> 8).into(),
+        [a, b, c, d] => i32::from_le_bytes([a, b, c, d]).into(),
+        _ => bytes.first_chunk().map_or(0, |bytes| i64::from_le_bytes(*bytes)),
+    }
 }
 
 #[cfg(test)]

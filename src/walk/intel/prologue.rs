@@ -6,7 +6,7 @@
 //! function: what counts is that the ways from there arrive at the address, with that record as its
 //! frame, and none without.
 
-use memchr::memmem;
+use memchr::memrchr_iter;
 
 use super::Intel;
 use crate::addr::Avma;
@@ -16,6 +16,8 @@ use crate::walk::{Code, flow};
 /// `push %rbp; mov %rsp,%rbp` in both encodings, and of 32-bit mode.
 const LONG_PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
 const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x89, 0xe5], &[0x55, 0x8b, 0xec]];
+/// What all of them begin with.
+const PUSH_RBP: u8 = 0x55;
 /// Bytes in front of an address that are searched, at first and at most.
 const SEARCHED_MIN: u64 = 4 << 10;
 const SEARCHED_MAX: u64 = 32 << 10;
@@ -36,10 +38,11 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
     let mut end = at.checked_add(prologue_bytes)?;
     loop {
         let start = start_of_code(at, bytes, code);
-        let mut before = code.code(start)?;
-        before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
+        let before = code.code(start)?;
+        let before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
         code.searched(start, end);
-        while let Some(last) = prologues.iter().filter_map(|prologue| memmem::rfind(before, prologue)).max() {
+        let begins = |at: &usize| prologues.iter().any(|prologue| before[*at..].starts_with(prologue));
+        for last in memrchr_iter(PUSH_RBP, before).filter(begins) {
             tries_left = tries_left.checked_sub(1)?;
             let entry = start + last as u64;
             let row = flow::since_entry_on_all_ways::<P, N>(entry, at, returned, code);
@@ -47,7 +50,6 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
             if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < prologue_bytes) {
                 return Some(row);
             }
-            before = &before[..last + prologue_bytes as usize - 1];
         }
         if at - start < bytes || bytes >= SEARCHED_MAX {
             return None;

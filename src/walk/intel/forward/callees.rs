@@ -9,7 +9,7 @@
 //! Thousands of rows ask for the same few functions (the builtins of V8), so what was found is kept, of code that
 //! stays as it is.
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
 use super::{Intel, Way, stack_pointer};
 use crate::addr::Avma;
@@ -17,6 +17,7 @@ use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State};
 use crate::walk::intel::instructions::{self, decode_of};
 use crate::walk::reader::Reader;
+use crate::walk::visited::Visited;
 
 /// Most instructions that are followed of all callees of one row, and of one of them.
 const ALL_STEPS_MAX: u32 = 4096;
@@ -39,6 +40,10 @@ pub(in crate::walk) struct Callees {
     /// The others, for one row.
     passing: HashMap<Asked, bool>,
     left: u32,
+    /// Where the ways of the row itself have come to, and where the stack pointer was there.
+    pub(super) ways: Visited<Option<Place>>,
+    /// Where those of callees have, by how deep these are inside each other.
+    visited: [Visited<()>; DEPTH_MAX as usize],
 }
 
 impl Callees {
@@ -68,7 +73,13 @@ impl Callees {
         if let Some(returns) = self.passing.get(&asked) {
             return (*returns, false);
         }
-        let (returns, is_lasting) = self.leads_to_return::<P, N>(asked, code);
+        let room = self.visited.get_mut(asked.1 as usize - 1);
+        let mut visited = room.map(std::mem::take).unwrap_or_default();
+        visited.clear();
+        let (returns, is_lasting) = self.leads_to_return::<P, N>(asked, code, &mut visited);
+        if let Some(room) = self.visited.get_mut(asked.1 as usize - 1) {
+            *room = visited;
+        }
         // Without more steps to go it is not the function that decided.
         let is_lasting = is_lasting && self.left > 0;
         if self.kept.len() >= KEPT_MAX {
@@ -83,23 +94,24 @@ impl Callees {
         &mut self,
         (entry, depth): Asked,
         code: &dyn Code,
+        visited: &mut Visited<()>,
     ) -> (bool, bool) {
         let mut reader = Reader::new(code);
         let mut is_lasting = true;
         let mut branches = vec![Way { at: Avma(entry), state: State::new(), called: false }];
-        let mut visited = HashSet::new();
         let mut left = STEPS_MAX;
         while let Some(Way { mut at, mut state, .. }) = branches.pop() {
-            while visited.insert(at.0) {
+            while visited.note(at, ()).is_none() {
                 let fewer = left.checked_sub(1).zip(self.left.checked_sub(1));
                 let Some((fewer, fewer_of_all)) = fewer else {
                     return (false, is_lasting && reader.is_lasting());
                 };
                 (left, self.left) = (fewer, fewer_of_all);
                 let Some(bytes) = reader.at(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
-                let Some(instruction) = decode_of::<P, N>(bytes) else { break };
+                let decoded = decode_of::<P, N>(bytes);
+                let Some(instruction) = &decoded else { break };
                 let next = at + instruction.length as u64;
-                let effect = instructions::execute::<P, N>(&instruction, at, &mut state);
+                let effect = instructions::execute::<P, N>(instruction, at, &mut state);
                 let sp = stack_pointer::<P, N>(&state);
                 match effect {
                     Effect::Returns => {
