@@ -35,7 +35,7 @@ def arguments():
     parser.add_argument("--measure", default="", help=f"of {','.join(MEASURES)}")
     parser.add_argument("--beside", type=int, choices=(0, 2), help="busy loops beside the shares; both if left out")
     parser.add_argument("--moments", type=int, default=0, help="frozen moments per program")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds of cost")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of shares and of cost")
     parser.add_argument("--seconds", type=float, default=0, help="of each recording")
     parser.add_argument("--results", default=f"{ROOT}/target/field/results.json", help="kept between runs")
     parser.add_argument("--table", default="", help="write the Markdown table here")
@@ -121,7 +121,7 @@ def measure_shares(options, place, row):
     for loops in (options.beside,) if options.beside is not None else (0, 2):
         with Loops(loops):
             ours, theirs, truth, truth_of_perf = [], [], [], []
-            for _ in range(8 if options.short else 2):
+            for _ in range(8 if options.short else options.rounds or 3):
                 if options.short and any(truth) and sum(each.taken for each in ours) >= SAMPLES_MIN * 3:
                     break
                 place.restart_if_ended()
@@ -158,9 +158,11 @@ def share_row(ours, theirs, truth, truth_of_perf):
     expected = sum(each.stats["target_cpu_s"] * each.stats["hz_requested"] for each in ours)
     row = {"counts": counts, "taken": sum(each.taken for each in ours), "lost": lost, "counts_by_cpu": round(counts / expected, 4) if expected else None}
     if theirs:
+        # By one rule for both: what stackprof leaves without a name inside another function's addresses is no difference.
         name_of = shares.names_by_address(ours)
         all_theirs = shares.merged(theirs)
-        row["perf"] = shares.compare(shares.self_shares(all_ours, shares.place), shares.self_shares(all_theirs, name_of))[:8]
+        by_round = [[shares.self_shares(each, name_of) for each in side] for side in (ours, theirs)]
+        row["perf"] = shares.compare(*by_round)[:8]
         row["perf_truth"] = beside_truth(all_theirs, truth_of_perf)
     row["truth"] = beside_truth(all_ours, truth)
     return {key: value for key, value in row.items() if value != []}

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 import servers
+import shares
 
 # Printed by our own scripts: seconds and rounds, both counted from their begin.
 OPS = re.compile(r"^\s*OPS\s+([\d.]+)\s+(\d+)")
@@ -87,6 +88,18 @@ def pp_shares(lines):
             for at, name in enumerate(("read", "work", "write"))}
 
 
+def told_shares(names):
+    """`read 0.0123 write 0.0456 cpu 0.0789`, seconds since the line before -> shares in percent, and of the rest."""
+    pattern = re.compile(" ".join(f"{re.escape(word)} ([\\d.]+)" for word in (*(name.split("::")[-1] for name in names), "cpu")))
+
+    def read(lines):
+        rows = [[float(part) for part in row.groups()] for row in map(pattern.search, lines) if row]
+        *used, cpu = map(sum, zip(*rows)) if rows else [0]
+        told = {name: 100 * part / cpu for name, part in zip(names, used)} if cpu else {}
+        return {**told, shares.REST: 100 - sum(told.values())} if told else None
+    return read
+
+
 def noret_truth():
     inner = r"((sqrt\S*|leaf)\S*<)*loop_forever\S*<mid\S*<outer\S*<"
     return [(".*", f"{inner}(th<{THREAD_ROOT}|main<{C_ROOT})")]
@@ -100,6 +113,12 @@ PROGRAMS = [
             ready=servers.port_ready, cost_load=["timeout", "120", "redis-benchmark", "-p", "{port}", "--csv", "-c", "30", "-n", "100000", "-t",
                        "get,set,lpush"],
             read_cost_load=servers.redis_rate, short=True, floor=95),
+    Program("redis-clocks", "the same, which tells the CPU time of its system calls",
+            ["env", "LD_PRELOAD={dir}/clocks.so", "redis-server", "--port", "{port}", "--save", "", "--dir", "{dir}"],
+            ["redis-server", "redis-tools", "gcc", "libc6-dev"], ["redis-server", "redis-benchmark", "gcc"],
+            [["gcc", "-O2", "-shared", "-fPIC", "-o", "{dir}/clocks.so", "{src}/clocks.c"]],
+            load=["redis-benchmark", "-p", "{port}", "-l", "-q", "-c", "30", "-n", "2000000", "-t", "get"],
+            ready=servers.port_ready, own_shares=told_shares(["read", "write", "epoll_wait"])),
     Program("postgres", "a process per connection", servers.POSTGRES, ["postgresql", "postgresql-contrib"],
             [servers.postgres_bin("pgbench"), servers.postgres_bin("postgres")], prepare=servers.postgres_prepare,
             load=[servers.postgres_bin("pgbench"), "-h", "{dir}", "-U", "postgres", "-c", "4", "-T", "{seconds}", "-S",
@@ -146,7 +165,7 @@ PROGRAMS = [
              " -f yuv4mpegpipe - | rav1e - --threads 3 --speed 8 --quiet -y --output /dev/null"],
             ["rav1e", "ffmpeg"], ["rav1e", "ffmpeg"], pids=r"rav1e", warm_s=2),
     Program("rust-threads", "threads of Rust that wake each other by channels", ["{dir}/threads"], ["rustc"], ["rustc"],
-            [["rustc", "-O", "-C", "debuginfo=1", "-o", "{dir}/threads", "{src}/threads.rs"]], ops=OPS),
+            [["rustc", "-O", "-C", "debuginfo=1", "-o", "{dir}/threads", "{src}/threads.rs"]], ops=OPS, own_shares=told_shares(["threads::work"])),
     Program("dav1d-1", "an AV1 decoder, one thread", ["dav1d", "--threads", "1", "-i", "{dir}/long.obu", "-o", "/dev/null"],
             ["dav1d", "ffmpeg"], ["dav1d", "ffmpeg"], prepare=servers.dav1d_prepare, ready=servers.dav1d_ready,
             ops=("counter", re.compile(r"Decoded (\d+)"))),

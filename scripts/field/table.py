@@ -9,7 +9,9 @@ Written by `scripts/field.sh`; do not edit. {where}
   threads begin (`_start`, `clone3`, `runtime.goexit`, …), in percent.
 * **self shares**: the largest difference, in points, between the share of a function of at least 1 % by stackprof and
   by `perf record -e cpu-clock`, time in the kernel given to the function that called it; alone, and with two busy
-  loops beside it. For pp the reference is what the program itself prints; perf's own difference from that in brackets.
+  loops beside it; behind ±, how far the mean over alternating rounds may be off by chance (95 %). For pp,
+  rust-threads and redis-clocks the reference is what the program itself prints; perf's own difference from that in
+  brackets.
 * **stacks**: threads at frozen moments (the cgroup v2 freezer; then SIGSTOP, thaw, eu-stack and gdb: no instruction
   of the program runs in between), compared address by address. *same*: as a debugger's from end to end. *explained*:
   no debugger shows the same, and their error is certain (they end early, show a frame that is no return address, or
@@ -41,8 +43,9 @@ def off(row):
         return f"{mine:.1f}" + (f" ({perf:.1f})" if perf is not None else "")
     if not row.get("perf"):
         return ""
-    name, a, b = row["perf"][0]
-    return f"{abs(a - b):.1f} `{name.replace('|', chr(92) + '|')[:40]}`"
+    name, a, b, *chance = row["perf"][0]
+    by_chance = f" ± {chance[0]:.1f}" if chance and chance[0] is not None else ""
+    return f"{abs(a - b):.1f}{by_chance} `{name.replace('|', chr(92) + '|')[:40]}`"
 
 
 def cells(program, row):

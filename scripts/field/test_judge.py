@@ -4,10 +4,13 @@ import re
 import unittest
 
 import judge
+import programs
 import recordings
 import servers
+import shares
 from codebytes import Code, Facts, ends_with_call
 from peers import Stack, parse_dump
+from pprof import Frame
 
 
 def stack(*frames, **more):
@@ -199,6 +202,33 @@ class Reading(unittest.TestCase):
         self.assertEqual((read.whole, read.complete), (2, 1))
         self.assertEqual(read.stacks[0][1][0].module, "pp")
         self.assertEqual(read.stacks[1][1][0].name, "f(int (*)(char))")
+
+    def test_shares_by_address(self):
+        def recording(*stacks):
+            return recordings.Recording([(count, [Frame("libx.so", offset, name)]) for count, offset, name in stacks])
+        ours = recording((6, 0x100, "known"), (2, 0x180, "known"), (1, 0x200, "[libx.so+0x200]"), (1, 0x300, "[libx.so+0x300]"))
+        theirs = recording((6, 0x110, "known"), (2, 0x1f0, "known"), (1, 0x250, "known"), (1, 0x1f4, "third"))
+        name_of = shares.names_by_address([ours])
+        told = [shares.self_shares(each, name_of) for each in (ours, theirs)]
+        # 0x250 is between two parts without a name; 0x1f0 may be known's, and 0x1f4 is by its only neighbours.
+        self.assertEqual(told, [{"known": 80, "[libx.so]": 20}, {"known": 90, "[libx.so]": 10}])
+        self.assertEqual(shares.compare(told[:1], told[1:])[0], ["[libx.so]", 20, 10, None])
+        # 10 and -2 and 4: mean 4, standard deviation 6, divided by the root of three rounds, times 4.30.
+        rounds = [[{"a": share} for share in side] for side in ((20, 18, 24), (10, 20, 20))]
+        self.assertEqual(shares.compare(*rounds), [["a", 20.67, 16.67, 14.9]])
+
+    def test_shares_that_a_program_tells(self):
+        read = programs.told_shares(["threads::work"])
+        told = read(["OPS 0.1 1000 work 0.010000 cpu 0.040000", "x", "OPS 0.2 2000 work 0.020000 cpu 0.060000"])
+        self.assertEqual(told, {"threads::work": 30, shares.REST: 70})
+        self.assertEqual(read([]), None)
+        two = programs.told_shares(["read", "write"])(["read 0.1 write 0.2 cpu 0.4", "read 0.1 write 0.0 cpu 0.1"])
+        self.assertEqual({name: round(share) for name, share in two.items()}, {"read": 40, "write": 40, shares.REST: 20})
+        frames = {name: Frame("threads", 1, name) for name in ("threads::work", "read", "write", "main")}
+        recording = recordings.Recording([(3, [frames["threads::work"], frames["main"]]), (6, [frames["read"], frames["main"]]),
+                                          (1, [frames["write"]])])
+        self.assertEqual(shares.under(recording, list(told)), {"threads::work": 30, shares.REST: 70})
+        self.assertEqual(shares.under(recording, ["read", "threads::work"]), {"read": 100 * 6 / 9, "threads::work": 100 * 3 / 9})
 
     def test_loads(self):
         self.assertEqual(servers.wrk_rate("  99%    1.50ms\nRequests/sec:  1234.5\n", None), (1234.5, 1.5))
