@@ -26,8 +26,7 @@ fn stacks_are_exact_at_every_instruction() {
     let (programs, left_out) = exact::programs::build(true, &filters);
     left_out.iter().for_each(|why| println!("LEFT OUT {why}"));
     assert!(!filters.is_empty() || programs.len() >= 4, "too few programs could be built: {left_out:?}");
-    let outcomes: Vec<_> =
-        programs.iter().map(|program| (program.name.clone(), exact::run(program))).collect();
+    let outcomes = exact::run_all(&programs);
     let table = exact::report::table(&outcomes);
     println!("{table}");
     println!("{}", exact::report::classes(&outcomes));

@@ -135,17 +135,71 @@ fn files_are_short_and_say_what_they_are_for() {
     check_all(&["src", "tests", "benches"], too_long_or_without_purpose);
 }
 
+#[test]
+fn documents_name_files_that_exist() {
+    let base = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut documents = BTreeMap::new();
+    for root in ["docs", "tests", "scripts", "packaging"] {
+        collect(base, root, ".md", &mut documents);
+    }
+    for entry in fs::read_dir(base).unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") {
+            documents.insert(name, fs::read_to_string(entry.path()).unwrap());
+        }
+    }
+    assert!(documents.len() > 10, "too few documents found: {}", documents.len());
+    let exists = |path: &str| base.join(path).exists();
+    let complaints: Vec<String> =
+        documents.iter().flat_map(|(path, text)| not_there(path, text, exists)).collect();
+    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+}
+
+/// Files and test programs that a document names and that are not there.
+fn not_there(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    const ROOTS: [&str; 4] = ["src/", "tests/", "scripts/", "benches/"];
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let mut complaints = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let is_part = |c: char| c.is_alphanumeric() || "/._-".contains(c);
+        let mut before = "";
+        for word in line.split(|c| !is_part(c)).filter(|word| !word.is_empty()) {
+            let name = word.trim_end_matches(['.', '/']);
+            // Of another project, or of this one from the folder that the document is in.
+            let is_ours =
+                ROOTS.iter().any(|root| name.starts_with(root)) && !line.contains(&format!("{name}*"));
+            let found = || {
+                [name.to_owned(), format!("{name}.rs"), format!("{folder}/{name}")]
+                    .iter()
+                    .any(|path| exists(path))
+            };
+            if is_ours && !found() {
+                complaints.push(format!("{path}:{number}: there is no {name}"));
+            }
+            if before == "--test"
+                && !exists(&format!("tests/{name}.rs"))
+                && !exists(&format!("tests/{name}/main.rs"))
+            {
+                complaints.push(format!("{path}:{number}: there is no test program {name}"));
+            }
+            before = word;
+        }
+    }
+    complaints
+}
+
 fn check_all(roots: &[&str], rule: fn(&str, &str) -> Vec<String>) {
     let mut files = BTreeMap::new();
     for root in roots {
-        collect(Path::new(env!("CARGO_MANIFEST_DIR")), root, &mut files);
+        collect(Path::new(env!("CARGO_MANIFEST_DIR")), root, ".rs", &mut files);
     }
     assert!(files.len() > 5, "too few sources found below {roots:?}: {}", files.len());
     let complaints: Vec<String> = files.iter().flat_map(|(path, text)| rule(path, text)).collect();
     assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
 }
 
-fn collect(base: &Path, directory: &str, into: &mut BTreeMap<String, String>) {
+/// The files below a folder that end so, and what is in them.
+fn collect(base: &Path, directory: &str, ending: &str, into: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(base.join(directory)).unwrap() {
         let entry = entry.unwrap();
         let path = format!("{directory}/{}", entry.file_name().into_string().unwrap());
@@ -153,9 +207,9 @@ fn collect(base: &Path, directory: &str, into: &mut BTreeMap<String, String>) {
             // tests/fuzz and tests/peers are crates of their own, and what cargo builds there
             // is not ours.
             if !(entry.file_name() == "target" && path.starts_with("tests/")) {
-                collect(base, &path, into);
+                collect(base, &path, ending, into);
             }
-        } else if path.ends_with(".rs") {
+        } else if path.ends_with(ending) {
             into.insert(path, fs::read_to_string(entry.path()).unwrap());
         }
     }
@@ -495,4 +549,14 @@ fn wrong_places_and_missing_reasons_are_found() {
     assert_eq!(printing_outside_cli("src/sources/a.rs", "command.stdout(to)").len(), 0);
     assert_eq!(too_long_or_without_purpose("src/a.rs", &"//! x\n".repeat(601)).len(), 1);
     assert_eq!(too_long_or_without_purpose("src/a.rs", "fn f() {}").len(), 1);
+}
+
+#[test]
+fn names_of_files_that_are_gone_are_found() {
+    let exists = |path: &str| ["tests/fast/main.rs", "src/walk/mod.rs", "docs/src/a.md"].contains(&path);
+    let complaints = |text: &str| not_there("docs/a.md", text, exists);
+    assert_eq!(complaints("`src/walk/mod.rs`, `src/walk/mod`; cargo test --test fast"), [""; 0]);
+    assert_eq!(complaints("see (src/a.md)"), [""; 0], "from the folder of the document");
+    assert_eq!(complaints("one\n`src/walk/gone.rs`."), ["docs/a.md:2: there is no src/walk/gone.rs"]);
+    assert_eq!(complaints("--test golden"), ["docs/a.md:1: there is no test program golden"]);
 }

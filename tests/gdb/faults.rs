@@ -18,6 +18,9 @@ use crate::{Random, rounds};
 /// thirty for all answers together), and what a busy machine adds.
 const PATIENCE: Duration = Duration::from_secs(100);
 
+/// Stubs that are visited at the same time: most of the time is waiting.
+const AT_A_TIME: usize = 640;
+
 fn attach(port: u16) -> Result<GdbTarget, String> {
     let place = Place::parse(&format!("127.0.0.1:{port}")).unwrap();
     gdb::attach(&place, None, Begin::Running, RealClock::new()).map_err(|error| error.to_string())
@@ -53,11 +56,11 @@ fn answers(manner: Manner) -> usize {
     fate.answers
 }
 
-/// Visits stubs of all these manners at the same time: most of the time is waiting.
+/// Visits stubs of all these manners.
 fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)> {
     let (left, done) = (Mutex::new(manners), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..192 {
+        for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(manner) = { left.lock().unwrap().pop() } {
                     let (said, fate) = visit(manner);
@@ -87,13 +90,16 @@ fn tells_its_processor(manner: &Manner) -> bool {
     manner.xml.is_some() || manner.kind == Kind::Debugserver
 }
 
-/// At every answer in turn.
-fn at_each(wrong: impl Fn(usize) -> Wrong) -> Vec<(Manner, Result<usize, String>, Fate)> {
+/// At every answer in turn, each of these.
+fn at_each<const N: usize>(
+    wrong: impl Fn(usize) -> [Wrong; N],
+) -> Vec<(Manner, Result<usize, String>, Fate)> {
     let mut manners = Vec::new();
     for manner in every_manner() {
         // A stub that tells nothing of its processor is refused at once.
         let count = if tells_its_processor(&manner) { answers(manner) } else { 8 };
-        manners.extend((0..count).map(|at| Manner { wrong: wrong(at), ..manner }));
+        let wrongs = (0..count).flat_map(&wrong);
+        manners.extend(wrongs.map(|wrong| Manner { wrong, ..manner }));
     }
     visit_all(manners)
 }
@@ -109,7 +115,7 @@ fn a_stub_that_behaves_gives_a_stack_of_each_thread() {
 
 #[test]
 fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
-    for (manner, said, _) in at_each(Wrong::Closed) {
+    for (manner, said, _) in at_each(|at| [Wrong::Closed(at)]) {
         // The last answer is that to detaching, which nobody misses.
         if let Err(said) = said {
             assert!(
@@ -122,7 +128,7 @@ fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
 
 #[test]
 fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
-    for (manner, said, fate) in at_each(Wrong::Silent) {
+    for (manner, said, fate) in at_each(|at| [Wrong::Silent(at)]) {
         if let Err(said) = said {
             let told =
                 said.contains("did not answer") || said.contains("within") || said.contains("does not tell");
@@ -134,17 +140,15 @@ fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
 
 #[test]
 fn an_answer_that_comes_too_late_is_never_taken_for_another() {
-    for (manner, said, fate) in at_each(Wrong::Late) {
+    for (manner, said, fate) in at_each(|at| [Wrong::Late(at)]) {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn damaged_answers_are_asked_for_again_or_told() {
-    for wrong in [Wrong::Checksum, Wrong::Truncated] {
-        for (manner, said, fate) in at_each(wrong) {
-            assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
-        }
+    for (manner, said, fate) in at_each(|at| [Wrong::Checksum(at), Wrong::Truncated(at)]) {
+        assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
@@ -153,9 +157,10 @@ fn nonsense_is_told_and_the_target_runs_on() {
     for round in 0..rounds(1) {
         let mut random = Random::of_seed(round);
         let seeds: Vec<u64> = (0..200).map(|_| random.next()).collect();
-        let nonsense = |at: usize| Wrong::Nonsense(at, seeds[at % seeds.len()]);
-        let garbage = |at: usize| Wrong::Garbage(at, seeds[at % seeds.len()]);
-        for (manner, said, fate) in at_each(nonsense).into_iter().chain(at_each(garbage)) {
+        let seed = |at: usize| seeds[at % seeds.len()];
+        for (manner, said, fate) in
+            at_each(|at| [Wrong::Nonsense(at, seed(at)), Wrong::Garbage(at, seed(at))])
+        {
             assert!(fate.runs, "seed {round}: {manner:?}: {said:?} {fate:?}");
         }
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::gdb_stub::{Stub, free_port, is_listening, program, record};
-use crate::support::{Recorded, Stack, live, points, rounds, stackprof, wait_for};
+use crate::support::{Recorded, Stack, live, made, points, rounds, stackprof, wait_for};
 
 const SHARES: [(&str, f64); 4] = [("leaf_40", 40.0), ("leaf_30", 30.0), ("leaf_20", 20.0), ("leaf_10", 10.0)];
 /// Points that a share may be off at most; fewer samples may allow more.
@@ -22,13 +22,13 @@ fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
     for name in needed {
         program(&[name])?;
     }
-    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
-    std::fs::create_dir_all(&into).unwrap();
-    let elf = into.join(format!("{board}-{compiler}{}.elf", flags.concat()));
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/boards/build.sh");
-    let output = Command::new(build).arg(&elf).args([board, compiler]).args(flags).output().unwrap();
-    assert!(output.status.success(), "{board}: {}", String::from_utf8_lossy(&output.stderr));
-    Some(elf)
+    let elf = made(&format!("{board}-{compiler}{}.elf", flags.concat()), |elf| {
+        let output = Command::new(build).arg(elf).args([board, compiler]).args(flags).output().unwrap();
+        assert!(output.status.success(), "{board}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    });
+    Some(elf.unwrap())
 }
 
 /// A board that runs it.

@@ -3,7 +3,7 @@
 //!
 //! CPU time is judged, never how long something takes: beside other programs it takes longer.
 
-use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled};
+use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled_alone};
 use crate::support::{Fixture, Recorded, cpu_time, emulated, not_here, numbers};
 
 /// The program and its sleepers.
@@ -32,7 +32,7 @@ fn check_memory(recorded: &Recorded) {
 #[test]
 fn two_thousand_sleepers_cost_nothing_beside_one_and_two_busy_threads() {
     for (busy, cpu_s) in [("1", "2"), ("2", "1.5")] {
-        let Some(_one) = sampled() else { return };
+        let Some(_one) = sampled_alone() else { return };
         let mut target = Fixture::start("many", [THREADS, busy, cpu_s]);
         target.line("ready");
         let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
@@ -72,7 +72,7 @@ fn two_thousand_sleepers_cost_nothing_beside_one_and_two_busy_threads() {
 /// Without rights an event of each thread and CPU is opened, or none if that is too many.
 #[test]
 fn two_thousand_sleepers_of_somebody_without_rights_are_recorded_too() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let Some(somebody) = Somebody::new() else { return };
     let mut target = Fixture::run(somebody.run(&somebody.fixture("many")).args([THREADS, "1", "0.7"]));
     target.line("ready");
@@ -98,7 +98,7 @@ fn two_thousand_sleepers_of_somebody_without_rights_are_recorded_too() {
 
 #[test]
 fn five_hundred_threads_that_come_and_go_each_second_have_their_time_and_names() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let mut target = Fixture::start("churn", ["1500", "500"]);
     target.line("ready");
     let running = attach_by_kernel(target.pid(), &["--hz", "997", "--threads"]);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled};
+use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled, sampled_alone};
 use crate::by_kernel_waits;
 use crate::support::{
     Fixture, Random, Recorded, Running, assert_untouched, fixture, kill, not_here, record, record_by,
@@ -120,7 +120,7 @@ fn stackprof_by(words: &[&str]) -> Command {
 /// Where everybody may see the kernel, but not all that runs on a CPU: by events of the threads.
 #[test]
 fn somebody_at_level_1_has_the_waits_of_their_own_threads() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let Some(somebody) = Somebody::new() else { return };
     let Some(paranoid) = Setting::of("/proc/sys/kernel/perf_event_paranoid") else { return };
     let program = somebody.fixture("sleeps");
@@ -135,7 +135,7 @@ fn somebody_at_level_1_has_the_waits_of_their_own_threads() {
 
 #[test]
 fn every_level_of_paranoia_has_a_profile_or_a_line() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let Some(paranoid) = Setting::of("/proc/sys/kernel/perf_event_paranoid") else { return };
     let Some(somebody) = Somebody::new() else { return };
     let shares = somebody.fixture("shares");
@@ -158,7 +158,7 @@ fn every_level_of_paranoia_has_a_profile_or_a_line() {
 
 #[test]
 fn root_without_its_capabilities_has_a_profile_or_a_line() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     if Somebody::new().is_none() {
         return;
     }
@@ -203,7 +203,7 @@ fn few_open_files_are_enough_or_told() {
 
 #[test]
 fn little_memory_to_lock_is_enough_or_told() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let Some(somebody) = Somebody::new() else { return };
     let mut script = String::new();
     let limit = limited("-l 64", &mut script);
@@ -301,7 +301,7 @@ fn a_first_thread_that_leaves_before_the_others_is_not_waited_for_in_a_loop() {
 /// Events of a CPU that was away stay silent when it is back.
 #[test]
 fn a_cpu_that_goes_and_comes_back_is_sampled_again() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     if Command::new("taskset").arg("--version").output().is_err() {
         return not_here("there is no taskset");
     }

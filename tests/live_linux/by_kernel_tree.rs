@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::by_kernel::{HZ, attach_by_kernel, launch_by_kernel, sampled};
+use crate::by_kernel::{HZ, attach_by_kernel, launch_by_kernel, sampled, sampled_alone};
 use crate::support::{Fixture, Recorded, compile, fixture, numbers, record, stackprof, wait_for};
 
 /// A program that burns in a function of its own name.
@@ -61,7 +61,7 @@ fn what_a_command_starts_is_recorded_under_the_names_of_its_programs() {
 
 #[test]
 fn a_thousand_processes_of_two_to_five_milliseconds_are_all_accounted_for() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let (one, two) = (tree("one"), tree("two"));
     let arguments = ["1000", "2", "3000", one.to_str().unwrap(), two.to_str().unwrap()];
     let recorded = launch_by_kernel(&[], &fixture("tree"), &arguments);
@@ -118,7 +118,7 @@ pub(crate) fn burning(name: &str) -> Killed {
 
 #[test]
 fn processes_are_recorded_by_number_by_user_by_group_and_all() {
-    let Some(_one) = sampled() else { return };
+    let Some(_one) = sampled_alone() else { return };
     let (one, two) = (burning("one"), burning("two"));
     let pids = [&one, &two].map(|child| child.0.id().to_string());
     let group = fs::read_to_string(format!("/proc/{}/cgroup", pids[0])).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Counts: they add up to the CPU time that the target itself measured, for one thread
 //! and for many, at any depth.
 
-use crate::support::{Fixture, Recorded, Stack, attach, live, measuring, numbers};
+use crate::support::{Fixture, Recorded, Stack, attach, live, live_alone, measuring, numbers};
 
 /// The default rate: counts are CPU time in periods of 1/997 s.
 const HZ: f64 = 997.0;
@@ -35,7 +35,7 @@ fn is_of(stack: &Stack, tid: u32) -> bool {
 
 #[test]
 fn sixty_four_deep_threads_are_each_counted() {
-    let Some(_one) = live() else { return };
+    let Some(_one) = live_alone() else { return };
     // In turns of 10 ms: 5 s are about eight turns of each.
     let (recorded, threads, process) = profile_threads(&["64", "200", "5", "10000"]);
     assert_eq!(threads.len(), 64);

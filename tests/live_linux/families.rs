@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::by_kernel_tree::{Killed, roots, tree, under};
 use crate::support::{
-    Fixture, Random, Recorded, assert_untouched, attach, fixture, kill, launch, live, numbers, proc_status,
-    record, rounds, stackprof, tracer_of, wait_for,
+    Fixture, Random, Recorded, assert_untouched, attach, cpu_time, fixture, kill, launch, live, numbers,
+    proc_status, record, rounds, stackprof, tracer_of, wait_for, wait_for_cpu_time,
 };
 
 /// Attached at these: the default, and one that stops everything all the time.
@@ -210,6 +210,10 @@ fn ctrl_c_lets_the_whole_family_go() {
         let running = attach(family.0.id(), &[options, &["--children"]].concat());
         let all = members(family.0.id());
         assert!(all.iter().all(|pid| tracer_of(*pid) != 0), "not all of {all:?} are traced");
+        // Attached is not yet sampled: beside other work a recording may have no CPU time to tell of.
+        let used = |pid: u32| cpu_time(pid).expect("it works");
+        let before = used(all[1]);
+        wait_for_cpu_time(all[1], before + Duration::from_millis(100));
         let recorded = running.interrupt();
         recorded.check_success();
         assert_all_untouched(&all, "after Ctrl-C");

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use crate::support::{
-    Fixture, Random, Recorded, Stack, assert_untouched, fixture, live, not_here, points, proc_status,
+    Fixture, Random, Recorded, Stack, assert_untouched, fixture, live, made, not_here, points, proc_status,
     record_by, rounds, stackprof, wait_for,
 };
 
@@ -155,7 +155,8 @@ fn a_command_is_a_stub_and_ends_with_the_recording() {
     let is_left = |name: &str| {
         let status = proc_status(name.parse().ok()?, "PPid")?;
         let command = std::fs::read_to_string(format!("/proc/{name}/cmdline")).ok()?;
-        (command.contains("gdbserver") && status == std::process::id().to_string()).then_some(())
+        let is_this = command.contains("gdbserver\0-\0");
+        (is_this && status == std::process::id().to_string()).then_some(())
     };
     let left = children.filter_map(|entry| is_left(entry.file_name().to_str()?)).count();
     assert_eq!(left, 0, "gdbserver is left");
@@ -292,23 +293,28 @@ fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
 fn firmware(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let (clang, lld) = (program(&["clang-19"])?, program(&["ld.lld-19"])?);
     let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/board");
-    let into = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
-    std::fs::create_dir_all(&into).unwrap();
     let run = |command: &mut Command| {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
-    let objects = ["start.S", "main.c"].map(|source| {
-        let object = into.join(format!("{name}.{source}.o"));
-        let mut command = Command::new(&clang);
-        command.args(["--target=aarch64-none-elf", "-O1", "-ffreestanding", "-fasynchronous-unwind-tables"]);
-        command.args(["-fno-optimize-sibling-calls", "-c"]).args(flags).arg(sources.join(source));
-        run(command.arg("-o").arg(&object));
-        object
+    let elf = made(name, |elf| {
+        let objects = ["start.S", "main.c"].map(|source| {
+            let object = elf.with_extension(format!("{source}.o"));
+            let mut command = Command::new(&clang);
+            command.args([
+                "--target=aarch64-none-elf",
+                "-O1",
+                "-ffreestanding",
+                "-fasynchronous-unwind-tables",
+            ]);
+            command.args(["-fno-optimize-sibling-calls", "-c"]).args(flags).arg(sources.join(source));
+            run(command.arg("-o").arg(&object));
+            object
+        });
+        run(Command::new(lld).arg("-T").arg(sources.join("link.ld")).args(objects).arg("-o").arg(elf));
+        Ok(())
     });
-    let elf = into.join(name);
-    run(Command::new(lld).arg("-T").arg(sources.join("link.ld")).args(objects).arg("-o").arg(&elf));
-    Some(elf)
+    Some(elf.unwrap())
 }
 
 /// A board of QEMU that runs firmware.

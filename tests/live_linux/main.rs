@@ -1,6 +1,7 @@
 //! stackprof against live programs on Linux: the real binary, real ptrace, C programs
-//! compiled at test time (`tests/fixtures`). Run one after the other whatever the number
-//! of test threads. Where ptrace is not permitted each test prints `SKIP reason`, unless
+//! compiled at test time (`tests/fixtures`). Each bears others beside it; those that record the whole
+//! machine, change its settings or start thousands of threads run alone, whatever the number of test
+//! threads. Where ptrace is not permitted each test prints `SKIP reason`, unless
 //! `STACKPROF_NO_SKIP=1` makes that a failure; `STACKPROF_MEASURE=1` also asserts rates,
 //! which need a quiet machine; `STACKPROF_SEED` replays random choices.
 #![cfg(target_os = "linux")]

@@ -12,19 +12,24 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
+#[path = "made.rs"]
+mod made;
 #[path = "random.rs"]
 mod random;
 #[path = "rounds.rs"]
 mod rounds;
+#[path = "turns.rs"]
+mod turns;
 
+pub(crate) use made::made;
 pub(crate) use random::Random;
 pub(crate) use rounds::rounds;
+pub(crate) use turns::{Turn, live, live_alone};
 
 /// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
 /// well waits for its end.
@@ -45,27 +50,6 @@ const FLAGS: [&str; 7] = [
     "-Wall",
     "-Wextra",
 ];
-
-/// One live test at a time: each has the CPUs to itself as far as this program can tell.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// The right to run a live test; `None`, after a line that says why, where ptrace is
-/// not permitted. With `STACKPROF_NO_SKIP=1` that is a failure instead.
-pub(crate) fn live() -> Option<MutexGuard<'static, ()>> {
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    static REFUSED: LazyLock<Option<String>> = LazyLock::new(|| {
-        let mut target = Fixture::start("shares", ["20"]);
-        target.line("ready");
-        let mut tracer = Fixture::start("tracer", [target.pid().to_string()]);
-        let said = tracer.next_line();
-        (said != "tracing").then(|| format!("ptrace does not work here: {said}"))
-    });
-    let Some(reason) = REFUSED.as_ref() else { return Some(guard) };
-    let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
-    assert!(!must, "STACKPROF_NO_SKIP is set, but {reason}");
-    not_here(reason);
-    None
-}
 
 /// Says that a test does not apply to this machine, whatever the environment asks.
 pub(crate) fn not_here(reason: &str) {
@@ -96,20 +80,13 @@ pub(crate) fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
 
 /// [`compile`] with only the flags given; the compiler's words when it refuses.
 pub(crate) fn try_compile(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
-    static MADE: OnceLock<Mutex<HashMap<String, Result<PathBuf, String>>>> = OnceLock::new();
-    let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    made.entry(name.to_owned()).or_insert_with(|| run_compiler(source, name, flags)).clone()
+    made(name, |fresh| run_compiler(source, fresh, flags))
 }
 
-fn run_compiler(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
+fn run_compiler(source: &str, into: &Path, flags: &[&str]) -> Result<(), String> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
-    fs::create_dir_all(&into).unwrap();
-    let path = into.join(name);
-    // Renamed into place: another run of these tests may be executing the old one.
-    let fresh = into.join(format!("{name}.{}", std::process::id()));
     let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.arg("-o").arg(&fresh).arg(fixtures.join(format!("{source}.c"))).args(flags);
+    cc.arg("-o").arg(into).arg(fixtures.join(format!("{source}.c"))).args(flags);
     if !flags.contains(&"-nostdlib") {
         cc.arg("-ldl");
     }
@@ -118,8 +95,7 @@ fn run_compiler(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, Str
     if !output.status.success() {
         return Err(format!("{cc:?} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
     }
-    fs::rename(&fresh, &path).unwrap();
-    Ok(path)
+    Ok(())
 }
 
 /// Waits until `condition` holds; panics with `what` when it never does.

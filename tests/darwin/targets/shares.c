@@ -32,9 +32,14 @@ static inline __attribute__((always_inline)) void spin(unsigned long rounds)
     sink = value;
 }
 
-NOINLINE void heavy(void) { spin(60000); sink++; }
-NOINLINE void medium(void) { spin(30000); sink++; }
-NOINLINE void light(void) { spin(10000); sink++; }
+/*
+ * A round takes some 2 ms: where calls are so slow that a thread runs a few hundred
+ * microseconds between two stops, several samples fall into each round. With rounds as
+ * short as that, stops would meet it at the same place again and again.
+ */
+NOINLINE void heavy(void) { spin(1200000); sink++; }
+NOINLINE void medium(void) { spin(600000); sink++; }
+NOINLINE void light(void) { spin(200000); sink++; }
 
 NOINLINE void work(void)
 {
@@ -50,7 +55,7 @@ NOINLINE void run(unsigned long long seconds)
     unsigned long long begun = mach_absolute_time();
     mach_timebase_info(&base);
     while (seconds == 0 || (mach_absolute_time() - begun) * base.numer / base.denom < seconds * 1000000000ull)
-        for (int i = 0; i < 100; i++)
+        for (int i = 0; i < 5; i++)
             work();
     sink++;
 }

@@ -17,6 +17,10 @@ mod shadow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Instant;
 
 use stackprof::addr::{Avma, LookupAvma};
 use stackprof::arch::{Arch, Registers, X86, X86_64};
@@ -132,8 +136,27 @@ struct Session<'a> {
     outcome: Outcome,
 }
 
+/// Steps through programs, as many at a time as there are CPUs, and says how long each took; what came of
+/// them, in their order.
+pub(crate) fn run_all(programs: &[Program]) -> Vec<(String, Outcome)> {
+    let outcomes: Vec<OnceLock<Outcome>> = programs.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
+    let work = &|cpu: usize| {
+        ptrace::stay_on_cpu(cpu);
+        while let Some((program, outcome)) = programs.iter().zip(&outcomes).nth(next.fetch_add(1, Relaxed)) {
+            let begun = Instant::now();
+            let boundaries = outcome.get_or_init(|| run(program)).boundaries;
+            println!("{}: {boundaries} boundaries in {:.1} s", program.name, begun.elapsed().as_secs_f64());
+        }
+    };
+    let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get());
+    thread::scope(|scope| (0..cpus).for_each(|cpu| drop(scope.spawn(move || work(cpu)))));
+    let names = programs.iter().map(|program| program.name.clone());
+    names.zip(outcomes.into_iter().map(|outcome| outcome.into_inner().unwrap())).collect()
+}
+
 /// Steps through a program from its first instruction to its end.
-pub(crate) fn run(program: &Program) -> Outcome {
+fn run(program: &Program) -> Outcome {
     let mut environment = vec![("PATH", "/usr/bin:/bin"), ("LC_ALL", "C")];
     if program.bind_now {
         environment.push(("LD_BIND_NOW", "1"));

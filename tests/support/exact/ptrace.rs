@@ -24,16 +24,20 @@ pub(crate) enum Stop {
     Gone,
 }
 
-/// Keeps this thread, and what it starts, on the CPU it is on: tracer and program run in turn,
-/// and waking a CPU that sleeps takes longer than the instruction.
-fn stay_on_this_cpu() {
-    // SAFETY: the set is a local of the size that is told, all zeroes is an empty one, and the
-    // CPU's number is one that the kernel gave. Where it is refused, all is only slower.
+/// Keeps this thread, and what it starts, on one CPU, the one of this `number` among those it may use: tracer
+/// and program run in turn, and waking a CPU that sleeps takes longer than the instruction.
+pub(crate) fn stay_on_cpu(number: usize) {
+    // SAFETY: both sets are locals of the size that is told, of which all zeroes is an empty one, and the
+    // numbers of CPUs are below that of the bits of a set. Where it is refused, all is only slower.
     unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if let Ok(cpu) = usize::try_from(libc::sched_getcpu()) {
-            libc::CPU_SET(cpu, &mut set);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+        let bytes = size_of::<libc::cpu_set_t>();
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, bytes, &raw mut allowed);
+        let cpus: Vec<usize> = (0..8 * bytes).filter(|cpu| libc::CPU_ISSET(*cpu, &allowed)).collect();
+        if let Some(cpu) = cpus.get(number % cpus.len().max(1)) {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(*cpu, &mut set);
+            libc::sched_setaffinity(0, bytes, &raw const set);
         }
     }
 }
@@ -41,7 +45,6 @@ fn stay_on_this_cpu() {
 /// Starts a program, stopped before its first instruction. Its output is thrown away.
 #[expect(clippy::zombie_processes, reason = "`wait` takes its end by waitpid")]
 pub(crate) fn start(program: &Path, arguments: &[String], environment: &[(&str, &str)]) -> pid_t {
-    stay_on_this_cpu();
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -100,11 +103,11 @@ pub(crate) fn run_to_entry(pid: pid_t, arch: Arch) {
     }
 }
 
-/// The next stop of any thread of the program; `None` when none is left.
+/// The next stop of any thread of the program that this thread started; `None` when none is left.
 pub(crate) fn wait() -> Option<(pid_t, Stop)> {
     let mut status = 0;
     // SAFETY: the pointer is to a local.
-    let tid = unsafe { libc::waitpid(-1, &mut status, libc::__WALL) };
+    let tid = unsafe { libc::waitpid(-1, &mut status, libc::__WALL | libc::__WNOTHREAD) };
     if tid <= 0 {
         return None;
     }

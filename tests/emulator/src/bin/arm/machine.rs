@@ -164,9 +164,14 @@ fn function_of(symbols: &BTreeMap<u64, (String, bool)>, pc: u64) -> (&str, bool)
 
 fn close(activation: Activation, judged: &mut Vec<Judged>) {
     let is_leaf = activation.calls.is_empty();
-    // A leaf's body is where its stack pointer is lowest, with the frame pointers that it has there last.
+    // A leaf's body is where its stack pointer is lowest, with the frame pointers that it has there for most of
+    // the time: gcc sets them after the stack pointer in prologues, and moves them before it in epilogues.
     let lowest = activation.open.iter().map(|(_, frame, ..)| frame[0]).min();
-    let of_leaf = activation.open.iter().rev().map(|(_, frame, ..)| *frame).find(|frame| Some(frame[0]) == lowest);
+    let mut boundaries: BTreeMap<[u64; 3], usize> = BTreeMap::new();
+    for (_, frame, ..) in activation.open.iter().filter(|(_, frame, ..)| Some(frame[0]) == lowest) {
+        *boundaries.entry(*frame).or_default() += 1;
+    }
+    let of_leaf = boundaries.into_iter().max_by_key(|(_, count)| *count).map(|(frame, _)| frame);
     for (pc, frame, is_own, verdicts) in activation.open {
         let is_body = if is_leaf { Some(frame) == of_leaf } else { activation.calls.contains(&frame) };
         let depth = activation.sp.saturating_sub(frame[0]);

@@ -1,0 +1,25 @@
+//! Files that tests make, once per run whichever of the tests that run side by side asks first.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// The file `name` among those of live tests, written by `make` to the path that it is given; why it could
+/// not, in the same words to whoever asks for it.
+pub(crate) fn made(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    static MADE: OnceLock<Mutex<HashMap<String, Result<PathBuf, String>>>> = OnceLock::new();
+    let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    made.entry(name.to_owned()).or_insert_with(|| renamed_into_place(name, make)).clone()
+}
+
+fn renamed_into_place(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
+    fs::create_dir_all(&into).map_err(|error| error.to_string())?;
+    // Another run of these tests may be executing the old one.
+    let fresh = into.join(format!("{name}.{}", std::process::id()));
+    make(&fresh)?;
+    let path = into.join(name);
+    fs::rename(&fresh, &path).map_err(|error| error.to_string())?;
+    Ok(path)
+}
