@@ -1,6 +1,6 @@
 //! The frames that a walk found, each with how it was found, and the ways of walking.
 
-use crate::addr::{CodeAddress, LookupAvma};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 
 /// How stacks are walked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,6 +109,12 @@ impl Frames {
     pub(super) fn push(&mut self, address: CodeAddress, method: Method) {
         self.addresses.push(address.lookup());
         self.methods.push(method);
+    }
+
+    /// The return address by which the last frame was pushed.
+    pub(super) fn last_return(&self) -> CodeAddress {
+        let lookup = self.addresses.last().map_or(0, |last| last.0);
+        CodeAddress::Return(Avma(lookup.wrapping_add(1)))
     }
 
     /// Says that the last frame, which was pushed by its return address, called nothing. The

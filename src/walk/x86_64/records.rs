@@ -8,7 +8,7 @@
 
 use super::frame::Frame;
 use super::rule::{Kind, Rule};
-use super::unwinder::Unwinder;
+use super::unwinder::{Unwinder, by_ordinary};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
@@ -77,18 +77,16 @@ impl Unwinder {
         let words: Words<'_> = Words::new(input.stack);
         out.clear();
         out.push(start, Method::Context);
-        let mut is_leaf = true;
-        let run = self.run(start, sp, frame_pointer, words, input, out, |rule| {
-            let is_sure = std::mem::take(&mut is_leaf) && is_sure_leaf(rule);
-            (is_sure || keeps_record(rule)).then_some(Method::FramePointer)
+        let run = self.run(start, sp, frame_pointer, words, input, out, |rule, is_leaf| {
+            let is_sure = keeps_record(rule) || is_leaf && is_sure_leaf(rule);
+            is_sure.then_some(Method::FramePointer)
         });
         if run.rule.kind() == Kind::Root {
             return Some(Walked { ended: Ended::Root, reached: run.sp });
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
-        let run =
-            self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, Rule::ordinary_method);
+        let run = self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, by_ordinary);
         (run.rule.kind() == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
     }
 }

@@ -114,8 +114,7 @@ impl Unwinder {
         let start = CodeAddress::Pc(Avma(registers.rip));
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(start, Method::Context);
-        let run =
-            self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method);
+        let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary);
         if run.rule.kind() == Kind::Root {
             return Walked { ended: Ended::Root, reached: run.sp };
         }
@@ -162,7 +161,7 @@ impl Unwinder {
 
     fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
         let (sp, frame_pointer) = (frame.registers[RSP], frame.registers[RBP]);
-        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, Rule::ordinary_method)
+        self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary)
     }
 
     /// The same behind a run that began at `frame`.
@@ -290,25 +289,26 @@ impl Unwinder {
     }
 
     /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
-    /// lead to ones that stand every check. Why it stops is for the caller to find out. Each look-up tells of
-    /// an address both that a call returns there and where its own caller is.
+    /// lead to ones that stand every check; it is told whether the rule is that of the first frame.
+    /// Why it stops is for the caller to find out. Each look-up tells of an address both that a call
+    /// returns there and where its own caller is.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // a frame in its parts, which stay in registers
     pub(super) fn run(
         &mut self,
-        mut from: CodeAddress,
+        from: CodeAddress,
         mut sp: u64,
         mut frame_pointer: u64,
         words: Words<'_>,
         input: &Input<'_>,
         out: &mut Frames,
-        mut may_follow: impl FnMut(Rule) -> Option<Method>,
+        may_follow: impl Fn(Rule, bool) -> Option<Method>,
     ) -> Run {
         let mut rule = self.cache.rule(from, input.code);
-        let most = input.max_depth.saturating_sub(out.len());
-        let mut steps = 0;
-        while steps < most
-            && let Some(method) = may_follow(rule)
+        // What `out` tells, its length and the last address, is not carried from step to step.
+        let begun = out.len();
+        while out.len() < input.max_depth
+            && let Some(method) = may_follow(rule, out.len() == begun)
         {
             // The processor foresees this branch, and goes on from record to record before
             // it has looked up any rule.
@@ -324,12 +324,12 @@ impl Unwinder {
                 break;
             }
             out.push(address, method);
-            steps += 1;
-            from = address;
             (sp, frame_pointer) = (caller.sp, caller.frame_pointer);
             rule = next;
         }
-        Run { steps, address: from, sp: Avma(sp), frame_pointer, rule }
+        let steps = out.len() - begun;
+        let address = if steps == 0 { from } else { out.last_return() };
+        Run { steps, address, sp: Avma(sp), frame_pointer, rule }
     }
 
     /// Makes the steps of a run again, with all registers: these may lie where nothing was
@@ -396,6 +396,12 @@ impl Unwinder {
 fn may_end_in_null(rule: Rule, methods: &[Method]) -> bool {
     let is_bare = rule.is_on_stack_pointer() && rule.cfa() == 1;
     !is_bare && methods.iter().skip(1).all(|method| *method == Method::Cfi)
+}
+
+/// Follows every ordinary rule; see `run`.
+#[inline(always)]
+pub(super) fn by_ordinary(rule: Rule, _: bool) -> Option<Method> {
+    rule.ordinary_method()
 }
 
 /// What an ordinary step finds.
