@@ -359,7 +359,9 @@ killed_target() {
     ) &
     sample 10
     nothing_is_left
-    shares_are_right
+    # Less than a second of a busy machine is too little to compare shares.
+    stacks_are_rooted
+    (($(awk '/;run;work;/ { all += $NF } END { print all + 0 }' "$work/out.folded") >= 50))
 }
 check 'a target that is killed ends the recording' killed_target
 
