@@ -26,12 +26,12 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::grid::PERIODS_BETWEEN_CHANGES;
+use super::rates::Rates;
 use super::record::CLOCK_PERIOD_MIN;
 use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
 use super::window;
-use crate::rng::Rng;
 use crate::sources::linux::threads;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -383,26 +383,25 @@ impl Events {
         self.all().try_for_each(sys::enable)
     }
 
-    /// Lets the event of each CPU tick at another rate, a quarter more or less than was asked for, so
-    /// that work in step with the rate is seen in all of its phases. Each at its own: ticks of two CPUs that
+    /// Lets the event of each CPU tick at another rate around the one that was asked for, so that
+    /// work in step with the rate is seen in all of its phases. Each at its own: ticks of two CPUs that
     /// stay in step meet a program that they hold up on one of them just when it has to wait on the other.
     ///
     /// Each change begins a period anew, which costs half of one; the mean makes up for that
     /// (`grid.rs` says how often). The new distance on each CPU, nanoseconds; none for events of threads, whose
     /// rate stays.
-    pub(super) fn vary(&self, random: &mut Rng) -> Vec<(u32, u64)> {
+    pub(super) fn vary(&self, rates: &mut Rates) -> Vec<(u32, u64)> {
         if self.how.scope != Scope::Cpus || !self.how.samples_running() {
             return Vec::new();
         }
-        const SPREAD_PER_MILLE: u64 = 500;
-        let mean_per_mille = 1000 + 1000 / (2 * PERIODS_BETWEEN_CHANGES);
+        let makes_up_per_mille = 1000 / (2 * PERIODS_BETWEEN_CHANGES);
         let mut vary_one = |(cpu, (_, event)): (&c_int, &(Ring, OwnedFd))| {
-            let per_mille = mean_per_mille - SPREAD_PER_MILLE / 2 + random.next() % SPREAD_PER_MILLE;
-            let period_ns =
-                (SECOND_NS * 1000 / (u64::from(self.how.hz.max(1)) * per_mille)).max(CLOCK_PERIOD_MIN);
+            let cpu = cpu.unsigned_abs();
+            let per_mille = rates.next_per_mille(cpu) + makes_up_per_mille;
+            let period_ns = (self.how.period_ns() * 1000 / per_mille).max(CLOCK_PERIOD_MIN);
             // It ticks on as before where that fails.
             let _ = sys::set_period(event, period_ns);
-            (cpu.unsigned_abs(), period_ns)
+            (cpu, period_ns)
         };
         self.cpus_of_rings.iter().zip(&self.rings).map(&mut vary_one).collect()
     }

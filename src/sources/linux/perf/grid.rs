@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 /// time that the thread uses.
 const LATE_NS: u64 = 25_000;
 
-/// Each change of the distance begins a period anew, which costs half of one.
+/// Of the rate that was asked for. Each change of the distance begins a period anew, which costs half of one.
 pub(super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
 
 /// Ticks of a CPU at one distance.
@@ -36,20 +36,21 @@ impl Stretch {
 pub(super) struct Grid {
     /// The last two of each CPU: samples may have been taken just before a change.
     stretches: HashMap<u32, [Option<Stretch>; 2]>,
-    /// When the distances were changed last, and the largest of them.
+    /// When the distances were changed last, and how long they last. The same time for each: otherwise one
+    /// rate would count for more than another, and together they would not be what was asked for.
     changed_ns: u64,
-    longest_ns: u64,
+    lasts_ns: u64,
 }
 
 impl Grid {
-    /// The events of these CPUs tick at these distances, from this time on.
-    pub(super) fn changed(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
+    /// The events of these CPUs tick at these distances, from this time on, around a mean.
+    pub(super) fn changed(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
         for (cpu, period_ns) in periods_ns {
             let [last, before] = self.stretches.entry(*cpu).or_default();
             *before = last.replace(Stretch { since_ns, period_ns: *period_ns, least_ns: None });
         }
         self.changed_ns = since_ns;
-        self.longest_ns = periods_ns.iter().map(|(_, period_ns)| *period_ns).max().unwrap_or(0);
+        self.lasts_ns = PERIODS_BETWEEN_CHANGES * mean_ns;
     }
 
     fn stretch(&mut self, cpu: u32, time_ns: u64) -> Option<&mut Stretch> {
@@ -64,12 +65,13 @@ impl Grid {
     /// changing it costs.
     pub(super) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
         let stretch = self.known(cpu, time_ns)?;
-        Some(stretch.period_ns + stretch.period_ns / (2 * PERIODS_BETWEEN_CHANGES))
+        let periods = (self.lasts_ns / stretch.period_ns.max(1)).max(1);
+        Some(stretch.period_ns + stretch.period_ns / (2 * periods))
     }
 
     /// Whether it is time to change the distances.
     pub(super) fn may_change(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.changed_ns) >= PERIODS_BETWEEN_CHANGES * self.longest_ns
+        now_ns.saturating_sub(self.changed_ns) >= self.lasts_ns
     }
 
     /// Takes note of a sample.
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn a_tick_that_was_held_up_is_late_and_the_next_one_is_not() {
         let mut grid = Grid::default();
-        grid.changed(1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
+        grid.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
         // Both CPUs began a little after the change; the third tick of CPU 1 came late.
         let samples = [(0, 2_005_000), (1, 2_040_000), (0, 3_005_500), (1, 4_240_000), (1, 5_040_000)];
         for (cpu, time_ns) in samples {
@@ -109,9 +111,9 @@ mod tests {
     fn samples_from_before_a_change_are_judged_by_the_grid_of_before() {
         let mut grid = Grid::default();
         assert!(!grid.is_late(0, 5), "nothing is known");
-        grid.changed(0, &[(0, 1_000_000)]);
+        grid.changed(0, 1_000_000, &[(0, 1_000_000)]);
         grid.see(0, 1_000_000);
-        grid.changed(2_500_000, &[(0, 700_000)]);
+        grid.changed(2_500_000, 1_000_000, &[(0, 700_000)]);
         grid.see(0, 2_300_000);
         grid.see(0, 3_200_000);
         assert!(grid.is_late(0, 2_300_000));
@@ -122,18 +124,16 @@ mod tests {
     fn each_cpu_has_a_distance_of_its_own() {
         let mut grid = Grid::default();
         assert!(grid.may_change(0));
-        grid.changed(1_000_000, &[(0, 1_000_000), (3, 800_000)]);
-        let with_change = |period_ns: u64| Some(period_ns + period_ns / (2 * PERIODS_BETWEEN_CHANGES));
-        assert_eq!(
-            [0, 3, 1].map(|cpu| grid.period_ns(cpu, 5_000_000)),
-            [with_change(1_000_000), with_change(800_000), None]
-        );
+        grid.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
+        // 50 ticks of the one and 62 of the other until the next change, and half of one that is lost.
+        let stand_for_ns = [0, 3, 1].map(|cpu| grid.period_ns(cpu, 5_000_000));
+        assert_eq!(stand_for_ns, [Some(1_010_000), Some(806_451), None]);
         assert_eq!(grid.period_ns(0, 999_999), None, "from before anything was known");
         for time_ns in [1_801_000, 2_601_000, 3_450_000] {
             grid.see(3, time_ns);
         }
         assert!(!grid.is_late(3, 2_601_000) && grid.is_late(3, 3_450_000));
-        let at_the_longest = 1_000_000 + PERIODS_BETWEEN_CHANGES * 1_000_000;
-        assert!(!grid.may_change(at_the_longest - 1) && grid.may_change(at_the_longest));
+        let over_ns = 1_000_000 + PERIODS_BETWEEN_CHANGES * 1_000_000;
+        assert!(!grid.may_change(over_ns - 1) && grid.may_change(over_ns));
     }
 }

@@ -21,6 +21,7 @@ mod grid;
 mod leavers;
 mod mapped;
 mod member;
+mod rates;
 mod record;
 mod registers;
 mod share;

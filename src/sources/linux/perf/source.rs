@@ -11,6 +11,7 @@ use super::beyond::Beyond;
 use super::choice::{self, Choice};
 use super::events::{Events, How, Scope, Switches};
 use super::member::Member;
+use super::rates::Rates;
 use super::sieve::Sieve;
 use super::switched::Switched;
 use super::told::Told;
@@ -20,7 +21,7 @@ use super::{record, sys};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::rng::Rng;
+
 use crate::sources::linux::{proc, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
@@ -76,8 +77,8 @@ pub(crate) struct PerfSource {
     machine: Option<[(u64, u64); 2]>,
     disabled: bool,
     over: bool,
-    /// Where the rate varies.
-    random: Rng,
+    /// Of the CPUs.
+    rates: Rates,
     scratch: Vec<u8>,
     readable: Vec<bool>,
 }
@@ -118,7 +119,7 @@ impl PerfSource {
             machine: None,
             disabled: false,
             over: false,
-            random: Rng::new(u64::from(pid.unsigned_abs())),
+            rates: Rates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
             readable: Vec::new(),
         }
@@ -245,7 +246,8 @@ impl PerfSource {
         self.watch_switches();
         let since_ns = sys::monotonic_ns();
         if !self.disabled && self.told.grid.may_change(since_ns) {
-            self.told.grid.changed(since_ns, &self.events.vary(&mut self.random));
+            let periods_ns = self.events.vary(&mut self.rates);
+            self.told.grid.changed(since_ns, self.events.how.period_ns(), &periods_ns);
         }
         if !self.disabled && self.events.lack_a_cpu(since_ns) {
             self.reopen(self.events.how);
@@ -316,7 +318,7 @@ impl PerfSource {
             }
             return;
         };
-        self.told.grid.changed(since_ns, &new.vary(&mut self.random));
+        self.told.grid.changed(since_ns, how.period_ns(), &new.vary(&mut self.rates));
         // Both tell of each switch for a moment.
         if let Some(switched) = &mut self.told.switched {
             switched.take_until(since_ns);
