@@ -142,7 +142,21 @@ pub(super) fn since_entry_on_all_ways<P: Processor<N>, const N: usize>(
 ) -> Option<Row<N>> {
     P::BASES.iter().find_map(|bases| {
         let row = |state: &State| row_in_function::<P, N>(state, bases);
-        on_all_ways::<P, _, N>((entry, at), returned, bases, code, row, is_same_frame::<P, N>)
+        on_all_ways::<P, _, N>((entry, at), returned, (bases, true), code, row, is_same_frame::<P, N>)
+    })
+}
+
+/// The same by ways that pass no call, so that all of them are in one function: what stands behind a call
+/// that does not return is another one, where bounds are not known.
+pub(super) fn since_entry_past_no_call<P: Processor<N>, const N: usize>(
+    entry: Avma,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<Row<N>> {
+    P::BASES.iter().find_map(|bases| {
+        let row = |state: &State| row_in_function::<P, N>(state, bases);
+        on_all_ways::<P, _, N>((entry, at), returned, (bases, false), code, row, is_same_frame::<P, N>)
     })
 }
 
@@ -162,15 +176,16 @@ pub(super) fn frame_pointer_on_all_ways<P: Processor<N>, const N: usize>(
         since_entry(P::FRAME_POINTER)?.checked_sub(since_entry(P::STACK_POINTER)?)
     };
     let bases = P::BASES.first()?;
-    on_all_ways::<P, _, N>((entry, at), returned, bases, code, distance, |one, other| one == other)
+    on_all_ways::<P, _, N>((entry, at), returned, (bases, true), code, distance, |one, other| one == other)
 }
 
 /// What `tell` says of the state at `at`, if every way from `entry` that arrives there says the same, and
-/// has the same place in one of the registers `bases` wherever two ways meet.
+/// has the same place in one of the registers `bases` wherever two ways meet. `past_calls`: they go on
+/// where a call comes back to.
 fn on_all_ways<P: Processor<N>, T, const N: usize>(
     (entry, at): (Avma, Avma),
     returned: bool,
-    bases: &'static [u8],
+    (bases, past_calls): (&'static [u8], bool),
     code: &dyn Code,
     tell: impl Fn(&State) -> Option<T>,
     is_same: impl Fn(&T, &T) -> bool,
@@ -181,7 +196,8 @@ fn on_all_ways<P: Processor<N>, T, const N: usize>(
     }
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     let goal = Goal { at, returned };
-    let ways = Ways { bases, goal: Some(goal), goes_on: P::EVERY_WAY, ..Ways::new::<P, N>(function, code) };
+    let ways = Ways::new::<P, N>(function, code);
+    let ways = Ways { bases, goal: Some(goal), goes_on: P::EVERY_WAY, past_calls, ..ways };
     let large = Ways { left: LARGE_STEPS_MAX, targets_max: LARGE_TARGETS_MAX, ..ways.clone() };
     let (told, has_room) = told_by_all::<P, _, N>(ways, (entry, &state), &tell, &is_same);
     if has_room { told } else { told_by_all::<P, _, N>(large, (entry, &state), &tell, &is_same).0 }
@@ -324,6 +340,8 @@ struct Ways<'c> {
     is_full: bool,
     /// Ways go on behind the goal.
     goes_on: bool,
+    /// They go on behind calls.
+    past_calls: bool,
     left: u32,
     callees: callee::Callees,
     /// What the function itself calls of its own.
@@ -346,6 +364,7 @@ impl<'c> Ways<'c> {
             differ: false,
             is_full: false,
             goes_on: false,
+            past_calls: true,
             left,
             callees,
             inner: Vec::new(),
@@ -425,7 +444,7 @@ impl<'c> Ways<'c> {
                     return found;
                 }
                 match effect {
-                    Effect::Calls(_) if !comes_back => break,
+                    Effect::Calls(_) if !comes_back || !self.past_calls => break,
                     Effect::Plain | Effect::Calls(_) | Effect::MayReturn => at = next,
                     Effect::Forks(condition) => {
                         let mut fulfilled = state;

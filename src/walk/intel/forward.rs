@@ -51,6 +51,9 @@ pub(in crate::walk) enum Proof {
     /// back to: if that does not return, what follows belongs to another way or another function.
     /// Something else must lead to the same caller.
     Wanted,
+    /// It counts from rbp, and the code may be another function's than the one that set that up. Only the call
+    /// tells, by its target.
+    OfCall,
 }
 
 /// A way that is still to be followed.

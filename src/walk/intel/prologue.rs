@@ -4,11 +4,13 @@
 //!
 //! The nearest bytes that look like these instructions may be part of others, or of another
 //! function: what counts is that the ways from there arrive at the address, with that record as its
-//! frame, and none without.
+//! frame, and none without. Ways that pass a call may be those of two functions, the first of which ends
+//! in a call that does not return (Mono's throw exceptions so): what they tell is to be proved.
 
 use memchr::memrchr_iter;
 
 use super::Intel;
+use super::forward::Proof;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{Cfa, Row};
 use crate::walk::{Code, flow};
@@ -24,12 +26,12 @@ const SEARCHED_MAX: u64 = 32 << 10;
 /// Most places that are tried.
 const TRIES_MAX: u32 = 4;
 
-/// The row at `at`; `returned`: a call has just come back there.
+/// The row at `at`, and how far it can be relied on; `returned`: a call has just come back there.
 pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
     at: Avma,
     returned: bool,
     code: &dyn Code,
-) -> Option<Row<N>> {
+) -> Option<(Row<N>, Proof)> {
     let prologues = if P::IS_LONG { LONG_PROLOGUES } else { PROLOGUES };
     let prologue_bytes = prologues[0].len() as u64;
     let (mut bytes, mut tries_left) = (SEARCHED_MIN, TRIES_MAX);
@@ -45,10 +47,15 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
         for last in memrchr_iter(PUSH_RBP, before).filter(begins) {
             tries_left = tries_left.checked_sub(1)?;
             let entry = start + last as u64;
-            let row = flow::since_entry_on_all_ways::<P, N>(entry, at, returned, code);
             let keeps_record = |row: &Row<N>| row.cfa == Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER);
-            if let Some(row) = row.filter(|row| keeps_record(row) || at - entry < prologue_bytes) {
-                return Some(row);
+            let fits = |row: &Row<N>| keeps_record(row) || at - entry < prologue_bytes;
+            let row = flow::since_entry_past_no_call::<P, N>(entry, at, returned, code).filter(fits);
+            if let Some(row) = row {
+                return Some((row, Proof::Certain));
+            }
+            let row = flow::since_entry_on_all_ways::<P, N>(entry, at, returned, code).filter(fits);
+            if let Some(row) = row {
+                return Some((row, Proof::OfCall));
             }
         }
         if at - start < bytes || bytes >= SEARCHED_MAX {
@@ -56,6 +63,24 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
         }
         end = start + (prologue_bytes - 1);
         bytes *= 2;
+    }
+}
+
+/// The row at `at` by what is in front of it and by what the ways to a return tell, which is not certain:
+/// that of a call which has just come back, or behind one that may not come back.
+pub(in crate::walk) fn row_with<P: Intel<N>, const N: usize>(
+    to_return: Option<Box<Row<N>>>,
+    at: Avma,
+    returned: bool,
+    code: &dyn Code,
+) -> Option<(Box<Row<N>>, Proof)> {
+    match (row::<P, N>(at, returned, code), to_return) {
+        (Some((row, Proof::Certain)), _) => Some((Box::new(row), Proof::Certain)),
+        (Some((row, _)), Some(other)) if flow::is_same_frame::<P, N>(&row, &other) => {
+            Some((other, Proof::Certain))
+        }
+        (_, Some(other)) => Some((other, Proof::Wanted)),
+        (row, None) => row.map(|(row, proof)| (Box::new(row), proof)),
     }
 }
 
@@ -86,12 +111,13 @@ mod tests {
     use super::*;
     use crate::arch::X86_64;
     use crate::binary::frame_rule::{COLUMNS, Column};
+    use crate::walk::intel::forward::{self, Callees, Leads};
 
     const RBP: usize = X86_64::RBP;
     const RSP: usize = X86_64::RSP;
 
     fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
-        super::row::<X86_64, COLUMNS>(at, returned, code)
+        super::row::<X86_64, COLUMNS>(at, returned, code).map(|(row, _)| row)
     }
 
     const TEXT: u64 = 0x7000_0000_1000;
@@ -139,6 +165,36 @@ mod tests {
             // Not reached.
             assert_eq!(row(at(0x17), false, &text), None);
         }
+    }
+
+    /// As Mono makes them: the first ends in a call that throws, and nothing says where the second begins.
+    fn two_functions() -> Text {
+        Text(vec![
+            0x55, 0x48, 0x89, 0xe5, //       +00 push %rbp; mov %rsp,%rbp
+            0x48, 0x83, 0xec, 0x20, //       +04 sub $32,%rsp
+            0x85, 0xc0, //                   +08 test %eax,%eax
+            0x74, 0x02, //                   +0a je +0e
+            0xc9, 0xc3, //                   +0c leave; ret
+            0xe8, 0, 0x10, 0, 0, //          +0e call the one that throws
+            0x0f, 0x1f, 0, //                +13 a nop
+            0x48, 0x83, 0xec, 0x18, //       +16 sub $24,%rsp
+            0xe8, 0, 0x20, 0, 0, //          +1a call another
+            0x48, 0x83, 0xc4, 0x18, 0xc3, // +1f add $24,%rsp; ret
+        ])
+    }
+
+    #[test]
+    fn a_function_behind_a_call_that_throws_has_not_the_frame_of_the_one_before() {
+        let (text, at) = (two_functions(), Avma(TEXT + 0x1f));
+        let (row, proof) = super::row::<X86_64, COLUMNS>(at, true, &text).expect("ways lead there");
+        assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::OfCall));
+        let leads = forward::follow::<X86_64, COLUMNS>(at, true, &text, &mut Callees::default());
+        let Some(Leads::Back(to_return, Proof::Wanted)) = leads else { panic!("{leads:?}") };
+        let (row, proof) = row_with::<X86_64, COLUMNS>(Some(to_return), at, true, &text).expect("a row");
+        assert_eq!((row.cfa, proof), (Cfa::Register(RSP as u8, 32), Proof::Wanted));
+        // No call is on the way here.
+        let (row, proof) = super::row::<X86_64, COLUMNS>(Avma(TEXT + 0x13), true, &text).expect("a row");
+        assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::Certain));
     }
 
     #[test]

@@ -253,14 +253,17 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code, Proof::Certain),
         Some(Leads::ToExit) => return Found::Root,
-        Some(Leads::Back(row, Proof::Wanted)) => Some(row),
+        Some(Leads::Back(row, _)) => Some(row),
         None => None,
     };
     let since_entry =
         |function: Range<Avma>| flow::since_entry_on_all_ways::<X86, _>(function.start, at, is_return, code);
     let told = match code.function(address.lookup().at()) {
         Some(function) => since_entry(function),
-        None => prologue::row::<X86, X86_COLUMNS>(at, is_return, code),
+        None => {
+            let row = prologue::row_with::<X86, X86_COLUMNS>(unproved, at, is_return, code);
+            return row.map_or(Found::Nothing, |(row, proof)| Found::Row(row, Method::Code, proof));
+        }
     };
     match (told, unproved) {
         (Some(row), _) => Found::Row(Box::new(row), Method::Code, Proof::Certain),

@@ -173,6 +173,7 @@ impl Unwinder {
             let is_proved = match (method, proof) {
                 (Method::FramePointer, _) => false,
                 (_, Proof::Certain) => true,
+                (_, Proof::OfCall) => confirm::is_called_from(&frame, &next, &mut self.cache, input),
                 (_, Proof::Wanted) => confirm::is_caller(&frame, &next, &mut self.cache, input),
             };
             if !is_proved {

@@ -133,10 +133,9 @@ impl Cache {
                     row.signal && address.is_return() && begins_trampoline::<X86_64, _>(address.at(), code);
                 self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
             }
-            Found::Unproved(row) => {
+            Found::Unproved(row, proof) => {
                 let switch = switching::at::<X86_64, COLUMNS>(address, &row, code);
-                let (not_called, fiber, proof) = (false, false, Proof::Wanted);
-                let kept = Unusual { row: *row, switch, not_called, fiber, proof };
+                let kept = Unusual { row: *row, switch, not_called: false, fiber: false, proof };
                 (self.keep_unusual(kept).read_from_code(), Saved::default())
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
@@ -216,7 +215,7 @@ impl SinceEntry<COLUMNS> for Cache {
 enum Found {
     Row(Box<Row>, Method),
     /// A row that was read from instructions and is not certain.
-    Unproved(Box<Row>),
+    Unproved(Box<Row>, Proof),
     /// The thread's first function.
     Root,
     /// The same, of a stack that does not begin as those of threads do.
@@ -292,7 +291,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
         Some(Leads::ToExit) => return Found::Root,
-        Some(Leads::Back(row, Proof::Wanted)) => Some(row),
+        Some(Leads::Back(row, _)) => Some(row),
         None => None,
     };
     let since_entry = |function: Range<Avma>| {
@@ -307,11 +306,17 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
             (!hotspot::may_have_left(at, code)).then(|| compiled.row())
         }
         (None, Some(compiled)) => since_entry(compiled.entry..at),
-        (None, None) => prologue::row::<X86_64, COLUMNS>(at, is_return, code),
+        (None, None) => {
+            return match prologue::row_with::<X86_64, COLUMNS>(unproved, at, is_return, code) {
+                Some((row, Proof::Certain)) => Found::Row(row, Method::Code),
+                Some((row, proof)) => Found::Unproved(row, proof),
+                None => Found::Nothing,
+            };
+        }
     };
     match (told, unproved) {
         (Some(row), _) => Found::Row(Box::new(row), Method::Code),
-        (None, Some(row)) => Found::Unproved(row),
+        (None, Some(row)) => Found::Unproved(row, Proof::Wanted),
         (None, None) => Found::Nothing,
     }
 }

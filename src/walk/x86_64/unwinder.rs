@@ -272,6 +272,7 @@ impl Unwinder {
             let is_proved = match (method, proof) {
                 (Method::FramePointer, _) => runtimes::is_record_of_v8(frame, input),
                 (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
+                (_, Proof::OfCall) => confirm::is_called_from(frame, &next, &mut self.cache, input),
                 _ => confirm::is_caller(frame, &next, &mut self.cache, input),
             };
             if !is_proved {
