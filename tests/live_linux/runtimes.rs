@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Recorded, Stack, launch, live, not_here};
+use crate::support::{Recorded, Stack, launch, live, made, not_here};
 
 /// A program of this machine by name; `None`, after a line that says so, if there is none.
 /// With `STACKPROF_NO_SKIP=1` that is a failure instead.
@@ -148,6 +148,34 @@ fn what_helps_with_java_is_said() {
     }
     let advice = "jcmd PID Compiler.perfmap";
     recorded.check(recorded.stderr.contains(advice), format!("the summary advises: {advice}"));
+}
+
+/// Mono's own truth is its source, too: whoever runs `Leaf` was called by four functions that Mono compiled.
+#[test]
+fn complete_stacks_of_mono_lack_no_caller() {
+    const MADE: &str = "[mono jit]";
+    let Some(_one) = live() else { return };
+    let (Some(mono), Some(mcs)) = (program("mono"), program("mcs")) else { return };
+    let built = made("Rounds.exe", |into| {
+        let output =
+            Command::new(mcs).arg(format!("-out:{}", into.display())).arg(fixture("Rounds.cs")).output();
+        let output = output.map_err(|error| error.to_string())?;
+        output
+            .status
+            .success()
+            .then_some(())
+            .ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    });
+    let recorded = launch(&["--hz", "997"], &mono, &[built.unwrap().as_os_str(), OsStr::new("100")]);
+    recorded.check_success();
+    let of_leaf = |stack: &Stack| stack.leaf() == MADE;
+    let callees = |stack: &Stack| stack.frames.iter().filter(|name| *name == MADE).count();
+    let all = recorded.count(of_leaf);
+    let called = recorded.count(|stack| of_leaf(stack) && callees(stack) >= 4);
+    recorded.check(all > 200, format!("{all} counts of compiled code"));
+    recorded.check(called * 10 >= all * 8, format!("{called} of {all} have their callers"));
+    let wrong = recorded.count(|stack| of_leaf(stack) && !stack.has("[incomplete]") && callees(stack) < 5);
+    recorded.check(wrong * 20 <= all, format!("{wrong} of {all} lack callers and say nothing"));
 }
 
 /// Java's own truth is its source: whoever runs `inner` was called by `middle` and that by
