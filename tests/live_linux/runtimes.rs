@@ -6,8 +6,9 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use crate::support::{Recorded, Stack, launch, live, made, not_here};
+use crate::support::{Fixture, Recorded, Stack, attach, launch, live, made, not_here, wait_for_cpu_time};
 
 /// A program of this machine by name; `None`, after a line that says so, if there is none.
 /// With `STACKPROF_NO_SKIP=1` that is a failure instead.
@@ -166,7 +167,10 @@ fn complete_stacks_of_mono_lack_no_caller() {
             .then_some(())
             .ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
     });
-    let recorded = launch(&["--hz", "997"], &mono, &[built.unwrap().as_os_str(), OsStr::new("100")]);
+    let target = Fixture::run(Command::new(mono).arg(built.unwrap()));
+    // Compiled by then, and at work.
+    wait_for_cpu_time(target.pid(), Duration::from_millis(500));
+    let recorded = attach(target.pid(), &["--duration", "2"]).wait();
     recorded.check_success();
     let of_leaf = |stack: &Stack| stack.leaf() == MADE;
     let callees = |stack: &Stack| stack.frames.iter().filter(|name| *name == MADE).count();
