@@ -127,10 +127,12 @@ fn children_of_an_attached_process_are_recorded_by_stops_where_asked_for() {
         recorded.check_success();
         // With the calls for its clock: a stop that comes late finds more of them.
         let seconds = recorded.count(|stack| stack.has("burn_for")) as f64 / HZ;
-        println!("{options:?}: {seconds:.3} s");
+        // What a process used after its last sample, which is a turn of it on a busy machine, is told.
+        let lost = recorded.lost() as f64 / HZ;
+        println!("{options:?}: {seconds:.3} s, {lost:.3} s lost");
         recorded.check(
-            (seconds / (0.5 * expected) - 1.0).abs() < 0.1,
-            format!("{seconds} s of {expected} processes that burn 0.5 s"),
+            ((seconds + lost) / (0.5 * expected) - 1.0).abs() < 0.1 && lost < 0.25 * expected,
+            format!("{seconds} s and {lost} s lost of {expected} processes that burn 0.5 s"),
         );
         recorded.check(roots(&recorded) == "tree", roots(&recorded));
         recorded.check(recorded.figure("processes_seen") == expected, "another number of processes");

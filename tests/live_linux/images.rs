@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::support::{Fixture, Recorded, assert_untouched, attach, compile, fixture, live, not_here, points};
+use crate::support::{Fixture, Recorded, assert_untouched, attach, compile, fixture, live, not_here};
 
 const SHARED: [&str; 2] = ["-shared", "-fPIC"];
 
@@ -234,9 +234,8 @@ fn a_program_in_another_mount_namespace_has_names() {
     for name in ["main", "recurse"] {
         recorded.check(share(&recorded, name) >= 90.0, format!("{name} is not named"));
     }
-    for (name, expected) in [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_15", 15.0), ("leaf_5", 5.0)] {
-        let share = share(&recorded, name);
-        let off = (share - expected).abs();
-        recorded.check(off <= points(expected, recorded.stacks_taken()), format!("{name} has {share} %"));
+    // How much of each is what the tests of shares are about.
+    for name in ["leaf_50", "leaf_30", "leaf_15", "leaf_5"] {
+        recorded.check(recorded.count(|stack| stack.leaf() == name) > 0, format!("{name} is not named"));
     }
 }
