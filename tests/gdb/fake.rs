@@ -26,6 +26,8 @@ pub(crate) enum Wrong {
     Garbage(usize, u64),
     /// One answer is random text in a packet of the right form.
     Nonsense(usize, u64),
+    /// One answer is that the process has ended, which it has not.
+    Ended(usize),
     /// One answer never ends.
     Endless(usize),
     /// Packets that nobody asked for, instead of an answer.
@@ -458,6 +460,7 @@ impl Server {
                 let text: String = (0..length).map(|_| (b'%' + random.below(90) as u8) as char).collect();
                 wire = packet('$', &text.replace(['}', '*'], "m"));
             }
+            Wrong::Ended(at) if is(at) => wire = packet('$', "W00"),
             Wrong::Endless(at) if is(at) => {
                 // As much as is read.
                 self.stream.write_all(b"$")?;

@@ -167,6 +167,13 @@ fn nonsense_is_told_and_the_target_runs_on() {
 }
 
 #[test]
+fn a_target_that_is_said_to_have_ended_is_let_go_all_the_same() {
+    for (manner, said, fate) in at_each(|at| [Wrong::Ended(at)]) {
+        assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
+    }
+}
+
+#[test]
 fn answers_without_end_come_to_an_end() {
     let mut manners = Vec::new();
     for at in [0, 3, 9, 14, 20] {
@@ -288,7 +295,8 @@ fn a_recording_weighs_the_time_between_its_stops() {
         let took = began.elapsed();
         drop(target);
         let fate = fake.fate();
-        assert!(fate.runs && fate.detached && fate.stops > 3, "{fate:?}");
+        // A hundred, if the machine has the time for them.
+        assert!(fate.runs && fate.detached && fate.stops > 1, "{fate:?}");
         assert_eq!(profile.stats.cut_short, None);
         // Three threads that always run, for half a second at 200 Hz; less what the stops took.
         let counts = profile.stats.samples + profile.stats.samples_lost.values().sum::<u64>();

@@ -22,6 +22,8 @@ pub(super) const STOP: Duration = Duration::from_secs(5);
 /// whose connection is closed while it is late may never read that it should detach.
 const DETACH: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(5);
+/// How long a stub that says that its process has ended is waited for after it was told to let go.
+const LAST_OF_ENDED: Duration = Duration::from_millis(200);
 /// Where threads that should stop are silent for so long, the list of them is asked for again.
 const QUIET: Duration = Duration::from_millis(5);
 /// Stops that are acknowledged at once.
@@ -352,7 +354,10 @@ impl Stub {
     /// Lets the target go, running. `broken` says that the stub has not answered as it should: then
     /// it is told to, and hardly waited for.
     pub(super) fn detach(&mut self, broken: bool) {
-        if !self.run.ended {
+        if self.run.ended {
+            // Nothing is left to let go, unless that was nonsense.
+            self.order_detach(LAST_OF_ENDED);
+        } else {
             self.detach_as_it_is(broken);
         }
         super::STANDS.store(false, Ordering::SeqCst);
@@ -364,10 +369,15 @@ impl Stub {
             if self.run.running && !self.run.non_stop {
                 let _ = self.link.interrupt();
             }
-            let detach = self.detach_words();
-            if self.link.send(detach.as_bytes()).is_ok() {
-                self.link.settle(Instant::now() + LAST);
-            }
+            self.order_detach(LAST);
+        }
+    }
+
+    /// Tells the stub to detach, whatever it says to that, and waits for so long until it has read it.
+    fn order_detach(&mut self, at_most: Duration) {
+        let detach = self.detach_words();
+        if self.link.send(detach.as_bytes()).is_ok() {
+            self.link.settle(Instant::now() + at_most);
         }
     }
 
@@ -381,6 +391,7 @@ impl Stub {
             }
         }
         if self.run.ended {
+            self.order_detach(LAST_OF_ENDED);
             return Ok(());
         }
         let detach = self.detach_words();
