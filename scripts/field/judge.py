@@ -182,13 +182,13 @@ def replaced_by_libgcc(ours, theirs, count, facts):
     To install a landing pad, libgcc puts what a frame further out saved over what its own function saved, the return
     address included (unwind-dw2.c, uw_install_context_1). Then the debugger's stack has that address twice. Behind
     a direct call, which has one target, it cannot be in both places: further out it called something else.
-    From there on the debugger has the same frames, or none: it went by a frame that is not there.
+    From there on the debugger has the same frames, or none: it went by a frame that is not there, and ends.
     """
     if count == 0 or not RAISES.fullmatch(bare(ours.names[count - 1])) or count >= len(ours.addresses):
         return False
     rest, copied, behind = ours.addresses[count + 1:], theirs.addresses[count], theirs.addresses[count + 1:]
     further = alike(rest, behind)
-    astray = further < len(behind) and behind[further] in facts.no_callers
+    astray = not behind or further < len(behind) and behind[further] in facts.no_callers
     called = [bare(name) for name, address in zip(ours.names[count:], rest) if same(address, copied)]
     return (astray or further == len(rest) == len(behind)) \
         and copied in facts.calls and bool(called) and not any(RAISES.fullmatch(name) for name in called)

@@ -92,6 +92,8 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.verdict(ours, astray, facts=facts), "suspect", "it ends elsewhere")
         facts = Facts(frozenset([0x77]), calls={0x301: 0x280})
         self.assertEqual(self.verdict(ours, astray, facts=facts), "explained")
+        early = {"eu-stack": stack("uw@100", "_Unwind_Resume@151", "f@301"), **astray}
+        self.assertEqual(self.verdict(ours, early, facts=facts), "explained")
         elsewhere = stack("uw@100", "g@150", *(f"{name}@{address:x}" for name, address in
                                               list(zip(ours.names, ours.addresses))[2:]))
         self.assertEqual(self.verdict(elsewhere, theirs, facts=facts), "suspect", "not a function that raises")
