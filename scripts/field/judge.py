@@ -169,8 +169,8 @@ def error_of(name, ours, theirs, count, facts):
     if replaced_by_libgcc(ours, theirs, count, facts):
         return f"{name} takes the return address that libgcc had put over another"
     # By rbp alone, a leaf that has not pushed it yet seems to have been called by its caller's caller.
-    rest = ours.addresses[2:]
-    if count == 1 and alike(rest, theirs.addresses[1:]) == len(rest) == len(theirs.addresses) - 1 \
+    without = ours.addresses[:1] + ours.addresses[2:]
+    if count > 0 and alike(without, theirs.addresses) == len(without) == len(theirs.addresses) \
             and any(same(ours.addresses[1], address) for address in facts.on_top):
         return f"{name} lacks the leaf's caller, which is on top of the stack"
     return ""

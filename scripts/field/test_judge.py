@@ -81,6 +81,10 @@ class Verdicts(unittest.TestCase):
         unproved = stack(*WALKED, incomplete="frame record not certain")
         self.assertEqual(self.verdict(unproved, debuggers, facts=facts), "flagged")
         self.assertEqual(self.verdict(unproved, debuggers), "invented")
+        # One that calls itself: the caller's caller has the same address.
+        again = stack(*WALKED[:2], *WALKED[1:])
+        self.assertEqual(self.verdict(again, {"eu-stack": stack(*TOLD)}, facts=facts), "explained")
+        self.assertEqual(self.verdict(again, {"eu-stack": stack(*TOLD)}), "suspect")
 
     def test_a_return_address_that_libgcc_put_over_another(self):
         ours = stack("uw@100", "_Unwind_Resume@150", "f [clone .cold]@200", "f@300", "f@300", "main@400", "_start@500")
