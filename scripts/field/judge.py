@@ -94,7 +94,8 @@ def judge(ours, debuggers, truth=None, physical=None, facts=Facts()):
         # The runtime guesses the frame of a thread that runs; its callers are certain.
         missing = contains_in_order(ours.addresses, physical[1:])
         if missing and not guessed_by_runtime(ours, debuggers, physical) \
-                and not guessed_without_frame(ours, physical, facts):
+                and not guessed_without_frame(ours, physical, facts) \
+                and not guessed_against_the_calls(ours, physical, facts):
             return "wrong", f"lacks {len(missing)} of {len(physical)} frames that the runtime shows"
     if not ends_at_root(ours):
         return "wrong", "complete, and ends where no thread begins"
@@ -139,6 +140,19 @@ def guessed_without_frame(ours, physical, facts):
     if returns_to is None or len(physical) < 2 or not same(ours.addresses[1], returns_to) \
             or same(ours.addresses[1], physical[1]):
         return False
+    return has_all_that_stand(ours, physical)
+
+
+def guessed_against_the_calls(ours, physical, facts):
+    """True if the direct call that our caller of the leaf stands behind leads to the leaf's function, and that of
+    the runtime's caller leads elsewhere. Then the runtime guessed, as above."""
+    return len(ours.addresses) > 1 and len(physical) > 1 \
+        and only_ours_calls(ours.addresses[1], physical[1], ours.addresses[0], facts) \
+        and has_all_that_stand(ours, physical)
+
+
+def has_all_that_stand(ours, physical):
+    """True if ours has all frames of the runtime's from the first on that both have."""
     rest = physical[1:]
     while rest and not any(same(address, rest[0]) for address in ours.addresses[1:]):
         rest = rest[1:]

@@ -28,7 +28,7 @@ def at_moment(stackprof, group, program, pids):
             if program.runtime == "java":
                 runtime = peers.by_hotspot(pid)
             code = Code(pid)
-            facts = code.facts([stack for stacks in (ours[pid], *theirs.values()) for stack in stacks.values()])
+            facts = code.facts([stack for stacks in (ours[pid], *theirs.values(), runtime) for stack in stacks.values()])
             found.append((pid, ours[pid], theirs, runtime, facts))
     finally:
         group.resume()

@@ -140,6 +140,17 @@ class Verdicts(unittest.TestCase):
         for physical in ([0x100, 0x777, 0x301, 0x888, 0x401], [0x100, 0x777, 0x888], [0x100, 0x201, 0x777, 0x301]):
             self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=physical, facts=right), "wrong")
 
+    def test_direct_calls_tell_whose_caller_of_the_leaf_is_right(self):
+        debuggers = {"gdb": stack(*TOLD[:1])}
+        guessed = [0x100, 0x777, 0x301, 0x401]
+        ours, none = Facts(calls={0x201: 0xf0, 0x777: 0x9000}), Facts(calls={0x201: 0xf0})
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed, facts=ours), "explained")
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed, facts=none), "wrong", "it may call it, too")
+        both = Facts(calls={0x201: 0xf0, 0x777: 0xf0})
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=guessed, facts=both), "wrong")
+        lacks = [0x100, 0x777, 0x301, 0x888, 0x401]
+        self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=lacks, facts=ours), "wrong")
+
     def test_incomplete_stacks_are_flagged_and_may_not_invent(self):
         cut = stack(*WALKED[:2], incomplete="bad frame")
         self.assertEqual(self.verdict(cut, {"gdb": stack(*TOLD)}), "flagged")
