@@ -138,7 +138,7 @@ pub(super) struct Events {
     rings: Vec<(Ring, OwnedFd)>,
     /// The CPU of each ring, where events are of CPUs.
     cpus_of_rings: Vec<c_int>,
-    /// The CPUs that there were.
+    /// The CPUs that events are on.
     cpus: Vec<c_int>,
     /// What the event of each ring had counted when the CPUs were looked at last, and when that was.
     counted_ns: Vec<u64>,
@@ -312,6 +312,8 @@ impl Events {
             events.rings.push((ring, event));
             events.cpus_of_rings.push(cpu);
         }
+        // One that was just coming or going is looked for again (`lack_a_cpu`).
+        events.cpus.clone_from(&events.cpus_of_rings);
         Ok(events)
     }
 
