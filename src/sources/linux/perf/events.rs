@@ -136,9 +136,7 @@ const MAX_PASSES: u32 = 8;
 pub(super) struct Events {
     /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
-    /// The CPU of each ring, where events are of CPUs.
-    cpus_of_rings: Vec<c_int>,
-    /// The CPUs that events are on.
+    /// The CPU of each ring.
     cpus: Vec<c_int>,
     /// What the event of each ring had counted when the CPUs were looked at last, and when that was.
     counted_ns: Vec<u64>,
@@ -256,7 +254,6 @@ impl Events {
     fn none(how: How, cpus: Vec<c_int>) -> Events {
         Events {
             rings: Vec::new(),
-            cpus_of_rings: Vec::new(),
             cpus,
             counted_ns: Vec::new(),
             looked_ns: 0,
@@ -279,11 +276,11 @@ impl Events {
     }
 
     fn of_cpus_with(sieve: &Sieve, how: How, ring_bytes: usize) -> io::Result<Events> {
-        let mut events = Events::none(how, online_cpus()?);
-        for cpu in events.cpus.clone() {
+        let mut events = Events::none(how, Vec::new());
+        for cpu in online_cpus()? {
             let event = match sys::open(&attributes(how, ring_bytes), -1, cpu) {
                 Ok(event) => event,
-                // It was taken offline in between.
+                // Just coming or going: looked for again (`lack_a_cpu`).
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
@@ -310,10 +307,8 @@ impl Events {
                 }
             }
             events.rings.push((ring, event));
-            events.cpus_of_rings.push(cpu);
+            events.cpus.push(cpu);
         }
-        // One that was just coming or going is looked for again (`lack_a_cpu`).
-        events.cpus.clone_from(&events.cpus_of_rings);
         Ok(events)
     }
 
@@ -405,7 +400,7 @@ impl Events {
             let _ = sys::set_period(event, period_ns);
             (cpu, period_ns)
         };
-        self.cpus_of_rings.iter().zip(&self.rings).map(&mut vary_one).collect()
+        self.cpus.iter().zip(&self.rings).map(&mut vary_one).collect()
     }
 
     /// Whether these are no longer the events that would be opened now: a CPU came, or one went, and
