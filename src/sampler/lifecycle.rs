@@ -84,9 +84,7 @@ impl StopDriver<'_> {
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
-        self.walk_captured();
-        let Some(stop) = self.stops.remove(&id) else { return };
-        self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        let Some(stop) = self.close_stop(id) else { return };
         let program = self.stands_for(stop.process, id).map(str::to_owned);
         let has_room = |program: &String| {
             self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
@@ -97,6 +95,41 @@ impl StopDriver<'_> {
         } else {
             self.recorder.remove_thread(id, cpu_ns, ENDED);
         }
+    }
+
+    /// Settles what waits of a thread that is about to be removed.
+    fn close_stop(&mut self, id: ThreadId) -> Option<Stop> {
+        self.walk_captured();
+        let stop = self.stops.remove(&id)?;
+        self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        Some(stop)
+    }
+
+    /// A thread runs another program from now on, alone in its process. It is the same thread still:
+    /// what it used since its last sample its next one stands for, as between any two of them, and
+    /// most of that is what the exec itself took. Of wall-clock time each sample has its own.
+    pub(super) fn exec_thread(&mut self, id: ThreadId, stack_top: Option<Avma>) {
+        let pid = self.target.process_of(id);
+        self.walk_captured();
+        self.walk_postponed(pid, Due::All);
+        let look = self.target.look(id).unwrap_or_else(|_| unknown_look());
+        for other in self.threads_of(pid) {
+            if other != id {
+                self.remove_thread(other, None);
+            }
+        }
+        let mut unsampled_ns = 0;
+        if self.options.idle {
+            self.remove_thread(id, Some(look.cpu_ns));
+        } else if self.close_stop(id).is_some() {
+            unsampled_ns = self.recorder.leave_thread(id, Some(look.cpu_ns));
+        }
+        self.begin_program(pid);
+        self.add_thread(id, stack_top, look, false);
+        if let Some(account) = self.recorder.accounts.get_mut(&id) {
+            account.inherit(unsampled_ns);
+        }
+        self.read_program(pid);
     }
 
     /// The program of which a thread stands for others: of the first thread of a process that the

@@ -313,18 +313,7 @@ impl<'a> StopDriver<'a> {
                 );
             }
             Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
-            Event::Exec { thread, stack_top } => {
-                let process = self.target.process_of(thread);
-                self.walk_captured();
-                self.walk_postponed(process, Due::All);
-                let look = self.target.look(thread).unwrap_or_else(|_| unknown_look());
-                for id in self.threads_of(process) {
-                    self.remove_thread(id, (id == thread).then_some(look.cpu_ns));
-                }
-                self.begin_program(process);
-                self.add_thread(thread, stack_top, look, false);
-                self.read_program(process);
-            }
+            Event::Exec { thread, stack_top } => self.exec_thread(thread, stack_top),
             Event::Leaving { process } => self.settle(process),
             Event::ProcessEnded { process } => self.end_process(process),
             Event::Exited(status) => {

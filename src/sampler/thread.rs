@@ -118,9 +118,11 @@ impl Account {
         used_ns.saturating_add(std::mem::take(&mut self.inherited_ns))
     }
 
-    /// What it has used by this look if it began while recorded and was not sampled yet, nanoseconds.
+    /// What it has used by this look, and inherited, if it began while recorded and was not sampled
+    /// yet, nanoseconds.
     pub(super) fn used_unsampled_ns(&self, look: Look) -> Option<u64> {
-        (self.fresh && !self.found).then(|| look.cpu_ns.saturating_sub(self.first_cpu_ns))
+        let used_ns = look.cpu_ns.saturating_sub(self.first_cpu_ns);
+        (self.fresh && !self.found).then(|| used_ns.saturating_add(self.inherited_ns))
     }
 
     /// Its next sample stands for this time of others, too, nanoseconds.

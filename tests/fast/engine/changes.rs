@@ -95,6 +95,23 @@ fn with_exec(arch: Arch, at_ns: u64) -> SimConfig {
 }
 
 #[test]
+fn what_a_thread_used_before_its_exec_stands_in_its_first_sample_after_it() {
+    let (mut lost, mut lost_at_ends) = (0, 0);
+    for at_ns in (1_000..1_040).map(|ms| ms * MS) {
+        let mut config = with_exec(Arch::X86_64, at_ns);
+        config.threads.truncate(1);
+        let recorded = record(&config, &options(97, 15));
+        recorded.check_balance();
+        lost += recorded.lost();
+        config.exec = None;
+        config.images.pop();
+        lost_at_ends += record(&config, &options(97, 15)).lost();
+    }
+    // What is used after the last sample before the end is lost. Before an exec it would be as much again.
+    assert!(lost <= lost_at_ends + 20, "{lost} lost in 40 recordings, {lost_at_ends} without an exec");
+}
+
+#[test]
 fn an_exec_separates_what_was_before_from_what_is_after() {
     for arch in ARCHES {
         let _replay = replay(15);
