@@ -9,7 +9,6 @@ use super::lifecycle::{Known, TOO_MANY, observed};
 use super::postponed::Due;
 use super::process::FIRST;
 use super::recorder::{Recorder, Sample};
-use super::thread::unknown_look;
 use super::ticks::Ticks;
 use crate::addr::Avma;
 use crate::clock::Clock;
