@@ -25,7 +25,7 @@ fail() {
     exit 1
 }
 
-# What of the whole shows that both sources work: shares, stacks, names, ends, what is started.
+# What of the whole shows that both sources work: shares, stacks, names, ends, what is started; and 32-bit Arm.
 tests=(
     shares::shares_are_right_when_attached
     shares::shares_are_right_when_launched
@@ -35,6 +35,11 @@ tests=(
     waiting::a_handler_ends_a_wait_however_often_it_is_stopped
     lifecycle::how_a_launched_command_ended_is_in_the_statistics
     refusals::a_program_that_another_one_traces
+    narrow::shares_are_right_when_launched_and_stopped
+    narrow::shares_are_right_when_launched_and_sampled_by_the_kernel
+    narrow::shares_are_right_when_attached_to_and_stopped
+    narrow::programs_of_both_sizes_follow_each_other_by_stops
+    narrow::waiting_threads_are_dumped_from_their_calls_to_where_they_began
     by_kernel::a_command_that_cannot_be_run_is_told
     by_kernel::a_program_of_a_few_milliseconds_has_its_names
     by_kernel::a_program_that_replaces_itself_is_named_by_both

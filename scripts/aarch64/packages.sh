@@ -5,6 +5,7 @@
 GUEST_PACKAGES=(
     base-files libc-bin dash coreutils grep sed procps util-linux mount
     gcc libc6-dev binutils musl-tools
+    gcc-arm-linux-gnueabihf libc6-dev-armhf-cross
 )
 
 # guest_apt DIR WORD...: apt-get or apt-cache with a state of its own, for arm64, in which nothing is installed.
@@ -71,6 +72,12 @@ unpack_guest() {
     # What installing would have made.
     ln -sf gcc "$dir/root/usr/bin/cc"
     ln -sf dash "$dir/root/usr/bin/sh"
+    # Programs of 32-bit Arm find their loader and libraries where Debian for armhf has them.
+    mkdir -p "$dir/root/usr/lib/arm-linux-gnueabihf"
+    for name in "$dir"/root/usr/arm-linux-gnueabihf/lib/*.so.*; do
+        ln -s "../../arm-linux-gnueabihf/lib/${name##*/}" "$dir/root/usr/lib/arm-linux-gnueabihf/"
+    done
+    ln -s arm-linux-gnueabihf/ld-linux-armhf.so.3 "$dir/root/usr/lib/ld-linux-armhf.so.3"
     mkdir -p "$dir/root"/{dev,proc,sys,run,tmp,root,etc}
     chmod 1777 "$dir/root/tmp"
     printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n' >"$dir/root/etc/passwd"

@@ -69,8 +69,8 @@ impl X86 {
 pub struct Arm {
     /// r0..=r15; r13 is the stack pointer, r14 the link register, r15 the program counter.
     pub r: [u64; 16],
-    /// The status register: CPSR, or xPSR of an M-profile core.
-    pub cpsr: u32,
+    /// The status register: CPSR, or xPSR of an M-profile core; `None` where it is not told.
+    pub cpsr: Option<u32>,
     /// The core is of the M profile (Cortex-M): T32 only, and exceptions push a frame of their own.
     pub m_profile: bool,
 }

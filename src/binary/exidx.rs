@@ -9,7 +9,7 @@
 
 mod opcodes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::ops::Range;
 

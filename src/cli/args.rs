@@ -19,6 +19,7 @@ use clap_complete::Shell;
 
 use super::clap_text::usage_error;
 use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SeveralFlags, SourceFlags};
+use super::system;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::sources::gdb::Place;
@@ -330,8 +331,8 @@ fn unwind(text: Option<&OsStr>, of: &Source) -> Result<How> {
     let how = named
         .map(|(how, _)| *how)
         .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))?;
-    // Its processors are only reached through stubs.
-    if how.is_of_arm() && !matches!(of, Source::Gdb(_)) {
+    // Elsewhere its processors are only reached through stubs.
+    if how.is_of_arm() && !system::RUNS_ARM && !matches!(of, Source::Gdb(_)) {
         let text = text.display();
         return Err(usage(format!("--unwind {text} is for 32-bit Arm behind --gdb; leave it out here")));
     }

@@ -72,7 +72,16 @@ fn stacks(stats: &Stats) -> Option<String> {
     if incomplete > 0 {
         line += &format!("; {}", causes(stats.stacks_incomplete.iter().map(|(why, n)| (*why, *n))));
     }
+    if let Some(few) = few_effective(stats) {
+        line += &format!("; shares are as certain as of {}", plural(few, "sample"));
+    }
     Some(line)
+}
+
+/// How many samples of equal weight say as much as those that were taken, where these are less than half as many.
+fn few_effective(stats: &Stats) -> Option<u64> {
+    let few = stats.samples_effective;
+    (few > 0 && few.saturating_mul(2) < stats.samples).then_some(few)
 }
 
 fn frames(stats: &Stats) -> Option<String> {

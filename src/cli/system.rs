@@ -19,6 +19,9 @@ pub(super) enum Process {
     Several(Several),
 }
 
+/// Whether the system runs programs of 32-bit Arm, which stackprof may record without a stub.
+pub(super) const RUNS_ARM: bool = cfg!(all(target_os = "linux", target_arch = "aarch64"));
+
 /// Prepares this process; called before other threads start.
 pub(super) fn prepare() {
     #[cfg(target_os = "linux")]

@@ -57,8 +57,7 @@ impl Images {
     pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, TableSays)> {
         let region = self.current().find(pc.0)?;
         let (image, svma) = self.at(pc)?;
-        let bytes = image.bytes.as_ref().ok()?.bytes();
-        let entry = image.exidx.get_or_init(|| Exidx::find(bytes)).as_ref()?.entry(bytes, svma)?;
+        let entry = image.exidx_entry(svma)?;
         let start = pc.0.checked_sub(svma.0.checked_sub(entry.function.start.0)?)?.max(region.start);
         let end = pc.0.checked_add(entry.function.end.0.checked_sub(svma.0)?)?.min(region.end);
         Some((Avma(start)..Avma(end), entry.said))

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
-use crate::binary::exidx::Exidx;
+use crate::binary::exidx::{Entry, Exidx};
+use crate::binary::frame_rule::TableSays;
 use crate::binary::macho::functions::Functions;
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
@@ -98,7 +99,8 @@ impl Image {
 
     /// The bounds of the function at a stated address as the file's list of functions has them
     /// (Mach-O), or else its unwind information; a part of a function that was split off has
-    /// its own. `None` where nothing tells.
+    /// its own. `None` where nothing tells. Tables of 32-bit Arm have one entry for neighbours of which they
+    /// say the same: several functions may be one here, but not all that the tables say nothing of.
     #[must_use]
     pub fn described_function(&self, svma: Svma) -> Option<Range<Svma>> {
         if let Some(macho) = self.object()?.macho() {
@@ -106,20 +108,29 @@ impl Image {
             let described = || unwind().as_ref()?.function(self.bytes.as_ref().ok()?, svma);
             return self.function(svma).or_else(described);
         }
-        self.last_described_function(svma).filter(|function| function.contains(&svma))
+        let described = self.last_function_of_cfi(svma).or_else(|| {
+            let entry = self.exidx_entry(svma)?;
+            (entry.said != TableSays::CannotUnwind).then_some(entry.function)
+        });
+        described.filter(|function| function.contains(&svma))
     }
 
     /// The bounds of the last function of an ELF image that begins at a stated address or
     /// before, as its unwind information has them. It may end before the address.
     #[must_use]
     pub fn last_described_function(&self, svma: Svma) -> Option<Range<Svma>> {
+        self.last_function_of_cfi(svma).or_else(|| Some(self.exidx_entry(svma)?.function))
+    }
+
+    fn last_function_of_cfi(&self, svma: Svma) -> Option<Range<Svma>> {
         let bytes = self.bytes.as_ref().ok()?.bytes();
-        let by_cfi = self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref();
-        let by_exidx = || {
-            let exidx = self.exidx.get_or_init(|| Exidx::find(bytes)).as_ref()?;
-            exidx.entry(bytes, svma).map(|entry| entry.function)
-        };
-        by_cfi.and_then(|cfi| cfi.last_function(bytes, svma)).or_else(by_exidx)
+        self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref()?.last_function(bytes, svma)
+    }
+
+    /// The entry at a stated address of the tables of 32-bit Arm's exception handling ABI.
+    pub(super) fn exidx_entry(&self, svma: Svma) -> Option<Entry> {
+        let bytes = self.bytes.as_ref().ok()?.bytes();
+        self.exidx.get_or_init(|| Exidx::find(bytes)).as_ref()?.entry(bytes, svma)
     }
 
     /// The bounds of the function at a stated address, if the file lists its functions.

@@ -235,3 +235,21 @@ fn processes_share_files_and_keep_their_addresses_apart() {
     assert_eq!(images.locate(space, b.avma.start).unwrap().index, 0);
     assert_eq!(opened, 1);
 }
+
+#[test]
+fn code_of_which_tables_say_nothing_is_not_one_function() {
+    use crate::binary::exidx::tests::{TEXT, file};
+    // pop {r4, lr}; cannot unwind; pop {r4, r5, lr}
+    let entries = [(TEXT, 0x80a8_b0b0), (TEXT + 0x10, 1), (TEXT + 0x80, 0x80a9_b0b0)];
+    let bytes = ImageBytes::new(file(&entries, &[]));
+    let text = u64::from(TEXT);
+    let mut mapping = mapping("/lib/libwork.so", 1, BASE);
+    mapping.avma = Avma(text)..Avma(text + 0x1000);
+    let mut images = Images::default();
+    images.update(&[mapping], &mut |_| Ok(bytes.clone()));
+    let image = &images.images()[0];
+    let described = |at: u64| image.described_function(Svma(text + at)).map(|range| range.start.0 - text);
+    assert_eq!([0, 0xf, 0x10, 0x7f, 0x80].map(described), [Some(0), Some(0), None, None, Some(0x80)]);
+    let last = |at: u64| image.last_described_function(Svma(text + at)).map(|range| range.start.0 - text);
+    assert_eq!([0xf, 0x7f].map(last), [Some(0), Some(0x10)], "where another one begins it still tells");
+}

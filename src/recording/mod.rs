@@ -123,6 +123,9 @@ pub struct Stats {
     pub samples: u64,
     /// Of these, counts of waiting threads whose stack was taken once and used again.
     pub samples_idle_reused: u64,
+    /// How many samples that stand for the same time each would say as much (Kish's effective size of a
+    /// sample, rounded): few, where single samples stand for much more time than others.
+    pub samples_effective: u64,
     /// Threads seen.
     pub threads_seen: u64,
     /// Processes seen.

@@ -278,6 +278,7 @@ impl<'a> Recorder<'a> {
     }
 
     fn weighed(&mut self, ended: Ended, weight_ns: u64) {
+        self.weights.weighed(weight_ns);
         if !ended.is_complete() && weight_ns > 0 {
             *self.weights.incomplete_ns.entry(ended.reason()).or_default() += weight_ns;
         }

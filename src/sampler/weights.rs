@@ -57,9 +57,24 @@ pub(super) struct Weights {
     pub(super) reused_ns: u64,
     /// Not in the trie, by reason.
     pub(super) lost_ns: BTreeMap<&'static str, u64>,
+    /// What the samples in the trie weigh together, and the sum of the squares of that.
+    sums: (f64, f64),
 }
 
 impl Weights {
+    /// A sample was put into the trie.
+    pub(super) fn weighed(&mut self, weight_ns: u64) {
+        let weight = weight_ns as f64;
+        self.sums = (self.sums.0 + weight, self.sums.1 + weight * weight);
+    }
+
+    /// How many samples of equal weight would say as much as those that were put in: Kish, Survey Sampling
+    /// (1965), 8.2.
+    fn effective(&self) -> u64 {
+        let (sum, squares) = self.sums;
+        if squares > 0.0 { (sum * sum / squares).round() as u64 } else { 0 }
+    }
+
     /// Makes counts of what the trie holds, in the order of the places of roots and of addresses,
     /// in whatever space these are; tells the statistics. Counts in the trie and those that were lost add up
     /// to all of the time.
@@ -78,6 +93,7 @@ impl Weights {
         };
         trie.recount(place, |weight_ns| counts.next(weight_ns));
         stats.samples = trie.total();
+        stats.samples_effective = self.effective().min(stats.samples);
         stats.samples_idle_reused = counts_of(self.reused_ns, hz).min(stats.samples);
         stats.stacks_complete = complete(trie);
         stats.stacks_incomplete = divided(&self.incomplete_ns, stats.samples - stats.stacks_complete);
@@ -183,6 +199,20 @@ mod tests {
             let incomplete: u64 = stats.stacks_incomplete.values().sum();
             assert_eq!((incomplete, stats.stacks_complete), (branches[&1], branches[&0] + branches[&2]));
         }
+    }
+
+    #[test]
+    fn one_sample_that_stands_for_much_makes_all_say_little() {
+        let effective = |weights: &[u64]| {
+            let mut all = Weights::default();
+            weights.iter().for_each(|weight_ns| all.weighed(*weight_ns));
+            all.effective()
+        };
+        assert_eq!(effective(&[]), 0);
+        assert_eq!(effective(&[7; 100]), 100);
+        // Half of all time in one: it is worth four at most.
+        assert_eq!(effective(&[&[100; 100], &[10_000][..]].concat()), 4);
+        assert_eq!(effective(&[u64::MAX; 3]), 3);
     }
 
     #[test]

@@ -25,12 +25,11 @@ mod frames;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;
 mod handlers;
-#[cfg(target_arch = "x86_64")] // whose kernel runs them
-mod i386;
 mod images;
 mod killed;
 mod lifecycle;
 mod nameless;
+mod narrow;
 mod refusals;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes
 mod runtimes;

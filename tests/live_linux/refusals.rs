@@ -145,27 +145,3 @@ fn a_process_of_root_for_somebody_else() {
     }
     check_runs_on(&target);
 }
-
-/// On x86_64 it is recorded (`i386.rs`).
-#[test]
-#[cfg(not(target_arch = "x86_64"))]
-fn a_32_bit_program() {
-    use crate::support::try_compile;
-
-    let Some(_one) = live() else { return };
-    let flags = ["-O1", "-m32", "-nostdlib", "-static"];
-    let program = match try_compile("bits32", "bits32", &flags) {
-        Ok(program) => program,
-        Err(words) => return not_here(&format!("no 32-bit programs can be built: {words}")),
-    };
-    let target = match Command::new(&program).spawn() {
-        Ok(child) => Reaped(child),
-        Err(error) => return not_here(&format!("no 32-bit programs can be run: {error}")),
-    };
-    let pid = target.0.id();
-    let said = refused(try_to_record(pid), pid, Some("bits32"));
-    assert_eq!(said, "it is a 32-bit program; stackprof profiles 64-bit ones; try `perf`");
-    assert!(!states(pid).contains('Z'), "it has ended");
-    assert_untouched(pid, "after the refusal");
-    assert_eq!(fs::read_link(format!("/proc/{pid}/exe")).unwrap(), program);
-}

@@ -80,12 +80,23 @@ pub(crate) fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
 
 /// [`compile`] with only the flags given; the compiler's words when it refuses.
 pub(crate) fn try_compile(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
-    made(name, |fresh| run_compiler(source, fresh, flags))
+    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    try_compile_by(&compiler, source, name, flags)
 }
 
-fn run_compiler(source: &str, into: &Path, flags: &[&str]) -> Result<(), String> {
+/// The same by another compiler.
+pub(crate) fn try_compile_by(
+    compiler: &OsStr,
+    source: &str,
+    name: &str,
+    flags: &[&str],
+) -> Result<PathBuf, String> {
+    made(name, |fresh| run_compiler(compiler, source, fresh, flags))
+}
+
+fn run_compiler(compiler: &OsStr, source: &str, into: &Path, flags: &[&str]) -> Result<(), String> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    let mut cc = Command::new(compiler);
     cc.arg("-o").arg(into).arg(fixtures.join(format!("{source}.c"))).args(flags);
     if !flags.contains(&"-nostdlib") {
         cc.arg("-ldl");
@@ -534,10 +545,11 @@ impl Recorded {
     }
 
     /// How many stacks stand for the counts: fewer than they where the rate gave way to
-    /// `--max-stop`, so that one stands for several.
+    /// `--max-stop`, so that one stands for several; and where some stand for more than others, as many as
+    /// would say as much if each stood for the same.
     pub(crate) fn stacks_taken(&self) -> u64 {
         let taken = self.figure("stops") - self.figure("stops_let_go") - self.figure("stops_not_on_cpu");
-        (taken as u64).min(self.total())
+        (taken as u64).min(self.figure("samples_effective") as u64)
     }
 
     /// Counts that were lost, by all causes that weigh.

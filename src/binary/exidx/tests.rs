@@ -1,7 +1,7 @@
 use super::*;
 use crate::binary::frame_rule::{Cfa, Column, RowArm};
 
-const TEXT: u32 = 0x1_0000;
+pub(crate) const TEXT: u32 = 0x1_0000;
 const TABLE: u32 = 0x2_0000;
 const EXTAB: u32 = 0x3_0000;
 const FILE_TABLE: usize = 0x200;
@@ -13,7 +13,7 @@ fn relative(place: u32, to: u32) -> u32 {
 }
 
 /// A file with these entries, each of a function and a second word, and an `.ARM.extab`.
-fn file(entries: &[(u32, u32)], extab: &[u32]) -> Vec<u8> {
+pub(crate) fn file(entries: &[(u32, u32)], extab: &[u32]) -> Vec<u8> {
     let mut file = vec![0; 0x600];
     file[..20].copy_from_slice(b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x28\0");
     let mut put = |at: usize, word: u32| file[at..at + 4].copy_from_slice(&word.to_le_bytes());

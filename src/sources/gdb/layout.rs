@@ -210,7 +210,7 @@ impl Layout {
                 Told {
                     registers: Registers::Arm(Arm {
                         r: std::array::from_fn(|number| values[number]),
-                        cpsr: status,
+                        cpsr: Some(status),
                         m_profile: self.m_profile.unwrap_or(status & XPSR_T != 0),
                     }),
                     call: None,
@@ -236,7 +236,11 @@ impl Layout {
     #[must_use]
     pub fn other_sp(&self, registers: &Registers) -> Option<u32> {
         match registers {
-            Registers::Arm(arm) if arm.m_profile && arm.cpsr & XPSR_EXCEPTION != 0 => self.process_sp,
+            Registers::Arm(arm)
+                if arm.m_profile && arm.cpsr.is_some_and(|xpsr| xpsr & XPSR_EXCEPTION != 0) =>
+            {
+                self.process_sp
+            }
             _ => None,
         }
     }
@@ -390,7 +394,10 @@ mod tests {
         sent.push(0x2000_0013);
         assert_eq!(sent.len() * 4, 168, "gdb/arch/arm.h");
         let registers = arm(&layout, &sent);
-        assert_eq!((registers.r[Arm::SP], registers.r[Arm::PC], registers.cpsr), (113, 115, 0x2000_0013));
+        assert_eq!(
+            (registers.r[Arm::SP], registers.r[Arm::PC], registers.cpsr),
+            (113, 115, Some(0x2000_0013))
+        );
         assert!(!registers.m_profile);
         *sent.last_mut().unwrap() = 0x0100_000f;
         assert!(arm(&layout, &sent).m_profile, "T of xPSR is set");

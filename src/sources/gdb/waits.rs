@@ -83,7 +83,7 @@ pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES
             System::Bare => before[3] == HLT || after[0] == HLT,
         },
         Registers::Arm(registers) => {
-            let thumb = registers.m_profile || registers.cpsr & CPSR_T != 0;
+            let thumb = registers.m_profile || registers.cpsr.is_some_and(|status| status & CPSR_T != 0);
             match system {
                 System::Linux => {
                     let call = |code: &[u8]| match thumb {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     fn arm(status: u32, m_profile: bool) -> Told {
-        let registers = Arm { cpsr: status, m_profile, ..Arm::default() };
+        let registers = Arm { cpsr: Some(status), m_profile, ..Arm::default() };
         Told { registers: Registers::Arm(registers), call: None }
     }
 

@@ -212,7 +212,8 @@ fn of_several(count: usize) -> Process {
 pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
     match start_stack.is_some_and(images::is_of_32_bits) {
         true if ARCH == Arch::X86_64 => Arch::X86,
-        _ => ARCH,
+        true => Arch::Arm,
+        false => ARCH,
     }
 }
 

@@ -93,7 +93,7 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
         return Err(refuse(pid, name, "it is a kernel thread, which has no program to profile; try `perf`"));
     }
     match elf_class_and_machine(living.unwrap_or(pid)) {
-        Some((1, machine)) if NARROW_MACHINE == Some(machine) => Ok(()),
+        Some((1, NARROW_MACHINE)) => Ok(()),
         Some((class, _)) if class != 2 => Err(refuse(pid, name, NARROW)),
         Some((_, machine)) if machine != NATIVE_MACHINE => Err(refuse(
             pid,
@@ -111,17 +111,18 @@ const NATIVE_MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 const NATIVE_MACHINE: u16 = 183;
 
-/// That of 32-bit programs that are recorded, too: i386.
+/// That of 32-bit programs that are recorded, too: i386, and Arm.
 #[cfg(target_arch = "x86_64")]
-const NARROW_MACHINE: Option<u16> = Some(3);
+const NARROW_MACHINE: u16 = 3;
 #[cfg(target_arch = "aarch64")]
-const NARROW_MACHINE: Option<u16> = None;
+const NARROW_MACHINE: u16 = 40;
 
 #[cfg(target_arch = "x86_64")]
 const NARROW: &str =
     "it is a 32-bit program and none of i386; stackprof profiles those and 64-bit ones; try `perf`";
 #[cfg(target_arch = "aarch64")]
-const NARROW: &str = "it is a 32-bit program; stackprof profiles 64-bit ones; try `perf`";
+const NARROW: &str =
+    "it is a 32-bit program and none of Arm; stackprof profiles those and 64-bit ones; try `perf`";
 
 /// EI_CLASS and e_machine of the program, if its file may be read.
 fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {

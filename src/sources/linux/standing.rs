@@ -167,9 +167,9 @@ impl LinuxTarget {
         // none that this one was loaded with.
         let of_32_bits = self.processes.get(&thread.pid).is_some_and(Traced::is_of_32_bits);
         match (self.raw.code(), of_32_bits) {
-            (Code::Native, false) | (Code::X86, true) => {}
+            (Code::Native, false) | (Code::Compat, true) => {}
             (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
-            (Code::X86 | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
+            (Code::Compat | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
         }
         // Reading the registers has waited until the thread was off its CPU: exact.
         let stopped = thread.sched();

@@ -101,9 +101,13 @@ pub(super) fn no_registers() -> RawRegisters {
     unsafe { std::mem::zeroed() }
 }
 
-/// The same as the kernel gives them of a thread that runs 32-bit code, on x86_64: 17 words (`struct
-/// user_regs_struct32` of arch/x86/include/asm/user32.h).
+/// The same as the kernel gives them of a thread that runs 32-bit code: of i386 (`struct
+/// user_regs_struct32` of arch/x86/include/asm/user32.h), or of Arm (`COMPAT_ELF_NGREG` of
+/// arch/arm64/kernel/ptrace.c).
+#[cfg(target_arch = "x86_64")]
 pub(super) type RawCompat = [u32; 17];
+#[cfg(target_arch = "aarch64")]
+pub(super) type RawCompat = [u32; 18];
 
 /// The words of [`RawCompat`] that registers begin with, which were read into less than the whole.
 pub(super) fn compat_of(raw: &RawRegisters) -> RawCompat {

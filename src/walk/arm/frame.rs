@@ -32,15 +32,19 @@ pub(super) struct Caller {
 }
 
 impl Frame {
-    pub(super) fn new(registers: &Arm) -> Frame {
+    /// The leaf. `link_tells`: where the status register was not told, the instruction set is the one that
+    /// the link register returns to, or else the other one.
+    pub(super) fn new(registers: &Arm, link_tells: bool) -> Frame {
+        let of_link = registers.r[usize::from(LR)] & T32 != 0;
+        let told = registers.cpsr.map(|status| status & STATUS_T32 != 0);
         let mut all = registers.r;
         let pc = all[usize::from(PC)] & !T32;
         all[usize::from(PC)] = pc;
         Frame {
             address: CodeAddress::Pc(Avma(pc)),
             registers: all,
-            is_t32: registers.m_profile || registers.cpsr & STATUS_T32 != 0,
-            status: if registers.m_profile { registers.cpsr } else { 0 },
+            is_t32: registers.m_profile || told.unwrap_or(of_link == link_tells),
+            status: registers.cpsr.filter(|_| registers.m_profile).unwrap_or(0),
             is_m_profile: registers.m_profile,
         }
     }

@@ -85,7 +85,7 @@ fn walk_on_two(
 }
 
 fn at(offset: u64, is_t32: bool, link: u64) -> Arm {
-    let mut registers = Arm { cpsr: u32::from(is_t32) << 5, ..Arm::default() };
+    let mut registers = Arm { cpsr: Some(u32::from(is_t32) << 5), ..Arm::default() };
     registers.r[Arm::SP] = STACK;
     registers.r[Arm::LR] = link;
     registers.r[Arm::PC] = TEXT + 8 + offset;
@@ -162,7 +162,7 @@ fn an_exception_leads_to_what_it_interrupted() {
     let handler = |returns: u64, status: u32| {
         let mut registers = at(0, true, returns);
         registers.m_profile = true;
-        registers.cpsr = status;
+        registers.cpsr = Some(status);
         registers
     };
     let link = CALLER as u32 | 1;
@@ -191,7 +191,7 @@ fn a_handler_leads_to_the_process_stack() {
     let frame = |status: u32| [0, 1, 2, 3, 12, CALLER as u32 | 1, TEXT as u32 + 8, status];
     let check = |returns: u64, main: &[u32], process: Option<(u64, &[u32])>| {
         let mut registers = at(0, true, returns);
-        (registers.m_profile, registers.cpsr) = (true, 1 << 24 | 15);
+        (registers.m_profile, registers.cpsr) = (true, Some(1 << 24 | 15));
         let (out, walked) = walk_on_two(How::Auto, &text, &registers, main, process);
         (out.addresses.iter().map(|address| address.0).collect::<Vec<u64>>(), walked)
     };

@@ -20,6 +20,8 @@ pub(in crate::walk) struct Unwinder {
     cache: Cache,
     /// The frames of [`Unwinder::confirms`].
     confirmed: Frames,
+    /// Those in the other instruction set, where it was not told.
+    others: Frames,
 }
 
 /// What a walk went through that makes a stack that reached its end still not complete.
@@ -55,6 +57,11 @@ impl Unwinder {
     }
 
     /// Walks from the registers of a stopped thread; see [`unwind_on_two`](crate::walk::unwind_on_two).
+    ///
+    /// Samples of the kernel have no status register (the one of user space is not among those that
+    /// arch/arm64/kernel/perf_regs.c gives): then the leaf is of the instruction set that leads to a
+    /// complete stack, first that of its caller. What is complete in the wrong one would be code that means
+    /// the same in both.
     pub(in crate::walk) fn unwind<'a>(
         &mut self,
         how: How,
@@ -63,23 +70,47 @@ impl Unwinder {
         other: Option<OtherStack<'a>>,
         out: &mut Frames,
     ) -> Walked {
-        let walked = self.walk(how, registers, input, other, out);
+        let walked = self.unwind_from(how, &Frame::new(registers, true), input, other, out);
+        let is_told = registers.m_profile || registers.cpsr.is_some();
+        if is_told || walked.ended.is_complete() || input.code.walks_again() {
+            return walked;
+        }
+        let mut others = std::mem::take(&mut self.others);
+        others.clear();
+        let in_other = self.unwind_from(how, &Frame::new(registers, false), input, other, &mut others);
+        let is_better = in_other.ended.is_complete();
+        if is_better {
+            std::mem::swap(out, &mut others);
+        }
+        self.others = others;
+        if is_better { in_other } else { walked }
+    }
+
+    fn unwind_from<'a>(
+        &mut self,
+        how: How,
+        leaf: &Frame,
+        input: &Input<'a>,
+        other: Option<OtherStack<'a>>,
+        out: &mut Frames,
+    ) -> Walked {
+        let walked = self.walk(how, leaf, input, other, out);
         // Frame records alone prove nothing: instructions and tables must lead to the same.
         let claims = how == How::FramePointer && walked.ended.is_complete();
-        let unproved = claims && !self.confirms(&out.addresses, registers, input, other);
+        let unproved = claims && !self.confirms(&out.addresses, leaf, input, other);
         Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
     }
 
     fn confirms<'a>(
         &mut self,
         addresses: &[LookupAvma],
-        registers: &Arm,
+        leaf: &Frame,
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
     ) -> bool {
         let mut confirmed = std::mem::take(&mut self.confirmed);
         confirmed.clear();
-        let walked = self.walk(How::Auto, registers, input, other, &mut confirmed);
+        let walked = self.walk(How::Auto, leaf, input, other, &mut confirmed);
         let same = walked.ended.is_complete() && confirmed.addresses == addresses;
         self.confirmed = confirmed;
         same
@@ -88,13 +119,13 @@ impl Unwinder {
     fn walk<'a>(
         &mut self,
         how: How,
-        registers: &Arm,
+        leaf: &Frame,
         input: &Input<'a>,
         mut other: Option<OtherStack<'a>>,
         out: &mut Frames,
     ) -> Walked {
         let mut input = *input;
-        let mut frame = Frame::new(registers);
+        let mut frame = *leaf;
         out.push(frame.address, Method::Context);
         let start = frame.sp();
         // What is needed counts from the stack pointer of each stack.

@@ -60,7 +60,8 @@ fuzz_target!(|data: &[u8]| {
     // Where the process stack pointer may be: in the same memory.
     let process = StackBytes { base: Avma(STACK + 0x200), bytes: stack.get(0x200..).unwrap_or_default() };
     let other = (kind & 16 != 0).then_some(OtherStack { stack: process, limit: None });
-    let cpsr = if kind & 4 != 0 { 1 << 5 } else { 0 };
+    // Told or not, in A32 or in T32.
+    let cpsr = (kind & 32 == 0).then_some(if kind & 4 != 0 { 1 << 5 } else { 0 });
     let registers = Registers::Arm(Arm { r, cpsr, m_profile: kind & 8 != 0 });
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
     for (how, _) in How::ALL {

@@ -94,7 +94,7 @@ fn by_port(port: Port, top: u64, words: &[u32], is_code: &dyn Fn(u64) -> bool) -
             _ => pc.into(),
         };
     }
-    Some(Arm { r, cpsr: xpsr, m_profile: true })
+    Some(Arm { r, cpsr: Some(xpsr), m_profile: true })
 }
 
 /// ARM_CA9: whether there is floating point and that (FPSCR, d0 to d31), the depth of critical
@@ -113,7 +113,7 @@ fn of_a_profile(top: u64, words: &[u32], is_code: &dyn Fn(u64) -> bool) -> Optio
         *into = (*word).into();
     }
     (r[Arm::SP], r[Arm::LR], r[Arm::PC]) = (sp, saved[13].into(), pc.into());
-    Some(Arm { r, cpsr, m_profile: false })
+    Some(Arm { r, cpsr: Some(cpsr), m_profile: false })
 }
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!((plain.r[0], plain.r[12], plain.r[Arm::LR], plain.r[Arm::PC]), (0, 12, 0x205, 0x400));
         assert_eq!(plain.r[Arm::SP], TOP + 4 * 18);
         let floats = arm(&words(&[&[1], &[9; 65], &[0], &core])).unwrap();
-        assert_eq!((floats.r[Arm::SP], floats.cpsr), (TOP + 4 * 83, 0x6000_001f));
+        assert_eq!((floats.r[Arm::SP], floats.cpsr), (TOP + 4 * 83, Some(0x6000_001f)));
         let user: Vec<u32> = core[..15].iter().copied().chain([0x10]).collect();
         assert_eq!(arm(&words(&[&[0, 0], &user])), None);
     }

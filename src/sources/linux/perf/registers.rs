@@ -44,7 +44,7 @@ mod arch {
 #[cfg(target_arch = "aarch64")]
 mod arch {
     use crate::addr::Avma;
-    use crate::arch::{Aarch64, Registers, UNKNOWN_REGISTER};
+    use crate::arch::{Aarch64, Arm, Registers, UNKNOWN_REGISTER};
 
     /// x0 to x30, sp, pc.
     pub(crate) const MASK: u64 = (1 << 33) - 1;
@@ -54,12 +54,23 @@ mod arch {
         Some(Registers::Aarch64(Aarch64 { x, sp: *words.get(31)?, pc: *words.get(32)? }))
     }
 
-    /// 32-bit Arm is not recorded.
-    pub(super) fn from_compat_words(_words: &[u64]) -> Option<Registers> {
-        None
+    /// Those of 32-bit Arm are the lower halves of the first fifteen (`compat_sp` and `compat_lr` of
+    /// arch/arm64/include/asm/ptrace.h among them); the program counter has its own. The status register
+    /// is none of those that can be asked for.
+    pub(super) fn from_compat_words(words: &[u64]) -> Option<Registers> {
+        let mut r = [0; 16];
+        r[..Arm::PC].copy_from_slice(words.get(..Arm::PC)?);
+        r[Arm::PC] = *words.get(32)?;
+        let r = r.map(|word| word & u64::from(u32::MAX));
+        Some(Registers::Arm(Arm { r, cpsr: None, m_profile: false }))
     }
 
-    pub(super) fn of_waiting(sp: Avma, pc: Avma, _of_32_bits: bool) -> Registers {
+    pub(super) fn of_waiting(sp: Avma, pc: Avma, of_32_bits: bool) -> Registers {
+        if of_32_bits {
+            let mut r = [UNKNOWN_REGISTER; 16];
+            (r[Arm::SP], r[Arm::PC]) = (sp.0, pc.0);
+            return Registers::Arm(Arm { r, cpsr: None, m_profile: false });
+        }
         Registers::Aarch64(Aarch64 { x: [UNKNOWN_REGISTER; 31], sp: sp.0, pc: pc.0 })
     }
 }

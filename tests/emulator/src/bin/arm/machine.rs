@@ -31,6 +31,9 @@ pub struct Verdict {
     pub differs_at: (usize, u64),
 }
 
+/// Ways of walking: those that `--unwind` has, and the first of them without the status register.
+pub const WALKS: usize = How::ALL.len() + 1;
+
 /// A boundary, judged by every way of walking.
 pub struct Judged {
     pub pc: u64,
@@ -41,7 +44,7 @@ pub struct Judged {
     pub is_body: bool,
     /// All of the stack is of functions that the program itself has.
     pub is_own: bool,
-    pub verdicts: [Verdict; How::ALL.len()],
+    pub verdicts: [Verdict; WALKS],
 }
 
 struct Activation {
@@ -50,7 +53,7 @@ struct Activation {
     sp: u64,
     is_own: bool,
     calls: Vec<[u64; 3]>,
-    open: Vec<(u64, [u64; 3], bool, [Verdict; How::ALL.len()])>,
+    open: Vec<(u64, [u64; 3], bool, [Verdict; WALKS])>,
 }
 
 /// An instruction that was executed.
@@ -106,7 +109,7 @@ pub fn execute(built: &Built) -> Outcome {
     let first = Activation { return_address: 0, sp, is_own: true, calls: Vec::new(), open: Vec::new() };
     let run = Run {
         images,
-        unwinders: How::ALL.iter().map(|_| Unwinder::default()).collect(),
+        unwinders: (0..WALKS).map(|_| Unwinder::default()).collect(),
         stack: vec![first],
         judged: Vec::new(),
         last: None,
@@ -289,10 +292,14 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
         code_mask: u64::MAX,
         code: &code,
     };
-    let registers = Registers::Arm(Arm { r, cpsr, m_profile: false });
     let mut frames = Frames::default();
     let verdicts = std::array::from_fn(|index| {
-        let walked = walk::unwind(How::ALL[index].0, &registers, &input, &mut run.unwinders[index], &mut frames);
+        let (how, cpsr) = match How::ALL.get(index) {
+            Some((how, _)) => (*how, Some(cpsr)),
+            None => (How::Auto, None),
+        };
+        let registers = Registers::Arm(Arm { r, cpsr, m_profile: false });
+        let walked = walk::unwind(how, &registers, &input, &mut run.unwinders[index], &mut frames);
         let found: Vec<u64> = frames.addresses.iter().map(|address| address.0).collect();
         let right = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
         Verdict {

@@ -1,6 +1,7 @@
-//! Programs of i386 under a kernel of x86_64: launched and attached to, sampled by the kernel and by
-//! ptrace, behind a stub, and between programs of 64 bits. Without the 32-bit C library each test
-//! prints SKIP with the compiler's words; with `STACKPROF_NO_SKIP=1` that is a failure.
+//! Programs of 32 bits under a kernel of 64: of i386 under x86_64, of 32-bit Arm under aarch64. Launched and
+//! attached to, sampled by the kernel and by ptrace, behind a stub, and between programs of 64 bits. Without
+//! what builds them each test prints SKIP with the compiler's words; with `STACKPROF_NO_SKIP=1` that is a
+//! failure.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,36 +11,52 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::by_kernel::sampled;
+#[cfg(target_arch = "x86_64")]
 use crate::gdb_stub::{Stub, record};
 use crate::lifecycle::exec_fixture;
+#[cfg(target_arch = "x86_64")]
+use crate::support::wait_for;
 use crate::support::{
     Fixture, Recorded, Stack, assert_untouched, attach, launch, live, not_here, points, stackprof,
-    try_compile, wait_for,
+    try_compile, try_compile_by,
 };
 
 const DEPTH: usize = 20;
 const SHARES: [(&str, f64); 4] = [("leaf_50", 50.0), ("leaf_30", 30.0), ("leaf_15", 15.0), ("leaf_5", 5.0)];
 
-/// A fixture as a program of i386; `None`, after a line that says why, where none can be built.
-fn narrow(source: &str, name: &str, more: &[&str]) -> Option<PathBuf> {
+/// How a program of 32 bits is built here, and what its processor is called.
+#[cfg(target_arch = "x86_64")]
+const BY: (Option<&str>, &[&str], &str) = (
+    None,
     // Headers of the kernel are where `-m32` looks only with a package that stands in the way of
     // compilers for other processors.
-    const FLAGS: [&str; 8] = [
-        "-m32",
-        "-idirafter",
-        "/usr/include/x86_64-linux-gnu",
-        "-g",
-        "-O1",
-        "-fno-optimize-sibling-calls",
-        "-pthread",
-        "-Wall",
-    ];
-    match try_compile(source, name, &[FLAGS.as_slice(), more].concat()) {
+    &["-m32", "-idirafter", "/usr/include/x86_64-linux-gnu"],
+    "i386",
+);
+#[cfg(target_arch = "aarch64")]
+const BY: (Option<&str>, &[&str], &str) = (Some("arm-linux-gnueabihf-gcc"), &[], "arm");
+
+/// For the programs of which much is left to instructions: on Arm also in the other instruction set.
+#[cfg(target_arch = "x86_64")]
+const BARE: &[&str] = &["-fomit-frame-pointer", "-static"];
+#[cfg(target_arch = "aarch64")]
+const BARE: &[&str] = &["-fomit-frame-pointer", "-static", "-marm"];
+
+/// A fixture as a program of 32 bits; `None`, after a line that says why, where none can be built.
+fn narrow(source: &str, name: &str, more: &[&str]) -> Option<PathBuf> {
+    let (compiler, flags, arch) = BY;
+    let usual = ["-g", "-O1", "-fno-optimize-sibling-calls", "-pthread", "-Wall"];
+    let (name, flags) = (format!("{name}_{arch}"), [flags, &usual, more].concat());
+    let built = match compiler {
+        Some(compiler) => try_compile_by(compiler.as_ref(), source, &name, &flags),
+        None => try_compile(source, &name, &flags),
+    };
+    match built {
         Ok(program) => Some(program),
         Err(words) => {
             let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
-            assert!(!must, "STACKPROF_NO_SKIP is set, but no program of i386 can be built: {words}");
-            not_here(&format!("no program of i386 can be built: {words}"));
+            assert!(!must, "STACKPROF_NO_SKIP is set, but no program of {arch} can be built: {words}");
+            not_here(&format!("no program of {arch} can be built: {words}"));
             None
         }
     }
@@ -70,23 +87,21 @@ fn check_shares(recorded: &Recorded) {
     recorded.check(complete >= 0.995, format!("{complete} of the stacks are complete"));
     let deep = recorded.count(|stack| leaf(stack).is_some() && is_deep(stack));
     recorded.check(deep * 1000 >= in_leaves * 995, format!("{deep} of {in_leaves} at depth {DEPTH}"));
-    recorded.check(recorded.stats["arch"] == "i386", format!("taken for {}", recorded.stats["arch"]));
+    recorded.check(recorded.stats["arch"] == BY.2, format!("taken for {}", recorded.stats["arch"]));
 }
 
 fn launched(source: &str) {
-    let Some(program) = narrow("shares", "shares_i386", &[]) else { return };
+    let Some(program) = narrow("shares", "shares", &[]) else { return };
     let options = ["--hz", "997", "--source", source];
     let recorded = launch(&options, &program, &["3", "20"]);
     check_shares(&recorded);
     recorded.check(recorded.stats["exit_status"] == 0, "the exit status is not 0");
-    let Some(bare) = narrow("shares", "shares_i386_bare", &["-fomit-frame-pointer", "-static"]) else {
-        return;
-    };
+    let Some(bare) = narrow("shares", "shares_bare", BARE) else { return };
     check_shares(&launch(&options, &bare, &["2", "20"]));
 }
 
 fn attached(source: &str) {
-    let Some(program) = narrow("shares", "shares_i386", &[]) else { return };
+    let Some(program) = narrow("shares", "shares", &[]) else { return };
     let mut target = Fixture::run(Command::new(program).args(["8", "20"]));
     target.line("ready");
     let recorded = attach(target.pid(), &["--hz", "997", "--duration", "4", "--source", source]).wait();
@@ -120,7 +135,7 @@ fn shares_are_right_when_attached_to_and_sampled_by_the_kernel() {
 
 /// A program of 64 bits becomes one of 32 bits, and that one of 64 bits again.
 fn replaced(source: &str) {
-    let Some(two) = narrow("exec", "exec_two_i386", &["-DNAME=two"]) else { return };
+    let Some(two) = narrow("exec", "exec_two", &["-DNAME=two"]) else { return };
     let (one, three) = (exec_fixture("one"), exec_fixture("three"));
     // Each is given the next one only.
     let dir = TempDir::new().unwrap();
@@ -155,7 +170,7 @@ fn programs_of_both_sizes_follow_each_other_by_samples_of_the_kernel() {
 #[test]
 fn waiting_threads_are_dumped_from_their_calls_to_where_they_began() {
     let Some(_one) = live() else { return };
-    let Some(program) = narrow("threads", "threads_i386", &[]) else { return };
+    let Some(program) = narrow("threads", "threads", &[]) else { return };
     let mut target = Fixture::run(Command::new(program).args(["3", "12", "120"]));
     target.line("ready");
     let pid = target.pid().to_string();
@@ -167,6 +182,7 @@ fn waiting_threads_are_dumped_from_their_calls_to_where_they_began() {
 }
 
 /// Needs no 32-bit C library, and no start code: a pause for ever.
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn a_program_without_a_c_library_is_recorded() {
     let Some(_one) = live() else { return };
@@ -190,10 +206,11 @@ fn a_program_without_a_c_library_is_recorded() {
     assert!(said.contains("_start"), "{said}");
 }
 
+#[cfg(target_arch = "x86_64")] // as the stubs that it shares code with
 #[test]
 fn shares_are_right_through_gdbserver() {
     let Some(_one) = live() else { return };
-    let Some(program) = narrow("shares", "shares_i386", &[]) else { return };
+    let Some(program) = narrow("shares", "shares", &[]) else { return };
     let mut target = Fixture::run(Command::new(program).args(["12", "20"]));
     target.line("ready");
     let Some(stub) = Stub::gdbserver(target.pid()) else { return };

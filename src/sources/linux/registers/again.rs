@@ -1,0 +1,115 @@
+//! Makes system calls again that our stop interrupted, where the kernel itself does not ask what became of
+//! them (aarch64, and 32-bit Arm under it). Input: where a thread waited before it was asked to stop, and
+//! where it stands; output: where it goes on.
+
+use crate::addr::Avma;
+use crate::sources::linux::proc;
+
+/// What has to be known of a thread's calls beside its registers.
+#[derive(Debug, Default)]
+pub(in crate::sources::linux) struct Calls {
+    /// In which call it waited before it was asked to stop.
+    waits: Option<proc::Waiting>,
+    /// Program counter and first argument that a call was made again with.
+    made_again: Option<(u64, u64)>,
+}
+
+/// Where a thread stands behind a system call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At {
+    pub(super) pc: u64,
+    pub(super) sp: u64,
+    /// The register of the first argument, and of the result.
+    pub(super) first: u64,
+    /// The number of the call.
+    pub(super) number: i64,
+    /// Length of the instruction in front of the program counter that made it.
+    pub(super) svc_bytes: u64,
+}
+
+impl Calls {
+    /// It waits in what the system says so.
+    #[cfg(test)]
+    pub(super) fn waits_in(&mut self, text: &[u8]) {
+        self.waits = proc::waiting(text);
+    }
+
+    /// A thread that may be waiting is about to be asked to stop.
+    #[cfg(target_arch = "aarch64")]
+    pub(in crate::sources::linux) fn before_stop(&mut self, tid: libc::pid_t) {
+        self.waits = std::fs::read(format!("/proc/{tid}/syscall")).ok().and_then(|text| proc::waiting(&text));
+    }
+
+    /// The result has overwritten the first argument, and the kernel asks no more what it is. So a
+    /// thread that was seen to wait is set back to before its `svc`, with the argument that it
+    /// waited with, if the call `fails` because of our stop and may be made again. A handler would then
+    /// return there, and not to an EINTR. Of each signal the tracer is told before its handler runs: then
+    /// that is undone.
+    ///
+    /// Gives where the thread goes on, and its first argument; `None` for that is `-EINTR` as result.
+    /// `None` where nothing is to be changed.
+    pub(super) fn make_again(
+        &mut self,
+        at: &At,
+        fails: bool,
+        is_handled: impl FnOnce() -> bool,
+    ) -> Option<(u64, Option<u64>)> {
+        let waited = self.waits.take();
+        if let Some((pc, first)) = self.made_again
+            && (pc, first) == (at.pc, at.first)
+        {
+            let undone = is_handled().then(|| (pc.wrapping_add(at.svc_bytes), None));
+            if undone.is_some() {
+                self.made_again = None;
+            }
+            return undone;
+        }
+        let here = |waited: &proc::Waiting| {
+            (waited.number, waited.sp, waited.pc) == (at.number, Avma(at.sp), Avma(at.pc))
+        };
+        let waited = waited.filter(here)?;
+        if !fails || is_handled() {
+            return None;
+        }
+        let pc = at.pc.wrapping_sub(at.svc_bytes);
+        self.made_again = Some((pc, waited.first));
+        Some((pc, Some(waited.first)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EINTR: u64 = (-4i64).cast_unsigned();
+
+    fn waiting() -> Calls {
+        let mut calls = Calls::default();
+        calls.waits_in(b"22 0x5 0x1000 0x10 0xffff 0x0 0x8 0x7ff0 0x4004");
+        calls
+    }
+
+    fn behind_the_call() -> At {
+        At { pc: 0x4004, sp: 0x7ff0, first: EINTR, number: 22, svc_bytes: 4 }
+    }
+
+    #[test]
+    fn a_call_is_made_again_with_the_argument_that_it_waited_with() {
+        let mut calls = waiting();
+        assert_eq!(calls.make_again(&behind_the_call(), true, || false), Some((0x4000, Some(5))));
+        // A signal with a handler, before the call was made: its handler has to cause the EINTR.
+        let set_back = At { pc: 0x4000, first: 5, ..behind_the_call() };
+        assert_eq!(calls.make_again(&set_back, false, || false), None);
+        assert_eq!(calls.make_again(&set_back, false, || true), Some((0x4004, None)));
+        assert_eq!(calls.make_again(&set_back, false, || true), None, "once");
+    }
+
+    #[test]
+    fn what_is_no_wait_of_this_call_is_left_alone() {
+        assert_eq!(waiting().make_again(&behind_the_call(), true, || true), None, "a handler runs");
+        assert_eq!(waiting().make_again(&behind_the_call(), false, || false), None, "it did not fail");
+        let elsewhere = At { sp: 0x7fe0, ..behind_the_call() };
+        assert_eq!(waiting().make_again(&elsewhere, true, || false), None);
+        assert_eq!(Calls::default().make_again(&behind_the_call(), true, || false), None);
+    }
+}
