@@ -3,7 +3,7 @@
 
 use super::cache::{Cache, Kind, calls};
 use super::frame::{Caller, Frame};
-use super::{LR, PC, SP, T32, call, exception, scan};
+use super::{LR, PC, SP, T32, call, exception, scan, start};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
 use crate::binary::frame_rule::Column;
@@ -267,7 +267,9 @@ impl Unwinder {
         }
         doubts.unproved |= !self.cache.may_have_called(next, frame, input.code);
         if let Some(entry) = assumes {
-            doubts.unproved |= !calls(next.code_address(), entry, input.code);
+            // A thread's first function is called through a register; that return address is on its stack once.
+            let begins_thread = || start::ends_thread(input.code.code(next.address.at()).unwrap_or_default());
+            doubts.unproved |= !calls(next.code_address(), entry, input.code) && !begins_thread();
         }
         Step::To(caller, method)
     }
