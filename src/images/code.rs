@@ -40,6 +40,10 @@ impl Code for ImageCode<'_> {
         self.0.row_arm(lookup)
     }
 
+    fn is_t32(&self, pc: Avma) -> Option<bool> {
+        self.0.is_t32(pc)
+    }
+
     fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
         self.0.exidx(lookup)
     }

@@ -51,6 +51,13 @@ impl Images {
         self.row_of(pc)
     }
 
+    /// Whether code of 32-bit Arm at an address of the current space is T32, as far as a symbol tells.
+    #[must_use]
+    pub fn is_t32(&self, pc: Avma) -> Option<bool> {
+        let (image, svma) = self.at(pc)?;
+        image.is_t32(svma)
+    }
+
     /// What the tables of 32-bit Arm's exception handling ABI say at a code address of the current space,
     /// and the bounds of the entry, as far as they lie in the same mapping.
     #[must_use]

@@ -142,6 +142,12 @@ impl Image {
         }
     }
 
+    /// Whether code at a stated address of 32-bit Arm is T32, as far as a symbol tells.
+    pub(super) fn is_t32(&self, svma: Svma) -> Option<bool> {
+        let bytes = self.bytes.as_ref().ok()?;
+        self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).is_t32(svma)
+    }
+
     /// The summary of the image's headers, if its format is understood.
     #[must_use]
     pub fn object(&self) -> Option<&Object> {

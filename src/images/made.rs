@@ -359,6 +359,10 @@ impl Code for TargetCode<'_> {
         self.images.row_arm(lookup)
     }
 
+    fn is_t32(&self, pc: Avma) -> Option<bool> {
+        self.images.is_t32(pc)
+    }
+
     fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
         self.images.exidx(lookup)
     }

@@ -145,6 +145,11 @@ pub trait Code {
         None
     }
 
+    /// Whether code of 32-bit Arm at an address is T32 and not A32; `None` where nothing tells.
+    fn is_t32(&self, _pc: Avma) -> Option<bool> {
+        None
+    }
+
     /// The entry of the tables of 32-bit Arm's exception handling ABI that a look-up address is in, and
     /// where its function begins and ends, without the bit of T32; `None` where there is none.
     fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, TableSays)> {

@@ -30,6 +30,8 @@ struct FunctionRange {
     /// Its start is where calls lead to. gcc moves the rarely used parts of functions elsewhere,
     /// with a symbol of their own: their first instruction runs in the frame of the function.
     is_entry: bool,
+    /// Of 32-bit Arm: its instructions are T32, not A32; where a symbol tells.
+    is_t32: Option<bool>,
 }
 
 impl Functions {
@@ -60,14 +62,25 @@ impl Functions {
         Functions(found)
     }
 
+    /// Whether the function at an address of 32-bit Arm, or the part of one, is T32: the lowest bit of its symbol
+    /// (ELF for the Arm Architecture, 5.5.3). `None` where no symbol tells.
+    #[must_use]
+    pub fn is_t32(&self, svma: Svma) -> Option<bool> {
+        self.last(svma)?.is_t32
+    }
+
     /// The function at an address; `None` where no symbol tells, and in parts of functions that
     /// are apart from their entry.
     #[must_use]
     pub fn at(&self, svma: Svma) -> Option<Range<Svma>> {
+        let found = self.last(svma).filter(|found| found.is_entry)?;
+        Some(Svma(found.start)..Svma(found.end))
+    }
+
+    /// The function or part that holds an address.
+    fn last(&self, svma: Svma) -> Option<&FunctionRange> {
         let after = self.0.partition_point(|function| function.start <= svma.0);
-        let found = self.0.get(after.checked_sub(1)?)?;
-        let holds = found.is_entry && svma.0 < found.end;
-        holds.then_some(Svma(found.start)..Svma(found.end))
+        self.0.get(after.checked_sub(1)?).filter(|found| svma.0 < found.end)
     }
 }
 
@@ -88,7 +101,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
         if let Some(range) = range
             && name_of(section).is_some_and(|name| WHOLE.contains(&name))
         {
-            found.push(FunctionRange { start: range.start, end: range.end, is_entry: true });
+            found.push(FunctionRange { start: range.start, end: range.end, is_entry: true, is_t32: None });
         }
     }
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -100,13 +113,14 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
             let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
             let Some(Some(section)) = code.get(section.0) else { continue };
             let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
-            let start = if header.e_machine(endian) == elf::EM_ARM { value & !1 } else { value };
+            let is_t32 = (header.e_machine(endian) == elf::EM_ARM).then_some(value & 1 != 0);
+            let start = if is_t32 == Some(true) { value - 1 } else { value };
             if !section.contains(&start) {
                 continue;
             }
             let end = if size == 0 { section.end } else { start.saturating_add(size).min(section.end) };
             let name = table.symbol_name(endian, symbol).unwrap_or_default();
-            found.push(FunctionRange { start, end, is_entry: !is_part(name) });
+            found.push(FunctionRange { start, end, is_entry: !is_part(name), is_t32 });
         }
     }
     Ok(found)
@@ -130,7 +144,11 @@ mod tests {
     use super::*;
 
     fn functions(list: &[(u64, u64, bool)]) -> Functions {
-        Functions(list.iter().map(|&(start, end, is_entry)| FunctionRange { start, end, is_entry }).collect())
+        Functions(
+            list.iter()
+                .map(|&(start, end, is_entry)| FunctionRange { start, end, is_entry, is_t32: None })
+                .collect(),
+        )
     }
 
     #[test]

@@ -32,18 +32,21 @@ pub(super) struct Caller {
 }
 
 impl Frame {
-    /// The leaf. `link_tells`: where the status register was not told, the instruction set is the one that
-    /// the link register returns to, or else the other one.
-    pub(super) fn new(registers: &Arm, link_tells: bool) -> Frame {
-        let of_link = registers.r[usize::from(LR)] & T32 != 0;
-        let told = registers.cpsr.map(|status| status & STATUS_T32 != 0);
+    /// The instruction set of the leaf, as far as the status register tells.
+    pub(super) fn told_t32(registers: &Arm) -> Option<bool> {
+        let by_status = registers.cpsr.map(|status| status & STATUS_T32 != 0);
+        if registers.m_profile { Some(true) } else { by_status }
+    }
+
+    /// The leaf, in this instruction set.
+    pub(super) fn new(registers: &Arm, is_t32: bool) -> Frame {
         let mut all = registers.r;
         let pc = all[usize::from(PC)] & !T32;
         all[usize::from(PC)] = pc;
         Frame {
             address: CodeAddress::Pc(Avma(pc)),
             registers: all,
-            is_t32: registers.m_profile || told.unwrap_or(of_link == link_tells),
+            is_t32,
             status: registers.cpsr.filter(|_| registers.m_profile).unwrap_or(0),
             is_m_profile: registers.m_profile,
         }

@@ -16,6 +16,8 @@ const CALLER: u64 = TEXT + 4;
 struct Text {
     bytes: Vec<u8>,
     functions: Vec<Range<u64>>,
+    /// What a symbol tells.
+    is_t32: Option<bool>,
 }
 
 impl Code for Text {
@@ -24,6 +26,9 @@ impl Code for Text {
     }
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|bytes| !bytes.is_empty())
+    }
+    fn is_t32(&self, _pc: Avma) -> Option<bool> {
+        self.is_t32
     }
     fn function(&self, at: Avma) -> Option<Range<Avma>> {
         let function = self.functions.iter().find(|function| function.contains(&at.0))?;
@@ -36,14 +41,14 @@ fn t32(halves: &[u16]) -> Text {
     let all = [&[0xf000, 0xf802, 0xde00, 0xde00], halves].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|half| half.to_le_bytes()).collect();
     let end = TEXT + bytes.len() as u64;
-    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect() }
+    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect(), is_t32: None }
 }
 
 fn a32(words: &[u32]) -> Text {
     let all = [&[0xeb00_0000, 0xe7f0_00f0], words].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
     let end = TEXT + bytes.len() as u64;
-    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect() }
+    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect(), is_t32: None }
 }
 
 /// The first two frames, where the function is `offset` bytes in, with that stack and link register.
@@ -153,6 +158,27 @@ fn the_caller_is_known_at_every_instruction_of_a32() {
     registers.r[11] = STACK + 8 + 12;
     let (addresses, ..) = walk(&text, &registers, &[&[1, 2][..], &record].concat());
     assert_eq!(addresses, [TEXT + 8 + 0x10, CALLER - 1]);
+}
+
+#[test]
+fn without_a_status_register_a_symbol_tells_the_instruction_set() {
+    let mut text = a32(&[
+        0xe92d_4010, // +00 push {r4, lr}
+        0xe3a0_4000, // +04 mov r4, #0
+        0xe8bd_8010, // +08 pop {r4, pc}
+    ]);
+    // The link register holds something else by now, which looks like a caller in T32.
+    let mut registers = at(4, false, TEXT | T32);
+    registers.cpsr = None;
+    let words = [4, CALLER as u32];
+    let (_, _, ended) = walk(&text, &registers, &words);
+    assert!(!ended.is_complete(), "{ended:?}");
+    text.is_t32 = Some(false);
+    let (addresses, methods, _) = walk(&text, &registers, &words);
+    assert_eq!((addresses, methods), (vec![TEXT + 12, CALLER - 1], vec![Method::Context, Method::Code]));
+    // What the status register says counts for more.
+    registers.cpsr = Some(1 << 5);
+    assert_eq!(walk(&text, &registers, &words).1, [Method::Context, Method::Scan]);
 }
 
 #[test]

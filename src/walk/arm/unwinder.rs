@@ -58,10 +58,9 @@ impl Unwinder {
 
     /// Walks from the registers of a stopped thread; see [`unwind_on_two`](crate::walk::unwind_on_two).
     ///
-    /// Samples of the kernel have no status register (the one of user space is not among those that
-    /// arch/arm64/kernel/perf_regs.c gives): then the leaf is of the instruction set that leads to a
-    /// complete stack, first that of its caller. What is complete in the wrong one would be code that means
-    /// the same in both.
+    /// Samples of Linux have no status register (that of user space is not among those that
+    /// arch/arm64/kernel/perf_regs.c gives), so they do not tell the instruction set of the leaf. A symbol may. Else
+    /// the stack is followed in both, and is complete only if one of them leads to an end, or both to the same.
     pub(in crate::walk) fn unwind<'a>(
         &mut self,
         how: How,
@@ -70,20 +69,28 @@ impl Unwinder {
         other: Option<OtherStack<'a>>,
         out: &mut Frames,
     ) -> Walked {
-        let walked = self.unwind_from(how, &Frame::new(registers, true), input, other, out);
-        let is_told = registers.m_profile || registers.cpsr.is_some();
-        if is_told || walked.ended.is_complete() || input.code.walks_again() {
+        let by_symbol = || input.code.is_t32(Avma(registers.r[usize::from(PC)] & !T32));
+        let told = Frame::told_t32(registers).or_else(by_symbol);
+        // Most functions are called by those of their own instruction set.
+        let of_link = registers.r[usize::from(LR)] & T32 != 0;
+        let leaf = Frame::new(registers, told.unwrap_or(of_link));
+        let walked = self.unwind_from(how, &leaf, input, other, out);
+        if told.is_some() || input.code.walks_again() {
             return walked;
         }
         let mut others = std::mem::take(&mut self.others);
         others.clear();
-        let in_other = self.unwind_from(how, &Frame::new(registers, false), input, other, &mut others);
-        let is_better = in_other.ended.is_complete();
-        if is_better {
-            std::mem::swap(out, &mut others);
-        }
+        let in_other = self.unwind_from(how, &Frame::new(registers, !of_link), input, other, &mut others);
+        let chosen = match (walked.ended.is_complete(), in_other.ended.is_complete()) {
+            (true, true) if out.addresses != others.addresses => Walked { ended: Ended::Unproved, ..walked },
+            (false, true) => {
+                std::mem::swap(out, &mut others);
+                in_other
+            }
+            _ => walked,
+        };
         self.others = others;
-        if is_better { in_other } else { walked }
+        chosen
     }
 
     fn unwind_from<'a>(
