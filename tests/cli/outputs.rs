@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 42] = [
+const KEYS: [&str; 43] = [
     "version",
     "command",
     "pid",
@@ -30,6 +30,7 @@ const KEYS: [&str; 42] = [
     "stops_not_on_cpu",
     "samples",
     "samples_idle_reused",
+    "samples_effective",
     "threads_seen",
     "processes_seen",
     "stacks_complete",
@@ -112,6 +113,7 @@ fn several_outputs_and_the_statistics_agree() {
             assert!(number(&stats, "distinct_stacks") >= stacks.len() as u64, "{json}");
             assert!(number(&stats, "trie_nodes") >= number(&stats, "distinct_stacks"), "{json}");
             assert!(number(&stats, "samples_idle_reused") <= number(&stats, "samples"), "{json}");
+            assert!((1..=number(&stats, "samples")).contains(&number(&stats, "samples_effective")), "{json}");
             let idle = options.contains("--idle");
             assert!(idle || number(&stats, "samples_idle_reused") == 0, "{json}");
             assert_eq!(stats["outputs"], serde_json::json!(["a.svg", "a.folded", "b.txt", "-"]));

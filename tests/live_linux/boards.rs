@@ -6,15 +6,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::gdb_stub::{Stub, free_port, is_listening, program, record};
+use crate::gdb_stub::{OFTEN, Stub, free_port, is_listening, program, record};
 use crate::support::{Recorded, Stack, live, made, points, rounds, stackprof, wait_for};
 
 const SHARES: [(&str, f64); 4] = [("leaf_40", 40.0), ("leaf_30", 30.0), ("leaf_20", 20.0), ("leaf_10", 10.0)];
 /// Points that a share may be off at most; fewer samples may allow more.
 const OFF_POINTS: f64 = 3.0;
-
-/// Nobody minds how long these boards stand, and shares need samples.
-const OFTEN: &[&str] = &["--max-stop", "50", "--hz", "200"];
 
 /// Compiles firmware; `None`, after a line that says so, without its compiler.
 fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -121,7 +118,7 @@ fn shares_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
         record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "10"], OFTEN].concat());
     recorded.check_success();
     recorded.check(recorded.stats["arch"] == "arm", "another processor");
-    recorded.check(recorded.stacks_taken() > 100, "hardly anything was sampled");
+    recorded.check(recorded.stacks_taken() > 30, "hardly anything was sampled");
     // Of the load: how long interrupts take is the emulator's affair.
     let of = |name: &str| recorded.count(|stack| stack.has(name)) as f64;
     let total: f64 = SHARES.iter().map(|(name, _)| of(name)).sum();
@@ -135,10 +132,14 @@ fn shares_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
         complete(stack).is_none_or(|names| is_of_the_load(&names))
     });
     // It runs on: a second visitor finds it so.
-    let dumped =
-        stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
-    let text = String::from_utf8_lossy(&dumped.stdout).into_owned();
-    assert!(dumped.status.success() && text.contains("main"), "{dumped:?}");
+    // One moment may be where an interrupt begins, whose first instructions know no way back.
+    let has_main = || {
+        let dumped =
+            stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
+        assert!(dumped.status.success(), "{dumped:?}");
+        String::from_utf8_lossy(&dumped.stdout).contains(" main")
+    };
+    assert!((0..10).any(|_| has_main()), "none of ten moments shows main");
 }
 
 /// Nearly all stacks are complete, and of those that are said to be none is wrong.

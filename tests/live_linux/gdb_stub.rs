@@ -31,6 +31,10 @@ pub(crate) fn program(names: &[&str]) -> Option<PathBuf> {
     found
 }
 
+/// Shares need samples, of which the usual budget leaves few where each stop is slow, as beside busy programs.
+/// Nobody minds how long these programs stand.
+pub(crate) const OFTEN: &[&str] = &["--max-stop", "50", "--hz", "200"];
+
 /// A stub that serves a process; ended when dropped.
 pub(crate) struct Stub {
     pub(crate) child: Child,
@@ -105,8 +109,7 @@ fn is_whole(stack: &Stack) -> bool {
 fn check_shares(recorded: &Recorded) {
     recorded.check_success();
     let total = recorded.total() as f64;
-    // Stops through lldb-server may take 15 ms on a busy machine, and stay below 5 % of the time.
-    recorded.check(recorded.stacks_taken() > 15, "hardly anything was sampled");
+    recorded.check(recorded.stacks_taken() > 30, "hardly anything was sampled");
     for (name, expected) in SHARES {
         let share = 100.0 * recorded.count(|stack| stack.leaf() == name) as f64 / total;
         println!("{name} {share:.2} % of {} stacks", recorded.stacks_taken());
@@ -126,7 +129,7 @@ fn shares_through(stub_of: fn(u32) -> Option<Stub>) {
     let mut target = Fixture::start("shares", ["12", "20"]);
     target.line("ready");
     let Some(stub) = stub_of(target.pid()) else { return };
-    let recorded = record(&stub.place, &["--duration", "5"]);
+    let recorded = record(&stub.place, &[&["--duration", "5"], OFTEN].concat());
     check_shares(&recorded);
     assert_untouched(target.pid(), "after the recording");
     target.line("done");
@@ -149,7 +152,7 @@ fn a_command_is_a_stub_and_ends_with_the_recording() {
     let Some(gdbserver) = program(&["gdbserver"]) else { return };
     let place = format!("|{} - {} 3 20", gdbserver.display(), fixture("shares").display());
     // To the end of the program, whose output is not ours to hear.
-    let recorded = record(&place, &[]);
+    let recorded = record(&place, OFTEN);
     check_shares(&recorded);
     let children = std::fs::read_dir("/proc").unwrap().flatten();
     let is_left = |name: &str| {
@@ -333,10 +336,8 @@ fn a_board_without_an_operating_system_has_the_shares_of_its_firmware() {
     let Some(_one) = live() else { return };
     let Some(elf) = firmware("board", &[]) else { return };
     let Some(stub) = board(&elf) else { return };
-    // The usual budget leaves few stops where each is slow.
-    let often = ["--max-stop", "50", "--hz", "200"];
     let recorded =
-        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "6"][..], &often].concat());
+        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "6"][..], OFTEN].concat());
     recorded.check_success();
     recorded.check(recorded.stacks_taken() > 30, "hardly anything was sampled");
     let total = recorded.total() as f64;

@@ -74,7 +74,7 @@ fn check_shares(recorded: &Recorded) {
     let in_leaves = recorded.count(|stack| leaf(stack).is_some());
     // The kernel's samples are no stops.
     let taken = if recorded.figure("stops") > 0.0 { recorded.stacks_taken() } else { recorded.total() };
-    recorded.check(taken > 50 && in_leaves * 10 > recorded.total() * 8, "hardly anything was sampled");
+    recorded.check(taken > 30 && in_leaves * 10 > recorded.total() * 8, "hardly anything was sampled");
     for (name, expected) in SHARES {
         let count = recorded.count(|stack| leaf(stack) == Some(name));
         let share = 100.0 * count as f64 / in_leaves as f64;
@@ -215,6 +215,6 @@ fn shares_are_right_through_gdbserver() {
     target.line("ready");
     let Some(stub) = Stub::gdbserver(target.pid()) else { return };
     // Beside busy programs a stop takes long, and the usual budget leaves few of them.
-    check_shares(&record(&stub.place, &["--duration", "5", "--max-stop", "50"]));
+    check_shares(&record(&stub.place, &["--duration", "5", "--max-stop", "50", "--hz", "200"]));
     assert_untouched(target.pid(), "after the recording");
 }
