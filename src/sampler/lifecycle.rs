@@ -105,21 +105,21 @@ impl StopDriver<'_> {
         Some(stop)
     }
 
-    /// A thread runs another program from now on, alone in its process. It is the same thread still:
-    /// what it used since its last sample its next one stands for, as between any two of them, and
-    /// most of that is what the exec itself took. Of wall-clock time each sample has its own.
+    /// A thread runs another program from now on, alone in its process. If it was alone before, it is the
+    /// same thread still: what it used since its last sample, and for the exec itself, its next one stands
+    /// for, as between any two of them. Of several any may have come to have this number (ptrace(2),
+    /// "execve(2) under ptrace"). Of wall-clock time each sample has its own.
     pub(super) fn exec_thread(&mut self, id: ThreadId, stack_top: Option<Avma>) {
         let pid = self.target.process_of(id);
         self.walk_captured();
         self.walk_postponed(pid, Due::All);
         let look = self.target.look(id).unwrap_or_else(|_| unknown_look());
-        for other in self.threads_of(pid) {
-            if other != id {
-                self.remove_thread(other, None);
-            }
+        let threads = self.threads_of(pid);
+        for other in threads.iter().filter(|other| **other != id) {
+            self.remove_thread(*other, None);
         }
         let mut unsampled_ns = 0;
-        if self.options.idle {
+        if self.options.idle || threads.len() > 1 {
             self.remove_thread(id, Some(look.cpu_ns));
         } else if self.close_stop(id).is_some() {
             unsampled_ns = self.recorder.leave_thread(id, Some(look.cpu_ns));
