@@ -84,7 +84,9 @@ impl StopDriver<'_> {
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
-        let Some(stop) = self.close_stop(id) else { return };
+        self.walk_captured();
+        let Some(stop) = self.stops.remove(&id) else { return };
+        self.walk_postponed(stop.process, Due::ThreadEnded(id));
         let program = self.stands_for(stop.process, id).map(str::to_owned);
         let has_room = |program: &String| {
             self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
@@ -95,14 +97,6 @@ impl StopDriver<'_> {
         } else {
             self.recorder.remove_thread(id, cpu_ns, ENDED);
         }
-    }
-
-    /// Settles what waits of a thread that is about to be removed.
-    fn close_stop(&mut self, id: ThreadId) -> Option<Stop> {
-        self.walk_captured();
-        let stop = self.stops.remove(&id)?;
-        self.walk_postponed(stop.process, Due::ThreadEnded(id));
-        Some(stop)
     }
 
     /// A thread runs another program from now on, alone in its process. If it was alone before, it is the
@@ -121,7 +115,8 @@ impl StopDriver<'_> {
         let mut unsampled_ns = 0;
         if self.options.idle || threads.len() > 1 {
             self.remove_thread(id, Some(look.cpu_ns));
-        } else if self.close_stop(id).is_some() {
+        } else {
+            self.stops.remove(&id);
             unsampled_ns = self.recorder.leave_thread(id, Some(look.cpu_ns));
         }
         self.begin_program(pid);

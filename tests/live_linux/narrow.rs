@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::by_kernel::sampled;
 #[cfg(target_arch = "x86_64")]
-use crate::gdb_stub::{Stub, record};
+use crate::gdb_stub::{OFTEN, Stub, record};
 use crate::lifecycle::exec_fixture;
 #[cfg(target_arch = "x86_64")]
 use crate::support::wait_for;
@@ -215,6 +215,6 @@ fn shares_are_right_through_gdbserver() {
     target.line("ready");
     let Some(stub) = Stub::gdbserver(target.pid()) else { return };
     // Beside busy programs a stop takes long, and the usual budget leaves few of them.
-    check_shares(&record(&stub.place, &["--duration", "5", "--max-stop", "50", "--hz", "200"]));
+    check_shares(&record(&stub.place, &[&["--duration", "5"], OFTEN].concat()));
     assert_untouched(target.pid(), "after the recording");
 }

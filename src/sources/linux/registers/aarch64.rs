@@ -1,7 +1,7 @@
 //! Registers and system calls of a thread that runs code of aarch64.
 
-use super::EINTR;
 use super::again::{At, Calls};
+use super::{EINTR, is_restartable};
 use crate::arch::{Aarch64, Registers};
 use crate::sources::linux::sys::RawRegisters;
 
@@ -20,7 +20,7 @@ pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
 pub(super) fn repair(raw: &mut RawRegisters, calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
     let number = raw.regs[8].cast_signed();
     let at = At { pc: raw.pc, sp: raw.sp, first: raw.regs[0], number, svc_bytes: SVC_BYTES };
-    let fails = call_result(raw).is_some() && RESTARTABLE.contains(&number);
+    let fails = call_result(raw).is_some() && is_restartable(number);
     let Some((pc, first)) = calls.make_again(&at, fails, is_handled) else { return false };
     (raw.pc, raw.regs[0]) = (pc, first.unwrap_or(EINTR.cast_unsigned()));
     true
@@ -31,23 +31,5 @@ pub(super) fn convert(raw: &RawRegisters) -> Registers {
     Registers::Aarch64(Aarch64 { x: raw.regs, sp: raw.sp, pc: raw.pc })
 }
 
-/// As those of x86_64, without epoll_wait, which is epoll_pwait here.
-const RESTARTABLE: [i64; 17] = [
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    292, // io_pgetevents
-    libc::SYS_io_uring_enter,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_connect,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-];
+/// A call beside [`super::RESTARTABLE`]: `libc` does not name it.
+pub(super) const RESTARTABLE_HERE: [i64; 1] = [292 /* io_pgetevents */];

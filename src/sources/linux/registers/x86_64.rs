@@ -1,6 +1,6 @@
 //! Registers and system calls of a thread that runs code of x86_64.
 
-use super::{EINTR, ERESTARTNOHAND};
+use super::{EINTR, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
 use crate::sources::linux::sys::RawRegisters;
 
@@ -22,35 +22,15 @@ pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
 /// runs, and then returns the EINTR that the handler would cause.
 pub(super) fn repair(raw: &mut RawRegisters, _calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
     let repairable =
-        call_result(raw) == Some(EINTR) && RESTARTABLE.contains(&raw.orig_rax.cast_signed()) && !is_handled();
+        call_result(raw) == Some(EINTR) && is_restartable(raw.orig_rax.cast_signed()) && !is_handled();
     if repairable {
         raw.rax = ERESTARTNOHAND.cast_unsigned();
     }
     repairable
 }
 
-/// Calls that return EINTR only before they did anything: repeating them is safe.
-/// Sockets are here for those with SO_RCVTIMEO or SO_SNDTIMEO.
-const RESTARTABLE: [i64; 18] = [
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    333, // io_pgetevents
-    libc::SYS_io_uring_enter,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_connect,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-];
+/// Calls beside [`super::RESTARTABLE`]: one that other processors lack, and one that `libc` does not name.
+pub(super) const RESTARTABLE_HERE: [i64; 2] = [libc::SYS_epoll_wait, 333 /* io_pgetevents */];
 
 /// The engine's registers.
 pub(super) fn convert(raw: &RawRegisters) -> Registers {
