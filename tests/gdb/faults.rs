@@ -1,7 +1,8 @@
 //! What happens when a stub fails: no panic, no wait beyond the named times, one line that says
 //! what is wrong, and the target runs on where the stub lets it.
 
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use stackprof::clock::RealClock;
@@ -56,10 +57,13 @@ fn answers(manner: Manner) -> usize {
     fate.answers
 }
 
+/// What was said at each visit, and what became of the target.
+type Outcomes = Vec<(Manner, Result<usize, String>, Fate)>;
+
 /// Visits stubs of all these manners.
-fn visit_all(manners: Vec<Manner>) -> Vec<(Manner, Result<usize, String>, Fate)> {
+fn visit_all(manners: Vec<Manner>) -> Outcomes {
     let (left, done) = (Mutex::new(manners), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(manner) = { left.lock().unwrap().pop() } {
@@ -91,17 +95,74 @@ fn tells_its_processor(manner: &Manner) -> bool {
 }
 
 /// At every answer in turn, each of these.
-fn at_each<const N: usize>(
-    wrong: impl Fn(usize) -> [Wrong; N],
-) -> Vec<(Manner, Result<usize, String>, Fate)> {
+fn at_each(wrongs: impl Fn(usize) -> Vec<Wrong>) -> Outcomes {
     let mut manners = Vec::new();
     for manner in every_manner() {
         // A stub that tells nothing of its processor is refused at once.
         let count = if tells_its_processor(&manner) { answers(manner) } else { 8 };
-        let wrongs = (0..count).flat_map(&wrong);
+        let wrongs = (0..count).flat_map(&wrongs);
         manners.extend(wrongs.map(|wrong| Manner { wrong, ..manner }));
     }
     visit_all(manners)
+}
+
+/// Two random packets at every answer in turn.
+fn nonsense() -> Outcomes {
+    let mut outcomes = Vec::new();
+    for round in 0..rounds(1) {
+        let mut random = Random::of_seed(round);
+        let seeds: Vec<u64> = (0..200).map(|_| random.next()).collect();
+        let seed = |at: usize| seeds[at % seeds.len()];
+        outcomes.extend(at_each(|at| vec![Wrong::Nonsense(at, seed(at)), Wrong::Garbage(at, seed(at))]));
+    }
+    outcomes
+}
+
+fn endless() -> Outcomes {
+    let mut manners = Vec::new();
+    for at in [0, 3, 9, 14, 20] {
+        for manner in [Manner::all_stop(), Manner::non_stop()] {
+            manners.extend([Wrong::Endless(at), Wrong::Flood(at)].map(|wrong| Manner { wrong, ..manner }));
+        }
+    }
+    visit_all(manners)
+}
+
+/// Faults that visitors wait for until their patience ends.
+#[derive(Clone, Copy)]
+enum Long {
+    Silent,
+    Late,
+    Damaged,
+    Nonsense,
+    Ended,
+    Endless,
+}
+
+impl Long {
+    const ALL: [Long; 6] =
+        [Long::Silent, Long::Late, Long::Damaged, Long::Nonsense, Long::Ended, Long::Endless];
+
+    fn visits(self) -> Outcomes {
+        match self {
+            Long::Silent => at_each(|at| vec![Wrong::Silent(at)]),
+            Long::Late => at_each(|at| vec![Wrong::Late(at)]),
+            Long::Damaged => at_each(|at| vec![Wrong::Checksum(at), Wrong::Truncated(at)]),
+            Long::Nonsense => nonsense(),
+            Long::Ended => at_each(|at| vec![Wrong::Ended(at)]),
+            Long::Endless => endless(),
+        }
+    }
+
+    /// What came of its visits, to be asked for once. The first to ask begins those of all: hardly
+    /// anything of them is work, and so all of the waiting takes as long as the longest.
+    fn outcomes(self) -> Outcomes {
+        type Begun = Mutex<Option<JoinHandle<Outcomes>>>;
+        static ALL: LazyLock<[Begun; Long::ALL.len()]> =
+            LazyLock::new(|| Long::ALL.map(|long| Mutex::new(Some(thread::spawn(move || long.visits())))));
+        let begun = ALL[self as usize].lock().unwrap().take().expect("asked for once");
+        begun.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
 }
 
 #[test]
@@ -115,7 +176,7 @@ fn a_stub_that_behaves_gives_a_stack_of_each_thread() {
 
 #[test]
 fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
-    for (manner, said, _) in at_each(|at| [Wrong::Closed(at)]) {
+    for (manner, said, _) in at_each(|at| vec![Wrong::Closed(at)]) {
         // The last answer is that to detaching, which nobody misses.
         if let Err(said) = said {
             assert!(
@@ -128,7 +189,7 @@ fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
 
 #[test]
 fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
-    for (manner, said, fate) in at_each(|at| [Wrong::Silent(at)]) {
+    for (manner, said, fate) in Long::Silent.outcomes() {
         if let Err(said) = said {
             let told =
                 said.contains("did not answer") || said.contains("within") || said.contains("does not tell");
@@ -140,48 +201,35 @@ fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
 
 #[test]
 fn an_answer_that_comes_too_late_is_never_taken_for_another() {
-    for (manner, said, fate) in at_each(|at| [Wrong::Late(at)]) {
+    for (manner, said, fate) in Long::Late.outcomes() {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn damaged_answers_are_asked_for_again_or_told() {
-    for (manner, said, fate) in at_each(|at| [Wrong::Checksum(at), Wrong::Truncated(at)]) {
+    for (manner, said, fate) in Long::Damaged.outcomes() {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn nonsense_is_told_and_the_target_runs_on() {
-    for round in 0..rounds(1) {
-        let mut random = Random::of_seed(round);
-        let seeds: Vec<u64> = (0..200).map(|_| random.next()).collect();
-        let seed = |at: usize| seeds[at % seeds.len()];
-        for (manner, said, fate) in
-            at_each(|at| [Wrong::Nonsense(at, seed(at)), Wrong::Garbage(at, seed(at))])
-        {
-            assert!(fate.runs, "seed {round}: {manner:?}: {said:?} {fate:?}");
-        }
+    for (manner, said, fate) in Long::Nonsense.outcomes() {
+        assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn a_target_that_is_said_to_have_ended_is_let_go_all_the_same() {
-    for (manner, said, fate) in at_each(|at| [Wrong::Ended(at)]) {
+    for (manner, said, fate) in Long::Ended.outcomes() {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn answers_without_end_come_to_an_end() {
-    let mut manners = Vec::new();
-    for at in [0, 3, 9, 14, 20] {
-        for manner in [Manner::all_stop(), Manner::non_stop()] {
-            manners.extend([Wrong::Endless(at), Wrong::Flood(at)].map(|wrong| Manner { wrong, ..manner }));
-        }
-    }
-    for (manner, said, _) in visit_all(manners) {
+    for (manner, said, _) in Long::Endless.outcomes() {
         assert!(said.is_err(), "{manner:?}");
     }
 }

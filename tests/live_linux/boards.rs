@@ -115,7 +115,7 @@ fn shares_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(elf) = firmware(board_name, compiler, flags) else { return };
     let Some(stub) = board(machine, &elf) else { return };
     let recorded =
-        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "10"], OFTEN].concat());
+        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "5"], OFTEN].concat());
     recorded.check_success();
     recorded.check(recorded.stats["arch"] == "arm", "another processor");
     recorded.check(recorded.stacks_taken() > 30, "hardly anything was sampled");
@@ -196,7 +196,7 @@ fn boards_of_32_bits_that_wait_are_idle() {
         // Hardly anything in its interrupts.
         let Some(elf) = firmware(name, "clang", &["-O2", "-DIDLE", "-DTICK_ROUNDS=1"]) else { return };
         let Some(stub) = board(machine, &elf) else { return };
-        let exec = ["--exec", elf.to_str().unwrap(), "--duration", "4", "--idle"];
+        let exec = ["--exec", elf.to_str().unwrap(), "--duration", "2", "--idle"];
         let recorded = record(&stub.place, &[&exec, OFTEN].concat());
         recorded.check_success();
         let (waits, total) = (recorded.count(|stack| stack.leaf() == leaf) as f64, recorded.total() as f64);
@@ -269,7 +269,7 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(stub) = board(machine, &elf) else { return };
     let recorded = record(
         &stub.place,
-        &[&["--exec", elf.to_str().unwrap(), "--duration", "6", "--threads"], OFTEN].concat(),
+        &[&["--exec", elf.to_str().unwrap(), "--duration", "4", "--threads"], OFTEN].concat(),
     );
     recorded.check_success();
     let task_of = |stack: &Stack| stack.frames[1].rsplit_once(" (").map(|(name, _)| name.to_owned());

@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 /// Waits of each kind, and how long each takes, milliseconds.
-pub(crate) const ROUNDS: [&str; 2] = ["25", "20"];
+pub(crate) const ROUNDS: [&str; 2] = ["15", "20"];
 const KINDS: [&str; 6] = ["nanosleep", "mutex", "futex", "read", "epoll", "fault"];
 /// What counts scatter is far below one in a hundred at this rate, of which no tick interrupts anybody.
 pub(crate) const HZ: &str = "9973";

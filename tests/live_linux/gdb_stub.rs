@@ -126,10 +126,10 @@ fn check_shares(recorded: &Recorded) {
 /// Records a program through an attached stub; it ends as if nobody had been there.
 fn shares_through(stub_of: fn(u32) -> Option<Stub>) {
     let Some(_one) = live() else { return };
-    let mut target = Fixture::start("shares", ["12", "20"]);
+    let mut target = Fixture::start("shares", ["5", "20"]);
     target.line("ready");
     let Some(stub) = stub_of(target.pid()) else { return };
-    let recorded = record(&stub.place, &[&["--duration", "5"], OFTEN].concat());
+    let recorded = record(&stub.place, &[&["--duration", "4"], OFTEN].concat());
     check_shares(&recorded);
     assert_untouched(target.pid(), "after the recording");
     target.line("done");
@@ -337,7 +337,7 @@ fn a_board_without_an_operating_system_has_the_shares_of_its_firmware() {
     let Some(elf) = firmware("board", &[]) else { return };
     let Some(stub) = board(&elf) else { return };
     let recorded =
-        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "6"][..], OFTEN].concat());
+        record(&stub.place, &[&["--exec", elf.to_str().unwrap(), "--duration", "4"][..], OFTEN].concat());
     recorded.check_success();
     recorded.check(recorded.stacks_taken() > 30, "hardly anything was sampled");
     let total = recorded.total() as f64;

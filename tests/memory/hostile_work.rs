@@ -17,9 +17,8 @@ use crate::seeds::cpu_time::CpuTime;
 /// Most CPU time for one file, for a debug build.
 const SECONDS_MAX: u64 = 20;
 
-/// Names addresses, in bounded time and memory.
+/// Names addresses, in bounded time and memory. The caller holds `memory::alone`, from before it makes the file.
 fn name(bytes: &[u8], addresses: &[u64], lines: bool) -> Answer {
-    let _alone = memory::alone();
     let options = Options { lines, threads: 2, ..Options::default() };
     let started = CpuTime::of_all_threads();
     let mut answer = Answer::default();
@@ -43,6 +42,7 @@ fn words(words: &[u64]) -> Vec<u8> {
 
 #[test]
 fn sections_that_share_a_long_name() {
+    let _alone = memory::alone();
     // Not UTF-8, so that it would be copied and not borrowed.
     let mut names = vec![b'a'; 1_000_000];
     names.push(0xff);
@@ -68,6 +68,7 @@ fn sections_that_share_a_long_name() {
 
 #[test]
 fn relocations_that_share_a_long_name() {
+    let _alone = memory::alone();
     let names = [&[0][..], &[b'a'; 65_000], &[0]].concat();
     let symbols = [vec![0; 24], build::function(1, 0, 0)].concat();
     let relocations = (0..20_000).flat_map(|slot| words(&[0x9000 + 8 * slot, 1 << 32 | 6, 0])).collect();
@@ -97,6 +98,7 @@ fn unit(rest: usize, abbreviations: u32) -> Vec<u8> {
 
 #[test]
 fn units_that_share_their_entries() {
+    let _alone = memory::alone();
     const UNITS: usize = 500;
     // 1: a unit with a block, in which the headers of the others are; 2: DW_TAG_base_type.
     let abbreviations = vec![1, 0x11, 1, 0x25, 0x04, 0, 0, 2, 0x24, 0, 0, 0, 0];
@@ -133,6 +135,7 @@ fn units_that_share_their_entries() {
 
 #[test]
 fn entries_with_many_attributes_that_take_no_bytes() {
+    let _alone = memory::alone();
     // 1: a unit at the code; 2: DW_TAG_base_type with DW_AT_declaration, DW_FORM_flag_present.
     let mut abbreviations = vec![1, 0x11, 1, 0x11, 0x01, 0x12, 0x06, 0, 0, 2, 0x24, 0];
     abbreviations.extend([0x3c, 0x19].repeat(200_000));
@@ -175,6 +178,7 @@ fn line_program(directories: &[u8], instructions: &[u8]) -> Vec<u8> {
 
 #[test]
 fn units_that_share_a_line_program_without_rows() {
+    let _alone = memory::alone();
     // DW_LNS_negate_stmt
     let bytes = with_lines(1000, &line_program(&[], &vec![6; 8 << 20]));
     let addresses: Vec<u64> = (0..1000).map(|index| TEXT + 2 * index).collect();
@@ -183,6 +187,7 @@ fn units_that_share_a_line_program_without_rows() {
 
 #[test]
 fn units_that_share_a_table_of_directories() {
+    let _alone = memory::alone();
     let bytes = with_lines(1000, &line_program(&b"include\0".repeat(1 << 19), &[]));
     let addresses: Vec<u64> = (0..1000).map(|index| TEXT + 2 * index).collect();
     name(&bytes, &addresses, true);
