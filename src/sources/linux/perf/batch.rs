@@ -96,7 +96,7 @@ impl Told {
             into.push(self.record(id, what));
         }
         self.tell_woken(last_ns, settled_ns == u64::MAX, into);
-        self.tell_ends(left, last_ns, into);
+        self.tell_ends(left, (last_ns, settled_ns), into);
         self.unsampled_ns += dropped_left * self.period_ns
             + self.shares.values().map(|share| share.rest_ns(self.period_ns)).sum::<u64>();
         let lost = self.unsampled_ns / self.period_ns;
@@ -114,20 +114,33 @@ impl Told {
 
     /// Tells of threads that left in the batch before, since on its way out a thread still runs for
     /// a while after it is told to have ended, and of processes that have ended with them. `left`
-    /// are the processes that threads left in this batch.
-    fn tell_ends(&mut self, mut left: Vec<pid_t>, last_ns: u64, into: &mut Vec<Record>) {
+    /// are the processes that threads left in this batch. One that ended at `settled_ns` or later has waits that
+    /// are told in a batch to come, and it ends behind them.
+    fn tell_ends(&mut self, mut left: Vec<pid_t>, (last_ns, settled_ns): (u64, u64), into: &mut Vec<Record>) {
         let (main, mut told, mut forgotten) = (self.main, Vec::new(), Vec::new());
         left.sort_unstable();
         left.dedup();
-        let before = std::mem::replace(&mut self.leaving, left.clone());
+        let mut before = std::mem::replace(&mut self.leaving, left.clone());
+        before.sort_unstable();
+        before.dedup();
+        let waits = self.switched.is_some();
         for pid in before {
             let Some(member) = self.members.get_mut(&pid) else { continue };
-            for id in std::mem::take(&mut member.left) {
+            let all = std::mem::take(&mut member.left);
+            let (unsettled, settled): (Vec<Id>, Vec<Id>) =
+                all.into_iter().partition(|id| waits && id.time_ns >= settled_ns);
+            member.left = unsettled;
+            for id in settled {
                 self.nameless.push((pid, id.tid));
+                self.leavers.forget(pid, id.tid);
                 if let Some(cpu_ns) = member.threads.remove(&id.tid) {
                     let id = Id { time_ns: last_ns.max(id.time_ns), ..id };
                     told.push((id, What::Ended(Some(cpu_ns), "thread ended before its next sample")));
                 }
+            }
+            if !member.left.is_empty() {
+                self.leaving.push(pid);
+                continue;
             }
             if pid == main || !member.first_left {
                 continue;

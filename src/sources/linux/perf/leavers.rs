@@ -11,7 +11,7 @@ use libc::pid_t;
 use super::record::Id;
 
 /// What is in the place of the number of a thread that has none any more.
-const NOBODY: pid_t = -1;
+pub(super) const NOBODY: pid_t = -1;
 
 /// By CPU: the thread that was told last to have ended there, and its process.
 #[derive(Debug, Default)]
@@ -27,6 +27,12 @@ impl Leavers {
             Some((pid, tid)) if id.tid == NOBODY && *pid == id.pid => Id { tid: *tid, ..id },
             _ => id,
         }
+    }
+
+    /// That a thread has ended was told to the engine: it has no records any more. What a thread without a
+    /// number does later is of another one, which has moved to the CPU where this one ended.
+    pub(super) fn forget(&mut self, pid: pid_t, tid: pid_t) {
+        self.0.retain(|_, leaver| *leaver != (pid, tid));
     }
 }
 
@@ -50,5 +56,7 @@ mod tests {
         assert_eq!(leavers.named(id(7, 72, 0), false).tid, 72, "others keep theirs");
         leavers.named(id(7, 73, 0), true);
         assert_eq!(leavers.named(id(7, NOBODY, 0), false).tid, 73, "the last one");
+        leavers.forget(7, 73);
+        assert_eq!(leavers.named(id(7, NOBODY, 0), false).tid, NOBODY, "it is gone for good");
     }
 }

@@ -78,6 +78,11 @@ pub(super) struct Sample<'a> {
 }
 
 impl Sample<'_> {
+    /// One by the clock that shows nothing.
+    #[cfg(test)]
+    pub(super) const EMPTY: Sample<'static> =
+        Sample { at_switch: false, kernel: &[], registers: None, compat: false, stack: &[] };
+
     /// Addresses in the kernel, the innermost first.
     pub(super) fn kernel(&self) -> impl Iterator<Item = u64> {
         self.kernel.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))

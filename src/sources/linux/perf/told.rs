@@ -14,7 +14,7 @@ use super::beyond::{BEYOND_BYTES, Beyond};
 use super::choice::{self, Choice};
 use super::events::WINDOW_BYTES_MAX;
 use super::grid::Grid;
-use super::leavers::Leavers;
+use super::leavers::{Leavers, NOBODY};
 use super::mapped;
 use super::member::Member;
 use super::record::{Id, PerfRecord, Sample};
@@ -31,6 +31,8 @@ use crate::sources::{Capture, ThreadId};
 const SPARE_MAX: usize = 1024;
 /// Why a sample is none.
 const COMPAT: &str = "32-bit code";
+/// Why another one is none: what it was of is not known any more.
+const LEAVER: &str = "of a thread that had ended";
 /// Most ancestors that are asked for when a process is judged.
 const ANCESTORS_MAX: u32 = 64;
 
@@ -100,7 +102,7 @@ pub(super) struct Told {
     /// Records that did not fit, of anybody, in the batch.
     pub(super) dropped: u64,
     throttled_since_ns: Option<u64>,
-    leavers: Leavers,
+    pub(super) leavers: Leavers,
     /// Time of samples that were dropped and not told yet: less than a period.
     pub(super) unsampled_ns: u64,
     /// What processes used that are forgotten.
@@ -267,6 +269,9 @@ impl Told {
                 None => return,
             },
             PerfRecord::Sample(sample) if sample.at_switch => return self.stack_at_switch(id, &sample),
+            PerfRecord::Sample(_) if id.tid == NOBODY => {
+                return self.batch.push((Id { tid: id.pid, ..id }, Happened::Missed(LEAVER)));
+            }
             PerfRecord::Sample(sample) if self.is_unreadable(id, &sample) => Happened::Missed(COMPAT),
             PerfRecord::Sample(sample) => Happened::Sampled(self.capture(&sample)),
         };
@@ -278,8 +283,8 @@ impl Told {
         let Some(switched) = &mut self.switched else { return };
         match record {
             PerfRecord::Lost(records) => switched.dropped(id, *records),
-            // That nothing runs is no thread.
-            _ if unwanted || id.pid <= 0 => {}
+            // That nothing runs is no thread, and one that has ended waits for nothing.
+            _ if unwanted || id.pid <= 0 || id.tid == NOBODY => {}
             PerfRecord::SwitchIn => switched.note(id, Switch::In),
             PerfRecord::SwitchOut { preempted } => switched.left(id, *preempted),
             PerfRecord::Exit => switched.note(id, Switch::Ended),
@@ -301,7 +306,7 @@ impl Told {
         }
         let unreadable = id.pid > 0 && self.is_unreadable(id, sample);
         let stack = match sample.registers {
-            _ if id.pid <= 0 => return,
+            _ if id.pid <= 0 || id.tid == NOBODY => return,
             _ if unreadable => Stack::Missing(COMPAT),
             // A thread of the kernel, or one that is ending.
             None => Stack::Unwanted,
@@ -484,3 +489,6 @@ impl Told {
         Record { at_ns, process, thread, what }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use super::*;
+use crate::sources::Chosen;
+use crate::sources::linux::attach;
+use crate::sources::linux::files::TargetFiles;
+
+/// A process that is there, and a thread of it that is not.
+fn pid() -> pid_t {
+    std::process::id().cast_signed()
+}
+const TID: pid_t = 1 << 30;
+
+fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
+    Id { pid: pid(), tid, time_ns, cpu }
+}
+
+/// Of one process, with the waits of its threads.
+fn told() -> Told {
+    let choice = Choice::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
+    let mut main = Member::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
+    main.told = true;
+    let mut told = Told::new(choice, main, 0, 1_000_000, true);
+    told.switched = Some(Switched::new(false, None));
+    told
+}
+
+/// The threads of what was told, in the engine's order.
+fn in_order(mut records: Vec<Record>) -> Vec<Record> {
+    records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
+    records
+}
+
+#[test]
+fn a_thread_has_ended_when_its_last_wait_is_told() {
+    let (mut told, mut records) = (told(), Vec::new());
+    told.take(id(TID, 5, 0), PerfRecord::Sample(Sample::EMPTY));
+    told.take(id(TID, 10, 0), PerfRecord::SwitchOut { preempted: false });
+    // That it got its CPU again was dropped.
+    told.take(id(TID, 1000, 0), PerfRecord::Exit);
+    // Batches that follow each other fast: the end was read, and is not settled.
+    for settled_ns in [500, 600, 700, u64::MAX] {
+        told.finish_batch(true, settled_ns, &mut records);
+    }
+    let of_it = in_order(records).into_iter().filter(|record| record.thread == ThreadId(TID as u64));
+    let whats: Vec<What> = of_it.map(|record| record.what).collect();
+    let started = whats.iter().filter(|what| matches!(what, What::Started { .. })).count();
+    assert_eq!(started, 1, "{whats:?}");
+    assert!(whats.iter().any(|what| matches!(what, What::WaitLost { .. })), "{whats:?}");
+    assert!(matches!(whats.last(), Some(What::Ended(..))), "{whats:?}");
+}
+
+#[test]
+fn a_thread_without_a_number_is_no_thread() {
+    let (mut told, mut records) = (told(), Vec::new());
+    // It ended on another CPU, or what told of its end was dropped.
+    told.take(id(NOBODY, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    told.take(id(NOBODY, 30, 0), PerfRecord::SwitchOut { preempted: true });
+    told.take(id(NOBODY, 40, 0), PerfRecord::SwitchIn);
+    told.take(id(NOBODY, 50, 0), PerfRecord::SwitchOut { preempted: false });
+    told.take(id(NOBODY, 60, 1), PerfRecord::SwitchOut { preempted: false });
+    told.finish_batch(true, 1000, &mut records);
+    told.end_waits(2000, &mut records);
+    let others: Vec<&Record> = records
+        .iter()
+        .filter(|record| {
+            record.thread != ThreadId(u64::from(std::process::id())) && record.thread != ThreadId(0)
+        })
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+    let missed = records.iter().filter(|record| matches!(record.what, What::Missed(_, LEAVER))).count();
+    assert_eq!(missed, 1, "{records:?}");
+}
