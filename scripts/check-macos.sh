@@ -118,11 +118,10 @@ for target in "${targets[@]}"; do
     export "CARGO_TARGET_${name//-/_}_RUSTFLAGS=${flags[*]}"
 done
 
-# Made once, to be linked and for the programs of run-macos-build.sh: what makes them debuggable
-# is left out, and what optimises over all of a program. Clippy shares the compiled build scripts
-# and macros.
+# Made once, to be linked and for the programs of run-macos-build.sh, which need not be fast: what
+# optimises is left out. Clippy shares the compiled build scripts and macros.
 # Without debug information cargo would strip, with a tool that Debian's Rust lacks.
-export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
+export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
 export CARGO_INCREMENTAL=0
 
 # One call for both targets: with few cores, the end of one fills the gaps of the other.

@@ -112,13 +112,9 @@ mod linux {
                 Walker::FramePointer => How::FramePointer,
             };
             let input = Input {
-                stack: StackBytes { base: stack.base, bytes: &stack.bytes },
                 stack_top: stack.top,
-                stack_limit: None,
-                fp_always: false,
                 max_depth: 1024,
-                code_mask: u64::MAX,
-                code: &self.code,
+                ..Input::new(StackBytes { base: stack.base, bytes: &stack.bytes }, &self.code)
             };
             let walked = walk::unwind(how, &stack.registers, &input, &mut self.unwinder, &mut self.frames);
             self.ended = Some(walked.ended);

@@ -257,13 +257,9 @@ mod tests {
         ];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let input = Input {
-            stack: StackBytes { base: Avma(0xff8), bytes: &bytes },
             stack_top: Some(Avma(0x9000)),
-            stack_limit: None,
-            fp_always: false,
             max_depth: 9,
-            code_mask: u64::MAX,
-            code: &NoCode,
+            ..Input::new(StackBytes { base: Avma(0xff8), bytes: &bytes }, &NoCode)
         };
         let (word, lowest) = (PhantomData::<u64>, Avma(lowest));
         Machine { word, registers: &registers, lowest, input: &input }.evaluate(code, initial)

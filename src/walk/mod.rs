@@ -214,6 +214,22 @@ pub struct Input<'a> {
     pub code: &'a dyn Code,
 }
 
+impl<'a> Input<'a> {
+    /// A stack of which no bounds are known, code whose ABI promises nothing of frame pointers, pointers whose
+    /// bits are all address, and as many frames as there are: what else is known is set on it.
+    pub fn new(stack: StackBytes<'a>, code: &'a dyn Code) -> Input<'a> {
+        Input {
+            stack,
+            stack_top: None,
+            stack_limit: None,
+            fp_always: false,
+            max_depth: usize::MAX,
+            code_mask: u64::MAX,
+            code,
+        }
+    }
+}
+
 /// The second stack of a processor that has two at a time: what the process stack pointer of a Cortex-M
 /// points to while a handler runs on the main stack.
 #[derive(Clone, Copy, Debug)]

@@ -136,15 +136,7 @@ mod tests {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
             let code = At(0x4321, code);
             let stack_top = Some(Avma(0x2000));
-            let input = Input {
-                stack,
-                stack_top,
-                stack_limit: None,
-                fp_always: false,
-                max_depth: 9,
-                code_mask: u64::MAX,
-                code: &code,
-            };
+            let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &code) };
             let outermost = Some(Avma(0x4321));
             let (above, reached) = (Avma(0x1000), Avma(0x1f00));
             let chain = Chain { next, above, reached, outermost };
@@ -174,15 +166,7 @@ mod tests {
     fn only_the_first_function_of_a_thread_has_nothing_on_its_stack() {
         let check = |above: u64, stack_top, expected| {
             let stack = StackBytes { base: Avma(above), bytes: &[] };
-            let input = Input {
-                stack,
-                stack_top,
-                stack_limit: None,
-                fp_always: false,
-                max_depth: 9,
-                code_mask: u64::MAX,
-                code: &At(1, &[]),
-            };
+            let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &At(1, &[])) };
             let above = Avma(above);
             let chain = Chain { next: 0, above, reached: above, outermost: None };
             assert_eq!(chain.end::<X86_64, _>(&input), expected, "{above:?}");

@@ -73,13 +73,9 @@ impl Process {
         loop {
             let code = TargetCode { images: ImageCode(images), made };
             let input = walk::Input {
-                stack: StackBytes { base: Avma(STACK), bytes: &bytes },
                 stack_top: Some(Avma(STACK + 32)),
-                stack_limit: None,
-                fp_always: false,
                 max_depth: 16,
-                code_mask: u64::MAX,
-                code: &code,
+                ..walk::Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code)
             };
             walk::unwind(How::Auto, &registers, &input, unwinder, &mut frames);
             if !made.fill(&mut read) {

@@ -147,13 +147,9 @@ fn walks(images: &Images, original: &Original, random: &mut Random) -> (u64, u64
         registers.gpr[X86_64::RSP] = STACK;
         let code = Counted { code: ImageCode(images), questions: Cell::new(0) };
         let input = Input {
-            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
             stack_top: (random.below(2) == 0).then_some(Avma(STACK + 8 * words as u64)),
-            stack_limit: None,
-            fp_always: false,
             max_depth: DEPTH_MAX,
-            code_mask: u64::MAX,
-            code: &code,
+            ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code)
         };
         let how = [How::Auto, How::Cfi, How::FramePointer][walk % 3];
         let mut out = Frames::default();

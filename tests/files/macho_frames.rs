@@ -114,14 +114,12 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     if registers.pc == registers.x[Aarch64::LR] {
         registers.x[Aarch64::LR] += 4;
     }
+    let text = ImageCode(images);
     let input = walk::Input {
-        stack: StackBytes { base: Avma(STACK), bytes: &record },
-        stack_top: None,
-        stack_limit: None,
         fp_always: true,
         max_depth: 9,
         code_mask: (1 << 47) - 1,
-        code: &ImageCode(images),
+        ..walk::Input::new(StackBytes { base: Avma(STACK), bytes: &record }, &text)
     };
     let mut found = Frames::default();
     let registers = Registers::Aarch64(registers);

@@ -1,10 +1,8 @@
 //! The short form of the exactness harness (tests/support/exact) with thresholds: programs
 //! of each kind, stepped through from their first to their last instruction. The long form
 //! is `cargo bench --bench exact`.
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-#[path = "support/exact/mod.rs"]
+#[path = "../support/exact/mod.rs"]
 mod exact;
 
 /// `auto` and `cfi` over all programs with unwind information: least share of exact boundaries. Over `auto`, `cfi` and

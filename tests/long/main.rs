@@ -1,15 +1,8 @@
-//! Targets behind a stub of the gdb remote protocol: a stub of ours with seeded faults. Real stubs with
-//! real programs are in `tests/live_linux`.
-#![cfg(unix)]
-#![allow(clippy::print_stderr, clippy::unwrap_used)]
+//! What takes long, beside each other: programs that are stepped by the instruction use the CPUs, while who
+//! visits a stub that does not answer waits.
+#![allow(clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used)]
 
-#[path = "../support/seeds.rs"]
-mod support;
-
-mod debugserver;
-mod fake;
-mod faults;
-mod two_stacks;
-
-pub(crate) use support::Random;
-pub(crate) use support::rounds::rounds;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod exactness;
+#[cfg(unix)]
+mod stub;

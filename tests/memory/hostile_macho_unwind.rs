@@ -98,13 +98,11 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
             })
             .collect();
         let input = Input {
-            stack: StackBytes { base: Avma(STACK), bytes: &stack },
-            stack_top: None,
             stack_limit: Some(Avma(STACK + 0x800)),
             fp_always: is_arm64,
             max_depth: DEPTH_MAX,
             code_mask: (1 << 47) - 1,
-            code: &code,
+            ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
         };
         for how in [How::Auto, How::Cfi, How::FramePointer] {
             walk::unwind(how, &registers, &input, &mut unwinder, &mut frames);

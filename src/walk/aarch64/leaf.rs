@@ -115,15 +115,7 @@ mod tests {
         registers.x[Aarch64::FP] = STACK;
         registers.x[Aarch64::LR] = link;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input {
-            stack,
-            stack_top: None,
-            stack_limit: None,
-            fp_always: false,
-            max_depth: 64,
-            code_mask: (1 << 47) - 1,
-            code: &text,
-        };
+        let input = Input { max_depth: 64, code_mask: (1 << 47) - 1, ..Input::new(stack, &text) };
         let mut out = Vec::new();
         assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
         out.iter().map(|address| address.0 - TEXT).collect()
@@ -187,13 +179,11 @@ mod tests {
             registers.x[Aarch64::LR] = link;
             let stack = StackBytes { base: Avma(STACK), bytes: &[0; 16] };
             let input = Input {
-                stack,
-                stack_top: None,
                 stack_limit: Some(Avma(STACK + 16)),
                 fp_always: true,
                 max_depth: 64,
                 code_mask: (1 << 47) - 1,
-                code: &text,
+                ..Input::new(stack, &text)
             };
             let mut out = Vec::new();
             assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
@@ -221,10 +211,7 @@ mod tests {
         }
         let bytes: Vec<u8> = [0, TEXT + 0x88].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let (stack_top, stack_limit, fp_always) = (None, None, false);
-        let code_mask = u64::MAX;
-        let input =
-            Input { stack, stack_top, stack_limit, fp_always, max_depth: 9, code_mask, code: &NoBytes };
+        let input = Input { max_depth: 9, ..Input::new(stack, &NoBytes) };
         // The last return address of a function may be the end of it.
         for (link, caller) in [(0x20, None), (0x40, None), (0x44, Some(0x43))] {
             let mut registers = Aarch64 { pc: TEXT + 0x10, sp: STACK, ..Aarch64::default() };

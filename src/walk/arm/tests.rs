@@ -76,13 +76,8 @@ fn walk_on_two(
         limit: None,
     });
     let input = Input {
-        stack: StackBytes { base: Avma(registers.r[Arm::SP]), bytes: &bytes },
-        stack_top: None,
-        stack_limit: None,
-        fp_always: false,
         max_depth: 8,
-        code_mask: u64::MAX,
-        code: text,
+        ..Input::new(StackBytes { base: Avma(registers.r[Arm::SP]), bytes: &bytes }, text)
     };
     let mut out = Frames::default();
     let walked = Unwinder::default().unwind(how, registers, &input, other, &mut out);

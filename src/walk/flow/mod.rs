@@ -140,10 +140,7 @@ pub(super) fn since_entry_on_all_ways<P: Processor<N>, const N: usize>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<Row<N>> {
-    P::BASES.iter().find_map(|bases| {
-        let row = |state: &State| row_in_function::<P, N>(state, bases);
-        on_all_ways::<P, _, N>((entry, at), returned, (bases, true), code, row, is_same_frame::<P, N>)
-    })
+    frame_on_all_ways::<P, N>((entry, at), returned, true, code)
 }
 
 /// The same by ways that pass no call, so that all of them are in one function: what stands behind a call
@@ -154,9 +151,19 @@ pub(super) fn since_entry_past_no_call<P: Processor<N>, const N: usize>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<Row<N>> {
+    frame_on_all_ways::<P, N>((entry, at), returned, false, code)
+}
+
+fn frame_on_all_ways<P: Processor<N>, const N: usize>(
+    entry_and_at: (Avma, Avma),
+    returned: bool,
+    past_calls: bool,
+    code: &dyn Code,
+) -> Option<Row<N>> {
     P::BASES.iter().find_map(|bases| {
         let row = |state: &State| row_in_function::<P, N>(state, bases);
-        on_all_ways::<P, _, N>((entry, at), returned, (bases, false), code, row, is_same_frame::<P, N>)
+        let ways = (*bases, past_calls);
+        on_all_ways::<P, _, N>(entry_and_at, returned, ways, code, row, is_same_frame::<P, N>)
     })
 }
 

@@ -123,13 +123,10 @@ mod tests {
     fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: Ended) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let input = Input {
-            stack: StackBytes { base: Avma(BASE), bytes: &bytes },
             stack_top: stack_top.map(Avma),
-            stack_limit: None,
-            fp_always: false,
             max_depth: 4,
             code_mask: 0x7fff_ffff_ffff,
-            code: &NoCode,
+            ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
         };
         let mut out = Vec::new();
         let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
@@ -224,13 +221,10 @@ mod tests {
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let check = |fp, limit: u64, expected: &[u64], ended| {
             let input = Input {
-                stack: StackBytes { base: Avma(BASE), bytes: &bytes },
-                stack_top: None,
                 stack_limit: Some(Avma(limit)),
-                fp_always: false,
                 max_depth: 4,
                 code_mask: 0x7fff_ffff_ffff,
-                code: &NoCode,
+                ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
             };
             let mut out = Vec::new();
             let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);

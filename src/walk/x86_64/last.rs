@@ -74,13 +74,9 @@ mod tests {
         let mut registers = X86_64 { rip: 0x50_0000, ..X86_64::default() };
         registers.gpr[X86_64::RSP] = STACK;
         let input = Input {
-            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
             stack_top: stack_top.map(Avma),
-            stack_limit: None,
-            fp_always: false,
             max_depth: 9,
-            code_mask: u64::MAX,
-            code: &Text,
+            ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Text)
         };
         let next = caller(&Frame::new(&registers, u64::MAX), &mut Cache::default(), &input)?;
         assert_eq!(next.address, CodeAddress::Return(Avma(INTO_CLONE)));

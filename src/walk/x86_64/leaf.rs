@@ -179,15 +179,7 @@ mod tests {
         registers.gpr[X86_64::RSP] = STACK;
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input {
-            stack,
-            stack_top: None,
-            stack_limit: None,
-            fp_always: false,
-            max_depth: 64,
-            code_mask: u64::MAX,
-            code: &Text,
-        };
+        let input = Input { max_depth: 64, ..Input::new(stack, &Text) };
         let mut out = Vec::new();
         assert_eq!(
             walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out).ended,
@@ -236,15 +228,7 @@ mod tests {
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
         let code = Ruled(rule);
-        let input = Input {
-            stack,
-            stack_top: None,
-            stack_limit: None,
-            fp_always: false,
-            max_depth: 64,
-            code_mask: u64::MAX,
-            code: &code,
-        };
+        let input = Input { max_depth: 64, ..Input::new(stack, &code) };
         let mut out = Vec::new();
         let walked = walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out);
         let relative: Vec<u64> = out.iter().map(|address| address.0 - TEXT).collect();

@@ -47,12 +47,7 @@ fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64
     unwind(How::Auto, boundary, unwinder, found)
 }
 
-fn unwind(
-    how: How,
-    boundary: &Boundary<'_>,
-    unwinder: &mut Unwinder,
-    found: &mut Vec<u64>,
-) -> Ended {
+fn unwind(how: How, boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
     let code = ImageCode(boundary.images);
     let mut frames = Frames::default();
     let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames);
@@ -64,13 +59,11 @@ fn unwind(
 /// What the macOS backend is to say of a thread.
 fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageCode<'a>) -> walk::Input<'a> {
     walk::Input {
-        stack: boundary.stack,
-        stack_top: None,
         stack_limit: Some(boundary.stack_limit),
         fp_always: boundary.arch == Arch::Arm64,
         max_depth: 512,
         code_mask: ADDRESS_MASK,
-        code,
+        ..walk::Input::new(boundary.stack, code)
     }
 }
 

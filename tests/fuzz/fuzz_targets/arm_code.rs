@@ -49,13 +49,9 @@ fuzz_target!(|data: &[u8]| {
     let function = (kind & 1 != 0).then_some(from..from + 2 * u64::from(length));
     let code = Text { bytes, function };
     let input = Input {
-        stack: StackBytes { base: Avma(STACK), bytes: &stack },
-        stack_top: None,
         stack_limit: (kind & 2 != 0).then_some(Avma(STACK + 0x800)),
-        fp_always: false,
         max_depth: MAX_DEPTH,
-        code_mask: u64::MAX,
-        code: &code,
+        ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
     };
     // Where the process stack pointer may be: in the same memory.
     let process = StackBytes { base: Avma(STACK + 0x200), bytes: stack.get(0x200..).unwrap_or_default() };
@@ -66,6 +62,9 @@ fuzz_target!(|data: &[u8]| {
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
     for (how, _) in How::ALL {
         unwind_on_two(how, &registers, &input, other, &mut unwinder, &mut frames);
-        assert!((1..=MAX_DEPTH).contains(&frames.addresses.len()) && frames.methods.len() == frames.addresses.len());
+        assert!(
+            (1..=MAX_DEPTH).contains(&frames.addresses.len())
+                && frames.methods.len() == frames.addresses.len()
+        );
     }
 });

@@ -50,17 +50,19 @@ fuzz_target!(|data: &[u8]| {
         Registers::Aarch64(Aarch64 { x: std::array::from_fn(|_| next()), sp: STACK, pc: next() })
     };
     let input = Input {
-        stack: StackBytes { base: Avma(STACK), bytes: &stack },
         stack_top: (kind & 2 != 0).then_some(Avma(STACK + 0x400)),
         stack_limit: (kind & 4 != 0).then_some(Avma(STACK + 0x800)),
         fp_always: kind & 8 != 0,
         max_depth: MAX_DEPTH,
         code_mask: if kind & 16 == 0 { u64::MAX } else { (1 << 47) - 1 },
-        code: &code,
+        ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
     };
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
     for how in [How::Auto, How::Cfi, How::FramePointer] {
         unwind(how, &registers, &input, &mut unwinder, &mut frames);
-        assert!((1..=MAX_DEPTH).contains(&frames.addresses.len()) && frames.methods.len() == frames.addresses.len());
+        assert!(
+            (1..=MAX_DEPTH).contains(&frames.addresses.len())
+                && frames.methods.len() == frames.addresses.len()
+        );
     }
 });

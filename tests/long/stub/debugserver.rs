@@ -8,7 +8,7 @@ use stackprof::clock::RealClock;
 use stackprof::sources::Observed;
 use stackprof::sources::gdb::{self, Begin, Place};
 
-use crate::fake::{Fake, MACH_LOAD, Manner};
+use super::fake::{Fake, MACH_LOAD, Manner};
 
 const UUID: [u8; 16] = [0xe2, 0xa1, 0xc0, 0xde, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 const TEXT_BYTES: u64 = 0x4000;

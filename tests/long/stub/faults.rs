@@ -12,8 +12,8 @@ use stackprof::sources::Target;
 use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
 use stackprof::walk::How;
 
-use crate::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
-use crate::{Random, rounds};
+use super::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
+use super::{Random, rounds};
 
 /// Well above the times that one failure may take (five seconds for an answer, two for detaching,
 /// thirty for all answers together), and what a busy machine adds.

@@ -6,7 +6,7 @@ use stackprof::clock::RealClock;
 use stackprof::sources::gdb::{self, Begin, Place};
 use stackprof::sources::{Capture, Event, Outcome, Target};
 
-use crate::fake::{Fake, Manner, PROCESS_SP, STACK_END};
+use super::fake::{Fake, Manner, PROCESS_SP, STACK_END};
 
 const WINDOW_BYTES: usize = 0x200;
 

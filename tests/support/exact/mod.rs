@@ -301,13 +301,9 @@ impl Session<'_> {
             let walked = loop {
                 let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
                 let input = Input {
-                    stack,
                     stack_top: Some(Avma(thread.stack_top)),
-                    stack_limit: None,
-                    fp_always: false,
                     max_depth: 4096,
-                    code_mask: u64::MAX,
-                    code: &code,
+                    ..Input::new(stack, &code)
                 };
                 let registers = if narrow { narrowed(now) } else { Registers::X86_64(*now) };
                 let walked = walk::unwind(how, &registers, &input, unwinder, &mut self.frames);

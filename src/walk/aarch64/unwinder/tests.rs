@@ -105,13 +105,10 @@ fn check_by(
         registers.x[*register] = *value;
     }
     let input = Input {
-        stack: StackBytes { base: Avma(STACK), bytes: &bytes },
-        stack_top: None,
-        stack_limit: None,
         fp_always: rows.fp_always,
         max_depth: 8,
         code_mask: (1 << 47) - 1,
-        code: rows,
+        ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, rows)
     };
     let mut unwinder = walk::Unwinder::default();
     let mut out = Frames::default();

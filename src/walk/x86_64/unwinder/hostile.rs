@@ -67,13 +67,10 @@ fn hostile_rows_stacks_and_registers_end_within_the_depth() {
         registers.gpr = std::array::from_fn(|_| word(&mut random));
         registers.gpr[RSP] = if random.below(4) > 0 { STACK } else { registers.gpr[RSP] };
         let input = Input {
-            stack: StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes },
             stack_top: (random.below(2) == 0).then_some(Avma(STACK + 0x800)),
             stack_limit: (random.below(2) == 0).then_some(Avma(STACK + 0x1000)),
-            fp_always: false,
             max_depth: 64,
-            code_mask: u64::MAX,
-            code: &rows,
+            ..Input::new(StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes }, &rows)
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         for how in [How::Auto, How::Cfi] {

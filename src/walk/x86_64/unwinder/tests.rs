@@ -86,13 +86,10 @@ impl Case {
         let sp = registers.gpr[RSP];
         let base = if (STACK..STACK + bytes.len() as u64).contains(&sp) { STACK } else { sp };
         let input = Input {
-            stack: StackBytes { base: Avma(base), bytes: &bytes },
             stack_top: stack_top.map(Avma),
             stack_limit: stack_limit.map(Avma),
-            fp_always: false,
             max_depth: 16,
-            code_mask: u64::MAX,
-            code: &rows,
+            ..Input::new(StackBytes { base: Avma(base), bytes: &bytes }, &rows)
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let walked = unwinder.walk(how, &registers, &input, &mut out);
@@ -326,15 +323,8 @@ impl Calls {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT + 0x45, ..X86_64::default() };
         registers.gpr[RSP] = STACK;
-        let input = Input {
-            stack: StackBytes { base: Avma(STACK), bytes: &bytes },
-            stack_top: None,
-            stack_limit: None,
-            fp_always: false,
-            max_depth: 16,
-            code_mask: u64::MAX,
-            code: &Calls,
-        };
+        let input =
+            Input { max_depth: 16, ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Calls) };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
         (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), walked.ended)
@@ -491,15 +481,8 @@ fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
     let mut registers =
         X86_64 { gpr: [UNKNOWN_REGISTER; 16], rip: TEXT + Asleep::LEAF + 2, ..X86_64::default() };
     registers.gpr[RSP] = STACK;
-    let input = Input {
-        stack: StackBytes { base: Avma(STACK), bytes: &bytes },
-        stack_top: None,
-        stack_limit: None,
-        fp_always: false,
-        max_depth: 16,
-        code_mask: u64::MAX,
-        code: &Asleep,
-    };
+    let input =
+        Input { max_depth: 16, ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Asleep) };
     let mut out = Frames::default();
     let walked = Unwinder::default().walk(How::Auto, &registers, &input, &mut out);
     let found: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();

@@ -243,14 +243,19 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
             let return_address = next | u64::from(was_t32);
             run.stack.push(Activation { return_address, sp, is_own, calls: Vec::new(), open: Vec::new() });
         } else {
-            let has_jumped = function_of(&run.symbols, last).0 == "longjmp" && function_of(&run.symbols, pc).0 != "longjmp";
+            let has_jumped = function_of(&run.symbols, last).0 == "longjmp"
+                && function_of(&run.symbols, pc).0 != "longjmp";
             loop {
                 let Some(top) = run.stack.last() else { break };
                 let returned = top.return_address & !1 == pc && top.sp == sp;
-                if run.stack.len() > 1 && (returned && !has_jumped || top.sp < sp || has_jumped && top.sp <= sp) {
+                if run.stack.len() > 1
+                    && (returned && !has_jumped || top.sp < sp || has_jumped && top.sp <= sp)
+                {
                     let ended = run.stack.pop().expect("an activation");
                     close(ended, &mut run.judged);
-                    if returned && !has_jumped { break }
+                    if returned && !has_jumped {
+                        break;
+                    }
                 } else {
                     break;
                 }
@@ -259,7 +264,10 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
     }
     let word = u32::from_le_bytes(word);
     let is_call = is_call(word, is_t32) || links(run.last, word, is_t32);
-    if is_call && let Some(top) = run.stack.last_mut() && !top.calls.contains(&frame) {
+    if is_call
+        && let Some(top) = run.stack.last_mut()
+        && !top.calls.contains(&frame)
+    {
         top.calls.push(frame);
     }
     // ITSTATE is in bits 15 to 10 and 26 to 25 (DDI 0406, B1.3.3).
@@ -284,13 +292,9 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
         .collect();
     let code = ImageCode(&run.images);
     let input = walk::Input {
-        stack: StackBytes { base: Avma(sp), bytes: &bytes },
-        stack_top: None,
         stack_limit: Some(Avma(STACK.end)),
-        fp_always: false,
         max_depth: 512,
-        code_mask: u64::MAX,
-        code: &code,
+        ..walk::Input::new(StackBytes { base: Avma(sp), bytes: &bytes }, &code)
     };
     let mut frames = Frames::default();
     let verdicts = std::array::from_fn(|index| {

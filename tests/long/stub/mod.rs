@@ -1,0 +1,13 @@
+//! Targets behind a stub of the gdb remote protocol: a stub of ours with seeded faults. Real stubs with
+//! real programs are in `tests/live_linux`.
+
+#[path = "../../support/seeds.rs"]
+mod support;
+
+mod debugserver;
+mod fake;
+mod faults;
+mod two_stacks;
+
+use support::Random;
+use support::rounds::rounds;
