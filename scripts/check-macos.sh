@@ -118,13 +118,18 @@ for target in "${targets[@]}"; do
     export "CARGO_TARGET_${name//-/_}_RUSTFLAGS=${flags[*]}"
 done
 
-# Made once, to be linked and for the programs of run-macos-build.sh, which need not be fast: what
-# optimises is left out. Clippy shares the compiled build scripts and macros.
+# Made once, to be linked; those for x86_64 are also run, by run-macos-build.sh, and some of the tests
+# have bounds of CPU time. What is not run need not be optimised.
+optimize_for() {
+    case $1 in
+    x86_64-*) export CARGO_PROFILE_DEV_OPT_LEVEL=1 ;;
+    *) export CARGO_PROFILE_DEV_OPT_LEVEL=0 ;;
+    esac
+}
 # Without debug information cargo would strip, with a tool that Debian's Rust lacks.
-export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none
-export CARGO_INCREMENTAL=0
+export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none CARGO_INCREMENTAL=0
 
-# One call for both targets: with few cores, the end of one fills the gaps of the other.
+# One call for both targets, where it can be: with few cores, the end of one fills the gaps of the other.
 both=()
 for target in "${targets[@]}"; do
     both+=(--target "$target")
@@ -133,21 +138,29 @@ done
 step() {
     local began=$SECONDS
     quietly cargo "${@:2}"
-    printf '%s: both targets, %s s\n' "$1" "$((SECONDS - began))"
+    printf '%s: %s s\n' "$1" "$((SECONDS - began))"
 }
 
 SECONDS=0
 step 'clippy, all targets' clippy --locked "${both[@]}" --all-targets -- -D warnings
-# Benchmarks too, but not optimised: it is their linking that counts.
-tests=(test --locked "${both[@]}" --no-run --all-targets)
-step 'tests and benchmarks' "${tests[@]}"
+# Benchmarks too: it is their linking that counts.
+tests=(test --locked --no-run --all-targets)
+for target in "${targets[@]}"; do
+    optimize_for "$target"
+    step "tests and benchmarks for $target" "${tests[@]}" --target "$target"
+done
 if ((release)); then
     step 'release program' build --locked "${both[@]}" --release --bin stackprof
 fi
-if ! messages="$(cargo "${tests[@]}" --message-format=json 2>"$log" </dev/null)"; then
-    cat "$log" >&2
-    fail "cargo built the tests, and then did not say where they are"
-fi
+messages=
+for target in "${targets[@]}"; do
+    optimize_for "$target"
+    if ! of_target="$(cargo "${tests[@]}" --target "$target" --message-format=json 2>"$log" </dev/null)"; then
+        cat "$log" >&2
+        fail "cargo built the tests, and then did not say where they are"
+    fi
+    messages+=$of_target$'\n'
+done
 
 # ---- what was built
 
@@ -229,6 +242,7 @@ for target in "${targets[@]}"; do
 
     # One test again, with a call that does not exist; all else is already built.
     if ((prove)); then
+        optimize_for "$target"
         if cargo rustc --locked --target "$target" --test xnu_links -- --cfg misspelt >"$log" 2>&1 </dev/null; then
             fail "mach_vm_reed was linked for $target; so this check proves nothing"
         fi
