@@ -27,7 +27,7 @@ fn told() -> Told {
     told
 }
 
-/// The threads of what was told, in the engine's order.
+/// What was told, in the order in which the engine takes it.
 fn in_order(mut records: Vec<Record>) -> Vec<Record> {
     records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
     records
