@@ -3,7 +3,8 @@
 //! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
 //!
 //! `.eh_frame` through the binary search table of `.eh_frame_hdr` where that has one, else
-//! through an index (see `entries`), and `.debug_frame` for functions that are only there.
+//! through an index (see `entries`), `.debug_frame` for functions that are only there, and Go's own
+//! table (see `gopclntab`).
 //! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.
 
 mod entries;
@@ -23,6 +24,7 @@ use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
 use super::b_key::Readable;
 use super::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
+use super::gopclntab::GoFunctions;
 use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::{
@@ -44,6 +46,9 @@ pub struct Cfi {
     /// `.eh_frame`, then `.debug_frame`.
     tables: Vec<Table>,
     bases: BaseAddresses,
+    /// Of a Go program, which says the same of its code in a way of its own: where it was stripped of
+    /// `.debug_frame`.
+    go: Option<GoFunctions>,
     /// Registers that a row of the file's processor has.
     columns: usize,
     /// Bytes of an address.
@@ -139,7 +144,8 @@ impl Cfi {
             let (search, marks) = (Search::Index(index), Readable::as_is());
             tables.push(Table { frames, unpacked, is_debug: true, search, marks });
         }
-        (!tables.is_empty()).then_some(Cfi { tables, bases, columns, address_bytes })
+        let go = GoFunctions::find(bytes);
+        (!tables.is_empty() || go.is_some()).then_some(Cfi { tables, go, bases, columns, address_bytes })
     }
 
     /// The row at an instruction; `bytes` are those that [`Cfi::find`] was given. `None`
@@ -149,7 +155,7 @@ impl Cfi {
         if N != self.columns {
             return None;
         }
-        self.tables.iter().find_map(|table| {
+        let by_table = self.tables.iter().find_map(|table| {
             let (frames, offset) = self.last_entry(table, bytes, pc)?;
             if table.is_debug {
                 row_of(entries::debug_frame(frames, self.address_bytes), frames, &self.bases, offset, pc, &[])
@@ -164,7 +170,8 @@ impl Cfi {
                     not_signal,
                 )
             }
-        })
+        });
+        by_table.or_else(|| self.go.as_ref()?.row(bytes, pc))
     }
 
     /// The bounds of the last function that begins at a stated address or before, as the
@@ -181,7 +188,9 @@ impl Cfi {
                 entries::range(&entries::eh_frame(frames, self.address_bytes), frames, &self.bases, offset)
             }
         };
-        let ranges = self.tables.iter().filter_map(of_table).filter(|range| range.start <= at.0);
+        let of_go = self.go.as_ref().and_then(|go| go.at(bytes, at));
+        let of_go = of_go.map(|function| function.range.start.0..function.range.end.0);
+        let ranges = self.tables.iter().filter_map(of_table).chain(of_go).filter(|range| range.start <= at.0);
         // Of two that describe the same function the one that covers the address.
         let last = ranges.max_by_key(|range| (range.start, range.end))?;
         Some(Svma(last.start)..Svma(last.end))

@@ -11,6 +11,7 @@ mod error;
 pub mod exidx;
 pub(crate) mod files;
 pub mod frame_rule;
+pub mod gopclntab;
 pub mod macho;
 pub(crate) mod map;
 mod mapping;

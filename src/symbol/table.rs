@@ -12,6 +12,7 @@ pub mod macho;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Why;
@@ -96,6 +97,20 @@ impl Strings for Pool {
     }
 }
 
+/// Two of them: offsets count through the second as if it followed the first.
+#[derive(Debug)]
+struct Pools([Pool; 2]);
+
+impl Strings for Pools {
+    fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]> {
+        let [first, second] = &self.0;
+        match (offset as usize).checked_sub(first.0.bytes().len()) {
+            Some(behind) => second.name(behind as u32, max_bytes),
+            None => first.name(offset, max_bytes),
+        }
+    }
+}
+
 /// The function symbols of one file.
 #[derive(Clone, Debug)]
 pub struct SymbolTable {
@@ -105,8 +120,8 @@ pub struct SymbolTable {
 }
 
 impl SymbolTable {
-    /// Reads the symbols of a file: ELF `.symtab`, or `.dynsym` if the former has no
-    /// functions; Mach-O symbol table and exports trie (see [`macho::Parts`]).
+    /// Reads the symbols of a file: ELF `.symtab`, or if that has no functions `.dynsym` and what a
+    /// Go program lists; Mach-O symbol table and exports trie (see [`macho::Parts`]).
     ///
     /// # Errors
     /// [`Why::BadFile`] if the file is not understood, [`Why::NoSymbols`] if it has none.
@@ -114,8 +129,8 @@ impl SymbolTable {
         match Format::of(bytes.bytes())? {
             Format::Elf => {
                 let (entries, strings) = elf::read(bytes.bytes())?;
-                let strings = strings.start as u64..strings.end as u64;
-                Ok(SymbolTable::new(entries, Arc::new(Pool(part(bytes, &strings)))))
+                let pool = |range: Range<usize>| Pool(part(bytes, &(range.start as u64..range.end as u64)));
+                Ok(SymbolTable::new(entries, Arc::new(Pools(strings.map(pool)))))
             }
             Format::MachO => macho::parse(bytes),
         }

@@ -10,6 +10,7 @@ mod seeds;
 mod debug_files;
 mod debug_map;
 mod dwz;
+mod go_table;
 mod hostile;
 mod hostile_unwind;
 mod macho_frames;

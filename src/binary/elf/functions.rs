@@ -1,8 +1,8 @@
 //! The functions of an ELF file as ranges, for code that is followed from its entry.
 //!
 //! Input: the bytes of a file, hostile. Output: address -> range. An entry must be one: only
-//! symbols that are functions by their type count, and the sections `.init` and `.fini`, which are
-//! one function each. Not for: names (see `symbol::table`), or functions that only unwind
+//! symbols that are functions by their type count, what Go programs list, and the sections `.init` and
+//! `.fini`, which are one function each. Not for: names (see `symbol::table`), or functions that only unwind
 //! information knows.
 
 use std::ops::Range;
@@ -13,6 +13,7 @@ use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use super::{Class, class, code_ranges, section_names};
 use crate::addr::Svma;
+use crate::binary::gopclntab::GoFunctions;
 
 /// Sections that are one function, put together by the linker of pieces without symbols.
 const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
@@ -44,6 +45,12 @@ impl Functions {
             Err(_) => return Functions::default(),
         };
         let mut found = found.unwrap_or_default();
+        if let Some(go) = GoFunctions::find(bytes) {
+            found.extend(go.iter(bytes).map(|function| {
+                let (start, end) = (function.range.start.0, function.range.end.0);
+                FunctionRange { start, end, is_entry: true, is_t32: None }
+            }));
+        }
         // Of one address the symbol that reaches furthest; a part is never an entry.
         found.sort_unstable_by_key(|function| {
             (function.start, function.is_entry, std::cmp::Reverse(function.end))

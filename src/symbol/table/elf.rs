@@ -3,7 +3,7 @@
 //! Input: the bytes of a file, hostile. Output: entries sorted by address, each with its
 //! end and the one around it. Not for: look-ups, symbols in separate debug files.
 //!
-//! Format: System V ABI (gABI), chapter "Symbol Table".
+//! Format: System V ABI (gABI), chapter "Symbol Table"; of Go see `binary::gopclntab`.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -15,23 +15,41 @@ use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, function_end, name_at};
 use crate::binary::FormatError;
 use crate::binary::elf::{Class, class, code_ranges};
+use crate::binary::gopclntab::GoFunctions;
 use crate::symbol::Why;
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped
-/// files), and where in the file their names are.
-pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, Range<usize>), Why> {
-    let Collected { mut entries, strings, code, machine, exported_only } = match class(data)? {
+/// files), then with those that a Go program lists itself; and where in the file their names are: the
+/// offset of a name counts through the two parts as if the second followed the first.
+pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> {
+    let collected = match class(data)? {
         Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
         Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
-    }?;
+    };
+    let is_whole = collected.as_ref().is_ok_and(|collected| !collected.exported_only);
+    let go = if is_whole { None } else { GoFunctions::find(data) };
+    let Collected { mut entries, strings, code, machine, exported_only } = match (collected, &go) {
+        (Err(_), Some(_)) => Collected::default(),
+        (collected, _) => collected?,
+    };
+    let mut of_go = 0..0;
+    if let Some(go) = go {
+        of_go = go.names();
+        let first = strings.len() as u64;
+        entries.extend(go.iter(data).filter_map(|function| {
+            let name = u32::try_from(first + u64::from(function.name)).ok()?;
+            Some(Entry { start: function.range.start.0, end: function.range.end.0, name, link: 0 })
+        }));
+    }
     resolve(&mut entries, data.get(strings.clone()).unwrap_or_default());
     if exported_only {
         end_at_returns(&mut entries, &code, machine);
     }
-    Ok((entries, strings))
+    Ok((entries, [strings, of_go]))
 }
 
 /// What is read of a file.
+#[derive(Default)]
 struct Collected<'a> {
     /// The function symbols as they are in the file.
     entries: Vec<Entry>,

@@ -1,0 +1,75 @@
+//! Go's own table of functions says of each instruction what `.debug_frame` of the same file says, for each
+//! kind of processor: the one that a stripped program still has. Needs Go's compiler; prints SKIP without.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::process::Command;
+
+use stackprof::addr::Svma;
+use stackprof::binary::cfi::Cfi;
+use stackprof::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, X86_COLUMNS};
+use stackprof::binary::gopclntab::GoFunctions;
+
+const PROGRAM: &str = "package main
+import \"sort\"
+func main() { all := []int{3, 1, 2}; sort.Ints(all); println(all[0]) }
+";
+
+const NAME: &[u8] = b".gopclntab\0";
+
+/// Compares every fifth address, which is nearly all instructions of some functions and some of all.
+fn compare<const N: usize>(bytes: &[u8]) -> (usize, Vec<String>) {
+    let go = GoFunctions::find(bytes).unwrap();
+    // Under another name it is not found, and only `.debug_frame` is left to be asked.
+    let mut bytes = bytes.to_vec();
+    let name = bytes.windows(NAME.len()).rposition(|window| window == NAME).unwrap();
+    bytes[name + 1] = b'x';
+    let bytes = bytes.as_slice();
+    assert!(GoFunctions::find(bytes).is_none());
+    let cfi = Cfi::find(bytes).unwrap();
+    let (mut same, mut other) = (0, Vec::new());
+    for function in go.iter(bytes) {
+        // A file has padding between functions, of which `.debug_frame` says nothing.
+        let Some(described) = cfi.last_function(bytes, function.range.start) else { continue };
+        for at in (function.range.start.0..described.end.0.min(function.range.end.0)).step_by(5) {
+            let by_go = go.row::<N>(bytes, Svma(at));
+            let by_frames = cfi.row::<N>(bytes, Svma(at));
+            match by_go == by_frames {
+                true => same += 1,
+                false => other.push(format!("{at:#x}: {by_go:?} and {by_frames:?}")),
+            }
+        }
+    }
+    (same, other)
+}
+
+#[test]
+fn the_table_of_go_says_the_same_as_its_unwind_information() {
+    if Command::new("go").arg("version").output().is_err() {
+        eprintln!("SKIP go_table: there is no go; try `apt-get install golang-go`");
+        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+        return;
+    }
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go_table");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("main.go"), PROGRAM).unwrap();
+    for (arch, compared) in [
+        ("amd64", compare::<COLUMNS> as fn(&[u8]) -> (usize, Vec<String>)),
+        ("arm64", compare::<AARCH64_COLUMNS>),
+        ("386", compare::<X86_COLUMNS>),
+    ] {
+        let mut build = Command::new("go");
+        build
+            .current_dir(&dir)
+            .env("GOCACHE", dir.join("cache"))
+            .env("GO111MODULE", "off")
+            .env("GOOS", "linux");
+        build.env("GOARCH", arch).env("CGO_ENABLED", "0").args(["build", "-o", arch, "main.go"]);
+        let output = build.output().unwrap();
+        assert!(output.status.success(), "{build:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let (same, other) = compared(&std::fs::read(dir.join(arch)).unwrap());
+        println!("{arch}: {same} rows are the same, {} are not", other.len());
+        assert!(same + other.len() > 50_000, "{arch}: {same} rows");
+        assert!(other.is_empty(), "{arch}: {} of {same}: {:?}", other.len(), &other[..other.len().min(5)]);
+    }
+}
