@@ -258,8 +258,9 @@ pub enum Ended {
     /// At the thread's outermost frame, but by the frame record of a function that is not
     /// known to keep one: callers may be missing.
     Unproved,
-    /// At a frame that a signal or an exception interrupted, which is on another stack than the
-    /// handler (`sigaltstack`, the process stack of a Cortex-M): only that of the handler was copied.
+    /// At a frame that is on another stack than the one that was copied: a signal or an exception
+    /// interrupted it, whose handler has a stack of its own (`sigaltstack`, the main stack of a Cortex-M), or
+    /// it left its own to call something (a goroutine that asks for the time).
     OtherStack,
     /// The next frame lies above the copied window.
     WindowRanOut,

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use super::first::First;
 use super::rule::{self, Kind, Rule, Saved};
-use super::{first, hotspot, runtimes};
+use super::{first, hotspot, kept, runtimes};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -254,6 +254,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found,
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
+        let row = kept::row(at, &row, code).unwrap_or(row);
         return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
     if let Some(begins_threads) = code.begins_threads(address.lookup().at()) {

@@ -9,6 +9,7 @@ mod cache;
 mod first;
 mod frame;
 mod hotspot;
+mod kept;
 mod last;
 mod leaf;
 mod record;

@@ -17,7 +17,7 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, last, runtimes, scan};
+use super::{RBP, RSP, kept, last, runtimes, scan};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
@@ -245,8 +245,11 @@ impl Unwinder {
             let (mut next, method) = match checked {
                 Ok(found) => found,
                 Err(Failure::Refused | Failure::Null) => {
-                    let ended =
-                        if may_use_record { frame.end_of_records(reached, input) } else { Ended::BadFrame };
+                    let ended = match self.cache.unusual(rule) {
+                        _ if may_use_record => frame.end_of_records(reached, input),
+                        Some(row) if kept::is_elsewhere(row, frame, input) => Ended::OtherStack,
+                        _ => Ended::BadFrame,
+                    };
                     return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
                 }
                 Err(Failure::First) => {
