@@ -151,6 +151,24 @@ fn signatures_and_swifts_mark_are_stripped_and_undefined_is_the_end() {
 }
 
 #[test]
+fn goroutines_end_where_their_maker_put_the_second_instruction_of_goexit() {
+    // With the row of Go's linker, and without any.
+    for described in [true, false] {
+        let mut rows = Rows::new().row(0x40, framed());
+        rows.code[0x300..0x304].copy_from_slice(&0xaa00_03e0u32.to_le_bytes()); // mov x0, x0; bl goexit1
+        rows.code[0x308..0x310].fill(0);
+        if described {
+            rows = rows.row(0x303, row((31, 0), &[(LR, Column::Undefined)]));
+        }
+        let words = [0, TEXT + 0x304];
+        check(&rows, &[(FP, STACK)], &words, &[LEAF, (0x303, Method::Cfi)], Ended::Root);
+        // Another function that begins so goes on behind its call.
+        rows.code[0x308..0x30c].copy_from_slice(&0xd65f_03c0u32.to_le_bytes());
+        check(&rows, &[(FP, STACK)], &words, &[LEAF], Ended::BadFrame);
+    }
+}
+
+#[test]
 fn other_registers_than_the_frame_pointer_lead_on_too() {
     // The first saves x19, from which the second counts.
     let saves = row((31, 32), &[(LR, Column::At(-8)), (19, Column::At(-32))]);
