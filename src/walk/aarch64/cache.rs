@@ -2,7 +2,7 @@
 //! returns there. The mirror of the x86_64 cache; void when the images change.
 
 use super::rule::{Kind, Ordinary, Rule};
-use super::{LR, SP, start};
+use super::{LR, SP, first};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Aarch64;
 use crate::binary::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
@@ -58,7 +58,7 @@ impl Cache {
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, key: u64, code: &dyn Code) -> Rule {
         let (at, is_return) = (address.at(), address.is_return());
-        let in_goexit = is_return && start::is_in_goexit(at, code);
+        let in_goexit = is_return && first::is_in_goexit(at, code);
         // A handler of a signal returns to the trampoline, which did not call it.
         let returns = is_return
             && (Aarch64::returns(at, code)
@@ -67,6 +67,7 @@ impl Cache {
         let kind = match () {
             () if in_goexit => Kind::Root,
             () if is_return && !returns => Kind::Unknown,
+            () if first::on_other_goroutine(address, code) => Kind::Fiber,
             () => self.find(address, code),
         };
         let rule = Rule { kind, returns };

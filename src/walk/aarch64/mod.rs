@@ -11,6 +11,7 @@
 
 mod cache;
 mod call;
+mod first;
 mod frame;
 mod instructions;
 mod leaf;

@@ -58,6 +58,8 @@ pub(super) enum Kind {
     Unusual(u16),
     /// The thread's first function.
     Root,
+    /// The same, of a stack that a thread goes to and comes back from.
+    Fiber,
     /// Neither unwind information nor understandable code.
     #[default]
     Unknown,

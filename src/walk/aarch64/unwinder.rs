@@ -58,6 +58,7 @@ impl Unwinder {
             let rule = self.cache.rule(frame.address, input.code);
             let step = match rule.kind {
                 Kind::Root => return Walked { ended: if_proved(Ended::Root, unproved), reached },
+                Kind::Fiber => return Walked { ended: if_proved(Ended::Fiber, unproved), reached },
                 Kind::Ordinary(row, method) => frame.ordinary(&row, input).map(|next| (next, method)),
                 Kind::Unusual(index) => match self.cache.unusual(index) {
                     Some(unusual) => {
@@ -150,7 +151,7 @@ impl Unwinder {
 
 /// Why a walk ended that went by frame records which are not certain.
 fn if_proved(ended: Ended, unproved: bool) -> Ended {
-    if ended == Ended::Root && unproved { Ended::Unproved } else { ended }
+    if matches!(ended, Ended::Root | Ended::Fiber) && unproved { Ended::Unproved } else { ended }
 }
 
 #[cfg(test)]
