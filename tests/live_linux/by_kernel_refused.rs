@@ -127,8 +127,12 @@ fn somebody_at_level_1_has_the_waits_of_their_own_threads() {
     let script = format!("echo go | {} {}", program.display(), by_kernel_waits::ROUNDS.join(" "));
     let words = ["--source", "perf", "--off-cpu", "--hz", by_kernel_waits::HZ, "--", "sh", "-c", &script];
     paranoid.set("1").unwrap();
-    let recorded = record_by(somebody.run(&somebody.stackprof()), words).wait();
-    by_kernel_waits::check_waits(&recorded, &by_kernel_waits::truth(recorded.stdout.lines()));
+    let launched = || {
+        let recorded = record_by(somebody.run(&somebody.stackprof()), words).wait();
+        let truth = by_kernel_waits::truth(recorded.stdout.lines());
+        Some((recorded, truth))
+    };
+    let Some(recorded) = by_kernel_waits::measured(launched) else { return };
     let why = recorded.stats["backend_why"].as_str().unwrap_or_default();
     recorded.check(why.contains("for each thread"), "more than it may");
 }
