@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::binary::elf::build::{self, AARCH64, PROGBITS, Section, X86_64};
-use crate::rng::Rng;
 
 const TEXT: u64 = build::TEXT;
 const FUNCTIONS: [(&str, u64); 3] = [("main.main", 0x40), ("main.work", 0x90), ("runtime.goexit", 0x100)];
@@ -161,15 +160,22 @@ fn only_where_it_begins_to_run_is_first() {
 
 #[test]
 fn damaged_tables_are_read_as_far_as_they_are_sound() {
-    let mut rng = Rng::new(0x60_7ab);
+    let mut state = 0x60_7ab_u64;
+    // xorshift64; from 0 to below.
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
     for round in 0..4000 {
-        let version = &VERSIONS[rng.within(0, 3) as usize];
+        let version = &VERSIONS[random(VERSIONS.len())];
         let mut content = table(version.magic, 8, 1, TEXT);
-        for _ in 0..rng.within(1, 6) {
-            let at = rng.within(4, content.len() as u64 - 1) as usize;
-            content[at] = if rng.within(0, 2) == 0 { 0xff } else { rng.within(0, 255) as u8 };
+        for _ in 0..1 + random(6) {
+            let at = 4 + random(content.len() - 4);
+            content[at] = if random(3) == 0 { 0xff } else { random(256) as u8 };
         }
-        content.truncate(rng.within(1, content.len() as u64) as usize);
+        content.truncate(1 + random(content.len()));
         let bytes = file(X86_64, ".gopclntab", content, &[]);
         let Some(go) = GoFunctions::find(&bytes) else { continue };
         for function in go.iter(&bytes).take(64) {

@@ -93,7 +93,7 @@ mod tests {
 
     fn cfa(at: u64, code: &[&[u8]]) -> Option<Cfa> {
         let text = Text(code.concat());
-        row(Avma(TEXT + at), &text.row(Avma(TEXT + at)).unwrap(), &text).map(|row| row.cfa)
+        row(Avma(TEXT + at), &text.row(Avma(TEXT + at)).expect("a row"), &text).map(|row| row.cfa)
     }
 
     #[test]
