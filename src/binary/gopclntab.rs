@@ -152,7 +152,7 @@ impl GoFunctions {
     fn text_by_landmarks(&self, bytes: &[u8], file: &object::File<'_>) -> Option<u64> {
         let landmarks = landmarks(file);
         let of_symbols = self.text_where(bytes, |name| landmarks.get(name).copied());
-        // In a program that has C in it that begins to run.
+        // Where Go's own linker made the file; else it begins to run in C's start code.
         of_symbols.or_else(|| self.text_where(bytes, |name| is_first(name).then(|| file.entry())))
     }
 
@@ -306,8 +306,8 @@ fn relocated(file: &object::File<'_>, slot: u64) -> Option<u64> {
     is_relative.then(|| u64::try_from(relocation.addend()).ok()).flatten().filter(|text| *text > 0)
 }
 
-/// The functions whose place the file tells, too: the one where it begins to run, where Go's own linker made
-/// it, and those that other files see, which a program that has C in it needs.
+/// The functions that other files see, by name, and where they are: a program that has C in it needs some of
+/// Go's.
 fn landmarks<'a>(file: &object::File<'a>) -> HashMap<&'a [u8], u64> {
     let functions =
         file.dynamic_symbols().filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text);

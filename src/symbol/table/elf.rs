@@ -28,6 +28,7 @@ pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> 
     };
     let is_whole = collected.as_ref().is_ok_and(|collected| !collected.exported_only);
     let go = if is_whole { None } else { GoFunctions::find(data) };
+    let go = go.filter(|go| go.iter(data).next().is_some());
     let Collected { mut entries, strings, code, machine, exported_only } = match (collected, &go) {
         (Err(_), Some(_)) => Collected::default(),
         (collected, _) => collected?,

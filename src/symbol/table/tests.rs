@@ -7,6 +7,7 @@ use std::process::Command;
 
 use super::elf::{is_mark, resolve};
 use super::*;
+use crate::binary::elf::build;
 
 /// Functions that never run: only their symbols matter, so bodies are zero bytes and the
 /// same text assembles for every architecture. Offsets from `zoo_sized` are in comments.
@@ -154,6 +155,17 @@ fn a_program_with_all_symbols() {
 #[test]
 fn a_stripped_program_has_no_symbols() {
     let (_dir, bytes) = zoo(&["-s"]);
+    assert_eq!(SymbolTable::parse(&bytes).unwrap_err(), Why::NoSymbols);
+}
+
+#[test]
+fn a_table_of_go_that_lists_nothing_is_no_table_of_symbols() {
+    let mut words = [0u64; 8];
+    words[2] = build::TEXT;
+    let words = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let content = [vec![0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8], words].concat();
+    let section = build::section(".gopclntab", build::PROGBITS, content, 0);
+    let bytes = ImageBytes::new(build::file(build::X86_64, &[section]));
     assert_eq!(SymbolTable::parse(&bytes).unwrap_err(), Why::NoSymbols);
 }
 
