@@ -2,9 +2,10 @@
 //! (`.gopclntab`): where functions begin, what they are called, and how far the stack pointer is from their
 //! return address at each instruction.
 //!
-//! Input: the bytes of an ELF or Mach-O file, hostile, and a stated address. Output: functions, and a [`Row`].
+//! Input: the bytes of an ELF file, hostile, and a stated address. Output: functions, and a [`Row`].
 //! Nothing is kept but where the parts are. Not for: lines and inlined functions, which the table has too, but
-//! the latter only by way of data of the runtime whose place it does not tell.
+//! the latter only by way of data of the runtime whose place it does not tell; or Mach-O files, whose symbols
+//! stay and whose code keeps frame pointers.
 //!
 //! Format: Go, src/runtime/symtab.go (`pcHeader`, `_func`, `pcvalue`), src/debug/gosym/pclntab.go;
 //! versions 1.2, 1.16, 1.18 and 1.20, which is the newest.
@@ -17,10 +18,11 @@ use object::{Architecture, Object, ObjectSection, ObjectSymbol, RelocationTarget
 use super::frame_rule::{
     AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS, X86_RETURN_ADDRESS,
 };
+use super::macho::uleb;
 use crate::addr::Svma;
 
-/// What the section is called: in an ELF file that is loaded anywhere the second; the last in Mach-O files.
-const SECTIONS: [&str; 3] = [".gopclntab", ".data.rel.ro.gopclntab", "__gopclntab"];
+/// What the section is called; the second in a file that is loaded anywhere.
+const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
 /// Where linkers of C put it in such files, each Go program's own mark, and what the table is aligned to.
 const MERGED_SECTION: &str = ".data.rel.ro";
 const BUILD_ID_SECTION: &str = ".note.go.buildid";
@@ -227,13 +229,13 @@ impl GoFunctions {
         let mut steps = content.get(self.steps.checked_add(function.steps)?..)?;
         let (mut at, mut distance) = (function.range.start.0, -1_i32);
         for step in 0..STEPS_MAX {
-            let change = u32::try_from(varint(&mut steps)?).ok()?;
+            let change = u32::try_from(uleb(&mut steps)?).ok()?;
             if change == 0 && step > 0 {
                 return None;
             }
             let half = (change >> 1) as i32;
             distance = distance.checked_add(if change & 1 == 0 { half } else { !half })?;
-            at = at.checked_add(varint(&mut steps)?.checked_mul(self.instruction_bytes)?)?;
+            at = at.checked_add(uleb(&mut steps)?.checked_mul(self.instruction_bytes)?)?;
             if pc.0 < at {
                 return Some(distance);
             }
@@ -339,11 +341,6 @@ fn number(content: &[u8], at: usize, bytes: usize) -> Option<u64> {
     let mut number = [0; 8];
     number.get_mut(..bytes)?.copy_from_slice(content.get(at..at.checked_add(bytes)?)?);
     Some(u64::from_le_bytes(number))
-}
-
-/// A number of 7 bits a byte, the lowest first.
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    super::macho::uleb(bytes)
 }
 
 #[cfg(test)]

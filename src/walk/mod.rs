@@ -22,6 +22,8 @@ mod processor;
 mod reader;
 mod root;
 mod table;
+#[cfg(test)]
+mod text;
 mod visited;
 mod words;
 mod x86;

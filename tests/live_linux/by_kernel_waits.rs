@@ -3,8 +3,8 @@
 //!
 //! The program's clock moves along with what a busy machine adds to a wait, so the tolerance holds there; where
 //! a thread loses its CPU between its clock and the wait, the program says so. Where a host takes the CPU away
-//! from a virtual machine in between, nothing says so: what was seen once in thirty runs may be that, and
-//! is measured again.
+//! from a virtual machine in between, nothing says so: what was seen in one of eight runs of all tests may be that,
+//! and is measured again.
 
 use std::path::Path;
 use std::time::Duration;

@@ -15,8 +15,12 @@ pub(super) fn returns(address: Avma, code: &dyn Code) -> bool {
     if !code.is_code(call) {
         return false;
     }
-    let Some(word) = code.code(call).and_then(|code| code.first_chunk::<4>()) else { return true };
-    let word = u32::from_le_bytes(*word);
+    let word = code.code(call).and_then(|code| code.first_chunk::<4>());
+    word.is_none_or(|word| is_call(u32::from_le_bytes(*word)))
+}
+
+/// Whether an instruction is `bl`, `blr` or an authenticated `blr`.
+pub(super) fn is_call(word: u32) -> bool {
     // bl; blr; blraa, blrab; blraaz, blrabz
     word >> 26 == 0b10_0101
         || word & 0xffff_fc1f == 0xd63f_0000

@@ -2,6 +2,7 @@
 //! the calls that Go's runtime makes on another goroutine's stack. Known by their instructions. Input: an
 //! address, code; output: yes or no. The mirror of x86_64's, without its fibers.
 
+use super::call::is_call;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 
@@ -15,15 +16,15 @@ pub(super) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
     const MOV_X0_X0: u32 = 0xaa00_03e0;
     let Some(start) = at.0.checked_sub(WORD).filter(|start| start % 16 == 0).map(Avma) else { return false };
     word(start, code) == Some(MOV_X0_X0)
-        && word(at, code).is_some_and(|second| second >> 26 == BL)
+        // bl
+        && word(at, code).is_some_and(|second| second >> 26 == 0b10_0101)
         && word(start + 2 * WORD, code) == Some(0)
         && word(start + 3 * WORD, code) == Some(0)
 }
 
 /// Instructions in front of an address, and behind it, that are looked at.
 const WORDS_MAX: u64 = 24;
-/// `bl` and `b`, by their first six bits.
-const BL: u32 = 0b10_0101;
+/// `b`, by its first six bits.
 const B: u32 = 0b00_0101;
 
 /// Whether an address is in code of Go's runtime that runs on the stack of another goroutine (mostly `g0`, the
@@ -33,29 +34,21 @@ const B: u32 = 0b00_0101;
 /// Source: Go, src/runtime/asm_arm64.s.
 pub(super) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
-    let loaded =
-        (1..=WORDS_MAX).map_while(|back| at.0.checked_sub(back * WORD).map(Avma)).find_map(
-            |here| match word(here, code) {
-                None => Some(false),
-                Some(instruction) if leaves(instruction) => Some(false),
-                Some(instruction) => {
-                    let before = here.0.checked_sub(WORD).and_then(|before| word(Avma(before), code));
-                    loads_stack(before?, instruction).then_some(true)
-                }
-            },
-        );
-    if loaded != Some(true) {
-        return false;
-    }
+    // The instructions in front of it, the last one first, as far as they run straight on.
+    let behind = (1..=WORDS_MAX + 1).map_while(|words| word(Avma(at.0.checked_sub(words * WORD)?), code));
+    let mut after = None;
+    let has_loaded = behind.take_while(|instruction| !leaves(*instruction)).any(|instruction| {
+        let loads = after.is_some_and(|after| loads_stack(instruction, after));
+        after = Some(instruction);
+        loads
+    });
     // Behind the last call the stack pointer is loaded in the same way, to go back.
-    let ahead =
-        (0..WORDS_MAX).map_while(|words| at.0.checked_add(words * WORD).map(Avma)).find_map(
-            |here| match word(here, code)? {
-                instruction if calls(instruction) || sets_stack_pointer(instruction).is_some() => Some(true),
-                instruction => leaves(instruction).then_some(false),
-            },
-        );
-    address.is_return() || ahead == Some(true)
+    let mut ahead = (0..WORDS_MAX)
+        .map_while(|words| word(at.checked_add(words * WORD)?, code))
+        .take_while(|instruction| !leaves(*instruction));
+    has_loaded
+        && (address.is_return()
+            || ahead.any(|instruction| is_call(instruction) || sets_stack_pointer(instruction).is_some()))
 }
 
 fn word(at: Avma, code: &dyn Code) -> Option<u32> {
@@ -74,11 +67,6 @@ fn sets_stack_pointer(instruction: u32) -> Option<u32> {
     (instruction & 0xffff_fc1f == 0x9100_001f && from != 31).then_some(from)
 }
 
-/// `bl`, `blr`.
-fn calls(instruction: u32) -> bool {
-    instruction >> 26 == BL || instruction & 0xffff_fc1f == 0xd63f_0000
-}
-
 /// `b`, `br`, `ret`, and what is no instruction.
 fn leaves(instruction: u32) -> bool {
     instruction >> 26 == B
@@ -89,6 +77,7 @@ fn leaves(instruction: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x8_7000;
     const LDR_X3_SCHED: u32 = 0xf940_1f83;
@@ -98,24 +87,14 @@ mod tests {
     const BL_SAVE_G: u32 = 0x9400_0c50;
     const RET: u32 = 0xd65f_03c0;
 
-    struct Text(Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
-
     /// The instructions, by number, before which a thread is on another goroutine's stack, and those that a call
     /// returns to it.
     fn on_other(words: &[u32]) -> (Vec<usize>, Vec<usize>) {
-        let text = Text(words.iter().flat_map(|word| word.to_le_bytes()).collect());
+        let text = Text(TEXT, words.iter().flat_map(|word| word.to_le_bytes()).collect());
         let at = |number: usize| Avma(TEXT + 4 * number as u64);
         let is = |address| on_other_goroutine(address, &text);
         let stopped = (0..words.len()).filter(|number| is(CodeAddress::Pc(at(*number))));
-        let calls = (1..words.len()).filter(|number| calls(words[number - 1]));
+        let calls = (1..words.len()).filter(|number| is_call(words[number - 1]));
         (stopped.collect(), calls.filter(|number| is(CodeAddress::Return(at(*number)))).collect())
     }
 
@@ -152,7 +131,7 @@ mod tests {
 
     #[test]
     fn hostile_addresses_are_neither() {
-        let text = Text(vec![0x7f, 0, 0]);
+        let text = Text(TEXT, vec![0x7f, 0, 0]);
         for at in [0, 1, 4, TEXT, TEXT + 4, u64::MAX] {
             assert!(!is_in_goexit(Avma(at), &text));
             for address in [CodeAddress::Pc(Avma(at)), CodeAddress::Return(Avma(at))] {

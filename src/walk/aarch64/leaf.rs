@@ -65,6 +65,7 @@ fn same_function(pc: Avma, link: u64, code: &dyn Code) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::walk::text::Text;
     use crate::walk::{Ended, StackBytes};
 
     const TEXT: u64 = 0x1_0000_4000;
@@ -97,19 +98,9 @@ mod tests {
         0xd65f_03c0, // +4c ret
     ];
 
-    struct Text(Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
-
     /// fp points to a record at STACK that returns to +10; lr is given.
     fn walk_at(offset: u64, link: u64, words: &[u64]) -> Vec<u64> {
-        let text = Text(CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
+        let text = Text(TEXT, CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
         registers.x[Aarch64::FP] = STACK;
@@ -174,7 +165,7 @@ mod tests {
         assert_eq!(walk_at(0x08, TEXT + 0x10, &[0, TEXT + 8]), [0x08, 0x07]);
         // That function in its prologue; and thread_start itself, before its call.
         for (offset, link, expected) in [(0x00, TEXT + 8, vec![0x00, 0x07]), (0x0c, 0, vec![0x0c])] {
-            let text = Text(CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
+            let text = Text(TEXT, CODE.iter().flat_map(|word| word.to_le_bytes()).collect());
             let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
             registers.x[Aarch64::LR] = link;
             let stack = StackBytes { base: Avma(STACK), bytes: &[0; 16] };

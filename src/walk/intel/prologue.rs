@@ -112,6 +112,7 @@ mod tests {
     use crate::arch::X86_64;
     use crate::binary::frame_rule::{COLUMNS, Column};
     use crate::walk::intel::forward::{self, Callees, Leads};
+    use crate::walk::text::Text;
 
     const RBP: usize = X86_64::RBP;
     const RSP: usize = X86_64::RSP;
@@ -121,16 +122,6 @@ mod tests {
     }
 
     const TEXT: u64 = 0x7000_0000_1000;
-
-    struct Text(Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
 
     /// A function that loops for ever behind `before` bytes of nothing.
     fn looping(before: usize) -> Text {
@@ -144,7 +135,7 @@ mod tests {
             0xeb, 0xf6, //                   +10 jmp +08
             0x55, 0x48, 0x89, 0xe5, 0xf4, // +12 another
         ]);
-        Text(code)
+        Text(TEXT, code)
     }
 
     #[test]
@@ -169,18 +160,21 @@ mod tests {
 
     /// As Mono makes them: the first ends in a call that throws, and nothing says where the second begins.
     fn two_functions() -> Text {
-        Text(vec![
-            0x55, 0x48, 0x89, 0xe5, //       +00 push %rbp; mov %rsp,%rbp
-            0x48, 0x83, 0xec, 0x20, //       +04 sub $32,%rsp
-            0x85, 0xc0, //                   +08 test %eax,%eax
-            0x74, 0x02, //                   +0a je +0e
-            0xc9, 0xc3, //                   +0c leave; ret
-            0xe8, 0, 0x10, 0, 0, //          +0e call the one that throws
-            0x0f, 0x1f, 0, //                +13 a nop
-            0x48, 0x83, 0xec, 0x18, //       +16 sub $24,%rsp
-            0xe8, 0, 0x20, 0, 0, //          +1a call another
-            0x48, 0x83, 0xc4, 0x18, 0xc3, // +1f add $24,%rsp; ret
-        ])
+        Text(
+            TEXT,
+            vec![
+                0x55, 0x48, 0x89, 0xe5, //       +00 push %rbp; mov %rsp,%rbp
+                0x48, 0x83, 0xec, 0x20, //       +04 sub $32,%rsp
+                0x85, 0xc0, //                   +08 test %eax,%eax
+                0x74, 0x02, //                   +0a je +0e
+                0xc9, 0xc3, //                   +0c leave; ret
+                0xe8, 0, 0x10, 0, 0, //          +0e call the one that throws
+                0x0f, 0x1f, 0, //                +13 a nop
+                0x48, 0x83, 0xec, 0x18, //       +16 sub $24,%rsp
+                0xe8, 0, 0x20, 0, 0, //          +1a call another
+                0x48, 0x83, 0xc4, 0x18, 0xc3, // +1f add $24,%rsp; ret
+            ],
+        )
     }
 
     #[test]
@@ -200,7 +194,7 @@ mod tests {
     #[test]
     fn addresses_at_the_ends_of_memory_have_none() {
         for at in [0, 1, TEXT - 1, TEXT, u64::MAX] {
-            assert_eq!(row(Avma(at), false, &Text(vec![0x55])), None, "{at:#x}");
+            assert_eq!(row(Avma(at), false, &Text(TEXT, vec![0x55])), None, "{at:#x}");
         }
     }
 }

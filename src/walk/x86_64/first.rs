@@ -179,23 +179,14 @@ fn moved(instruction: &Instruction) -> Option<(u8, Source)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x40_1000;
-
-    struct Text(Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
 
     /// The instructions of `code`, by number, before which a thread is on another goroutine's
     /// stack, and those that a call in front of them returns to it.
     fn on_other(code: &[&[u8]]) -> (Vec<usize>, Vec<usize>) {
-        let text = Text(code.concat());
+        let text = Text(TEXT, code.concat());
         let mut at = Avma(TEXT);
         let (mut stopped, mut returned) = (Vec::new(), Vec::new());
         for (number, instruction) in code.iter().enumerate() {
@@ -269,7 +260,7 @@ mod tests {
             0xf4, //                   +10 hlt
             0x90,
         ];
-        let text = Text(make.to_vec());
+        let text = Text(TEXT, make.to_vec());
         let at = |offset: u64| Avma(TEXT + offset);
         let first = |not_called| Some(First { not_called, fiber: true });
         assert_eq!(super::at(CodeAddress::Return(at(8)), &text), first(true));
@@ -284,13 +275,13 @@ mod tests {
         // Another function that leaves by a register.
         let mut other = make.to_vec();
         other[0x10] = 0x90;
-        assert_eq!(super::at(CodeAddress::Return(at(8)), &Text(other)), None);
+        assert_eq!(super::at(CodeAddress::Return(at(8)), &Text(TEXT, other)), None);
     }
 
     #[test]
     fn hostile_addresses_are_no_first_functions() {
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
-            let text = Text(vec![0x64, 0x48, 0x89]);
+            let text = Text(TEXT, vec![0x64, 0x48, 0x89]);
             for address in [CodeAddress::Pc(Avma(at)), CodeAddress::Return(Avma(at))] {
                 assert_eq!(super::at(address, &text), None);
                 assert!(!on_other_goroutine(address, &text));
