@@ -119,6 +119,7 @@ impl StopDriver<'_> {
             self.stops.remove(&id);
             unsampled_ns = self.recorder.leave_thread(id, Some(look.cpu_ns));
         }
+        self.programs_begun += 1;
         self.begin_program(pid);
         self.add_thread(id, stack_top, look, false);
         if let Some(account) = self.recorder.accounts.get_mut(&id) {

@@ -26,6 +26,9 @@ const WAITING_NS: u64 = 200_000_000;
 /// How often it is looked at which of the two they are.
 const LOOK_NS: u64 = 20_000_000;
 
+/// How often the process is looked at anew, where it turned into another program meanwhile.
+const PROGRAMS_MAX: usize = 4;
+
 /// Why there is no stack of a thread that never came to its stop.
 const NO_CPU: &str = "it got no CPU in 10 s, so it could not stop";
 const UNINTERRUPTIBLE: &str = "it waits in the kernel where nothing can stop it";
@@ -86,61 +89,14 @@ pub fn snapshot(
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
     driver.add_threads();
     driver.recorder.read_images(FIRST, driver.target);
-    let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
-    for (id, account) in &driver.recorder.accounts {
-        let Ok(look) = driver.target.look(*id) else { continue };
-        let branch = driver.recorder.branches.get(account.branch as usize);
-        let name = branch.and_then(|branch| Some(branch.thread.as_ref()?.name.clone()));
-        let activity = look.activity;
-        stacks.push(ThreadStack {
-            thread: *id,
-            name: name.unwrap_or_default(),
-            activity,
-            addresses: Vec::new(),
-            methods: Vec::new(),
-            ended: Ok(Ended::WindowRanOut),
-        });
-    }
-    stacks.sort_by_key(|stack| stack.thread);
-    // A thread whose stack is deeper than the window is asked again with a larger one.
-    let mut window_bytes = FIRST_WINDOW_BYTES;
-    while window_bytes <= MAX_STACK_BYTES as usize {
-        let deeper = |stack: &&mut ThreadStack| stack.ended == Ok(Ended::WindowRanOut);
-        for stack in stacks.iter_mut().filter(deeper) {
-            if let Some(account) = driver.recorder.accounts.get_mut(&stack.thread) {
-                account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
-                driver.ask(stack.thread, stack.activity != Activity::Runnable);
-            }
+    let (mut stacks, mut of_program) = (Vec::new(), None);
+    // What was captured of one program is not shown as another's.
+    for _ in 0..PROGRAMS_MAX {
+        if of_program == Some(driver.programs_begun) {
+            break;
         }
-        let samples = driver.collect_asked().map_err(gone)?;
-        let most = driver.budget.window_max_bytes();
-        for Sample { thread: id, capture, .. } in samples {
-            if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id)
-                && let (Activity::Untold, Some(look)) = (stack.activity, capture.look)
-            {
-                stack.activity = look.activity;
-            }
-            let (ended, _) = driver.recorder.walk(driver.target, id, &capture, most, &mut frames);
-            if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
-                stack.addresses.clone_from(&frames.addresses);
-                stack.methods.clone_from(&frames.methods);
-                stack.ended = Ok(ended);
-            }
-        }
-        for stack in &mut stacks {
-            if let Some(stop) = driver.stops.get(&stack.thread)
-                && stack.addresses.is_empty()
-                && let Ok(look) = driver.target.look(stack.thread)
-            {
-                let why = match look.activity {
-                    _ if !stop.asked => ENDED,
-                    Activity::Runnable => NO_CPU,
-                    _ => UNINTERRUPTIBLE,
-                };
-                stack.ended = Err(stop.unreadable.unwrap_or(why));
-            }
-        }
-        window_bytes *= WINDOW_GROWTH;
+        of_program = Some(driver.programs_begun);
+        stacks = driver.stacks_of_all().map_err(gone)?;
     }
     // Those that ended before their turn have no stack, and nothing is wrong.
     stacks.retain(|stack| !stack.addresses.is_empty() || driver.stops.contains_key(&stack.thread));
@@ -148,6 +104,67 @@ pub fn snapshot(
 }
 
 impl StopDriver<'_> {
+    /// One stack of every thread that there is.
+    fn stacks_of_all(&mut self) -> std::result::Result<Vec<ThreadStack>, Fault> {
+        let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
+        for (id, account) in &self.recorder.accounts {
+            let Ok(look) = self.target.look(*id) else { continue };
+            let branch = self.recorder.branches.get(account.branch as usize);
+            let name = branch.and_then(|branch| Some(branch.thread.as_ref()?.name.clone()));
+            let activity = look.activity;
+            stacks.push(ThreadStack {
+                thread: *id,
+                name: name.unwrap_or_default(),
+                activity,
+                addresses: Vec::new(),
+                methods: Vec::new(),
+                ended: Ok(Ended::WindowRanOut),
+            });
+        }
+        stacks.sort_by_key(|stack| stack.thread);
+        // A thread whose stack is deeper than the window is asked again with a larger one.
+        let mut window_bytes = FIRST_WINDOW_BYTES;
+        while window_bytes <= MAX_STACK_BYTES as usize {
+            let deeper = |stack: &&mut ThreadStack| stack.ended == Ok(Ended::WindowRanOut);
+            for stack in stacks.iter_mut().filter(deeper) {
+                if let Some(account) = self.recorder.accounts.get_mut(&stack.thread) {
+                    account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
+                    self.ask(stack.thread, stack.activity != Activity::Runnable);
+                }
+            }
+            let samples = self.collect_asked()?;
+            let most = self.budget.window_max_bytes();
+            for Sample { thread: id, capture, .. } in samples {
+                if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id)
+                    && let (Activity::Untold, Some(look)) = (stack.activity, capture.look)
+                {
+                    stack.activity = look.activity;
+                }
+                let (ended, _) = self.recorder.walk(self.target, id, &capture, most, &mut frames);
+                if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
+                    stack.addresses.clone_from(&frames.addresses);
+                    stack.methods.clone_from(&frames.methods);
+                    stack.ended = Ok(ended);
+                }
+            }
+            for stack in &mut stacks {
+                if let Some(stop) = self.stops.get(&stack.thread)
+                    && stack.addresses.is_empty()
+                    && let Ok(look) = self.target.look(stack.thread)
+                {
+                    let why = match look.activity {
+                        _ if !stop.asked => ENDED,
+                        Activity::Runnable => NO_CPU,
+                        _ => UNINTERRUPTIBLE,
+                    };
+                    stack.ended = Err(stop.unreadable.unwrap_or(why));
+                }
+            }
+            window_bytes *= WINDOW_GROWTH;
+        }
+        Ok(stacks)
+    }
+
     /// Takes the stops of all threads that were asked, and waits no longer than there is
     /// something to wait for. What was captured is given out, whatever else happens meanwhile:
     /// in a recording, a change of images or of the program would walk it at once.
@@ -168,6 +185,11 @@ impl StopDriver<'_> {
             }
             let patience_ns = if ready { READY_NS } else { WAITING_NS };
             if asked.is_empty() || self.clock.now_ns() - begun_ns >= patience_ns {
+                // It may have become another program behind the last of these stops. Where it has ended
+                // there is no event, and what was captured is shown.
+                while self.one_event(0).unwrap_or(false) {
+                    samples.append(&mut self.captured);
+                }
                 return Ok(samples);
             }
         }

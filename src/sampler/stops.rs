@@ -79,6 +79,8 @@ pub(super) struct StopDriver<'a> {
     pub(super) stops: HashMap<ThreadId, Stop>,
     /// Processes that have not ended, by their numbers.
     pub(super) known: HashMap<u32, Known>,
+    /// How often one of them turned into another program.
+    pub(super) programs_begun: u64,
     /// By program, what processes used that ended before a sample stood for it, nanoseconds.
     pub(super) unsampled_ns: HashMap<String, u64>,
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
@@ -135,6 +137,7 @@ impl<'a> StopDriver<'a> {
             doubtful: Vec::new(),
             budget: Budget::new(options.max_stop),
             may_stop: true,
+            programs_begun: 0,
             earned_until_ns: clock.now_ns(),
             interval_ns: 0,
             closing: false,

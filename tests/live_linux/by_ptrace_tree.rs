@@ -92,7 +92,8 @@ fn the_time_of_a_thousand_short_processes_is_accounted_for_under_their_names() {
         let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
         println!(
             "{us} us: {counts:.3} s and {lost:.3} s lost of {used_s:.3}; {named:.3?} s named of {burned} burned; \
-             {:.1} % complete; target {:.3} s, profiler {:.3} s; {}",
+             {:.3} s under `tree`; {:.1} % complete; target {:.3} s, profiler {:.3} s; {}",
+            under(&recorded, "tree", "") as f64 / HZ,
             100.0 * complete,
             recorded.figure("target_cpu_s"),
             recorded.figure("profiler_cpu_s"),
@@ -107,7 +108,11 @@ fn the_time_of_a_thousand_short_processes_is_accounted_for_under_their_names() {
         recorded.check((0.6..1.2).contains(&share), format!("{named:?} s of {burned} named"));
         let [one, two] = named;
         recorded.check((one / two - 1.0).abs() < 0.25, format!("{one} s and {two} s of the same work"));
-        recorded.check(roots(&recorded) == "tree, tree_one, tree_two", roots(&recorded));
+        // The command itself runs for 0.1 ms at a time. Beside busy programs it may never be found on a CPU:
+        // then its time is lost, and told.
+        let found = roots(&recorded);
+        let is_lost = found == "tree_one, tree_two" && lost >= 0.9 * own_s;
+        recorded.check(found == "tree, tree_one, tree_two" || is_lost, found);
         recorded.check(recorded.figure("processes_seen") == 1001.0, "processes are missing");
         recorded.check(complete > 0.9, format!("{complete} of the stacks are complete"));
     }

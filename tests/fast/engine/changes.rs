@@ -1,6 +1,9 @@
 //! Images and programs that change: each sample keeps the names of its time.
 
 use super::*;
+use stackprof::clock::FakeClock;
+use stackprof::sources::sim::SimTarget;
+use stackprof::walk::How;
 
 /// A plugin is replaced by another one at the same address. `pause_ms` after it was
 /// loaded, the new one is used.
@@ -135,4 +138,25 @@ fn an_exec_separates_what_was_before_from_what_is_after() {
             assert_eq!(programs, ["f", "f", "f", "f", "g"]);
         }
     }
+}
+
+/// What was captured of the old program is not shown as the new one's, and the thread that goes on in
+/// that is looked at again.
+#[test]
+fn a_snapshot_in_the_middle_of_an_exec_is_of_the_new_program() {
+    let mut changed = 0;
+    for at_ns in (1..300).map(|step| step * 250) {
+        let clock = FakeClock::default();
+        let config = with_exec(Arch::X86_64, at_ns);
+        let mut target = SimTarget::new(config, clock.clone());
+        let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
+        for stack in &snapshot.stacks {
+            assert_eq!(stack.ended, Ok(Ended::Root), "exec at {at_ns} ns: {stack:?}");
+        }
+        // The others end with the old program: those that were seen in time are shown.
+        assert!(!snapshot.stacks.is_empty(), "exec at {at_ns} ns");
+        changed += usize::from(snapshot.stacks.len() == 1);
+        assert_eq!(target.ledger().standing(), 0);
+    }
+    assert!(changed > 10, "{changed} snapshots met the exec");
 }
