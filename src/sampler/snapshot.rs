@@ -4,7 +4,7 @@
 use super::Options;
 use super::process::FIRST;
 use super::recorder::Sample;
-use super::stops::StopDriver;
+use super::stops::{EVENTS_AT_ONCE, StopDriver};
 use super::window::FIRST_WINDOW_BYTES;
 use crate::addr::LookupAvma;
 use crate::clock::Clock;
@@ -187,7 +187,10 @@ impl StopDriver<'_> {
             if asked.is_empty() || self.clock.now_ns() - begun_ns >= patience_ns {
                 // It may have become another program behind the last of these stops. Where it has ended
                 // there is no event, and what was captured is shown.
-                while self.one_event(0).unwrap_or(false) {
+                for _ in 0..EVENTS_AT_ONCE {
+                    if !self.one_event(0).unwrap_or(false) {
+                        break;
+                    }
                     samples.append(&mut self.captured);
                 }
                 return Ok(samples);

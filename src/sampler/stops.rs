@@ -18,7 +18,7 @@ use crate::trie::NodeId;
 use crate::walk::{Ended, Frames};
 
 /// Events handled in a row before the engine looks at the time again.
-const EVENTS_AT_ONCE: u32 = 256;
+pub(super) const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
