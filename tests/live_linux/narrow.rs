@@ -15,10 +15,9 @@ use crate::by_kernel::sampled;
 use crate::gdb_stub::{OFTEN, Stub, record};
 use crate::lifecycle::exec_fixture;
 #[cfg(target_arch = "x86_64")]
-use crate::support::wait_for;
 use crate::support::{
-    Fixture, Recorded, Stack, assert_untouched, attach, launch, live, not_here, points, stackprof,
-    try_compile, try_compile_by,
+    Fixture, Recorded, Stack, assert_untouched, attach, launch, live, not_here, points, stackprof, states,
+    try_compile, try_compile_by, wait_for,
 };
 
 const DEPTH: usize = 20;
@@ -173,6 +172,8 @@ fn waiting_threads_are_dumped_from_their_calls_to_where_they_began() {
     let Some(program) = narrow("threads", "threads", &[]) else { return };
     let mut target = Fixture::run(Command::new(program).args(["3", "12", "120"]));
     target.line("ready");
+    // Beside busy programs a thread that was started may not have run one instruction yet.
+    wait_for("all threads to wait", || states(target.pid()) == "SSSS");
     let pid = target.pid().to_string();
     let output = stackprof().args(["dump", "stacks", "--pid", &pid]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
