@@ -12,10 +12,10 @@ use crate::binary::frame_rule::{Cfa, X86_COLUMNS, X86_RETURN_ADDRESS};
 use crate::walk::bounds::{Failure, further, is_on_own_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::intel::confirm;
 use crate::walk::intel::doubts::Doubts;
 use crate::walk::intel::forward::Proof;
 use crate::walk::intel::switching::Switch;
+use crate::walk::intel::{born, confirm};
 use crate::walk::{Ended, Input, Walked};
 
 /// Frames of start code, which keeps no records, between the outermost record and a thread's first
@@ -142,6 +142,11 @@ impl Unwinder {
             };
             let (mut next, method) = match checked {
                 Ok(found) => found,
+                Err(Failure::Refused | Failure::Null | Failure::First)
+                    if out.len() == 1 && self.has_not_begun(registers, input) =>
+                {
+                    return outermost(&doubts, Ended::Root, reached);
+                }
                 Err(Failure::Refused | Failure::Null | Failure::First) => {
                     let ended = match may_use_record {
                         true => frame.end_of_records(reached, input),
@@ -182,6 +187,13 @@ impl Unwinder {
             frame = next;
             out.push(frame.address, method);
         }
+    }
+
+    /// Whether a thread stands where it was made, and goes on in its first function (`born.rs`).
+    fn has_not_begun(&mut self, registers: &X86, input: &Input<'_>) -> bool {
+        const EAX: usize = 0;
+        let first = born::goes_on_at::<X86, X86_COLUMNS>(Avma(registers.eip), registers.gpr[EAX], input.code);
+        first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind == Kind::Root)
     }
 
     /// The step from a frame, not yet checked; from a first function what that ends.

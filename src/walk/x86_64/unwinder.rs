@@ -24,10 +24,10 @@ use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
 use crate::walk::bounds::{Failure, further, is_on_own_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
-use crate::walk::intel::confirm;
 use crate::walk::intel::doubts::Doubts;
 use crate::walk::intel::forward::Proof;
 use crate::walk::intel::switching::Switch;
+use crate::walk::intel::{born, confirm};
 use crate::walk::words::Words;
 use crate::walk::{Ended, Input, Walked, body};
 
@@ -136,6 +136,9 @@ impl Unwinder {
         if input.code.walks_again() {
             return walked;
         }
+        if out.len() == 1 && walked.ended == Ended::BadFrame && self.has_not_begun(registers, input) {
+            return Walked { ended: Ended::Root, ..walked };
+        }
         if how == How::Auto && walked.ended == Ended::BadFrame {
             walked = scan::reconnect(self, &frame, walked, input, out);
         }
@@ -144,6 +147,13 @@ impl Unwinder {
             walked.ended = Ended::Undescribed;
         }
         walked
+    }
+
+    /// Whether a thread stands where it was made, and goes on in its first function (`born.rs`).
+    fn has_not_begun(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
+        const RAX: usize = 0;
+        let first = born::goes_on_at::<X86_64, COLUMNS>(Avma(registers.rip), registers.gpr[RAX], input.code);
+        first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == Kind::Root)
     }
 
     /// Goes on from a frame that is in `out`, without a search. Where it ends with
