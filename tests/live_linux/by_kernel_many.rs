@@ -124,6 +124,10 @@ fn five_hundred_threads_that_come_and_go_each_second_have_their_time_and_names()
     recorded.check(used >= 0.98 * seconds, format!("{used} s of {seconds} s were seen"));
     recorded.check((accounted - used).abs() < 0.01 * used, format!("{accounted} s of {used} s"));
     recorded.check(brief > 100, format!("{brief} counts of brief threads"));
+    // Those that have not run an instruction yet stand where they were made.
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    println!("{complete:.4} of the stacks are complete");
+    recorded.check(complete > 0.98, format!("{complete} of the stacks are complete"));
     // One that is sampled before it names itself, and never again, has the name that it began with.
     recorded.check(named as f64 >= 0.95 * brief as f64, format!("{named} of {brief} have their name"));
     recorded.check(at_work as f64 >= 0.5 * brief as f64, format!("{at_work} of {brief} at work"));

@@ -76,7 +76,9 @@ mod tests {
         assert_eq!(long(&[0x0f, 0x05, 0xc3, 0x90], 0), None);
         assert_eq!(long(&[0x0f, 0x05, 0x48, 0x85], 0), None);
         // glibc 2.36 for i386, clone3: int $0x80; test %eax,%eax; je thread_start; pop %esi
-        let narrow = Text(TEXT, vec![0xcd, 0x80, 0x85, 0xc0, 0x74, 0x09, 0x5e, 0x5b]);
+        let mut clone3 = vec![0xcd, 0x80, 0x85, 0xc0, 0x74, 0x09, 0x5e, 0x5b];
+        clone3.resize(32, 0x90);
+        let narrow = Text(TEXT, clone3);
         let at = goes_on_at::<X86, X86_COLUMNS>(Avma(TEXT + 2), 0, &narrow);
         assert_eq!(at, Some(Avma(TEXT + 2 + 13)));
     }
