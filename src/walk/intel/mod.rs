@@ -1,8 +1,9 @@
 //! What x86_64 and i386 have in common: the form of their instructions and what these do
 //! (`length.rs`, `instructions.rs`), what stands in front of a return address (`call.rs`), code without
-//! unwind information (`forward.rs`, `prologue.rs`, `confirm.rs`), threads that have not begun (`born.rs`), and what cannot be relied on
-//! (`switching.rs`, `installing.rs`, `doubts.rs`). Each is generic over [`Intel`], so that what is made of
-//! it for one processor knows nothing of the other. Not for: how either walks.
+//! unwind information (`forward.rs`, `prologue.rs`, `confirm.rs`), threads that have not begun
+//! (`born.rs`), and what cannot be relied on (`switching.rs`, `installing.rs`, `doubts.rs`). Each is generic
+//! over [`Intel`], so that what is made of it for one processor knows nothing of the other. Not for: how
+//! either walks.
 
 pub(super) mod born;
 pub(super) mod call;
