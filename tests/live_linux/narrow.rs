@@ -14,7 +14,6 @@ use crate::by_kernel::sampled;
 #[cfg(target_arch = "x86_64")]
 use crate::gdb_stub::{OFTEN, Stub, record};
 use crate::lifecycle::exec_fixture;
-#[cfg(target_arch = "x86_64")]
 use crate::support::{
     Fixture, Recorded, Stack, assert_untouched, attach, launch, live, not_here, points, stackprof, states,
     try_compile, try_compile_by, wait_for,
