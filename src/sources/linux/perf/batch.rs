@@ -52,7 +52,7 @@ impl Told {
                 dropped_left -= of_it;
                 // Asked where it is not used, too: then it is known up to here.
                 let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
-                let used_ns = used_ns.map(|used_ns| member.woken.without(used_ns));
+                let used_ns = used_ns.map(|used_ns| member.owed.without(used_ns));
                 member.samples = 0;
                 self.shares.insert(*pid, Share { used_ns, dropped: of_it, ..Share::default() });
             }
@@ -72,7 +72,7 @@ impl Told {
                 Happened::Ended => {
                     if let Some(member) = self.members.get_mut(&id.pid) {
                         member.first_left |= id.tid == id.pid;
-                        member.woken.forget_thread(id.tid);
+                        member.owed.forget_thread(id.tid);
                         member.leaving.push(id);
                         left.push(id.pid);
                     }

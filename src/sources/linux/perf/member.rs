@@ -13,10 +13,10 @@ use libc::pid_t;
 
 use super::absent::Absent;
 use super::mapped::Mapped;
+use super::owed::Owed;
 use super::record::Id;
 use super::share::LeftForLate;
 use super::sys;
-use super::woken;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::linux::files::TargetFiles;
@@ -67,7 +67,7 @@ pub(super) struct Member {
     pub(super) clock: CpuClock,
     absent: Absent,
     /// CPU time from before its threads ran.
-    pub(super) woken: woken::OfProcess,
+    pub(super) owed: Owed,
 }
 
 /// The CPU clock of a process, and how much of it samples stand for.
@@ -140,7 +140,7 @@ impl Member {
             ends_in: None,
             clock: CpuClock::default(),
             absent: Absent::default(),
-            woken: woken::OfProcess::default(),
+            owed: Owed::default(),
         }
     }
 
@@ -184,7 +184,7 @@ impl Member {
         self.in_exec = true;
         self.new_code.clear();
         self.absent.forget();
-        self.woken.forget();
+        self.owed.forget();
     }
 
     /// It has mapped code; its memory for the engine changes with the engine's time.

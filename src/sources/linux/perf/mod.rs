@@ -1,12 +1,13 @@
 //! Linux: a process sampled by the kernel (perf_event_open(2)), which nobody stops for it.
 //!
-//! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of
-//! the user stack and the frames in the kernel at one moment, so it is exact where a stop by
-//! ptrace shows the thread a few microseconds later. `events.rs` says what is opened, `filter.rs`
-//! which samples the kernel drops at once, `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it,
-//! `window.rs` decides how much of each stack is copied, `beyond.rs` has a program copy what no record holds, `woken.rs` measures CPU time from before threads run, `source.rs` is the whole. Waits: `switched.rs`
-//! puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads that
-//! slept before.
+//! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of the user stack
+//! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
+//! microseconds later. `events.rs` says what is opened, `filter.rs` which samples the kernel drops at once,
+//! `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it, `window.rs` decides how
+//! much of each stack is copied, `beyond.rs` has a program copy what no record holds, `woken.rs` measures CPU
+//! time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
+//! `switched.rs` puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads
+//! that slept before.
 
 mod absent;
 mod asleep;
@@ -21,6 +22,7 @@ mod grid;
 mod leavers;
 mod mapped;
 mod member;
+mod owed;
 mod rates;
 mod record;
 mod registers;

@@ -56,8 +56,9 @@ pub(super) enum PerfRecord<'a> {
     Throttle,
     /// PERF_RECORD_UNTHROTTLE.
     Unthrottle,
-    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread has a CPU.
-    SwitchIn,
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread has a CPU. `direct`: from a thread that left it
+    /// for this one, not from a CPU that had nothing to do; only the second kind of record tells.
+    SwitchIn { direct: bool },
     /// The same: it leaves its CPU, though it is ready to run on if it was `preempted`.
     SwitchOut { preempted: bool },
 }
@@ -168,7 +169,8 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
             PERF_RECORD_THROTTLE => PerfRecord::Throttle,
             PERF_RECORD_UNTHROTTLE => PerfRecord::Unthrottle,
             PERF_RECORD_SWITCH | PERF_RECORD_SWITCH_CPU_WIDE if misc & PERF_RECORD_MISC_SWITCH_OUT == 0 => {
-                PerfRecord::SwitchIn
+                let direct = kind == PERF_RECORD_SWITCH_CPU_WIDE && fields.u32()?.cast_signed() > 0;
+                PerfRecord::SwitchIn { direct }
             }
             PERF_RECORD_SWITCH | PERF_RECORD_SWITCH_CPU_WIDE => {
                 PerfRecord::SwitchOut { preempted: misc & PERF_RECORD_MISC_SWITCH_OUT_PREEMPT != 0 }
@@ -277,17 +279,24 @@ mod tests {
     fn switches_say_in_or_out_and_whether_the_thread_is_ready() {
         let (out, preempt) = (PERF_RECORD_MISC_SWITCH_OUT as u16, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT as u16);
         for (misc, expected) in [
-            (0, PerfRecord::SwitchIn),
+            (0, PerfRecord::SwitchIn { direct: true }),
             (out, PerfRecord::SwitchOut { preempted: false }),
             (out | preempt, PerfRecord::SwitchOut { preempted: true }),
         ] {
             let id = words(&[7 << 32 | 5, 1000, 3]);
             let of_thread = record(PERF_RECORD_SWITCH, misc, &id);
-            // Of a CPU: who was before, or comes next, stands in front.
-            let of_cpu = record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[words(&[9 << 32 | 9]), id].concat());
-            for bytes in [of_thread, of_cpu] {
+            // Of a CPU: who was before, or comes next, stands in front; 0 is nobody.
+            let of_cpu = |other: u64| {
+                let other = words(&[other << 32 | other]);
+                record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[other, id.clone()].concat())
+            };
+            for (bytes, from_thread) in [(of_thread, false), (of_cpu(9), true), (of_cpu(0), false)] {
                 let (id, told) = read(&bytes).unwrap();
-                assert_eq!((id, &told), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, &expected));
+                assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 });
+                match told {
+                    PerfRecord::SwitchIn { direct } => assert!(misc == 0 && direct == from_thread),
+                    told => assert_eq!(told, expected),
+                }
             }
         }
     }

@@ -224,6 +224,17 @@ pub(super) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
     clock_ns(clock)
 }
 
+/// Makes the clocks of these threads' processes tell what they used up to now: without, that of a thread that runs
+/// is up to a scheduler's tick behind (kernel/sched/cputime.c, `thread_group_cputime`; the clock of a thread is
+/// brought up to date where it is asked, kernel/sched/core.c, `task_sched_runtime`).
+pub(super) fn bring_clocks_up(tids: impl Iterator<Item = pid_t>) {
+    // CPUCLOCK_SCHED of a thread: include/linux/posix-timers_types.h, CPUCLOCK_PERTHREAD_MASK.
+    const OF_THREAD: libc::clockid_t = 4 | 2;
+    for tid in tids.filter(|tid| *tid > 0) {
+        let _ = clock_ns(!tid << 3 | OF_THREAD);
+    }
+}
+
 /// The monotonic clock, nanoseconds: what records carry.
 pub(super) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)

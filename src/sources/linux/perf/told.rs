@@ -234,7 +234,7 @@ impl Told {
         }
         let unwanted = self.choice.is_one() && id.pid != self.main;
         match record {
-            PerfRecord::SwitchIn => self.note_woken(id, Seen::In),
+            PerfRecord::SwitchIn { direct } => self.note_woken(id, Seen::In { direct }),
             PerfRecord::SwitchOut { preempted } => self.note_woken(id, Seen::Out { preempted }),
             PerfRecord::Lost(_) => self.note_woken(id, Seen::Dropped),
             PerfRecord::Sample(Sample { at_switch: false, .. }) => self.note_woken(id, Seen::Sampled),
@@ -263,7 +263,7 @@ impl Told {
                 Happened::Named(String::from_utf8_lossy(name).into_owned(), exec)
             }
             _ if refused => return,
-            PerfRecord::SwitchIn | PerfRecord::SwitchOut { .. } => return,
+            PerfRecord::SwitchIn { .. } | PerfRecord::SwitchOut { .. } => return,
             PerfRecord::Mmap(mmap) => match mapped::mapping(&mmap) {
                 Some(mapping) => Happened::Mapped(mapping),
                 None => return,
@@ -285,7 +285,7 @@ impl Told {
             PerfRecord::Lost(records) => switched.dropped(id, *records),
             // That nothing runs is no thread, and one that has ended waits for nothing.
             _ if unwanted || id.pid <= 0 || id.tid == NOBODY => {}
-            PerfRecord::SwitchIn => switched.note(id, Switch::In),
+            PerfRecord::SwitchIn { .. } => switched.note(id, Switch::In),
             PerfRecord::SwitchOut { preempted } => switched.left(id, *preempted),
             PerfRecord::Exit => switched.note(id, Switch::Ended),
             PerfRecord::Fork { .. } => switched.note(id, Switch::Began),

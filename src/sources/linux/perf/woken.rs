@@ -13,8 +13,6 @@
 //! Input: switches and clocks; output: which part of its CPU time a process had before it ran, and
 //! samples that stand for it.
 
-use std::collections::VecDeque;
-
 use hashbrown::HashMap;
 use libc::pid_t;
 
@@ -31,6 +29,8 @@ const DISTANCE_NS: u64 = 400_000_000;
 const WINDOW_NS: u64 = 45_000_000;
 /// Most processes whose clocks are asked.
 const CLOCKS_MAX: usize = 512;
+/// Most threads of each of them whose clocks are brought up to date for it.
+const THREADS_MAX: usize = 64;
 /// Stacks that are kept of a process.
 const STACKS_MAX: usize = 64;
 
@@ -71,8 +71,8 @@ pub(super) enum Turn {
 pub(super) enum Seen {
     /// The clock found it on the CPU.
     Sampled,
-    /// It has the CPU.
-    In,
+    /// It has the CPU; `direct`: from a thread that left it for this one.
+    In { direct: bool },
     /// It leaves it.
     Out { preempted: bool },
     /// It is about to leave it, with this stack.
@@ -88,6 +88,8 @@ struct OnCpu {
     switched: bool,
     /// Who has it, and since when; before the first switch whoever was sampled there.
     has: Option<(pid_t, u64)>,
+    /// Since when the thread that had it last was leaving.
+    leaving_ns: Option<u64>,
     /// The stack that was copied of the thread that leaves it next.
     copied: Option<(pid_t, Box<Capture>)>,
 }
@@ -134,11 +136,14 @@ impl Woken {
         }
     }
 
-    fn switched_in(&mut self, id: Id) {
+    /// `direct`: from another thread. The time of the switch counts for the new one (kernel/sched/core.c,
+    /// `__schedule`), and so do ticks in it: they come as soon as it runs.
+    fn switched_in(&mut self, id: Id, direct: bool) {
         if self.is_open() {
             self.records += 1;
             let on = self.cpus.entry(id.cpu).or_default();
-            (on.switched, on.has) = (true, Some((id.pid, id.time_ns)));
+            let since_ns = on.leaving_ns.take().filter(|_| direct).unwrap_or(id.time_ns);
+            (on.switched, on.has) = (true, Some((id.pid, since_ns)));
         }
     }
 
@@ -155,7 +160,8 @@ impl Woken {
             Some((pid, since_ns)) if pid == id.pid => Some(since_ns),
             _ => None,
         };
-        self.had.extend(since_ns.map(|since_ns| (id.pid, since_ns, id.time_ns)));
+        let until_ns = *on.leaving_ns.get_or_insert(id.time_ns);
+        self.had.extend(since_ns.map(|since_ns| (id.pid, since_ns, until_ns)));
         let (tid, capture) = on.copied.take()?;
         if tid != id.tid || preempted {
             return Some(capture);
@@ -170,6 +176,7 @@ impl Woken {
             return Some(capture);
         }
         let on = self.cpus.entry(id.cpu).or_default();
+        on.leaving_ns = Some(id.time_ns);
         on.copied.replace((id.tid, capture)).map(|(_, capture)| capture)
     }
 
@@ -193,8 +200,9 @@ impl Woken {
     }
 
     /// Of each process: what its clock counted in the window that is over, and how much of that
-    /// before its threads ran, nanoseconds. All that the window wrote was read.
-    fn measured(&mut self) -> Vec<(pid_t, u64, u64)> {
+    /// before its threads ran, nanoseconds; that may be less than nothing by what times are inexact. All that the
+    /// window wrote was read.
+    fn measured(&mut self) -> Vec<(pid_t, u64, i64)> {
         if !matches!(self.state, State::Over { .. }) {
             return Vec::new();
         }
@@ -216,61 +224,9 @@ impl Woken {
         let measured = began.iter().filter_map(|(pid, began)| {
             let used_ns = ended.get(pid)?.cpu_ns.saturating_sub(began.cpu_ns);
             let ran_ns = ran_ns.get(pid).copied().unwrap_or(0);
-            (ran_ns > 0).then(|| (*pid, used_ns, used_ns.saturating_sub(ran_ns)))
+            (ran_ns > 0).then(|| (*pid, used_ns, used_ns.cast_signed() - ran_ns.cast_signed()))
         });
         measured.collect()
-    }
-}
-
-/// What was measured of a process, and what its samples are still to stand for.
-#[derive(Debug, Default)]
-pub(super) struct OfProcess {
-    used_ns: u64,
-    before_ns: u64,
-    owed_ns: u64,
-    stacks: VecDeque<(pid_t, Box<Capture>)>,
-    next: usize,
-}
-
-impl OfProcess {
-    /// A window counts as much as all before it: what a program does changes.
-    fn measure(&mut self, used_ns: u64, before_ns: u64) {
-        self.used_ns = self.used_ns / 2 + used_ns;
-        self.before_ns = self.before_ns / 2 + before_ns;
-    }
-
-    /// Takes from what was used in a batch the part from before threads ran; what is left.
-    pub(super) fn without(&mut self, used_ns: u64) -> u64 {
-        if self.stacks.is_empty() || self.used_ns == 0 {
-            return used_ns;
-        }
-        let part_ns = u128::from(used_ns) * u128::from(self.before_ns) / u128::from(self.used_ns);
-        let part_ns = u64::try_from(part_ns).unwrap_or(used_ns).min(used_ns);
-        self.owed_ns += part_ns;
-        used_ns - part_ns
-    }
-
-    /// A thread ends: where it waited it waits no more.
-    pub(super) fn forget_thread(&mut self, tid: pid_t) {
-        self.stacks.retain(|(of, _)| *of != tid);
-    }
-
-    /// It runs another program.
-    pub(super) fn forget(&mut self) {
-        self.stacks.clear();
-    }
-
-    /// The next sample and its weight, of those that stand for a period each; with the last one for
-    /// what is left.
-    fn next(&mut self, period_ns: u64, last: bool) -> Option<(pid_t, &Capture, u64)> {
-        let weight_ns = if self.owed_ns >= period_ns { period_ns } else { self.owed_ns };
-        if self.stacks.is_empty() || weight_ns == 0 || weight_ns < period_ns && !last {
-            return None;
-        }
-        self.owed_ns -= weight_ns;
-        // In turn: each was copied at as many switches as any other.
-        self.next = (self.next + 1) % self.stacks.len();
-        self.stacks.get(self.next).map(|(tid, capture)| (*tid, &**capture, weight_ns))
     }
 }
 
@@ -283,8 +239,8 @@ impl Told {
                 woken.sampled(id);
                 None
             }
-            Seen::In => {
-                woken.switched_in(id);
+            Seen::In { direct } => {
+                woken.switched_in(id, direct);
                 None
             }
             Seen::Out { preempted } => woken.switched_out(id, preempted),
@@ -307,15 +263,12 @@ impl Told {
     /// Opens a window, whose events tell of switches by now, or ends one, whose events still do.
     pub(super) fn turn_woken(&mut self, turn: Turn) {
         let mut clocks = Clocks::new();
-        for pid in self
-            .members
-            .iter()
-            .filter(|(_, one)| one.told && one.ends_in.is_none())
-            .map(|(pid, _)| *pid)
-            .take(CLOCKS_MAX)
+        for (pid, member) in
+            self.members.iter().filter(|(_, one)| one.told && one.ends_in.is_none()).take(CLOCKS_MAX)
         {
-            let cpu_ns = sys::process_cpu_ns(pid);
-            clocks.extend(cpu_ns.map(|cpu_ns| (pid, Asked { at_ns: sys::monotonic_ns(), cpu_ns })));
+            sys::bring_clocks_up(member.threads.keys().copied().take(THREADS_MAX));
+            let cpu_ns = sys::process_cpu_ns(*pid);
+            clocks.extend(cpu_ns.map(|cpu_ns| (*pid, Asked { at_ns: sys::monotonic_ns(), cpu_ns })));
         }
         let Some(woken) = &mut self.woken else { return };
         match turn {
@@ -330,7 +283,7 @@ impl Told {
         let Some(mut woken) = self.woken.take() else { return };
         for (pid, used_ns, before_ns) in woken.measured() {
             if let Some(member) = self.members.get_mut(&pid) {
-                member.woken.measure(used_ns, before_ns);
+                member.owed.measure(used_ns, before_ns);
             }
         }
         for (pid, tid, mut capture) in woken.waits.drain(..) {
@@ -342,9 +295,9 @@ impl Told {
             if !self.kernel_frames {
                 capture.kernel.clear();
             }
-            member.woken.stacks.push_back((tid, capture));
-            if member.woken.stacks.len() > STACKS_MAX
-                && let Some((_, capture)) = member.woken.stacks.pop_front()
+            member.owed.stacks.push_back((tid, capture));
+            if member.owed.stacks.len() > STACKS_MAX
+                && let Some((_, capture)) = member.owed.stacks.pop_front()
             {
                 self.give_back(capture);
             }
@@ -357,7 +310,10 @@ impl Told {
         let period_ns = self.period_ns;
         let mut due = Vec::new();
         for (pid, member) in &mut self.members {
-            while let Some((tid, capture, weight_ns)) = member.woken.next(period_ns, last) {
+            if last {
+                member.owed.settle();
+            }
+            while let Some((tid, capture, weight_ns)) = member.owed.next(period_ns, last) {
                 let id = Id { pid: *pid, tid, time_ns: last_ns, cpu: 0 };
                 due.push((id, weight_ns, Box::new(capture.clone())));
             }
@@ -370,140 +326,4 @@ impl Told {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::rng::Rng;
-
-    const PERIOD_NS: u64 = 1_000_000;
-
-    fn id(pid: pid_t, tid: pid_t, cpu: u32, time_ns: u64) -> Id {
-        Id { pid, tid, time_ns, cpu }
-    }
-
-    fn clocks(at_ns: u64, cpu_ns: u64) -> Clocks {
-        Clocks::from([(1, Asked { at_ns, cpu_ns })])
-    }
-
-    fn stack() -> Box<Capture> {
-        Box::new(Capture::with_capacity(0))
-    }
-
-    /// Process 1 runs on CPU 0 in turns; its clock begins `early_ns` before each. The share found.
-    fn measured(early_ns: u64, seed: u64) -> (u64, u64) {
-        let mut rng = Rng::new(seed);
-        let mut woken = Woken::default();
-        woken.begin(1_000, clocks(1_000, 500));
-        let (mut now_ns, mut used_ns) = (1_000, 500);
-        for turn in 0..200 {
-            now_ns += rng.within(20_000, 90_000);
-            woken.switched_out(id(0, 0, 0, now_ns), true);
-            woken.switched_in(id(1, 11, 0, now_ns));
-            // Another process has the other CPU all the time.
-            woken.sampled(id(2, 22, 1, now_ns));
-            let runs_ns = rng.within(10_000, 60_000);
-            now_ns += runs_ns;
-            used_ns += runs_ns + early_ns;
-            if turn % 7 == 0 {
-                assert!(woken.copied(id(1, 11, 0, now_ns), stack()).is_none());
-            }
-            assert!(woken.switched_out(id(1, 11, 0, now_ns), false).is_none());
-            woken.switched_in(id(0, 0, 0, now_ns));
-        }
-        assert_eq!(woken.waits.len(), 29);
-        woken.end(clocks(now_ns, used_ns));
-        let measured = woken.measured();
-        assert_eq!(measured.len(), 1, "seed {seed}: {measured:?}");
-        assert!(!woken.is_open() && measured[0].1 == used_ns - 500);
-        (measured[0].1, measured[0].2)
-    }
-
-    #[test]
-    fn time_from_before_a_thread_runs_is_what_its_clock_has_more_than_its_turns() {
-        for seed in 0..20 {
-            assert_eq!(measured(0, seed).1, 0, "seed {seed}");
-            assert_eq!(measured(12_000, seed).1, 200 * 12_000, "seed {seed}");
-        }
-    }
-
-    #[test]
-    fn turns_are_cut_where_the_clocks_were_asked() {
-        let mut woken = Woken::default();
-        woken.begin(100, clocks(100, 0));
-        // On CPU 0 since before, on CPU 1 until after, on CPU 2 throughout and on CPU 3 never.
-        woken.switched_out(id(1, 10, 0, 150), true);
-        woken.switched_in(id(1, 11, 1, 180));
-        woken.sampled(id(1, 12, 2, 160));
-        woken.sampled(id(1, 12, 3, 90));
-        woken.end(clocks(200, 175));
-        assert_eq!(woken.measured(), [(1, 175, 175 - 50 - 20 - 100)]);
-    }
-
-    #[test]
-    fn windows_with_records_missing_count_for_nothing() {
-        let mut woken = Woken::default();
-        woken.begin(100, clocks(100, 0));
-        woken.switched_in(id(1, 11, 0, 120));
-        woken.dropped = true;
-        woken.end(clocks(200, 100));
-        assert!(woken.measured().is_empty());
-        woken.begin(300, clocks(300, 0));
-        woken.abandon();
-        assert!(woken.measured().is_empty() && !woken.is_open());
-    }
-
-    #[test]
-    fn a_stack_is_where_a_thread_waits_only_if_it_left_by_itself() {
-        let mut woken = Woken::default();
-        woken.begin(0, clocks(0, 0));
-        woken.copied(id(1, 11, 0, 10), stack());
-        assert!(woken.switched_out(id(1, 11, 0, 11), true).is_some(), "it was preempted");
-        woken.copied(id(1, 11, 0, 20), stack());
-        assert!(woken.switched_out(id(1, 12, 0, 21), false).is_some(), "it is another's");
-        woken.copied(id(1, 11, 0, 30), stack());
-        assert!(woken.switched_out(id(1, 11, 0, 31), false).is_none());
-        assert_eq!(woken.waits.len(), 1);
-    }
-
-    #[test]
-    fn a_window_opens_now_and_then_and_ends_when_it_was_long_enough() {
-        let mut woken = Woken::default();
-        assert_eq!(woken.turn(5), Turn::Open);
-        woken.begin(5, Clocks::new());
-        assert_eq!(woken.turn(5 + WINDOW_NS - 1), Turn::Nothing);
-        assert_eq!(woken.turn(5 + WINDOW_NS), Turn::Close);
-        woken.end(Clocks::new());
-        assert_eq!(woken.turn(5 + DISTANCE_NS), Turn::Nothing, "what it wrote is still to be read");
-        woken.measured();
-        assert_eq!(woken.turn(5 + DISTANCE_NS - 1), Turn::Nothing);
-        assert_eq!(woken.turn(5 + DISTANCE_NS), Turn::Open);
-    }
-
-    #[test]
-    fn samples_for_it_and_what_is_left_add_up_to_what_was_used() {
-        for seed in 0..50 {
-            let mut rng = Rng::new(seed);
-            let mut of = OfProcess::default();
-            assert_eq!(of.without(70), 70, "nothing is known");
-            of.stacks.extend((0..3).map(|tid| (tid, stack())));
-            of.measure(1_000_000, rng.within(0, 1_000_000));
-            let (mut used_ns, mut left_ns, mut told_ns, mut seen) = (0, 0, 0, [0; 3]);
-            for batch in 0..100 {
-                let used = rng.within(0, 50_000_000);
-                used_ns += used;
-                left_ns += of.without(used);
-                while let Some((tid, _, weight_ns)) = of.next(PERIOD_NS, batch == 99) {
-                    assert!(weight_ns == PERIOD_NS || batch == 99);
-                    told_ns += weight_ns;
-                    seen[tid as usize] += weight_ns;
-                }
-            }
-            assert_eq!(left_ns + told_ns, used_ns, "seed {seed}");
-            assert!(seen.iter().max().unwrap() - seen.iter().min().unwrap() <= 2 * PERIOD_NS);
-            of.forget_thread(0);
-            of.forget_thread(1);
-            of.forget_thread(2);
-            assert_eq!(of.without(70), 70, "nobody waits any more");
-        }
-    }
-}
+mod tests;

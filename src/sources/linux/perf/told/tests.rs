@@ -58,7 +58,7 @@ fn a_thread_without_a_number_is_no_thread() {
     // It ended on another CPU, or what told of its end was dropped.
     told.take(id(NOBODY, 20, 0), PerfRecord::Sample(Sample::EMPTY));
     told.take(id(NOBODY, 30, 0), PerfRecord::SwitchOut { preempted: true });
-    told.take(id(NOBODY, 40, 0), PerfRecord::SwitchIn);
+    told.take(id(NOBODY, 40, 0), PerfRecord::SwitchIn { direct: false });
     told.take(id(NOBODY, 50, 0), PerfRecord::SwitchOut { preempted: false });
     told.take(id(NOBODY, 60, 1), PerfRecord::SwitchOut { preempted: false });
     told.finish_batch(true, 1000, &mut records);
