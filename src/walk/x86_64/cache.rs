@@ -8,6 +8,7 @@ use std::ops::Range;
 use hashbrown::HashMap;
 
 use super::first::First;
+use super::frame::Frame;
 use super::rule::{self, Kind, Rule, Saved};
 use super::{first, hotspot, kept, runtimes};
 use crate::addr::{Avma, CodeAddress};
@@ -20,7 +21,7 @@ use crate::walk::intel::prologue;
 use crate::walk::intel::switching::{self, Switch};
 use crate::walk::processor::{Processor, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
-use crate::walk::{Code, body, flow};
+use crate::walk::{Code, Input, body, flow};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
@@ -68,6 +69,17 @@ impl Cache {
             Some(rule) => rule,
             None => self.learn(address, code),
         }
+    }
+
+    /// What the code at a frame's address tells, where that is asked for: of an address in code of V8, whose
+    /// rule is of kind `Marked`, only if the frame has no mark.
+    #[inline(always)]
+    pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
+        let rule = self.rule(frame.address, input.code);
+        if rule.kind() != Kind::Marked || runtimes::is_record_of_v8(frame, input) {
+            return rule;
+        }
+        self.learn_with(frame.address, input.code, false)
     }
 
     /// The row of a rule of kind `Unusual`, until the next address is learned.
@@ -124,7 +136,12 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
-        let (found, returns) = find(address, code, &mut self.callees);
+        self.learn_with(address, code, true)
+    }
+
+    /// `marks`: a mark on the stack may say what the code need not be asked for.
+    fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
+        let (found, returns) = find(address, code, &mut self.callees, marks);
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -147,6 +164,7 @@ impl Cache {
             Found::First(First { fiber, .. }) => {
                 (Rule::of_kind(if fiber { Kind::Fiber } else { Kind::Root }), Saved::default())
             }
+            Found::Marked => (Rule::of_kind(Kind::Marked), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
@@ -220,12 +238,14 @@ enum Found {
     Root,
     /// The same, of a stack that does not begin as those of threads do.
     First(First),
+    /// Code of V8, after a call: the stack may tell.
+    Marked,
     /// Neither unwind information nor understandable code.
     Nothing,
 }
 
 /// What there is at an address, and for a return address, whether a call is in front of it.
-fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found, bool) {
+fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: bool) -> (Found, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     let follows_call = is_return && X86_64::returns(at, code);
     if let Some(first) = first::at(address, code) {
@@ -266,6 +286,9 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found,
     }
     if is_return && !follows_call {
         return (Found::Nothing, false);
+    }
+    if marks && is_return && code.keeps_records(address.lookup().at()) {
+        return (Found::Marked, follows_call);
     }
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64, COLUMNS>(entry, address, code)) {
         return (Found::Root, follows_call);

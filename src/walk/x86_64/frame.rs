@@ -27,6 +27,7 @@ impl Frame {
                 self.ordinary(rule, saved, input)
             }
             Kind::Unusual => self.unusual(cache.unusual(rule).ok_or(Failure::Refused)?, input),
+            Kind::Marked => self.by_record(input),
             Kind::Unknown | Kind::Root | Kind::Fiber => Err(Failure::Refused),
         }
     }

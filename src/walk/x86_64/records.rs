@@ -39,7 +39,7 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return None;
             }
-            let rule = self.cache.rule(frame.address, input.code);
+            let rule = self.cache.rule_of(&frame, input);
             if rule.kind() == Kind::Root {
                 return Some(Walked { ended: Ended::Root, reached });
             }
@@ -99,5 +99,5 @@ fn is_sure_leaf(rule: Rule) -> bool {
 /// Whether unwind information, or the code itself, says that rbp points to the frame record of
 /// the function.
 fn keeps_record(rule: Rule) -> bool {
-    rule.is_record()
+    rule.is_record() || rule.kind() == Kind::Marked
 }

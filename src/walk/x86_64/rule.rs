@@ -26,6 +26,9 @@ pub(super) enum Kind {
     Root = 4,
     /// Nothing: the first function of a fiber.
     Fiber = 5,
+    /// A call returns there into code of V8, whose frames keep a record below which a mark is, if they are
+    /// those of functions that call: whether it is there shows on the stack.
+    Marked = 6,
 }
 
 /// What is known of a code address, in one word: three distances of 16 bits, the number of
@@ -96,6 +99,7 @@ impl Rule {
             3 => Kind::Unusual,
             4 => Kind::Root,
             5 => Kind::Fiber,
+            6 => Kind::Marked,
             _ => Kind::Unknown,
         }
     }
@@ -262,7 +266,7 @@ mod tests {
     #[test]
     fn a_rule_has_the_kind_it_was_made_with() {
         use Kind::*;
-        for kind in [Unknown, StackPointer, FramePointer, Unusual, Root, Fiber] {
+        for kind in [Unknown, StackPointer, FramePointer, Unusual, Root, Fiber, Marked] {
             let rule = Rule::of_kind(kind).returning(true);
             assert_eq!((rule.kind(), rule.returns(), rule.is_record()), (kind, true, false));
             assert_eq!(rule.is_ordinary(), [StackPointer, FramePointer].contains(&kind));

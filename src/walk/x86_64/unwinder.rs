@@ -214,7 +214,7 @@ impl Unwinder {
                 };
             }
             // Not that of the run: what was learned since may have replaced its row.
-            let rule = self.cache.rule(frame.address, input.code);
+            let rule = self.cache.rule_of(frame, input);
             if self.cache.not_called(rule) {
                 out.last_is_not_called(frame.address);
                 if self.cache.is_root(rule) {
@@ -227,12 +227,13 @@ impl Unwinder {
             }
             let switch = self.cache.switch(rule);
             let proof = self.cache.proof(rule);
-            let step = frame.step(rule, &mut self.cache, input).map(|next| (next, rule.method()));
+            let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
+            let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
             // Only code that nothing else is known of may be walked by frame pointer: where
             // unwind information leads to no caller, a frame record is that of another frame.
-            let may_use_record =
-                how == How::Auto && (rule.kind() == Kind::Unknown || rule.method() == Method::Code);
+            let may_use_record = how == How::Auto
+                && (rule.kind() == Kind::Unknown || matches!(method, Method::Code | Method::FramePointer));
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => {
                     let last = last::caller(frame, &mut self.cache, input);

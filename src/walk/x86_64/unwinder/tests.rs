@@ -494,3 +494,51 @@ fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
     let walked = Unwinder::default().walk(How::Cfi, &registers, &input, &mut out);
     assert_eq!((out.addresses.len(), walked.ended), (2, Ended::BadFrame));
 }
+
+/// Code of V8 from TEXT+100 to TEXT+200, which is nothing but calls; how often it was asked for past a call.
+struct OfV8(Rows, std::cell::Cell<u32>);
+
+impl Code for OfV8 {
+    fn is_code(&self, at: Avma) -> bool {
+        self.0.is_code(at)
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        let follows = (TEXT + 112..TEXT + 200).contains(&at.0);
+        self.1.set(self.1.get() + u32::from(follows));
+        self.0.code(at)
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        self.0.row(at)
+    }
+    fn keeps_records(&self, at: Avma) -> bool {
+        (TEXT + 100..TEXT + 200).contains(&at.0)
+    }
+}
+
+#[test]
+fn code_of_v8_is_followed_only_where_a_frame_has_no_mark() {
+    const TAGGED: u64 = 0x2000_0001;
+    const KIND: u64 = 2 << 1;
+    // The function and the context; the kind of a frame that is not JavaScript's; none of these.
+    for (below, is_marked) in [([TAGGED, TAGGED], true), ([7, KIND], true), ([TAGGED, TAGGED + 1], false)] {
+        let code = OfV8(Rows([(0, sp_plus(8)), (19, first_function())].into()), std::cell::Cell::new(0));
+        let words = [TEXT + 110, below[0], below[1], 0, TEXT + 20, 0, 0];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
+        (registers.gpr[RSP], registers.gpr[RBP]) = (STACK, STACK + 24);
+        let input = Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code);
+        let mut unwinder = Unwinder::default();
+        for _ in 0..2 {
+            // By frame pointers alone the function in between would be missing without a mark.
+            for how in [How::Auto, How::FramePointer].into_iter().take(1 + usize::from(is_marked)) {
+                let mut out = Frames::default();
+                let walked = unwinder.unwind(how, &registers, &input, &mut Facts::default(), &mut out);
+                let addresses: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
+                assert_eq!(addresses, [0, 109, 19], "{below:x?} {how:?}");
+                assert_eq!(out.methods[2], Method::FramePointer);
+                assert_eq!(walked.ended == Ended::Root, is_marked, "{below:x?} {how:?} {walked:?}");
+            }
+        }
+        assert_eq!(code.1.get() > 0, !is_marked, "{below:x?}");
+    }
+}
