@@ -71,7 +71,7 @@ impl Cache {
         }
     }
 
-    /// What the code at a frame's address tells, where that is asked for: of an address in code of V8, whose
+    /// What the code at a frame's address tells, where that is asked for: of an address in code that V8 made, whose
     /// rule is of kind `Marked`, only if the frame has no mark.
     #[inline(always)]
     pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
@@ -238,7 +238,7 @@ enum Found {
     Root,
     /// The same, of a stack that does not begin as those of threads do.
     First(First),
-    /// Code of V8, after a call: the stack may tell.
+    /// Code that V8 made, after a call: the stack may tell.
     Marked,
     /// Neither unwind information nor understandable code.
     Nothing,
@@ -287,7 +287,9 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     if is_return && !follows_call {
         return (Found::Nothing, false);
     }
-    if marks && is_return && code.keeps_records(address.lookup().at()) {
+    // What a compiler of C++ made beside V8 may have a word by chance that looks like a mark, and no record.
+    let lookup = address.lookup().at();
+    if marks && is_return && code.is_made(lookup) && code.keeps_records(lookup) {
         return (Found::Marked, follows_call);
     }
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64, COLUMNS>(entry, address, code)) {

@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Root = 4,
     /// Nothing: the first function of a fiber.
     Fiber = 5,
-    /// A call returns there into code of V8, whose frames keep a record below which a mark is, if they are
+    /// A call returns there into code that V8 made, whose frames keep a record below which a mark is, if they are
     /// those of functions that call: whether it is there shows on the stack.
     Marked = 6,
 }

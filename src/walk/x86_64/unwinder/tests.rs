@@ -509,8 +509,11 @@ impl Code for OfV8 {
     fn row(&self, at: Avma) -> Option<Row> {
         self.0.row(at)
     }
-    fn keeps_records(&self, at: Avma) -> bool {
+    fn is_made(&self, at: Avma) -> bool {
         (TEXT + 100..TEXT + 200).contains(&at.0)
+    }
+    fn keeps_records(&self, at: Avma) -> bool {
+        self.is_made(at)
     }
 }
 
