@@ -50,6 +50,12 @@ pub trait Files: Send + Sync {
         None
     }
 
+    /// What the kernel calls code of its own at these addresses, one by one; `None` where it does not answer, and its
+    /// list must be read.
+    fn kernel_names(&self, _addresses: &[u64]) -> Option<Vec<Option<String>>> {
+        None
+    }
+
     /// The kernel's list of its symbols (`/proc/kallsyms`).
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Names of code in the kernel, from its own list of symbols.
 //!
-//! Input: the text of `/proc/kallsyms` (proc(5)): `ffffffff81000000 T name`, and `[module]` behind
-//! the names of modules. Output: names for addresses, marked `_[k]` as stackcollapse-perf does.
+//! Input: what the kernel tells of each address, or else the text of `/proc/kallsyms` (proc(5)):
+//! `ffffffff81000000 T name`, and `[module]` behind the names of modules. Output: names for addresses, marked `_[k]` as stackcollapse-perf does.
 //! Not for: inlined functions or lines, which would need the debug file of the kernel.
 
 use std::fmt::Write;
@@ -58,13 +58,18 @@ pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec
     Ok(named.collect())
 }
 
-/// The function of a symbol, marked as the kernel's.
+/// The same of a name that the kernel told for an address.
+pub fn told(name: Option<String>) -> Result<Vec<LineInfo>, Why> {
+    name.map(|name| marked(name.as_bytes())).ok_or(Why::NotCovered)
+}
+
+/// The function of a symbol, marked as the kernel's. Programs that were loaded (`[bpf]`) are no module.
 fn marked(symbol: &[u8]) -> Vec<LineInfo> {
     let symbol = String::from_utf8_lossy(symbol);
     let mut words = symbol.split_ascii_whitespace();
     let mut name = words.next().unwrap_or_default().to_owned();
     // Writing into a string cannot fail.
-    let _ = match words.next() {
+    let _ = match words.next().filter(|module| *module != "[bpf]") {
         Some(module) => write!(name, " {module}{MARK}"),
         None => write!(name, "{MARK}"),
     };
@@ -163,6 +168,16 @@ mod tests {
     fn a_line_without_an_end_is_no_symbol() {
         let text = "x".repeat(3 * CHUNK_BYTES) + "\nffffffff81000000 T _stext\n";
         assert_eq!(names(&text, &[u64::MAX]), [Ok("_stext_[k]".to_owned())]);
+    }
+
+    #[test]
+    fn names_that_the_kernel_tells_look_like_those_of_the_list() {
+        let told = |name: &str| told(Some(name.to_owned())).unwrap()[0].name.as_deref().unwrap().to_owned();
+        let text = "ffffffffc0000000 t poll_it\t[driver]\nffffffffc0000100 t bpf_prog_12_x\t[bpf]\n";
+        let listed = names(text, &[0xffff_ffff_c000_0000, 0xffff_ffff_c000_0100]);
+        assert_eq!(listed, [Ok(told("poll_it [driver]")), Ok(told("bpf_prog_12_x"))]);
+        assert_eq!(told("bpf_prog_12_x"), "bpf_prog_12_x_[k]");
+        assert_eq!(super::told(None).map(|_| ()), Err(Why::NotCovered));
     }
 
     #[test]

@@ -377,6 +377,10 @@ fn joined(thread: ScopedJoinHandle<'_, Answer>) -> Answer {
 /// Names of the kernel's functions at addresses, sorted; one for each distinct address.
 fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
     let distinct: Vec<u64> = addresses.chunk_by(|a, b| a.svma == b.svma).map(|same| same[0].svma).collect();
+    // If it answers with no name at all, its list may say why.
+    if let Some(told) = files.kernel_names(&distinct).filter(|told| told.iter().any(Option::is_some)) {
+        return Answer { names: told.into_iter().map(kernel::told).collect(), problems: Vec::new() };
+    }
     let read = |mut list: Box<dyn Read>| {
         kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", error.kind()))
     };

@@ -209,6 +209,14 @@ fn frames_in_the_kernel_stand_below_the_call_that_led_there() {
     recorded.check(kernel > 0.5, format!("{kernel} of the time in the kernel"));
     let order = |frames: &[String]| frames.iter().skip_while(|frame| !in_kernel(frame)).all(in_kernel);
     recorded.check(recorded.stacks.iter().all(|stack| order(&stack.frames)), "user code below the kernel's");
+    let list = std::fs::read_to_string("/proc/kallsyms").expect("the kernel lists its symbols");
+    let listed: std::collections::HashSet<&str> =
+        list.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)).collect();
+    let names =
+        recorded.stacks.iter().flat_map(|stack| &stack.frames).filter_map(|frame| frame.strip_suffix("_[k]"));
+    let named = |name: &str| listed.contains(name.split(' ').next().unwrap_or_default());
+    recorded
+        .check(names.filter(|name| *name != "[kernel]").all(named), "a name that the kernel does not list");
     let without = launch_by_kernel(&["--no-kernel"], Path::new("/bin/dd"), &dd);
     without.check(without.count(|stack| stack.frames.iter().any(in_kernel)) == 0, "frames of the kernel");
     without.check(without.total() > 20, "the time is not there");

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use libc::pid_t;
 
+use super::perf::kernel_names;
 use super::{proc, sys, threads};
 use crate::binary::files::{self, Files};
 use crate::binary::{ImageBytes, OpenError, map};
@@ -88,6 +89,10 @@ impl Files for TargetFiles {
         below.map_or_else(Vec::new, |below| {
             files::list(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())))
         })
+    }
+
+    fn kernel_names(&self, addresses: &[u64]) -> Option<Vec<Option<String>>> {
+        kernel_names::of(addresses).ok()
     }
 
     fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {

@@ -30,6 +30,8 @@ pub(super) const JUMP_UNLESS_EQUAL: u8 = 0x55;
 pub(super) const EXIT: u8 = 0x95;
 /// As the source register of [`LOAD_64`]: the value is the descriptor of a map.
 pub(super) const IS_MAP: u8 = 1;
+/// The same: the place is in the value of an array of one, whose descriptor comes first.
+const IS_VALUE: u8 = 2;
 
 pub(super) const MAP_LOOKUP: i32 = 1;
 pub(super) const KTIME_GET_NS: i32 = 5;
@@ -38,6 +40,7 @@ pub(super) const PROBE_READ_USER: i32 = 112;
 pub(super) const GET_NS_CURRENT_PID_TGID: i32 = 120;
 pub(super) const RINGBUF_RESERVE: i32 = 131;
 pub(super) const RINGBUF_SUBMIT: i32 = 132;
+pub(super) const SNPRINTF: i32 = 165;
 
 /// `r = value`, which takes two instructions.
 pub(super) const fn load(register: u8, value: u64) -> [u64; 2] {
@@ -47,6 +50,11 @@ pub(super) const fn load(register: u8, value: u64) -> [u64; 2] {
 /// `r = map`, of which this is the descriptor.
 pub(super) const fn load_map(register: u8, map: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_MAP, 0, map), 0]
+}
+
+/// `r = value + offset`, of an array of one value, of which this is the descriptor.
+pub(super) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
+    [op(LOAD_64, register, IS_VALUE, 0, array), op(0, 0, 0, 0, offset)]
 }
 
 /// Runs programs as the kernel would: the running thread, maps, a ring and the memory of a program.

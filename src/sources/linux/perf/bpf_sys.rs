@@ -26,15 +26,28 @@ struct LoadProgram {
     flags: u32,
 }
 
-/// Loads a program that judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
+/// What a program is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
+    Event,
+    /// It runs when it is told to, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
+    Call,
+}
+
+/// Loads a program.
 ///
 /// # Errors
 /// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
-pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
+pub(super) fn load_program(kind: Kind, instructions: &[u64]) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
-    const BPF_PROG_TYPE_PERF_EVENT: u32 = 7;
+    const BPF_F_SLEEPABLE: u32 = 1 << 4;
+    let (program_type, flags) = match kind {
+        Kind::Event => (7, 0),
+        Kind::Call => (31, BPF_F_SLEEPABLE),
+    };
     let mut load = LoadProgram {
-        program_type: BPF_PROG_TYPE_PERF_EVENT,
+        program_type,
         instruction_count: instructions.len() as u32,
         instructions: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
@@ -42,7 +55,7 @@ pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
         log_size: 0,
         log_buffer: 0,
         kernel_version: 0,
-        flags: 0,
+        flags,
     };
     // SAFETY: `load` and what it points to (instructions, a literal) are live during the call,
     // which keeps neither; the size passed is its own.
@@ -51,6 +64,34 @@ pub(super) fn load_program(instructions: &[u64]) -> io::Result<OwnedFd> {
     };
     // SAFETY: the call above made it just now, and nobody else has it.
     unsafe { sys::made(fd) }
+}
+
+/// `union bpf_attr` for BPF_PROG_TEST_RUN.
+#[repr(C)]
+#[derive(Default)]
+struct RunProgram {
+    program: u32,
+    returned: u32,
+    data: [u32; 2],
+    data_at: [u64; 2],
+    repeat: u32,
+    duration: u32,
+    context: [u32; 2],
+    context_at: [u64; 2],
+}
+
+/// Runs a program that was loaded for that, once.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(super) fn run_program(program: &OwnedFd) -> io::Result<()> {
+    const BPF_PROG_TEST_RUN: c_int = 10;
+    let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
+    // SAFETY: `run` is live during the call, and points to nothing; the size passed is its own.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut run, size_of::<RunProgram>() as libc::c_uint)
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
@@ -63,7 +104,7 @@ struct CreateMap {
     flags: u32,
 }
 
-/// `union bpf_attr` for BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM.
+/// `union bpf_attr` for BPF_MAP_UPDATE_ELEM, BPF_MAP_LOOKUP_ELEM and BPF_MAP_DELETE_ELEM.
 #[repr(C)]
 struct ChangeMap {
     map: u32,
@@ -110,6 +151,82 @@ pub(super) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
     // live during the call, which keeps none.
     unsafe {
         libc::syscall(libc::SYS_bpf, command, &raw mut change, size_of::<ChangeMap>() as libc::c_uint);
+    }
+}
+
+/// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).
+#[derive(Debug)]
+pub(super) struct Array {
+    map: OwnedFd,
+    value_bytes: usize,
+}
+
+impl Array {
+    /// `constant`: programs only read it, and rely on it once it was frozen.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(super) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
+        const BPF_MAP_TYPE_ARRAY: u32 = 2;
+        const BPF_F_RDONLY_PROG: u32 = 1 << 7;
+        let flags = if constant { BPF_F_RDONLY_PROG } else { 0 };
+        let (map_type, value_size) = (BPF_MAP_TYPE_ARRAY, value_bytes as u32);
+        let map = create(CreateMap { map_type, key_size: 4, value_size, max_entries: 1, flags })?;
+        Ok(Array { map, value_bytes })
+    }
+
+    /// Its descriptor, for programs.
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        &self.map
+    }
+
+    /// Sets the value, which has as many bytes as it was made for.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(super) fn put(&self, value: &[u8]) -> io::Result<()> {
+        const BPF_MAP_UPDATE_ELEM: c_int = 2;
+        self.exchange(BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len())
+    }
+
+    /// Reads the value, which has as many bytes as it was made for.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(super) fn get(&self, value: &mut [u8]) -> io::Result<()> {
+        const BPF_MAP_LOOKUP_ELEM: c_int = 1;
+        self.exchange(BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len())
+    }
+
+    /// `value` are bytes of the caller's, live and, for a command that reads, writable.
+    fn exchange(&self, command: c_int, value: u64, bytes: usize) -> io::Result<()> {
+        // The kernel copies as many bytes as the value has, whatever is behind the address.
+        if bytes != self.value_bytes {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let key: u32 = 0;
+        let map = self.map.as_raw_fd().cast_unsigned();
+        let mut change = ChangeMap { map, padding: 0, key: &raw const key as u64, value, flags: 0 };
+        // SAFETY: `change`, the key of 4 bytes and the value, whose length was checked above and which `put` and
+        // `get` borrow, are live during the call, which keeps none.
+        let done = unsafe {
+            libc::syscall(libc::SYS_bpf, command, &raw mut change, size_of::<ChangeMap>() as libc::c_uint)
+        };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Nobody changes the value any more.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(super) fn freeze(&self) -> io::Result<()> {
+        const BPF_MAP_FREEZE: c_int = 22;
+        let mut map = self.map.as_raw_fd().cast_unsigned();
+        // SAFETY: the descriptor, 4 bytes, is all that this command takes, and is live during the call.
+        let done = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_MAP_FREEZE, &raw mut map, size_of::<u32>() as libc::c_uint)
+        };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 

@@ -19,6 +19,7 @@ mod choice;
 mod events;
 mod filter;
 mod grid;
+pub(super) mod kernel_names;
 mod leavers;
 mod mapped;
 mod member;

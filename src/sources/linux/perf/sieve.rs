@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use libc::pid_t;
 
+use super::bpf_sys::Kind;
 use super::filter::{self, Verdict, YES};
 use super::{bpf_sys, sys};
 
@@ -71,7 +72,7 @@ impl Sieve {
         self.copying = match yes {
             Some(yes) => {
                 let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
-                Some(bpf_sys::load_program(&filter::program(verdict, namespace, yes))?)
+                Some(bpf_sys::load_program(Kind::Event, &filter::program(verdict, namespace, yes))?)
             }
             None => None,
         };
@@ -96,7 +97,7 @@ impl Sieve {
 }
 
 fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
-    bpf_sys::load_program(&filter::program(verdict, namespace, &YES)).ok()
+    bpf_sys::load_program(Kind::Event, &filter::program(verdict, namespace, &YES)).ok()
 }
 
 /// Device and inode of the PID namespace of a process.
