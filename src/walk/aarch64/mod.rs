@@ -9,6 +9,7 @@
 //! signature above the bits of [`Input::code_mask`](super::Input::code_mask), which is stripped. Frame
 //! pointers may carry Swift's mark, which is stripped, too. There is no search of the stack.
 
+mod born;
 mod cache;
 mod call;
 mod first;

@@ -5,7 +5,7 @@
 use super::cache::Cache;
 use super::frame::Frame;
 use super::rule::Kind;
-use super::{FP, leaf};
+use super::{FP, born, leaf};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Aarch64;
 use crate::walk::bounds::{Failure, further, is_on_other_stack};
@@ -52,6 +52,12 @@ impl Unwinder {
         let mut frame = Frame::new(registers, input.code_mask);
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
+        // What unwind information and the link register tell is its starter's.
+        if let Some(first) = born::goes_on_at(registers, input.code)
+            && matches!(self.cache.rule(CodeAddress::Pc(first), input.code).kind, Kind::Root)
+        {
+            return Walked { ended: Ended::Root, reached };
+        }
         // As on x86_64 (`doubts.rs`).
         let mut unproved = false;
         loop {
