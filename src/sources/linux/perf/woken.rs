@@ -29,8 +29,9 @@ const DISTANCE_NS: u64 = 400_000_000;
 const WINDOW_NS: u64 = 45_000_000;
 /// Most processes whose clocks are asked.
 const CLOCKS_MAX: usize = 512;
-/// Most threads of each of them whose clocks are brought up to date for it.
-const THREADS_MAX: usize = 64;
+/// Most threads whose clocks are brought up to date for it, of one of them and of all: each takes a microsecond.
+const THREADS_OF_ONE_MAX: usize = 64;
+const THREADS_MAX: usize = 1024;
 /// Stacks that are kept of a process.
 const STACKS_MAX: usize = 64;
 
@@ -262,11 +263,13 @@ impl Told {
 
     /// Opens a window, whose events tell of switches by now, or ends one, whose events still do.
     pub(super) fn turn_woken(&mut self, turn: Turn) {
-        let mut clocks = Clocks::new();
+        let (mut clocks, mut threads_left) = (Clocks::new(), THREADS_MAX);
         for (pid, member) in
             self.members.iter().filter(|(_, one)| one.told && one.ends_in.is_none()).take(CLOCKS_MAX)
         {
-            sys::bring_clocks_up(member.threads.keys().copied().take(THREADS_MAX));
+            let threads = member.threads.len().min(THREADS_OF_ONE_MAX).min(threads_left);
+            threads_left -= threads;
+            sys::bring_clocks_up(member.threads.keys().copied().take(threads));
             let cpu_ns = sys::process_cpu_ns(*pid);
             clocks.extend(cpu_ns.map(|cpu_ns| (*pid, Asked { at_ns: sys::monotonic_ns(), cpu_ns })));
         }
