@@ -80,6 +80,9 @@ impl Told {
                 }
                 Happened::Exec(name) => {
                     let Some(member) = self.members.get_mut(&id.pid) else { continue };
+                    member.owed.end();
+                    self.tell_owed(id.pid, id.time_ns, false, into);
+                    let Some(member) = self.members.get_mut(&id.pid) else { continue };
                     // One of these numbers is that of the thread that goes on.
                     member.leaving.clear();
                     member.left.clear();

@@ -184,7 +184,6 @@ impl Member {
         self.in_exec = true;
         self.new_code.clear();
         self.absent.forget();
-        self.owed.forget();
     }
 
     /// It has mapped code; its memory for the engine changes with the engine's time.

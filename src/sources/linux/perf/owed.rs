@@ -23,6 +23,8 @@ pub(super) struct Owed {
     owed_ns: u64,
     pub(super) stacks: VecDeque<(pid_t, Box<Capture>)>,
     next: usize,
+    /// The stacks are those of waits that are over, and stand for what is left.
+    is_over: bool,
 }
 
 /// CPU time of a process in a window, and how much of it was from before its threads ran.
@@ -77,14 +79,29 @@ impl Owed {
         self.owed_ns = u64::try_from(owed_ns).unwrap_or(0);
     }
 
-    /// A thread ends: where it waited it waits no more.
+    /// A thread ends: where it waited it waits no more. If no other one waited, its stacks stand for what is left
+    /// until [`Owed::told`].
     pub(super) fn forget_thread(&mut self, tid: pid_t) {
-        self.stacks.retain(|(of, _)| *of != tid);
+        if self.stacks.iter().any(|(of, _)| *of != tid) {
+            self.stacks.retain(|(of, _)| *of != tid);
+        } else {
+            self.end();
+        }
     }
 
-    /// It runs another program.
-    pub(super) fn forget(&mut self) {
-        self.stacks.clear();
+    /// No thread waits any more where one did: it ran its last, or it runs another program.
+    pub(super) fn end(&mut self) {
+        if !self.stacks.is_empty() {
+            self.settle();
+            self.is_over = true;
+        }
+    }
+
+    /// All that [`Owed::next`] gave was told.
+    pub(super) fn told(&mut self) {
+        if std::mem::take(&mut self.is_over) {
+            self.stacks.clear();
+        }
     }
 
     /// The next sample and its weight, of those that stand for a period each; with the last one for
@@ -93,6 +110,7 @@ impl Owed {
         // What samples are still to pay for is not told yet: it would be told twice if none came.
         let due_ns = self.owed_ns.saturating_sub(u64::try_from(self.overpaid_ns).unwrap_or(0));
         let weight_ns = due_ns.min(period_ns);
+        let last = last || self.is_over;
         if self.stacks.is_empty() || weight_ns == 0 || weight_ns < period_ns && !last {
             return None;
         }
@@ -144,8 +162,28 @@ mod tests {
             of.forget_thread(0);
             of.forget_thread(1);
             of.forget_thread(2);
+            of.told();
             assert_eq!(of.without(70), 70, "nobody waits any more");
         }
+    }
+
+    #[test]
+    fn the_last_thread_that_waited_stands_for_what_is_left_when_it_ends() {
+        let mut of = Owed::default();
+        of.stacks.extend([(1, stack()), (2, stack())]);
+        of.measure(1_000_000, 250_000);
+        let left_ns = of.without(10_000_000);
+        of.forget_thread(2);
+        assert!(of.next(PERIOD_NS, false).is_none(), "another window may come");
+        of.forget_thread(1);
+        let mut told_ns = 0;
+        while let Some((tid, _, weight_ns)) = of.next(PERIOD_NS, false) {
+            assert_eq!(tid, 1);
+            told_ns += weight_ns;
+        }
+        of.told();
+        assert_eq!((left_ns, told_ns), (7_500_000, 2_500_000));
+        assert!(of.stacks.is_empty() && of.without(70) == 70);
     }
 
     /// Half of the time is from before threads run until a moment, none later, or the other way about: batches of

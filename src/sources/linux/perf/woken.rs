@@ -310,17 +310,24 @@ impl Told {
 
     /// Tells of samples that stand for time before threads ran; at the end of all of it.
     pub(super) fn tell_woken(&mut self, last_ns: u64, last: bool, into: &mut Vec<Record>) {
-        let period_ns = self.period_ns;
-        let mut due = Vec::new();
-        for (pid, member) in &mut self.members {
-            if last {
-                member.owed.settle();
-            }
-            while let Some((tid, capture, weight_ns)) = member.owed.next(period_ns, last) {
-                let id = Id { pid: *pid, tid, time_ns: last_ns, cpu: 0 };
-                due.push((id, weight_ns, Box::new(capture.clone())));
-            }
+        let pids: Vec<pid_t> = self.members.keys().copied().collect();
+        for pid in pids {
+            self.tell_owed(pid, last_ns, last, into);
         }
+    }
+
+    /// The same of one process.
+    pub(super) fn tell_owed(&mut self, pid: pid_t, at_ns: u64, last: bool, into: &mut Vec<Record>) {
+        let period_ns = self.period_ns;
+        let Some(member) = self.members.get_mut(&pid) else { return };
+        if last {
+            member.owed.settle();
+        }
+        let mut due = Vec::new();
+        while let Some((tid, capture, weight_ns)) = member.owed.next(period_ns, last) {
+            due.push((Id { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
+        }
+        member.owed.told();
         for (id, weight_ns, mut capture) in due {
             capture.look = Some(self.weighed(id, weight_ns, into));
             into.push(self.record(id, What::Sampled(capture)));
