@@ -184,6 +184,30 @@ mod tests {
     }
 
     #[test]
+    fn a_handler_that_comes_before_the_call_is_made_again_ends_it() {
+        let mut block = in_call(libc::SYS_epoll_wait, EINTR);
+        (block.raw.rip, block.raw.rsp) = (0x4002, 0x7ff0);
+        let mut calls = Calls::default();
+        assert!(block.repair_interrupted_call(&mut calls, || false));
+        // The kernel sets it back; we stop it there once more, then a signal comes.
+        (block.raw.rip, block.raw.rax) = (0x4000, block.raw.orig_rax);
+        let set_back = block.raw;
+        assert!(!block.repair_interrupted_call(&mut calls, || false));
+        assert!(block.repair_interrupted_call(&mut calls, || true));
+        assert_eq!((block.raw.rip, block.raw.rax.cast_signed()), (0x4002, EINTR));
+        assert!(!block.interrupted_call(), "the kernel does not repeat it");
+        // Once; and not on another stack, or after another call.
+        block.raw = set_back;
+        assert!(!block.repair_interrupted_call(&mut calls, || true));
+        let mut calls = Calls::default();
+        let mut again = in_call(libc::SYS_epoll_wait, EINTR);
+        (again.raw.rip, again.raw.rsp) = (0x4002, 0x7ff0);
+        assert!(again.repair_interrupted_call(&mut calls, || false));
+        block.raw.rsp = 0x7fe0;
+        assert!(!block.repair_interrupted_call(&mut calls, || true));
+    }
+
+    #[test]
     fn user_mode_is_no_call_whatever_the_result_register_holds() {
         assert!(!in_call(-1, EINTR).interrupted_call());
     }

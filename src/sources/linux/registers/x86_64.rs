@@ -4,9 +4,12 @@ use super::{EINTR, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
 use crate::sources::linux::sys::RawRegisters;
 
-/// The kernel keeps all that there is to know of a call.
+/// The call that a thread makes again.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux) struct Calls {}
+pub(in crate::sources::linux) struct Calls {
+    /// Where it stands before it has done so: address of the `syscall`, stack pointer, number of the call.
+    again: Option<(u64, u64, u64)>,
+}
 
 impl Calls {
     /// A thread that may be waiting is about to be asked to stop.
@@ -20,10 +23,28 @@ pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
 
 /// The result becomes ERESTARTNOHAND, with which the kernel repeats the call unless a handler
 /// runs, and then returns the EINTR that the handler would cause.
-pub(super) fn repair(raw: &mut RawRegisters, _calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
+///
+/// On a busy machine a signal may come when the kernel has set the thread back before its `syscall`
+/// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and it has not run since. Its handler would return there, and
+/// the call wait on in spite of it: then the thread is put behind the call, with its EINTR.
+pub(super) fn repair(raw: &mut RawRegisters, calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
+    const SYSCALL_BYTES: u64 = 2;
+    if calls.again.is_some_and(|before| before == (raw.rip, raw.rsp, raw.rax)) {
+        let is_undone = is_handled();
+        if is_undone {
+            calls.again = None;
+            raw.rip = raw.rip.wrapping_add(SYSCALL_BYTES);
+            raw.rax = EINTR.cast_unsigned();
+            // The kernel is not to take it for a call that it may repeat.
+            raw.orig_rax = u64::MAX;
+        }
+        return is_undone;
+    }
+    calls.again = None;
     let repairable =
         call_result(raw) == Some(EINTR) && is_restartable(raw.orig_rax.cast_signed()) && !is_handled();
     if repairable {
+        calls.again = Some((raw.rip.wrapping_sub(SYSCALL_BYTES), raw.rsp, raw.orig_rax));
         raw.rax = ERESTARTNOHAND.cast_unsigned();
     }
     repairable
