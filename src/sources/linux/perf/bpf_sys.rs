@@ -11,6 +11,20 @@ use libc::c_int;
 
 use super::sys;
 
+/// bpf(2) with as much of `union bpf_attr` as a command takes; what it returns.
+///
+/// # Safety
+/// What the attributes point to is live, as long as the command takes it to be, and writable where it writes.
+unsafe fn bpf<T>(command: c_int, attributes: &mut T) -> libc::c_long {
+    // SAFETY: `attributes` is live during the call, and the size passed is its own; the rest is the caller's to keep.
+    unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>() as libc::c_uint) }
+}
+
+/// Whether a command that returns nothing else has been done.
+fn done(returned: libc::c_long) -> io::Result<()> {
+    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// `union bpf_attr` for BPF_PROG_LOAD, as far as it is used (include/uapi/linux/bpf.h); the rest
 /// may be left out (kernel/bpf/syscall.c, `bpf_check_uarg_tail_zero`).
 #[repr(C)]
@@ -57,11 +71,8 @@ pub(super) fn load_program(kind: Kind, instructions: &[u64]) -> io::Result<Owned
         kernel_version: 0,
         flags,
     };
-    // SAFETY: `load` and what it points to (instructions, a literal) are live during the call,
-    // which keeps neither; the size passed is its own.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw mut load, size_of::<LoadProgram>() as libc::c_uint)
-    };
+    // SAFETY: what `load` points to (instructions, a literal) is live during the call, which keeps neither.
+    let fd = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
     // SAFETY: the call above made it just now, and nobody else has it.
     unsafe { sys::made(fd) }
 }
@@ -87,11 +98,8 @@ struct RunProgram {
 pub(super) fn run_program(program: &OwnedFd) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;
     let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
-    // SAFETY: `run` is live during the call, and points to nothing; the size passed is its own.
-    let done = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut run, size_of::<RunProgram>() as libc::c_uint)
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    // SAFETY: `run` points to nothing.
+    done(unsafe { bpf(BPF_PROG_TEST_RUN, &mut run) })
 }
 
 /// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
@@ -126,10 +134,8 @@ pub(super) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
 
 fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
-    // SAFETY: `create` is live during the call; the size passed is its own.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw mut create, size_of::<CreateMap>() as libc::c_uint)
-    };
+    // SAFETY: `create` points to nothing.
+    let fd = unsafe { bpf(BPF_MAP_CREATE, &mut create) };
     // SAFETY: the call above made it just now, and nobody else has it.
     unsafe { sys::made(fd) }
 }
@@ -147,11 +153,9 @@ pub(super) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
         value: value.as_ref().map_or(0, |value| &raw const *value as u64),
         flags: 0,
     };
-    // SAFETY: `change`, and the key of 4 and value of 8 bytes that it points to, as `create_map` says, are
-    // live during the call, which keeps none.
-    unsafe {
-        libc::syscall(libc::SYS_bpf, command, &raw mut change, size_of::<ChangeMap>() as libc::c_uint);
-    }
+    // SAFETY: the key of 4 and value of 8 bytes that `change` points to, as `create_map` says, are live during the
+    // call, which keeps none.
+    unsafe { bpf(command, &mut change) };
 }
 
 /// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).
@@ -207,12 +211,9 @@ impl Array {
         let key: u32 = 0;
         let map = self.map.as_raw_fd().cast_unsigned();
         let mut change = ChangeMap { map, padding: 0, key: &raw const key as u64, value, flags: 0 };
-        // SAFETY: `change`, the key of 4 bytes and the value, whose length was checked above and which `put` and
-        // `get` borrow, are live during the call, which keeps none.
-        let done = unsafe {
-            libc::syscall(libc::SYS_bpf, command, &raw mut change, size_of::<ChangeMap>() as libc::c_uint)
-        };
-        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        // SAFETY: the key of 4 bytes and the value, whose length was checked above and which `put` and `get`
+        // borrow, are live during the call, which keeps none; `get` borrows it for writing.
+        done(unsafe { bpf(command, &mut change) })
     }
 
     /// Nobody changes the value any more.
@@ -222,11 +223,8 @@ impl Array {
     pub(super) fn freeze(&self) -> io::Result<()> {
         const BPF_MAP_FREEZE: c_int = 22;
         let mut map = self.map.as_raw_fd().cast_unsigned();
-        // SAFETY: the descriptor, 4 bytes, is all that this command takes, and is live during the call.
-        let done = unsafe {
-            libc::syscall(libc::SYS_bpf, BPF_MAP_FREEZE, &raw mut map, size_of::<u32>() as libc::c_uint)
-        };
-        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        // SAFETY: the descriptor is all that this command takes.
+        done(unsafe { bpf(BPF_MAP_FREEZE, &mut map) })
     }
 }
 
