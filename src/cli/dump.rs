@@ -7,6 +7,7 @@ use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
 use super::text::visible;
 use super::{messages, naming, system};
 use crate::addr::LookupAvma;
+use crate::binary::Mapping;
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
@@ -14,15 +15,19 @@ use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
 use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Activity, Capture, Event, Look, Target, ThreadId};
+use crate::sources::{Activity, Capture, Event, Fault, Look, Target, ThreadId};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
 use crate::walk::Ended;
 use crate::walk::MAX_STACK_BYTES;
 
-/// How long a thread may take to stop that is stopped to see what it does, nanoseconds.
+/// How long a thread may take to stop that is stopped to see what it does, and how long a list of
+/// mappings may be in motion, nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
+
+/// How long to wait for what happens before a list that was in motion is read again, nanoseconds.
+const AGAIN_NS: u64 = 5_000_000;
 
 /// Prints what `dump` asks for.
 ///
@@ -33,8 +38,8 @@ pub fn run(dump: &Dump) -> Result<()> {
     let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Shown> {
         match dump.what {
             What::Threads => threads(target, clock).map(Shown::whole),
-            What::Images => images(target).map(Shown::whole),
-            What::Symbols => symbols(target, dump.naming.style).map(Shown::whole),
+            What::Images => images(target, clock).map(Shown::whole),
+            What::Symbols => symbols(target, clock, dump.naming.style).map(Shown::whole),
             What::Stacks => {
                 let files = target.files();
                 let options = naming::options(dump.naming, &*files);
@@ -78,7 +83,7 @@ impl Shown {
     }
 }
 
-fn failed(fault: &crate::sources::Fault) -> Error {
+fn failed(fault: &Fault) -> Error {
     Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"))
 }
 
@@ -131,18 +136,31 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     Ok(out)
 }
 
-fn read_images(target: &mut dyn Target) -> Result<Images> {
+/// The mappings and the images that they are of. A process that has just begun a program has none
+/// for a moment, and the source may have to take up that it has begun one: this waits for both.
+fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mapping>, Images)> {
+    let until_ns = clock.now_ns().saturating_add(LOOK_NS);
     let mut mappings = Vec::new();
-    target.mappings(&mut mappings).map_err(|fault| failed(&fault))?;
+    loop {
+        match target.mappings(&mut mappings) {
+            Ok(()) => break,
+            Err(Fault::Transient(_)) if clock.now_ns() < until_ns => {}
+            Err(fault) => return Err(failed(&fault)),
+        }
+        let next_look_ns = clock.now_ns().saturating_add(AGAIN_NS);
+        match target.next(next_look_ns, &mut Capture::with_capacity(0)) {
+            Ok(Event::Exited(_)) => return Err(failed(&Fault::Gone)),
+            Ok(_) => {}
+            Err(fault) => return Err(failed(&fault)),
+        }
+    }
     let mut images = Images::default();
     images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
-    Ok(images)
+    Ok((mappings, images))
 }
 
-fn images(target: &mut dyn Target) -> Result<String> {
-    let mut mappings = Vec::new();
-    target.mappings(&mut mappings).map_err(|fault| failed(&fault))?;
-    let images = read_images(target)?;
+fn images(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
+    let (mappings, images) = read_images(target, clock)?;
     let mut out = String::from("code                               build id          path\n");
     for mapping in &mappings {
         let located = images.locate(images.space(), mapping.avma.start);
@@ -157,8 +175,8 @@ fn images(target: &mut dyn Target) -> Result<String> {
     Ok(out)
 }
 
-fn symbols(target: &mut dyn Target, style: Style) -> Result<String> {
-    let images = read_images(target)?;
+fn symbols(target: &mut dyn Target, clock: &dyn Clock, style: Style) -> Result<String> {
+    let (_, images) = read_images(target, clock)?;
     let mut out = String::new();
     for image in images.images() {
         let _ = writeln!(out, "{}", visible(&image.path));

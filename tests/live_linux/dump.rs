@@ -154,3 +154,19 @@ fn a_thread_that_cannot_be_stopped_is_named_and_an_error() {
     assert_untouched(pid, "dumped in vain");
     assert!(target.finish().0.success());
 }
+
+/// A dump that comes while a program begins waits for it: between two programs a process has no
+/// mappings, and then those that were read may be another program's.
+#[test]
+fn a_program_that_begins_is_waited_for() {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::start("again", ["0"]);
+    target.line("ready");
+    target.go();
+    // It is between two programs most of the time: half of all attempts find it there.
+    for what in ["images", "symbols", "stacks"].iter().cycle().take(90) {
+        let (code, stdout, stderr) = run(&[what], target.pid());
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "dump {what}: {stdout}");
+    }
+    kill("KILL", target.pid());
+}

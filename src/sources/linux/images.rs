@@ -74,7 +74,7 @@ impl Maps {
                 return Ok(());
             }
         }
-        read.and(Err(Fault::Transient("the process is ending")))
+        read.and(Err(Fault::Transient("nothing is mapped: the process begins a program or ends")))
     }
 
     /// The bytes of the image behind a mapping, or why not.
