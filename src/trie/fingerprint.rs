@@ -22,9 +22,10 @@ const PI: [u64; 11] = [
 
 /// What a whole stack is known by.
 ///
-/// As far as the hash is as good as random numbers, two different stacks share all 96 bits
-/// with probability 2^-96. Among as many stacks as a trie can hold (2^24), the chance that
-/// any two do is 2^-49; debug builds compare the whole path as well.
+/// Stacks that differ in one pair of words differ in the state behind them. As far as the rest is as good as
+/// random numbers, two different stacks share all 96 bits with probability 2^-96; among as many
+/// stacks as a trie can hold (2^24), the chance that any two do is 2^-49. Debug builds compare the whole
+/// path as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     /// Where to look, and the first 64 bits of the comparison.
@@ -37,13 +38,23 @@ pub(super) struct Fingerprint {
 /// any bit of the result is compared; so each word enters a state wider than the print.
 type Lane = (u64, u64);
 
-/// Two words per multiplication. Both halves of the product are kept, and the factors
-/// with them: a factor of zero must not wipe out what the other one knew.
+/// Odd, so that multiplying by them can be undone: fractional parts of the golden ratio (Knuth, The Art of
+/// Computer Programming, 6.4) and of the square root of 3.
+const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
+
+/// Takes in two words. One to one in the state: states that differ never become the same by words that do not,
+/// however many these are. A recursion is a thousand times the same words, and a step that only
+/// behaves like random numbers forgets below it what stood above.
+///
+/// With `u = x * f`, `v = y * g`: `l = v ^ high(u) ^ rotl(u, 32)`, `r = low(u) ^ rotl(l, 29)`. From `l` and `r` follow
+/// low(u), from it x, from this high(u), from that v, and y. What differs in either word is in both halves
+/// afterwards, so that no one word after it can cancel it.
 #[inline(always)]
 fn absorb((left, right): Lane, a: u64, b: u64) -> Lane {
-    let (x, y) = (left ^ a, right ^ b);
-    let product = u128::from(x) * u128::from(y);
-    (x ^ product as u64, y ^ (product >> 64) as u64)
+    let u = u128::from(left ^ a) * u128::from(FACTORS[0]);
+    let v = (right ^ b).wrapping_mul(FACTORS[1]);
+    let left = v ^ (u >> 64) as u64 ^ (u as u64).rotate_left(32);
+    (left, u as u64 ^ left.rotate_left(29))
 }
 
 /// The middle bits of a product depend on every bit of both factors; folding puts them everywhere.
@@ -111,4 +122,36 @@ pub(super) fn of_frame((a, b): FrameWords) -> u64 {
 #[inline]
 pub(super) fn of_place(parent: u32, frame: u32) -> u64 {
     fold((u64::from(parent) << 32 | u64::from(frame)) ^ PI[4], PI[5])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `1 / factor` modulo 2^64, by Newton's method.
+    fn inverse(factor: u64) -> u64 {
+        (0..6)
+            .fold(factor, |inverse, _| inverse.wrapping_mul(2u64.wrapping_sub(factor.wrapping_mul(inverse))))
+    }
+
+    #[test]
+    fn what_was_before_a_step_follows_from_what_is_behind_it() {
+        let mut lane = (PI[0], PI[1]);
+        for step in 0..100_000_u64 {
+            // Addresses, small numbers, zeros, all bits.
+            let (a, b) = match step % 4 {
+                0 => (0x5555_5555_0000 + step, 0x7fff_f7a1_0c33),
+                1 => (step % 7, step % 5),
+                2 => (0, 0),
+                _ => (u64::MAX, u64::MAX << (step % 64)),
+            };
+            let (left, right) = absorb(lane, a, b);
+            let low = right ^ left.rotate_left(29);
+            let x = low.wrapping_mul(inverse(FACTORS[0]));
+            let high = (u128::from(x) * u128::from(FACTORS[0]) >> 64) as u64;
+            let y = (left ^ high ^ low.rotate_left(32)).wrapping_mul(inverse(FACTORS[1]));
+            assert_eq!((x ^ a, y ^ b), lane, "step {step}");
+            lane = (left, right);
+        }
+    }
 }

@@ -420,6 +420,20 @@ fn similar_stacks(mut visit: impl FnMut(u32, u32, &[u64])) {
     for pair in 0..600_000 {
         visit(16, 0, &[pair % 775, pair / 775, 0x1000]);
     }
+    // Different functions below the same deep recursion: of one function, of two in turns, of code at
+    // addresses and of frames that a saved profile numbers.
+    let mut deep = [0; 1026];
+    for (kind, again) in
+        (17..).zip([[3, 3], [3, 4], [0x5555_5555_61d0; 2], [0x7fff_f7a1_0c33, 0x5555_5555_61d0]])
+    {
+        for (word, again) in deep.iter_mut().skip(2).zip(again.iter().cycle()) {
+            *word = *again;
+        }
+        for pair in 0..4_000 {
+            (deep[0], deep[1]) = (again[0] + 8 * (pair % 63), again[1] + pair / 63);
+            visit(kind, 0, &deep);
+        }
+    }
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Block {
     pub(super) fn repair_interrupted_call(
         &mut self,
         calls: &mut Calls,
-        is_handled: impl FnOnce() -> bool,
+        is_handled: impl FnMut() -> bool,
     ) -> bool {
         match self.code() {
             Code::Native => native::repair(&mut self.raw, calls, is_handled),

@@ -1,5 +1,6 @@
 //! Registers and system calls of a thread that runs 32-bit code of i386, on x86_64.
 
+use super::x86_64::{Before, CALL_BYTES};
 use super::{Calls, EINTR, ERESTARTNOHAND};
 use crate::arch::{Registers, X86};
 use crate::sources::linux::sys::RawCompat;
@@ -24,10 +25,22 @@ pub(super) fn call_result(words: &RawCompat) -> Option<i64> {
 
 /// As for 64-bit code: the kernel decides by the result as sign-extended from 32 bits
 /// (arch/x86/include/asm/syscall.h, `syscall_get_error`), and keeps the call's number.
-pub(super) fn repair(words: &mut RawCompat, _calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
+pub(super) fn repair(words: &mut RawCompat, calls: &mut Calls, mut is_handled: impl FnMut() -> bool) -> bool {
+    let (eip, esp) = (words[EIP], words[ESP]);
+    match calls.ends_before((eip.into(), esp.into(), words[EAX].into()), &mut is_handled) {
+        Before::GoesOn => return false,
+        Before::Ends => {
+            words[EIP] = eip.wrapping_add(CALL_BYTES as u32);
+            words[EAX] = (EINTR as i32).cast_unsigned();
+            words[ORIG_EAX] = u32::MAX;
+            return true;
+        }
+        Before::Elsewhere => {}
+    }
     let repairable =
         call_result(words) == Some(EINTR) && is_restartable(words[ORIG_EAX], words[EBX]) && !is_handled();
     if repairable {
+        calls.makes_again(eip.into(), esp.into(), words[ORIG_EAX].into());
         words[EAX] = (ERESTARTNOHAND as i32).cast_unsigned();
     }
     repairable
@@ -102,6 +115,20 @@ mod tests {
         let mut handled = in_call(256, 0, -4);
         assert!(!repair(&mut handled, &mut Calls::default(), || true));
         assert_eq!(call_result(&in_call(u32::MAX, 0, -4)), None, "user mode");
+    }
+
+    #[test]
+    fn a_handler_that_comes_before_the_call_is_made_again_ends_it() {
+        let mut words = in_call(256, 0, -4);
+        (words[EIP], words[ESP]) = (0x4002, 0x7ff0);
+        let mut calls = Calls::default();
+        assert!(repair(&mut words, &mut calls, || false));
+        // The kernel sets it back before its `int 0x80`.
+        (words[EIP], words[EAX]) = (0x4000, 256);
+        assert!(!repair(&mut words, &mut calls, || false));
+        assert!(repair(&mut words, &mut calls, || true));
+        assert_eq!((words[EIP], words[EAX].cast_signed(), call_result(&words)), (0x4002, -4, None));
+        assert!(!repair(&mut words, &mut calls, || true), "once");
     }
 
     #[test]

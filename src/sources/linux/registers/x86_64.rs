@@ -14,7 +14,45 @@ pub(in crate::sources::linux) struct Calls {
 impl Calls {
     /// A thread that may be waiting is about to be asked to stop.
     pub(in crate::sources::linux) fn before_stop(&mut self, _tid: libc::pid_t) {}
+
+    /// A thread will make its call again that stands behind it now: where it will be then.
+    pub(super) fn makes_again(&mut self, pc: u64, sp: u64, number: u64) {
+        self.again = Some((pc.wrapping_sub(CALL_BYTES), sp, number));
+    }
+
+    /// Whether the thread stands before a call that it is about to make again, and a handler runs that has to
+    /// end it. Asked once for each stop.
+    ///
+    /// On a busy machine a signal may come when the kernel has set the thread back before its call
+    /// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and it has not run since. Its handler would
+    /// return there, and the call wait on in spite of it: the thread is to be put behind the call, with its EINTR.
+    pub(super) fn ends_before(&mut self, at: (u64, u64, u64), is_handled: impl FnOnce() -> bool) -> Before {
+        if self.again != Some(at) {
+            self.again = None;
+            return Before::Elsewhere;
+        }
+        if !is_handled() {
+            return Before::GoesOn;
+        }
+        self.again = None;
+        Before::Ends
+    }
 }
+
+/// Where a thread stands whose call was to be made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// Not before that call.
+    Elsewhere,
+    /// Before it, and makes it.
+    GoesOn,
+    /// Before it, and a handler ends it.
+    Ends,
+}
+
+/// Length of `syscall`, and of the `int 0x80` by which 32-bit code calls or which stands where its vDSO
+/// returns (arch/x86/entry/vdso/vdso32/system_call.S).
+pub(super) const CALL_BYTES: u64 = 2;
 
 /// Result of the system call that the thread is leaving, or `None` outside one.
 pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
@@ -23,28 +61,26 @@ pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
 
 /// The result becomes ERESTARTNOHAND, with which the kernel repeats the call unless a handler
 /// runs, and then returns the EINTR that the handler would cause.
-///
-/// On a busy machine a signal may come when the kernel has set the thread back before its `syscall`
-/// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and it has not run since. Its handler would return there, and
-/// the call wait on in spite of it: then the thread is put behind the call, with its EINTR.
-pub(super) fn repair(raw: &mut RawRegisters, calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
-    const SYSCALL_BYTES: u64 = 2;
-    if calls.again.is_some_and(|before| before == (raw.rip, raw.rsp, raw.rax)) {
-        let is_undone = is_handled();
-        if is_undone {
-            calls.again = None;
-            raw.rip = raw.rip.wrapping_add(SYSCALL_BYTES);
+pub(super) fn repair(
+    raw: &mut RawRegisters,
+    calls: &mut Calls,
+    mut is_handled: impl FnMut() -> bool,
+) -> bool {
+    match calls.ends_before((raw.rip, raw.rsp, raw.rax), &mut is_handled) {
+        Before::GoesOn => return false,
+        Before::Ends => {
+            raw.rip = raw.rip.wrapping_add(CALL_BYTES);
             raw.rax = EINTR.cast_unsigned();
             // The kernel is not to take it for a call that it may repeat.
             raw.orig_rax = u64::MAX;
+            return true;
         }
-        return is_undone;
+        Before::Elsewhere => {}
     }
-    calls.again = None;
     let repairable =
         call_result(raw) == Some(EINTR) && is_restartable(raw.orig_rax.cast_signed()) && !is_handled();
     if repairable {
-        calls.again = Some((raw.rip.wrapping_sub(SYSCALL_BYTES), raw.rsp, raw.orig_rax));
+        calls.makes_again(raw.rip, raw.rsp, raw.orig_rax);
         raw.rax = ERESTARTNOHAND.cast_unsigned();
     }
     repairable
