@@ -37,6 +37,17 @@ fn a_recording_comes_back_from_each_form() {
 }
 
 #[test]
+fn leaves_below_a_deep_recursion_keep_their_counts() {
+    let place = Place::new();
+    let deep = "recurse;".repeat(1_000);
+    let text = |times: u32| [5, 15, 30, 50].map(|n| format!("p;{deep}leaf_{n:02} {}\n", n * times)).concat();
+    place.write("deep.folded", &text(1));
+    assert_eq!(place.run("render -q deep.folded -o -").succeeds().stdout, text(1));
+    place.run("render -q deep.folded -o deep.pb.gz").succeeds();
+    assert_eq!(place.run("render -q deep.pb.gz deep.folded -o -").succeeds().stdout, text(2));
+}
+
+#[test]
 fn profiles_are_merged_and_filtered() {
     let place = Place::new();
     place.write("a", FOLDED);
