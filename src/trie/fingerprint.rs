@@ -22,10 +22,10 @@ const PI: [u64; 11] = [
 
 /// What a whole stack is known by.
 ///
-/// Stacks that differ in one pair of words differ in the state behind them. As far as the rest is as good as
-/// random numbers, two different stacks share all 96 bits with probability 2^-96; among as many
-/// stacks as a trie can hold (2^24), the chance that any two do is 2^-49. Debug builds compare the whole
-/// path as well.
+/// Stacks that differ in one word, or in two that are taken in at once, differ in the state behind them. As
+/// far as the rest is as good as random numbers, two different stacks share all 96 bits with
+/// probability 2^-96, and 2^-64 if they differ in no more than two words. Debug builds compare the whole path
+/// as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     /// Where to look, and the first 64 bits of the comparison.
@@ -46,14 +46,14 @@ const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 /// however many these are. A recursion is a thousand times the same words, and a step that only
 /// behaves like random numbers forgets below it what stood above.
 ///
-/// With `u = x * f`, `v = y * g`: `l = v ^ high(u) ^ rotl(u, 32)`, `r = low(u) ^ rotl(l, 29)`. From `l` and `r` follow
-/// low(u), from it x, from this high(u), from that v, and y. What differs in either word is in both halves
-/// afterwards, so that no one word after it can cancel it.
+/// With `u = x * f`, `v = y * g`: `l = v ^ high(u)`, `r = low(u) ^ rotl(l, 29)`. From `l` and `r` follow low(u), from it
+/// x, from this high(u), v and y. What differs in a word is spread over 64 bits before the next word meets
+/// it, which cancels it with 2^-64; without the high half a difference in few high bits would stay one.
 #[inline(always)]
 fn absorb((left, right): Lane, a: u64, b: u64) -> Lane {
     let u = u128::from(left ^ a) * u128::from(FACTORS[0]);
     let v = (right ^ b).wrapping_mul(FACTORS[1]);
-    let left = v ^ (u >> 64) as u64 ^ (u as u64).rotate_left(32);
+    let left = v ^ (u >> 64) as u64;
     (left, u as u64 ^ left.rotate_left(29))
 }
 
@@ -146,10 +146,9 @@ mod tests {
                 _ => (u64::MAX, u64::MAX << (step % 64)),
             };
             let (left, right) = absorb(lane, a, b);
-            let low = right ^ left.rotate_left(29);
-            let x = low.wrapping_mul(inverse(FACTORS[0]));
+            let x = (right ^ left.rotate_left(29)).wrapping_mul(inverse(FACTORS[0]));
             let high = (u128::from(x) * u128::from(FACTORS[0]) >> 64) as u64;
-            let y = (left ^ high ^ low.rotate_left(32)).wrapping_mul(inverse(FACTORS[1]));
+            let y = (left ^ high).wrapping_mul(inverse(FACTORS[1]));
             assert_eq!((x ^ a, y ^ b), lane, "step {step}");
             lane = (left, right);
         }

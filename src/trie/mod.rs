@@ -398,7 +398,7 @@ impl<K: Stacked> Trie<K> {
     /// Counts a stack: the head, then the words from last (outermost) to first (leaf).
     ///
     /// Without words the head itself is the leaf. Weight 0 makes the stack known.
-    /// Two different stacks are taken for one with probability 2^-96.
+    /// Two different stacks are taken for one with probability 2^-64 at most, mostly 2^-96.
     ///
     /// # Errors
     /// [`Full`] if the stack is new and does not fit.
