@@ -110,8 +110,13 @@ impl Window {
         self.stacks += 1;
         self.ran_out += u32::from(needed.ran_out);
         self.most = self.most.max(needed.bytes);
-        // The first samples are not to wait where it is plain.
-        let plain = self.fresh && self.ran_out >= PLAIN_STACKS && self.ran_out * 2 > self.stacks;
+        // The next samples are not to wait where it is plain: in the first round that most ran out, later
+        // that so many did as let it grow at the end of a round.
+        let plain = if self.fresh {
+            self.ran_out >= PLAIN_STACKS && self.ran_out * 2 > self.stacks
+        } else {
+            self.may_grow() && self.ran_out_before.is_none() && Window::are_many(self.ran_out)
+        };
         if self.stacks < STACKS && !plain {
             return None;
         }
@@ -145,12 +150,12 @@ impl Window {
             self.next_patience = self.next_patience.saturating_mul(2);
             return;
         }
-        if self.ran_out * 50 > STACKS {
+        if Window::are_many(self.ran_out) {
             self.roomy = 0;
-            if self.patience > 0 {
-                self.patience -= 1;
-            } else if self.size + 1 < self.sizes.len() {
+            if self.may_grow() {
                 self.grow(self.size);
+            } else {
+                self.patience = self.patience.saturating_sub(1);
             }
             return;
         }
@@ -162,6 +167,16 @@ impl Window {
             self.roomy = 0;
             self.size -= 1;
         }
+    }
+
+    /// Whether there is a larger size, and trying it was not in vain of late.
+    fn may_grow(&self) -> bool {
+        self.patience == 0 && self.size + 1 < self.sizes.len()
+    }
+
+    /// Whether so many of a round that ran out are too many.
+    fn are_many(ran_out: u32) -> bool {
+        ran_out * 50 > STACKS
     }
 
     /// Takes the largest; if that is in vain, the size `from`.
@@ -219,6 +234,19 @@ mod tests {
             round(&mut window, 200_000);
         }
         assert_eq!(of_record(window.bytes()), (16 << 10, false), "it leads out of any window");
+    }
+
+    #[test]
+    fn it_grows_at_once_when_stacks_become_deeper() {
+        let mut window = Window::new();
+        for _ in 0..4 {
+            round(&mut window, 1_000);
+        }
+        assert_eq!(window.bytes(), 8 << 10);
+        for _ in 0..=STACKS / 50 {
+            window.walked(Needed { bytes: 8 << 10, ran_out: true });
+        }
+        assert!(window.bytes() > 60 << 10);
     }
 
     #[test]
