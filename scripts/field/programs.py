@@ -203,8 +203,7 @@ PROGRAMS = [
     Program("python-chroot", "in an empty root, where its libraries' files are not", ["/usr/bin/python3", "{src}/chr.py"],
             ["python3"], ["/usr/bin/python3"]),
     Program("openssl-sha512", "rows that read below the stack pointer",
-            ["openssl", "speed", "-seconds", "600", "-bytes", "16384", "sha512"], ["openssl"], ["openssl"], short=True, floor=90,
-            source="ptrace"),  # the kernel copies nothing from below the stack pointer
+            ["openssl", "speed", "-seconds", "600", "-bytes", "16384", "sha512"], ["openssl"], ["openssl"], short=True, floor=90),
     Program("sbcl", "code of SBCL, without tables", ["sbcl", "--script", "{src}/work.lisp"], ["sbcl"], ["sbcl"]),
     Program("guile", "code of Guile's compiler and JIT", ["guile", "--no-auto-compile", "-s", "{src}/work.scm"], ["guile-3.0"], ["guile"]),
     Program("ghc", "code of GHC, whose stack is in rbp", ["{dir}/work"], ["ghc"], ["ghc"],

@@ -221,8 +221,7 @@ impl<'a> Recorder<'a> {
         frames: &mut Frames,
     ) -> Taken {
         let id = sample.thread;
-        let (ended, bytes) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
-        let needed = Needed { bytes, ran_out: ended == Ended::WindowRanOut };
+        let (ended, needed) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
         let waiting = (self.options.idle || self.options.off_cpu) && sample.waiting;
         if weight_ns == 0 && !self.by_wall && !waiting {
             return Taken { stack: None, needed, sample: Some(sample) };
@@ -295,20 +294,22 @@ impl<'a> Recorder<'a> {
         capture: &Capture,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (Ended, usize) {
+    ) -> (Ended, Needed) {
         if capture.only_kernel {
             frames.clear();
-            return (Ended::Root, 0);
+            return (Ended::Root, Needed::default());
         }
         let Some(of) = self.accounts.get(&id).map(|account| account.process) else {
-            return (Ended::BadFrame, 0);
+            return (Ended::BadFrame, Needed::default());
         };
         self.touch(of);
         self.select(of);
         if !self.images.contains(capture.registers.pc()) {
             self.retry_images(of, process);
         }
-        let (ended, needed) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+        let needed =
+            |(ended, bytes), below| (ended, Needed { bytes, ran_out: ended == Ended::WindowRanOut, below });
+        let (ended, bytes) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         if ended == Ended::BadFrame
             && frames.addresses.len() == 1
             && let Some(fuller) = with_what_is_below(process, capture)
@@ -316,15 +317,16 @@ impl<'a> Recorder<'a> {
             self.doubt_below(of, true);
             let walked = self.walk_with_known_images(process, id, &fuller, window_max_bytes, frames);
             self.doubt_below(of, false);
-            return walked;
+            return needed(walked, true);
         }
         // A torn chain, or a library that was loaded since?
         if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && self.retry_images(of, process)
         {
-            return self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+            let walked = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+            return needed(walked, false);
         }
-        (ended, needed)
+        needed((ended, bytes), false)
     }
 
     pub(super) fn walk_with_known_images(

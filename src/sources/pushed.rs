@@ -87,12 +87,14 @@ pub enum What {
 }
 
 /// What became of a sample's walk: by it the source decides how much of a stack it copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needed {
     /// Bytes above the stack pointer that the walk read.
     pub bytes: usize,
     /// It led beyond what was copied.
     pub ran_out: bool,
+    /// It led below the stack pointer, of which nothing was copied.
+    pub below: bool,
 }
 
 /// Processes whose samples are pushed. What it is itself, as [`Observed`], is the first of them, or

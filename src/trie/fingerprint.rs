@@ -147,7 +147,7 @@ mod tests {
             };
             let (left, right) = absorb(lane, a, b);
             let x = (right ^ left.rotate_left(29)).wrapping_mul(inverse(FACTORS[0]));
-            let high = (u128::from(x) * u128::from(FACTORS[0]) >> 64) as u64;
+            let high = ((u128::from(x) * u128::from(FACTORS[0])) >> 64) as u64;
             let y = (left ^ high).wrapping_mul(inverse(FACTORS[1]));
             assert_eq!((x ^ a, y ^ b), lane, "step {step}");
             lane = (left, right);

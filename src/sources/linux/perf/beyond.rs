@@ -14,13 +14,13 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::bpf::{
-    ADD, CALL, JUMP, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP,
-    MOVE, MOVE_REGISTER, PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE,
-    load_map, op,
+    ADD, CALL, JUMP, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, MAP_LOOKUP, MOVE,
+    MOVE_REGISTER, PROBE_READ_USER, STORE_VALUE_DOUBLE, load_map, op,
 };
 use super::bpf_sys::{self, ProgramRing};
+use super::copies::{self, Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
 use super::events::WINDOW_BYTES_MAX;
-use super::filter::{TID, YES};
+use super::filter::TID;
 use super::record::Id;
 use crate::sources::Capture;
 
@@ -32,8 +32,6 @@ const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 const PIECES_MAX: usize = 16;
 /// Most bytes of a copy.
 pub(super) const BEYOND_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
-/// In front of a piece: time, address, thread, bytes that could be read, 8 bytes each.
-const HEADER_BYTES: usize = 32;
 /// Some 60 ms of the largest copies on two CPUs at 997 Hz. What does not fit is not copied.
 const RING_BYTES: usize = 32 << 20;
 /// A copy begins this far below the end of the highest window, for samples that are deeper.
@@ -42,14 +40,8 @@ const BELOW_BYTES: u64 = 16 << 10;
 const OVERLAP_BYTES: u64 = 64;
 /// Threads with large stacks at the same time; beyond that all are forgotten and found again.
 const THREADS_MAX: u32 = 4096;
-/// Most nanoseconds between the time of a copy and that of its sample, of the same interrupt: half of the
-/// shortest period and less. It takes about one thousand, longer on a machine that is held up.
-const APART_NS_MAX: u64 = 40_000;
-/// Copies of samples that never come are kept for so long.
-const KEPT_NS: u64 = 1_000_000_000;
 
-/// Does what this file is about for the running thread, which the map `wanted` may have an address for,
-/// and says yes. `ring` is the descriptor of a [`ProgramRing`].
+/// Does what this file is about for the running thread, which the map `wanted` may have an address for. `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     let mut program = Vec::new();
     // To the end of the program, from wherever: filled in below.
@@ -69,22 +61,9 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
         op(MOVE_REGISTER, 9, 0, 0, 0),
     ]);
     for _ in 0..PIECES_MAX {
-        program.extend(load_map(1, ring));
-        program.extend([
-            op(MOVE, 2, 0, 0, (HEADER_BYTES + PIECE_BYTES) as i32),
-            op(MOVE, 3, 0, 0, 0),
-            op(CALL, 0, 0, 0, RINGBUF_RESERVE),
-        ]);
-        to_end.push(program.len());
-        program.extend([
-            op(JUMP_IF_EQUAL, 0, 0, 0, 0),
-            op(MOVE_REGISTER, 8, 0, 0, 0),
-            op(STORE_DOUBLE, 8, 9, 0, 0),
-            op(STORE_DOUBLE, 8, 7, 8, 0),
-            op(LOAD_WORD, 1, 10, TID, 0),
-            op(STORE_DOUBLE, 8, 1, 16, 0),
-            op(STORE_VALUE_DOUBLE, 8, 0, 24, 0),
-        ]);
+        let (reserve, no_room) = copies::reserve(ring, PIECE_BYTES);
+        to_end.push(program.len() + no_room);
+        program.extend(reserve);
         let mut to_last = Vec::new();
         for page in 0..PIECE_PAGES {
             program.extend([
@@ -98,7 +77,7 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
             program.extend([
                 op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0),
                 op(ADD, 7, 0, 0, PAGE_BYTES as i32),
-                op(STORE_VALUE_DOUBLE, 8, 0, 24, ((page + 1) * PAGE_BYTES) as i32),
+                op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((page + 1) * PAGE_BYTES) as i32),
             ]);
         }
         program.extend(SUBMIT);
@@ -112,92 +91,14 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     }
     let end = program.len();
     to_end.into_iter().for_each(|from| set_jump(&mut program, from, end));
-    program.extend(YES);
     program
 }
 
-/// Hands the record in r8 over, without waking anybody (BPF_RB_NO_WAKEUP).
-const SUBMIT: [u64; 3] =
-    [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
-
-/// Lets the jump at `from` lead to `to`.
-fn set_jump(program: &mut [u64], from: usize, to: usize) {
-    let offset = (to - from - 1) as u16;
-    program[from] = program[from] & !(0xffff << 16) | u64::from(offset) << 16;
-}
-
-/// What was copied of one stack at one moment.
-#[derive(Debug, Default)]
-struct Copy {
-    time_ns: u64,
-    from: u64,
-    bytes: Vec<u8>,
-}
-
-/// The copies that samples are still to come for, by thread, in the order of their times.
-#[derive(Debug, Default)]
-struct Copies {
-    of: HashMap<pid_t, Vec<Copy>>,
-    spare: Vec<Vec<u8>>,
-    /// The time of the last one.
-    last_ns: u64,
-}
-
-impl Copies {
-    /// Takes a piece as the program wrote it.
-    fn take(&mut self, record: &[u8]) {
-        let word = |at: usize| {
-            let bytes = record.get(at..at + 8)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        let header = (word(0), word(8), word(16), word(24));
-        let (Some(time_ns), Some(address), Some(tid), Some(bytes)) = header else { return };
-        let Ok(tid) = pid_t::try_from(tid) else { return };
-        let end = HEADER_BYTES.saturating_add(bytes as usize);
-        let Some(bytes) = record.get(HEADER_BYTES..end) else { return };
-        self.last_ns = self.last_ns.max(time_ns);
-        let copies = self.of.entry(tid).or_default();
-        match copies.last_mut().filter(|last| last.time_ns == time_ns) {
-            Some(last) if last.from.wrapping_add(last.bytes.len() as u64) == address => {
-                last.bytes.extend_from_slice(bytes)
-            }
-            Some(_) => {}
-            None => {
-                let mut buffer = self.spare.pop().unwrap_or_default();
-                buffer.clear();
-                buffer.extend_from_slice(bytes);
-                copies.push(Copy { time_ns, from: address, bytes: buffer });
-            }
-        }
-    }
-
-    /// Appends to the stack of a sample what was copied at the same moment.
-    fn append(&mut self, id: Id, capture: &mut Capture) {
-        let Some(copies) = self.of.get_mut(&id.tid) else { return };
-        let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
-        let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
-        let Some(at) = nearest.filter(|(_, copy)| apart_ns(copy) <= APART_NS_MAX).map(|(at, _)| at) else {
-            return;
-        };
-        // Those before it are of samples that were dropped.
-        let mut of_it = None;
-        for copy in copies.drain(..=at) {
-            self.spare.extend(of_it.replace(copy).map(|copy| copy.bytes));
-        }
-        let Some(Copy { from, bytes, .. }) = of_it else { return };
-        join(capture, from, &bytes);
-        self.spare.push(bytes);
-    }
-
-    /// Forgets copies whose samples never came.
-    fn forget_old(&mut self) {
-        let before_ns = self.last_ns.saturating_sub(KEPT_NS);
-        let spare = &mut self.spare;
-        self.of.retain(|_, copies| {
-            let old = copies.iter().take_while(|copy| copy.time_ns < before_ns).count();
-            spare.extend(copies.drain(..old).map(|copy| copy.bytes));
-            !copies.is_empty()
-        });
+/// Appends to the stack of a sample what was copied at the same moment.
+fn append(copies: &mut Copies, id: Id, capture: &mut Capture) {
+    if let Some(copy) = copies.of_sample(id) {
+        join(capture, copy.from, &copy.bytes);
+        copies.give_back(copy);
     }
 }
 
@@ -262,7 +163,7 @@ impl Beyond {
             return;
         }
         let end = capture.stack_base.0.saturating_add(capture.stack.len() as u64);
-        self.copies.append(id, capture);
+        append(&mut self.copies, id, capture);
         let from = (end & !(PAGE_BYTES as u64 - 1)).saturating_sub(BELOW_BYTES);
         // What is lower is in the window of those that are less deep.
         if self.from.get(&id.tid).is_some_and(|before| *before <= end.saturating_sub(OVERLAP_BYTES)) {
@@ -282,6 +183,7 @@ impl Beyond {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::bpf::machine::Machine;
+    use super::super::copies::APART_NS_MAX;
     use super::super::filter::{self, Verdict};
     use super::*;
     use crate::addr::Avma;
@@ -314,7 +216,7 @@ mod tests {
         let at = (sp - machine.memory.0) as usize;
         capture.stack_base = Avma(sp);
         capture.stack.extend_from_slice(&machine.memory.1[at..at + window_bytes]);
-        copies.append(Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        append(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture.stack
     }
 
@@ -386,22 +288,9 @@ mod tests {
             let mut capture = Capture::with_capacity(0);
             capture.stack_base = Avma(AT);
             capture.stack.extend_from_slice(&machine.memory.1[..0x8000]);
-            copies.append(Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            append(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
             let known = capture.stack.len();
             assert_eq!(capture.stack[..known.min(0x8000)], machine.memory.1[..known.min(0x8000)]);
         }
-    }
-
-    #[test]
-    fn copies_without_samples_are_forgotten() {
-        let mut machine = machine(0x20000, AT + 0x4000);
-        assert_eq!(machine.run(&program()), 1);
-        let mut copies = Copies::default();
-        machine.records.iter().for_each(|record| copies.take(record));
-        copies.forget_old();
-        assert_eq!(copies.of.len(), 1);
-        copies.last_ns += KEPT_NS + 1;
-        copies.forget_old();
-        assert!(copies.of.is_empty());
     }
 }

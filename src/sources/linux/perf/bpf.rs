@@ -15,6 +15,7 @@ pub(super) const LOAD_64: u8 = 0x18;
 pub(super) const MOVE: u8 = 0xb7;
 pub(super) const MOVE_REGISTER: u8 = 0xbf;
 pub(super) const ADD: u8 = 0x07;
+pub(super) const AND: u8 = 0x57;
 pub(super) const SHIFT_RIGHT: u8 = 0x77;
 /// A word has 4 bytes, a double word 8.
 pub(super) const LOAD_WORD: u8 = 0x61;
@@ -65,6 +66,8 @@ pub(super) mod machine {
     /// Where its stack ends.
     const STACK: u64 = 0x10_0000;
     const STACK_BYTES: u64 = 512;
+    /// Where the program's argument is.
+    const CONTEXT: u64 = 0x8_0000;
     /// Where values of maps and records of rings are.
     const VALUE: u64 = 0x20_0000;
     const RECORDS: u64 = 0x30_0000;
@@ -83,6 +86,8 @@ pub(super) mod machine {
         pub(in super::super) records: Vec<Vec<u8>>,
         /// The memory of the program that can be read: where it begins, and what is there.
         pub(in super::super) memory: (u64, Vec<u8>),
+        /// The registers of the running thread, as the program gets them.
+        pub(in super::super) context: Vec<u8>,
         stack: Vec<u8>,
         value: Vec<u8>,
         reserved: Option<Vec<u8>>,
@@ -100,6 +105,7 @@ pub(super) mod machine {
                 room: usize::MAX,
                 records: Vec::new(),
                 memory: (0, Vec::new()),
+                context: Vec::new(),
                 stack: vec![0; STACK_BYTES as usize],
                 value: Vec::new(),
                 reserved: None,
@@ -111,6 +117,7 @@ pub(super) mod machine {
             let (base, bytes) = match address {
                 RECORDS.. => (RECORDS, self.reserved.as_mut().expect("nothing is reserved")),
                 VALUE.. => (VALUE, &mut self.value),
+                ..0x9_0000 => (CONTEXT, &mut self.context),
                 _ => (STACK - STACK_BYTES, &mut self.stack),
             };
             let from = (address - base) as usize;
@@ -126,7 +133,7 @@ pub(super) mod machine {
         /// What the program answers.
         pub(in super::super) fn run(&mut self, program: &[u64]) -> u64 {
             let mut registers = [0u64; 11];
-            registers[10] = STACK;
+            (registers[1], registers[10]) = (CONTEXT, STACK);
             let mut at = 0;
             for _ in 0..10_000 {
                 let word = program[at];
@@ -143,6 +150,7 @@ pub(super) mod machine {
                     MOVE => registers[dst] = value as i64 as u64,
                     MOVE_REGISTER => registers[dst] = registers[src],
                     ADD => registers[dst] = registers[dst].wrapping_add(value as i64 as u64),
+                    AND => registers[dst] &= value as i64 as u64,
                     SHIFT_RIGHT => registers[dst] >>= value,
                     LOAD_WORD => registers[dst] = self.read(of(registers[src]), 4),
                     LOAD_DOUBLE => registers[dst] = self.read(of(registers[src]), 8),

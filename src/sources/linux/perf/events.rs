@@ -55,6 +55,8 @@ pub(super) struct How {
     pub(super) hz: u32,
     /// Stack bytes that are copied of each, by the event and beyond (`window::of_record`).
     pub(super) window_bytes: u32,
+    /// What lies below the stack pointer is copied, too (`below.rs`).
+    pub(super) below: bool,
     /// How threads are sampled that leave their CPUs, if they are.
     pub(super) switches: Option<Switches>,
 }
@@ -284,11 +286,7 @@ impl Events {
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
-            if window::of_record(how.window_bytes).1 {
-                sieve.put_before_copying(&event);
-            } else {
-                sieve.put_before(&event);
-            }
+            sieve.put_before_copying(&event);
             let ring = map_ring(&event, ring_bytes)?;
             if let Some(switches) = how.switches {
                 let beside = sys::open(&switch_attributes(how, switches, ring_bytes), -1, cpu)?;

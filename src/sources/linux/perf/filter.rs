@@ -23,6 +23,10 @@ pub(super) fn numbers_all(namespace: (u64, u64)) -> bool {
     namespace.1 == FIRST_NAMESPACE
 }
 
+/// The register that has the program's argument until `yes` uses it for something else: the registers
+/// of the running thread (include/uapi/linux/bpf_perf_event.h, `bpf_perf_event_data`).
+pub(super) const CONTEXT: u8 = 8;
+
 /// Where the number of the running thread is, relative to r10; that of its process follows.
 pub(super) const TID: i16 = -8;
 const TGID: i16 = -4;
@@ -30,7 +34,7 @@ const TGID: i16 = -4;
 /// Says no.
 const NO: [u64; 2] = [op(MOVE, 0, 0, 0, 0), op(EXIT, 0, 0, 0, 0)];
 /// Says yes.
-pub(super) const YES: [u64; 2] = [op(MOVE, 0, 0, 0, 1), op(EXIT, 0, 0, 0, 0)];
+const YES: [u64; 2] = [op(MOVE, 0, 0, 0, 1), op(EXIT, 0, 0, 0, 0)];
 
 /// Puts the running thread at [`TID`], its process into r6 and at [`TGID`], or says no to one that is
 /// not of our namespace (device and inode of `/proc/self/ns/pid`).
@@ -71,9 +75,11 @@ pub(super) enum Verdict {
     All,
 }
 
-/// A program that says no, or does `yes`, which ends with [`YES`] and finds the running thread at [`TID`].
+/// A program that says no, or does `yes` and says yes; `yes` finds the running thread at [`TID`] and the
+/// program's argument in [`CONTEXT`].
 pub(super) fn program(verdict: Verdict, namespace: (u64, u64), yes: &[u64]) -> Vec<u64> {
-    let mut program = process(namespace);
+    let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
+    program.extend(process(namespace));
     let skip = NO.len() as i16;
     match verdict {
         Verdict::OfProcess(tgid) => program.push(op(JUMP_IF_EQUAL, 6, 0, skip, tgid)),
@@ -92,6 +98,7 @@ pub(super) fn program(verdict: Verdict, namespace: (u64, u64), yes: &[u64]) -> V
         program.extend(NO);
     }
     program.extend(yes);
+    program.extend(YES);
     program
 }
 
@@ -114,7 +121,7 @@ mod tests {
 
     #[test]
     fn only_threads_of_the_process_are_sampled() {
-        let of_process = |namespace| program(Verdict::OfProcess(4242), namespace, &YES);
+        let of_process = |namespace| program(Verdict::OfProcess(4242), namespace, &[]);
         for namespace in [CONTAINER, FIRST] {
             assert_eq!(run(&of_process(namespace), 4242, namespace), 1);
             assert_eq!(run(&of_process(namespace), 4243, namespace), 0);
@@ -125,12 +132,12 @@ mod tests {
 
     #[test]
     fn all_are_sampled_but_those_of_the_set() {
-        let unless_in = |namespace| program(Verdict::UnlessIn(SET), namespace, &YES);
+        let unless_in = |namespace| program(Verdict::UnlessIn(SET), namespace, &[]);
         for namespace in [CONTAINER, FIRST] {
             assert_eq!(run(&unless_in(namespace), 4242, namespace), 1);
             assert_eq!(run(&unless_in(namespace), 2, namespace), 0);
         }
         assert_eq!(run(&unless_in(CONTAINER), 4242, (4, 5)), 0, "of another namespace");
-        assert_eq!(run(&program(Verdict::All, FIRST, &YES), 2, (4, 5)), 1);
+        assert_eq!(run(&program(Verdict::All, FIRST, &[]), 2, (4, 5)), 1);
     }
 }

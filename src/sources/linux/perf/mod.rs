@@ -4,18 +4,20 @@
 //! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
 //! microseconds later. `events.rs` says what is opened, `filter.rs` which samples the kernel drops at once,
 //! `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it, `window.rs` decides how
-//! much of each stack is copied, `beyond.rs` has a program copy what no record holds, `woken.rs` measures CPU
-//! time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
+//! much of each stack is copied, `beyond.rs` and `below.rs` have a program copy what no record holds, `woken.rs`
+//! measures CPU time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
 //! `switched.rs` puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads
 //! that slept before.
 
 mod absent;
 mod asleep;
 mod batch;
+mod below;
 mod beyond;
 mod bpf;
 mod bpf_sys;
 mod choice;
+mod copies;
 mod events;
 mod filter;
 mod grid;
@@ -196,7 +198,7 @@ fn open(
         if switches.is_some() && !kernel {
             continue;
         }
-        match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes, switches }) {
+        match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes, below: false, switches }) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),
         }

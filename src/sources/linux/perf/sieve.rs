@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use libc::pid_t;
 
 use super::bpf_sys::Kind;
-use super::filter::{self, Verdict, YES};
+use super::filter::{self, Verdict};
 use super::{bpf_sys, sys};
 
 /// Most processes that are refused by the kernel; the samples of further ones are copied, and thrown
@@ -64,18 +64,18 @@ impl Sieve {
         }
     }
 
-    /// Lets what comes through do this as well, in events that it is put before from now on; or no longer.
+    /// Lets what comes through do this as well, in events that it is put before from now on; nothing more: with
+    /// an empty list.
     ///
     /// # Errors
-    /// What bpf(2) says, or that no program is known.
-    pub(super) fn copy(&mut self, yes: Option<&[u64]>) -> io::Result<()> {
-        self.copying = match yes {
-            Some(yes) => {
-                let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
-                Some(bpf_sys::load_program(Kind::Event, &filter::program(verdict, namespace, yes))?)
-            }
-            None => None,
-        };
+    /// What bpf(2) says, or that no program is known; nothing more is done then.
+    pub(super) fn copy(&mut self, yes: &[u64]) -> io::Result<()> {
+        self.copying = None;
+        if !yes.is_empty() {
+            let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
+            let program = filter::program(verdict, namespace, yes);
+            self.copying = Some(bpf_sys::load_program(Kind::Event, &program)?);
+        }
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Sieve {
 }
 
 fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
-    bpf_sys::load_program(Kind::Event, &filter::program(verdict, namespace, &YES)).ok()
+    bpf_sys::load_program(Kind::Event, &filter::program(verdict, namespace, &[])).ok()
 }
 
 /// Device and inode of the PID namespace of a process.

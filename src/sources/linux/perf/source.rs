@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use libc::{c_int, pid_t};
 
+use super::below::{self, Below};
 use super::beyond::Beyond;
 use super::choice::{self, Choice};
 use super::events::{Events, How, Scope, Switches};
@@ -238,6 +239,9 @@ impl PerfSource {
         if let Some(beyond) = &mut self.told.beyond {
             beyond.read();
         }
+        if let Some(below) = &mut self.told.below {
+            below.read();
+        }
         self.told.settle_woken();
         // Samples in user mode only say nothing of the time in the kernel.
         self.told.finish_batch(self.events.how.kernel, settled_ns, into);
@@ -283,18 +287,26 @@ impl PerfSource {
         }
     }
 
-    /// Prepares to copy what lies beyond records, where that is asked for; as much as can be had.
-    fn look_beyond(&mut self, mut how: How) -> How {
+    /// Prepares to copy what lies beyond records and below stacks, where that is asked for; as much as can be
+    /// had.
+    fn look_further(&mut self, mut how: How) -> How {
         let (record_bytes, beyond) = window::of_record(how.window_bytes);
-        if !beyond {
-            return how;
-        }
         // Events of threads have no program before them.
-        if self.told.beyond.is_none() && how.scope == Scope::Cpus {
-            let made = Beyond::new().and_then(|made| self.sieve.copy(Some(&made.program())).map(|()| made));
-            self.told.beyond = made.ok();
+        let may = how.scope == Scope::Cpus;
+        if beyond && may && self.told.beyond.is_none() {
+            self.told.beyond = Beyond::new().ok();
         }
-        if self.told.beyond.is_none() {
+        if how.below && may && self.told.below.is_none() {
+            self.told.below = Below::new().ok();
+        }
+        // First what uses the program's argument.
+        let mut yes = Vec::new();
+        yes.extend(self.told.below.iter().filter(|_| how.below).flat_map(Below::program));
+        yes.extend(self.told.beyond.iter().filter(|_| beyond).flat_map(Beyond::program));
+        if self.sieve.copy(&yes).is_err() {
+            (self.told.beyond, self.told.below) = (None, None);
+        }
+        if beyond && self.told.beyond.is_none() {
             self.window.ends_with_records();
             how.window_bytes = record_bytes;
         }
@@ -303,7 +315,7 @@ impl PerfSource {
 
     /// Opens the events anew, with other windows or for other CPUs.
     fn reopen(&mut self, how: How) {
-        let how = self.look_beyond(how);
+        let how = self.look_further(how);
         let new = Events::open(&self.told.running(), &self.sieve, how);
         let new = new.and_then(|new| new.enable().map(|()| new));
         let since_ns = sys::monotonic_ns();
@@ -325,9 +337,8 @@ impl PerfSource {
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.told);
-        if !window::of_record(how.window_bytes).1 && self.told.beyond.take().is_some() {
-            // Giving a program up cannot fail.
-            let _ = self.sieve.copy(None);
+        if !window::of_record(how.window_bytes).1 {
+            self.told.beyond = None;
         }
         if let Some(switched) = &mut self.told.switched {
             switched.take_from(since_ns);
@@ -462,10 +473,14 @@ impl PushedSource for PerfSource {
 
     fn walked(&mut self, capture: Box<Capture>, needed: Needed) {
         self.told.give_back(capture);
-        if !self.disabled
-            && let Some(window_bytes) = self.window.walked(needed)
-        {
-            self.reopen(How { window_bytes, ..self.events.how });
+        if self.disabled {
+            return;
+        }
+        let how = self.events.how;
+        let window_bytes = self.window.walked(needed);
+        let below = how.below || needed.below && below::HERE && how.scope == Scope::Cpus;
+        if window_bytes.is_some() || below != how.below {
+            self.reopen(How { window_bytes: window_bytes.unwrap_or(how.window_bytes), below, ..how });
         }
     }
 

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
+use super::below::Below;
 use super::beyond::{BEYOND_BYTES, Beyond};
 use super::choice::{self, Choice};
 use super::events::WINDOW_BYTES_MAX;
@@ -86,6 +87,7 @@ pub(super) struct Told {
     pub(super) switched: Option<Switched>,
     /// What no record holds of large stacks, where there are such.
     pub(super) beyond: Option<Beyond>,
+    pub(super) below: Option<Below>,
     /// CPU time from before threads run, where it is measured.
     pub(super) woken: Option<Woken>,
     /// When ticks are due.
@@ -142,6 +144,7 @@ impl Told {
             kernel_frames,
             switched: None,
             beyond: None,
+            below: None,
             woken: None,
             grid: Grid::default(),
             batch: Vec::new(),
@@ -445,6 +448,9 @@ impl Told {
                             most_bytes += BEYOND_BYTES;
                         }
                         member.bring_in_stack(id.tid, &capture, most_bytes);
+                        if let Some(below) = &mut self.below {
+                            below.complete(id, &mut capture);
+                        }
                         if !self.kernel_frames {
                             capture.kernel.clear();
                         }

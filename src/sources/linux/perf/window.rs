@@ -199,7 +199,7 @@ mod tests {
     fn round(window: &mut Window, bytes: usize) {
         for _ in 0..STACKS {
             let copied = window.bytes() as usize;
-            window.walked(Needed { bytes: bytes.min(copied), ran_out: bytes > copied });
+            window.walked(Needed { bytes: bytes.min(copied), ran_out: bytes > copied, below: false });
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
         }
         assert_eq!(window.bytes(), 8 << 10);
         for _ in 0..=STACKS / 50 {
-            window.walked(Needed { bytes: 8 << 10, ran_out: true });
+            window.walked(Needed { bytes: 8 << 10, ran_out: true, below: false });
         }
         assert!(window.bytes() > 60 << 10);
     }
