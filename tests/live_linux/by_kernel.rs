@@ -78,6 +78,23 @@ fn stacks_larger_than_any_record_are_whole() {
     recorded.check(whole > 0.8 * samples, format!("{whole} of {samples} lead through the frame"));
 }
 
+/// The kernel copies stacks from the stack pointer up: a program copies what lies below, once a row reads there.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_row_may_read_below_the_stack_pointer_of_a_sample() {
+    let Some(_one) = sampled() else { return };
+    let program = compile("frames", "frames", &["-O1", "-g", "-pthread"]);
+    let recorded = launch_by_kernel(&["--hz", "997"], &program, &["below"]);
+    if recorded.stats["backend_why"] != "user and kernel, on each CPU" {
+        return not_here("no program is taken by the kernel without rights over the machine");
+    }
+    let (complete, samples) = (recorded.figure("stacks_complete"), recorded.figure("samples"));
+    // Those of the first batch have nothing of it.
+    recorded.check(samples > 500.0 && complete > 0.8 * samples, format!("{complete} of {samples} are whole"));
+    let whole = recorded.count(|stack| stack.has("main") && stack.leaf() == "below") as f64;
+    recorded.check(whole > 0.8 * samples, format!("{whole} of {samples} have their caller"));
+}
+
 #[test]
 fn counts_are_cpu_seconds_times_the_rate_and_nobody_is_traced() {
     for threads in ["1", "8"] {
