@@ -21,7 +21,7 @@ use crate::recording::{Branch, Frame, Profile, Program, Root, Stats};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, Process, ThreadId};
 use crate::trie::{NodeId, Trie};
-use crate::walk::{self, Ended, Frames, How, StackBytes};
+use crate::walk::{self, Ended, Frames, How, Method, StackBytes};
 
 /// What a thread showed at one moment.
 #[derive(Debug)]
@@ -72,10 +72,8 @@ pub struct Recorder<'a> {
 /// A capture with what is below the stack pointer now, if that was not copied: code may keep words
 /// there that the rows of its unwind information refer to.
 fn with_what_is_below(process: &mut dyn Observed, capture: &Capture) -> Option<Capture> {
-    let sp = capture.registers.sp();
-    let lacks = matches!(capture.registers, Registers::X86_64(_)) && capture.stack_base == sp;
     let below = capture.registers.arch().red_zone_bytes();
-    let base = sp.0.checked_sub(below).filter(|_| lacks)?;
+    let base = capture.registers.sp().0.checked_sub(below).filter(|_| lacks_what_is_below(capture))?;
     let mut stack = vec![0; below as usize];
     let read = process.read_memory(Avma(base), &mut stack).ok()?;
     if read < stack.len() {
@@ -83,6 +81,11 @@ fn with_what_is_below(process: &mut dyn Observed, capture: &Capture) -> Option<C
     }
     stack.extend_from_slice(&capture.stack);
     Some(Capture { stack, stack_base: Avma(base), ..capture.clone() })
+}
+
+/// Whether nothing was copied from below the stack pointer, where rows may read.
+fn lacks_what_is_below(capture: &Capture) -> bool {
+    matches!(capture.registers, Registers::X86_64(_)) && capture.stack_base == capture.registers.sp()
 }
 
 impl<'a> Recorder<'a> {
@@ -319,14 +322,16 @@ impl<'a> Recorder<'a> {
             self.doubt_below(of, false);
             return needed(walked, true);
         }
+        // A row that could not read there is bridged, too.
+        let below = frames.methods.get(1) == Some(&Method::Scan) && lacks_what_is_below(capture);
         // A torn chain, or a library that was loaded since?
         if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
             && self.retry_images(of, process)
         {
             let walked = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
-            return needed(walked, false);
+            return needed(walked, below);
         }
-        needed((ended, bytes), false)
+        needed((ended, bytes), below)
     }
 
     pub(super) fn walk_with_known_images(

@@ -84,7 +84,7 @@ fn stacks_larger_than_any_record_are_whole() {
 fn a_row_may_read_below_the_stack_pointer_of_a_sample() {
     let Some(_one) = sampled() else { return };
     let program = compile("frames", "frames", &["-O1", "-g", "-pthread"]);
-    let recorded = launch_by_kernel(&["--hz", "997"], &program, &["below"]);
+    let recorded = launch_by_kernel(&["--hz", "997"], &program, &["moving"]);
     if recorded.stats["backend_why"] != "user and kernel, on each CPU" {
         return not_here("no program is taken by the kernel without rights over the machine");
     }
