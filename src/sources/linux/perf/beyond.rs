@@ -41,7 +41,8 @@ const OVERLAP_BYTES: u64 = 64;
 /// Threads with large stacks at the same time; beyond that all are forgotten and found again.
 const THREADS_MAX: u32 = 4096;
 
-/// Does what this file is about for the running thread, which the map `wanted` may have an address for. `ring` is the descriptor of a [`ProgramRing`].
+/// Does what this file is about for the running thread, which the map `wanted` may have an address for.
+/// `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     let mut program = Vec::new();
     // To the end of the program, from wherever: filled in below.
