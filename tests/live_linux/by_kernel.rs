@@ -326,7 +326,7 @@ impl Somebody {
         Some(Somebody { dir, _one: one })
     }
 
-    fn copy(&self, program: &Path) -> PathBuf {
+    pub(crate) fn copy(&self, program: &Path) -> PathBuf {
         let copy = self.dir.path().join(program.file_name().unwrap());
         if !copy.exists() {
             fs::copy(program, &copy).unwrap();

@@ -19,14 +19,14 @@ const NEXT_STEPS: [&str; 7] =
     ["sudo", "sysctl ", "ulimit -", "ps -e", "stackprof -- COMMAND", "--cap-add", "a higher --hz"];
 
 /// A file of the system that holds another value until this is dropped.
-struct Setting {
+pub(crate) struct Setting {
     path: PathBuf,
     before: String,
 }
 
 impl Setting {
     /// `None`, after a line that says why, where it cannot be written.
-    fn of(path: &str) -> Option<Setting> {
+    pub(crate) fn of(path: &str) -> Option<Setting> {
         let before = fs::read_to_string(path).and_then(|before| fs::write(path, &before).map(|()| before));
         match before {
             Ok(before) => Some(Setting { path: path.into(), before: before.trim().to_owned() }),
@@ -37,7 +37,7 @@ impl Setting {
         }
     }
 
-    fn set(&self, value: &str) -> std::io::Result<()> {
+    pub(crate) fn set(&self, value: &str) -> std::io::Result<()> {
         fs::write(&self.path, value)
     }
 }

@@ -18,6 +18,7 @@ mod by_kernel_refused;
 mod by_kernel_tree;
 mod by_kernel_waits;
 mod by_ptrace_tree;
+mod by_threads;
 mod counts;
 mod dump;
 mod families;

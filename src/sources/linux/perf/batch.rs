@@ -53,6 +53,9 @@ impl Told {
                 // Asked where it is not used, too: then it is known up to here.
                 let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
                 let used_ns = used_ns.map(|used_ns| member.owed.without(used_ns));
+                // What was dropped may be other processes': no more than were to be taken.
+                let lacking = used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(member.samples));
+                let of_it = of_it.min(lacking.unwrap_or(of_it));
                 member.samples = 0;
                 self.shares.insert(*pid, Share { used_ns, dropped: of_it, ..Share::default() });
             }
@@ -113,6 +116,7 @@ impl Told {
             into.push(self.record(nobody, What::Late(late)));
         }
         (self.samples, self.dropped) = (0, 0);
+        self.look_at_what_was_not_told();
     }
 
     /// Tells of threads that left in the batch before, since on its way out a thread still runs for
@@ -238,7 +242,8 @@ impl Told {
 
     /// CPU time of all of them while they were sampled, nanoseconds.
     pub(super) fn used_ns(&self) -> u64 {
-        self.forgotten_ns + self.members.values().map(|member| member.clock.used_ns()).sum::<u64>()
+        let by_clocks = self.members.values().map(|member| member.clock.used_ns()).sum::<u64>();
+        (self.forgotten_ns + by_clocks).max(self.counted_ns)
     }
 
     /// What the thread of a sample has used by then, with what the sample weighs. One that is new

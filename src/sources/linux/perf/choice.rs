@@ -15,22 +15,25 @@ use crate::sources::linux::proc;
 #[derive(Debug)]
 pub(super) struct Choice {
     chosen: Chosen,
+    is_one: bool,
 }
 
 impl Choice {
     pub(super) fn new(chosen: Chosen) -> Choice {
-        Choice { chosen }
-    }
-
-    /// Whether processes that are not known yet may be wanted.
-    fn is_open(&self) -> bool {
-        let Chosen { pids: _, children, all, cgroup, uid } = &self.chosen;
-        *children || *all || cgroup.is_some() || uid.is_some()
+        let is_one = chosen.pids.len() == 1 && !is_open(&chosen);
+        Choice { chosen, is_one }
     }
 
     /// Whether one process is all that is wanted, ever.
     pub(super) fn is_one(&self) -> bool {
-        self.chosen.pids.len() == 1 && !self.is_open()
+        self.is_one
+    }
+
+    /// The number is that of a process that was started just now: the one that was asked for by it has ended.
+    pub(super) fn number_is_anothers(&mut self, pid: pid_t) {
+        if !self.is_one {
+            self.chosen.pids.retain(|chosen| *chosen != pid.unsigned_abs());
+        }
     }
 
     /// Whether it matters who started a process.
@@ -49,14 +52,21 @@ impl Choice {
         self.chosen.cgroup.is_some() || self.chosen.uid.is_some()
     }
 
-    /// Whether a process is wanted that this one started; `of_wanted` says that its parent is.
+    /// Whether a process is wanted; `of_wanted` says that the one that started it is. One that is gone already
+    /// had the control group and the user of that one, as most have.
     pub(super) fn wants(&self, pid: pid_t, of_wanted: bool) -> bool {
         let Chosen { pids, children, all, cgroup, uid } = &self.chosen;
         *all || *children && of_wanted
             || pids.contains(&pid.unsigned_abs())
-            || cgroup.as_ref().is_some_and(|cgroup| is_in_cgroup(pid, cgroup))
-            || uid.is_some_and(|uid| uid_of(pid) == Some(uid))
+            || cgroup.as_ref().is_some_and(|cgroup| is_in_cgroup(pid, cgroup).unwrap_or(of_wanted))
+            || uid.is_some_and(|uid| uid_of(pid).map_or(of_wanted, |of| of == uid))
     }
+}
+
+/// Whether processes that are not known yet may be wanted.
+fn is_open(chosen: &Chosen) -> bool {
+    let Chosen { pids: _, children, all, cgroup, uid } = chosen;
+    *children || *all || cgroup.is_some() || uid.is_some()
 }
 
 /// The process that started one, as /proc has it now.
@@ -84,10 +94,10 @@ fn uid_of(pid: pid_t) -> Option<u32> {
 }
 
 /// Whether a process is in a control group or one below it: lines of `/proc/PID/cgroup` are
-/// `HIERARCHY:CONTROLLERS:PATH` (cgroups(7)).
-fn is_in_cgroup(pid: pid_t, cgroup: &str) -> bool {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| is_below(path, cgroup))
+/// `HIERARCHY:CONTROLLERS:PATH` (cgroups(7)). `None` of one that is gone.
+fn is_in_cgroup(pid: pid_t, cgroup: &str) -> Option<bool> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    Some(text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| is_below(path, cgroup)))
 }
 
 fn is_below(path: &str, cgroup: &str) -> bool {
@@ -115,7 +125,26 @@ mod tests {
         assert!(choice(true, &[7]).wants(1 << 30, true));
         assert!(!choice(true, &[7]).wants(1 << 30, false));
         assert!(!choice(false, &[7]).wants(1 << 30, true));
-        assert!(choice(false, &[7]).wants(7, false) && !choice(false, &[7]).is_open());
+        assert!(choice(false, &[7]).wants(7, false) && choice(false, &[7]).is_one());
+    }
+
+    #[test]
+    fn one_that_is_gone_was_what_started_it() {
+        let gone = 1 << 30;
+        for chosen in [
+            Chosen { cgroup: Some("/".to_owned()), ..Chosen::default() },
+            Chosen { uid: Some(0), ..Chosen::default() },
+        ] {
+            let choice = Choice::new(chosen);
+            assert!(choice.wants(gone, true) && !choice.wants(gone, false), "{choice:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_was_asked_for_is_wanted_until_it_is_another_processs() {
+        let mut choice = Choice::new(Chosen { pids: vec![7, 8], ..Chosen::default() });
+        choice.number_is_anothers(7);
+        assert!(!choice.wants(7, false) && choice.wants(8, false) && !choice.is_one());
     }
 
     #[test]

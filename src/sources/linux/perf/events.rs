@@ -12,7 +12,7 @@
 //! Where no waits are recorded, there is such a second event, too, which is enabled now and then only (`woken.rs`).
 //!
 //! Without these, for the threads of some processes ([`Scope::Threads`]): an event for each thread
-//! and CPU, inherited by what it starts; one ring for each CPU, which all share.
+//! and CPU, inherited by what it starts; one ring for each CPU, which all share (`events/of_threads.rs`).
 
 use std::fs;
 use std::io;
@@ -21,18 +21,24 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{
     PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_CPU,
-    PERF_SAMPLE_PERIOD, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
+    PERF_SAMPLE_ID, PERF_SAMPLE_PERIOD, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME,
     PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
 use super::grid::PERIODS_BETWEEN_CHANGES;
 use super::rates::Rates;
-use super::record::CLOCK_PERIOD_MIN;
+use super::record::{self, CLOCK_PERIOD_MIN, Id, PerfRecord};
 use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
 use super::window;
-use crate::sources::linux::threads;
+
+mod of_threads;
+mod twice;
+
+pub(super) use of_threads::MAX_PASSES;
+use of_threads::OfThread;
+use twice::Twice;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -119,19 +125,15 @@ const RING_BYTES_MIN: usize = 512 << 10;
 const RING_BYTES_OF_MANY_MAX: usize = 16 << 20;
 /// What everybody may lock on each CPU beside a page for control (kernel.perf_event_mlock_kb, 516).
 const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
-/// Why no ring can be had, and why there are not as many events as it takes.
+/// Why no ring can be had.
 const TOO_LITTLE_MEMORY: &str = "perf_event may lock no more memory: sudo, or raise `ulimit -l` \
                                  or sysctl kernel.perf_event_mlock_kb";
-const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
-                               sudo, with which it takes one for each CPU";
 /// More events than this are not opened for the threads of one process.
 const EVENTS_MAX: usize = 16_384;
 /// Whether CPUs came or went is looked at this often, nanoseconds.
 const CPUS_LOOK_NS: u64 = 500_000_000;
 /// CPUs on which a timer may tick for the sake of a few threads.
 const CPUS_FOR_FEW_THREADS: usize = 16;
-/// Passes over the list of threads until one finds nothing new.
-const MAX_PASSES: u32 = 8;
 
 /// Open events and their rings. They stop when this is dropped.
 #[derive(Debug)]
@@ -145,6 +147,11 @@ pub(super) struct Events {
     looked_ns: u64,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
+    /// Events of threads, which do the same, without those of the first thread, which the rings are of.
+    of_threads: Vec<OfThread>,
+    twice: Twice,
+    /// Samples of the clock that are later do not count.
+    until_ns: u64,
     /// Those that tell of switches now and then, one for each CPU.
     woken: Vec<OwnedFd>,
     pub(super) how: How,
@@ -186,6 +193,7 @@ fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
         config: PERF_COUNT_SW_CPU_CLOCK.into(),
         sample_type: (PERF_SAMPLE_TID
             | PERF_SAMPLE_TIME
+            | PERF_SAMPLE_ID
             | PERF_SAMPLE_CPU
             | PERF_SAMPLE_PERIOD
             | PERF_SAMPLE_CALLCHAIN
@@ -260,6 +268,9 @@ impl Events {
             counted_ns: Vec::new(),
             looked_ns: 0,
             others: Vec::new(),
+            of_threads: Vec::new(),
+            twice: Twice::default(),
+            until_ns: u64::MAX,
             woken: Vec::new(),
             how,
         }
@@ -308,66 +319,6 @@ impl Events {
             events.cpus.push(cpu);
         }
         Ok(events)
-    }
-
-    fn of_threads(pids: &[pid_t], how: How) -> io::Result<Events> {
-        let cpus = online_cpus()?;
-        let mut events = Events::none(how, cpus.clone());
-        for pid in pids {
-            events.add_process(*pid, &cpus)?;
-        }
-        if events.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(events) }
-    }
-
-    fn add_process(&mut self, pid: pid_t, cpus: &[c_int]) -> io::Result<()> {
-        let mut known: Vec<pid_t> = Vec::new();
-        for _ in 0..MAX_PASSES {
-            let Ok(listed) = threads::list(pid) else { break };
-            let new: Vec<pid_t> = listed.into_iter().filter(|tid| !known.contains(tid)).collect();
-            if new.is_empty() {
-                break;
-            }
-            for tid in new {
-                known.push(tid);
-                match self.add_thread(tid, cpus) {
-                    // Ended since the listing.
-                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                    other => other?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn add_thread(&mut self, tid: pid_t, cpus: &[c_int]) -> io::Result<()> {
-        if self.others.len() + cpus.len() > EVENTS_MAX {
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_EVENTS));
-        }
-        let first = self.rings.is_empty();
-        let (how, bytes) = (self.how, RING_BYTES_OF_EVERYBODY);
-        let clock = attributes(how, bytes);
-        let switches = how.switches.map(|switches| switch_attributes(how, switches, bytes));
-        for (at, cpu) in cpus.iter().enumerate() {
-            let event = sys::open(&clock, tid, *cpu)?;
-            if first {
-                self.rings.push((map_ring(&event, bytes)?, event));
-            } else {
-                self.write_into_ring(at, event)?;
-            }
-            if let Some(attributes) = &switches {
-                self.write_into_ring(at, sys::open(attributes, tid, *cpu)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets an event of the CPU of this ring write into it.
-    fn write_into_ring(&mut self, ring: usize, event: OwnedFd) -> io::Result<()> {
-        if let Some((_, ring_of)) = self.rings.get(ring) {
-            sys::write_into(&event, ring_of)?;
-            self.others.push(event);
-        }
-        Ok(())
     }
 
     /// Begins to sample.
@@ -433,14 +384,30 @@ impl Events {
     }
 
     fn all(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.rings.iter().map(|(_, event)| event).chain(&self.others)
+        let of_threads = self.of_threads.iter().map(|one| &one.event);
+        self.rings.iter().map(|(_, event)| event).chain(&self.others).chain(of_threads)
     }
 
-    /// Gives every record that is there to `take`: those of one CPU in their order.
-    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
-        for (ring, _) in &mut self.rings {
-            ring.drain(scratch, &mut take);
+    /// Gives every record that is there to `take`: those of one CPU in their order, and of those that two events
+    /// tell alike one.
+    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(Id, PerfRecord<'_>)) {
+        let (rings, twice, until_ns) = (&mut self.rings, &mut self.twice, self.until_ns);
+        for (ring, _) in rings {
+            ring.drain(scratch, |bytes| {
+                if let Some((id, event, record)) = record::read(bytes)
+                    && twice.takes(id, event, &record)
+                    && (id.time_ns < until_ns || !record.is_by_clock())
+                {
+                    take(id, record);
+                }
+            });
         }
+        self.close_those_that_are_too_many();
+    }
+
+    /// Others sample from this time on (monotonic clock).
+    pub(super) fn sample_until(&mut self, until_ns: u64) {
+        self.until_ns = until_ns;
     }
 
     /// Descriptors that are readable when a ring fills.
@@ -534,7 +501,7 @@ mod tests {
     #[test]
     fn windows_keep_records_below_their_limit() {
         for bytes in WINDOWS_BYTES.into_iter().chain(SWITCH_WINDOWS_BYTES) {
-            let rest = 8 + 16 + 8 + 8 + 8 * 130 + 8 + 8 * registers::COUNT as u32 + 16;
+            let rest = 8 + 16 + 8 + 8 + 8 + 8 * 130 + 8 + 8 * registers::COUNT as u32 + 16;
             assert!(bytes % 8 == 0 && bytes + rest < 1 << 16, "{bytes}");
         }
     }

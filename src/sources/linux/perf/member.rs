@@ -186,6 +186,23 @@ impl Member {
         self.absent.forget();
     }
 
+    /// What it is now, where records may be missing: its memory is read, and the name of another program is given
+    /// out. A name that is not that of its file is one that it gave itself (prctl(2), `PR_SET_NAME`).
+    pub(super) fn look_anew(&mut self) -> Option<String> {
+        self.from_records_ns = None;
+        let name = name_of(self.pid);
+        let file = fs::read_link(format!("/proc/{}/exe", self.pid)).ok()?;
+        let of_file = file.file_name()?.as_encoded_bytes().starts_with(name.as_bytes());
+        if name.is_empty() || !of_file || name == self.process.name || self.waits_for_exec {
+            return None;
+        }
+        self.process.name.clone_from(&name);
+        self.names.insert(self.pid, name.clone());
+        (self.main_stack_top, self.in_exec) = (None, false);
+        self.absent.forget();
+        Some(name)
+    }
+
     /// It has mapped code; its memory for the engine changes with the engine's time.
     pub(super) fn mapped_now(&mut self, mapping: &Mapping) {
         if self.in_exec {

@@ -9,6 +9,21 @@ use libc::pid_t;
 
 use crate::sources::Capture;
 
+/// Most stacks that are kept for a process.
+const STACKS_MAX: usize = 64;
+/// Stacks that were copied so many windows ago are of what the program did then: they go, but for so many.
+const WINDOWS_KEPT: u64 = 4;
+const OLD_KEPT: usize = 4;
+
+/// A stack that a thread waited at.
+#[derive(Debug)]
+struct Waited {
+    tid: pid_t,
+    capture: Box<Capture>,
+    /// The number of the window in which it was copied.
+    window: u64,
+}
+
 /// What was measured of a process, and what its samples are still to stand for.
 #[derive(Debug, Default)]
 pub(super) struct Owed {
@@ -21,8 +36,10 @@ pub(super) struct Owed {
     /// What the samples of earlier batches were given too much, or too little, as a later window showed.
     overpaid_ns: i64,
     owed_ns: u64,
-    pub(super) stacks: VecDeque<(pid_t, Box<Capture>)>,
+    stacks: VecDeque<Waited>,
     next: usize,
+    /// The windows so far.
+    window: u64,
     /// The stacks are those of waits that are over, and stand for what is left.
     is_over: bool,
 }
@@ -45,6 +62,7 @@ fn part_ns(used_ns: u64, windows: &[Window]) -> u64 {
 impl Owed {
     /// Takes in a window. What a program does changes: what was used since the window before is judged by both.
     pub(super) fn measure(&mut self, used_ns: u64, before_ns: i64) {
+        self.window += 1;
         let [last, _] = self.windows;
         self.windows = [Window { used_ns, before_ns }, last];
         let used_ns = std::mem::take(&mut self.since_used_ns);
@@ -53,6 +71,18 @@ impl Owed {
             let kept_ns = std::mem::take(&mut self.since_kept_ns);
             self.owed_ns += before_ns;
             self.overpaid_ns += before_ns.cast_signed() - kept_ns.cast_signed();
+        }
+    }
+
+    /// Takes in the stack of a thread that waited in the last window; what is not needed any more goes to `spare`.
+    pub(super) fn waited(&mut self, tid: pid_t, capture: Box<Capture>, mut spare: impl FnMut(Box<Capture>)) {
+        self.stacks.push_back(Waited { tid, capture, window: self.window });
+        let old = |one: &Waited| one.window + WINDOWS_KEPT < self.window;
+        while self.stacks.len() > STACKS_MAX
+            || self.stacks.len() > OLD_KEPT && self.stacks.front().is_some_and(old)
+        {
+            let Some(one) = self.stacks.pop_front() else { break };
+            spare(one.capture);
         }
     }
 
@@ -82,8 +112,8 @@ impl Owed {
     /// A thread ends: where it waited it waits no more. If no other one waited, its stacks stand for what is left
     /// until [`Owed::told`].
     pub(super) fn forget_thread(&mut self, tid: pid_t) {
-        if self.stacks.iter().any(|(of, _)| *of != tid) {
-            self.stacks.retain(|(of, _)| *of != tid);
+        if self.stacks.iter().any(|one| one.tid != tid) {
+            self.stacks.retain(|one| one.tid != tid);
         } else {
             self.end();
         }
@@ -117,7 +147,7 @@ impl Owed {
         self.owed_ns -= weight_ns;
         // In turn: each was copied at as many switches as any other.
         self.next = (self.next + 1) % self.stacks.len();
-        self.stacks.get(self.next).map(|(tid, capture)| (*tid, &**capture, weight_ns))
+        self.stacks.get(self.next).map(|one| (one.tid, &*one.capture, weight_ns))
     }
 }
 
@@ -129,8 +159,29 @@ mod tests {
 
     const PERIOD_NS: u64 = 1_000_000;
 
-    fn stack() -> Box<Capture> {
-        Box::new(Capture::with_capacity(0))
+    impl Owed {
+        /// A stack of each of these threads.
+        fn have_waited(&mut self, tids: impl IntoIterator<Item = pid_t>) {
+            for tid in tids {
+                self.waited(tid, Box::new(Capture::with_capacity(0)), |_| {});
+            }
+        }
+    }
+
+    #[test]
+    fn stacks_of_what_a_program_does_no_more_go_when_there_are_new_ones() {
+        let mut of = Owed::default();
+        of.have_waited(std::iter::repeat_n(1, 2 * STACKS_MAX));
+        assert_eq!(of.stacks.len(), STACKS_MAX);
+        for _ in 0..=WINDOWS_KEPT {
+            of.measure(1_000_000, 250_000);
+        }
+        assert_eq!(of.stacks.len(), STACKS_MAX, "none has come");
+        let mut spare = 0;
+        of.waited(2, Box::new(Capture::with_capacity(0)), |_| spare += 1);
+        assert_eq!((of.stacks.len(), spare), (OLD_KEPT, STACKS_MAX + 1 - OLD_KEPT));
+        of.have_waited([2, 2, 2, 2]);
+        assert!(of.stacks.iter().all(|one| one.tid == 2));
     }
 
     #[test]
@@ -139,7 +190,7 @@ mod tests {
             let mut rng = Rng::new(seed);
             let mut of = Owed::default();
             assert_eq!(of.without(70), 70, "nothing is known");
-            of.stacks.extend((0..3).map(|tid| (tid, stack())));
+            of.have_waited(0..3);
             let (mut used_ns, mut left_ns, mut told_ns, mut seen) = (0, 0, 0, [0; 3]);
             for batch in 0..100 {
                 let used = rng.within(0, 50_000_000);
@@ -170,7 +221,7 @@ mod tests {
     #[test]
     fn the_last_thread_that_waited_stands_for_what_is_left_when_it_ends() {
         let mut of = Owed::default();
-        of.stacks.extend([(1, stack()), (2, stack())]);
+        of.have_waited([1, 2]);
         of.measure(1_000_000, 250_000);
         let left_ns = of.without(10_000_000);
         of.forget_thread(2);
@@ -194,7 +245,7 @@ mod tests {
         for changes in 1..50 {
             for first in [true, false] {
                 let mut of = Owed::default();
-                of.stacks.push_back((1, stack()));
+                of.have_waited([1]);
                 let (mut truth_ns, mut left_ns) = (0, 0);
                 for batch in 0..60 {
                     let before_ns = if (batch < changes) == first { used_ns / 2 } else { 0 };

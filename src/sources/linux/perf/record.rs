@@ -19,8 +19,8 @@ const CONTEXT_MAX: u64 = (-4095i64) as u64;
 /// The period of a clock is at least so many nanoseconds. Samples at switches have the length of their chain in its
 /// place, which is less: so they are told apart in a ring that both write to.
 pub(super) const CLOCK_PERIOD_MIN: u64 = 10_000;
-/// What stands behind every record that is no sample: process, thread, time, CPU (`sample_id_all`).
-const SAMPLE_ID_BYTES: usize = 24;
+/// What stands behind every record that is no sample: process, thread, time, event, CPU (`sample_id_all`).
+const SAMPLE_ID_BYTES: usize = 32;
 
 /// Who and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +61,13 @@ pub(super) enum PerfRecord<'a> {
     SwitchIn { direct: bool },
     /// The same: it leaves its CPU, though it is ready to run on if it was `preempted`.
     SwitchOut { preempted: bool },
+}
+
+impl PerfRecord<'_> {
+    /// A sample by the clock.
+    pub(super) fn is_by_clock(&self) -> bool {
+        matches!(self, PerfRecord::Sample(Sample { at_switch: false, .. }))
+    }
 }
 
 /// A sample.
@@ -125,16 +132,19 @@ impl<'a> Fields<'a> {
         Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
     }
 
-    fn id(&mut self) -> Option<Id> {
+    /// With the event.
+    fn id(&mut self) -> Option<(Id, u64)> {
         let (pid, tid) = (self.u32()?, self.u32()?);
-        let (time_ns, cpu) = (self.u64()?, self.u32()?);
+        let (time_ns, event, cpu) = (self.u64()?, self.u64()?, self.u32()?);
         self.take(4)?;
-        Some(Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu })
+        Some((Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu }, event))
     }
 }
 
-/// One record of a ring; `None` for kinds that nothing is done with, and for what is no record.
-pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
+/// One record of a ring, and the event that it is of: of one that was inherited, the number of the one that it
+/// was inherited from (kernel/events/core.c, `primary_event_id`). `None` for kinds that nothing is done with, and
+/// for what is no record.
+pub(super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
     let mut fields = Fields(record);
     let kind = fields.u32()?;
     let misc = u32::from(u16::from_ne_bytes(fields.take(2)?.try_into().ok()?));
@@ -143,10 +153,11 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
         return sample(fields);
     }
     let (body, id) = fields.0.split_at_checked(fields.0.len().checked_sub(SAMPLE_ID_BYTES)?)?;
-    let id = Fields(id).id()?;
+    let (id, event) = Fields(id).id()?;
     let mut fields = Fields(body);
     Some((
         id,
+        event,
         match kind {
             PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
             PERF_RECORD_COMM => {
@@ -160,7 +171,7 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, PerfRecord<'_>)> {
                 let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
                 let told =
                     if kind == PERF_RECORD_EXIT { PerfRecord::Exit } else { PerfRecord::Fork { parent } };
-                return Some((id, told));
+                return Some((id, event, told));
             }
             PERF_RECORD_LOST => {
                 fields.take(8)?;
@@ -194,8 +205,8 @@ fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
     Some(Mmap { start, len, file_offset, device, inode, path: until_nul(fields.0) })
 }
 
-fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
-    let id = fields.id()?;
+fn sample(mut fields: Fields<'_>) -> Option<(Id, u64, PerfRecord<'_>)> {
+    let (id, event) = fields.id()?;
     let period = fields.u64()?;
     let at_switch = period < CLOCK_PERIOD_MIN;
     let chain = if at_switch { period } else { fields.u64()? };
@@ -213,7 +224,7 @@ fn sample(mut fields: Fields<'_>) -> Option<(Id, PerfRecord<'_>)> {
     }
     let compat = abi == PERF_SAMPLE_REGS_ABI_32;
     let sample = Sample { at_switch, kernel: kernel_part(chain), registers, compat, stack };
-    Some((id, PerfRecord::Sample(sample)))
+    Some((id, event, PerfRecord::Sample(sample)))
 }
 
 const PERF_SAMPLE_REGS_ABI_NONE: u64 = 0;
@@ -252,7 +263,7 @@ mod tests {
     }
 
     fn a_sample(period: Option<u64>) -> Vec<u8> {
-        let mut body = words(&[7 << 32 | 5, 1000, 3]);
+        let mut body = words(&[7 << 32 | 5, 1000, 77, 3]);
         body.extend(words(period.as_slice()));
         body.extend(words(&[5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]));
         body.extend(words(&[0xffff_ffff_8000_2000, PERF_CONTEXT_USER, 0x4000, 2]));
@@ -264,14 +275,14 @@ mod tests {
     #[test]
     fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
         let bytes = a_sample(Some(1_003_009));
-        let (id, read) = read(&bytes).unwrap();
-        assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 });
+        let (id, event, read) = read(&bytes).unwrap();
+        assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
         let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
         assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
         assert_eq!(sample.stack, words(&[11]));
         assert!(sample.registers.is_some() && !sample.compat && !sample.at_switch);
         let bytes = a_sample(None);
-        let Some((_, PerfRecord::Sample(sample))) = super::read(&bytes) else { panic!("no sample") };
+        let Some((_, _, PerfRecord::Sample(sample))) = super::read(&bytes) else { panic!("no sample") };
         assert!(sample.at_switch);
     }
 
@@ -283,7 +294,7 @@ mod tests {
             (out, PerfRecord::SwitchOut { preempted: false }),
             (out | preempt, PerfRecord::SwitchOut { preempted: true }),
         ] {
-            let id = words(&[7 << 32 | 5, 1000, 3]);
+            let id = words(&[7 << 32 | 5, 1000, 77, 3]);
             let of_thread = record(PERF_RECORD_SWITCH, misc, &id);
             // Of a CPU: who was before, or comes next, stands in front; 0 is nobody.
             let of_cpu = |other: u64| {
@@ -291,8 +302,8 @@ mod tests {
                 record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[other, id.clone()].concat())
             };
             for (bytes, from_thread) in [(of_thread, false), (of_cpu(9), true), (of_cpu(0), false)] {
-                let (id, told) = read(&bytes).unwrap();
-                assert_eq!(id, Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 });
+                let (id, event, told) = read(&bytes).unwrap();
+                assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
                 match told {
                     PerfRecord::SwitchIn { direct } => assert!(misc == 0 && direct == from_thread),
                     told => assert_eq!(told, expected),
@@ -305,11 +316,11 @@ mod tests {
     fn a_name_of_a_new_program_is_told_from_one_that_a_thread_gave_itself() {
         let mut body = words(&[7 << 32 | 5]);
         body.extend(b"work\0\0\0\0");
-        body.extend(words(&[7 << 32 | 5, 1000, 0]));
+        body.extend(words(&[7 << 32 | 5, 1000, 77, 0]));
         let exec = record(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC as u16, &body);
-        assert_eq!(read(&exec).unwrap().1, PerfRecord::Comm { name: b"work", exec: true });
+        assert_eq!(read(&exec).unwrap().2, PerfRecord::Comm { name: b"work", exec: true });
         let renamed = record(PERF_RECORD_COMM, 0, &body);
-        assert_eq!(read(&renamed).unwrap().1, PerfRecord::Comm { name: b"work", exec: false });
+        assert_eq!(read(&renamed).unwrap().2, PerfRecord::Comm { name: b"work", exec: false });
     }
 
     #[test]
@@ -325,7 +336,7 @@ mod tests {
                 let at = random.below(bytes.len());
                 bytes[at] = random.below(256) as u8;
             }
-            if let Some((_, PerfRecord::Sample(sample))) = read(&bytes) {
+            if let Some((_, _, PerfRecord::Sample(sample))) = read(&bytes) {
                 assert!(sample.kernel().count() <= bytes.len() / 8);
             }
         }

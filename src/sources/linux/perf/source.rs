@@ -10,7 +10,7 @@ use libc::{c_int, pid_t};
 use super::below::{self, Below};
 use super::beyond::Beyond;
 use super::choice::{self, Choice};
-use super::events::{Events, How, Scope, Switches};
+use super::events::{Events, How, MAX_PASSES, Scope, Switches};
 use super::member::Member;
 use super::rates::Rates;
 use super::sieve::Sieve;
@@ -18,7 +18,7 @@ use super::switched::Switched;
 use super::told::Told;
 use super::window::{self, Window};
 use super::woken::{Turn, Woken};
-use super::{record, sys};
+use super::sys;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
@@ -128,6 +128,7 @@ impl PerfSource {
     /// Begins to sample.
     pub(super) fn enable(&mut self) -> std::io::Result<()> {
         self.told.judge_all();
+        self.open_those_already_started()?;
         self.tell_verdicts();
         for (pid, member) in &mut self.told.members {
             member.clock.begin(*pid);
@@ -139,6 +140,31 @@ impl PerfSource {
         self.events.enable()?;
         self.list_threads(now_ns);
         Ok(())
+    }
+
+    /// Opens events for what processes have started already, where these inherit nothing of them.
+    fn open_those_already_started(&mut self) -> std::io::Result<()> {
+        if !self.follows_by_inheritance() || self.launched {
+            return Ok(());
+        }
+        let mut listed: Vec<pid_t> = self.ends.iter().map(|(pid, _)| *pid).collect();
+        for _ in 0..MAX_PASSES {
+            let running = self.told.running();
+            let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
+            if started.is_empty() {
+                break;
+            }
+            self.events.add_processes(&started)?;
+            listed.extend(started);
+            // One that was started before its parent had events is in the next list.
+            self.told.judge_all();
+        }
+        Ok(())
+    }
+
+    /// Whether what processes start is sampled by events that it inherits.
+    fn follows_by_inheritance(&self) -> bool {
+        self.events.how.scope == Scope::Threads && self.told.asks_parents()
     }
 
     /// Lists the threads that may have waited since before this time (monotonic clock), where waits
@@ -260,6 +286,9 @@ impl PerfSource {
             for (pid, member) in &mut self.told.members {
                 member.clock.end(*pid);
             }
+            if self.follows_by_inheritance() {
+                self.told.counted_ns += self.events.counted_ns();
+            }
             if self.events.how.samples_running() {
                 let reason = if self.events.how.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
                 self.told.tell_rest(self.clock.now_ns(), reason, into);
@@ -316,19 +345,25 @@ impl PerfSource {
     /// Opens the events anew, with other windows or for other CPUs.
     fn reopen(&mut self, how: How) {
         let how = self.look_further(how);
-        let new = Events::open(&self.told.running(), &self.sieve, how);
+        let inherited = self.follows_by_inheritance();
+        let running = self.told.running();
+        let new = Events::open(&running, &self.sieve, how);
+        let counted_ns = if inherited { self.events.counted_ns() } else { 0 };
         let new = new.and_then(|new| new.enable().map(|()| new));
+        let new = new.and_then(|new| if inherited { self.with_started(new, running) } else { Ok(new) });
         let since_ns = sys::monotonic_ns();
         if let Some(woken) = &mut self.told.woken {
             woken.abandon();
         }
         let Ok(new) = new else {
+            self.events.sample_until(u64::MAX);
             self.window.stays(self.events.how.window_bytes);
             if let Some(Switches { window_bytes, .. }) = self.events.how.switches {
                 self.switch_window.stays(window_bytes);
             }
             return;
         };
+        self.told.counted_ns += counted_ns;
         self.told.grid.changed(since_ns, how.period_ns(), &new.vary(&mut self.rates));
         // Both tell of each switch for a moment.
         if let Some(switched) = &mut self.told.switched {
@@ -343,6 +378,24 @@ impl PerfSource {
         if let Some(switched) = &mut self.told.switched {
             switched.take_from(since_ns);
         }
+    }
+
+    /// New events, which are enabled, with those of processes that were started while they were opened and so
+    /// have inherited the old ones only; these tell of them.
+    fn with_started(&mut self, mut new: Events, mut listed: Vec<pid_t>) -> std::io::Result<Events> {
+        // From here on samples of both would be the same time twice.
+        self.events.sample_until(sys::monotonic_ns());
+        for _ in 0..MAX_PASSES {
+            read_rings(&mut self.events, &mut self.scratch, &mut self.told);
+            let started = self.told.started_by(&listed);
+            if started.is_empty() {
+                break;
+            }
+            new.add_processes(&started)?;
+            new.enable()?;
+            listed.extend(started);
+        }
+        Ok(new)
     }
 
     fn of_nobody(&self, what: What) -> Record {
@@ -362,11 +415,7 @@ fn machine_ticks() -> Option<(u64, u64)> {
 
 /// Takes in all that rings hold.
 fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, told: &mut Told) {
-    events.drain(scratch, |bytes| {
-        if let Some((id, record)) = record::read(bytes) {
-            told.take(id, record);
-        }
-    });
+    events.drain(scratch, |id, record| told.take(id, record));
 }
 
 impl PerfSource {

@@ -86,6 +86,8 @@ impl Switched {
     /// So many records did not fit into the ring of a CPU.
     pub(super) fn dropped(&mut self, id: Id, records: u64) {
         self.dropped += records;
+        // That its thread left may be among them, and is not told by the next one that leaves.
+        self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
         self.batch.push((id, Switch::Dropped { since_ns }));
     }
@@ -275,6 +277,17 @@ mod tests {
         switched.left(id(6, 20, 0), false);
         switched.left(id(5, 30, 0), false);
         assert_eq!(seen(&mut switched, 100), [(6, 20, STACK_DROPPED), (5, 30, STACK_DROPPED)]);
+    }
+
+    #[test]
+    fn a_stack_is_not_that_of_a_later_wait_if_what_followed_was_dropped() {
+        let mut switched = Switched::new(false, None);
+        assert!(switched.copied(id(5, 10, 0), Stack::Unwanted).is_none());
+        switched.dropped(id(5, 20, 0), 3);
+        switched.left(id(5, 30, 0), false);
+        let left = switched.due(100).pop();
+        let missing = |switch| matches!(switch, Switch::Out { stack: Stack::Missing(STACK_DROPPED), .. });
+        assert!(left.is_some_and(|(_, switch)| missing(switch)));
     }
 
     #[test]

@@ -72,6 +72,15 @@ pub(super) fn count(event: &OwnedFd) -> io::Result<u64> {
     }
 }
 
+/// The number of an event, which its records name.
+pub(super) fn number(event: &OwnedFd) -> io::Result<u64> {
+    let mut number = 0;
+    // SAFETY: an ioctl on a live descriptor that writes one u64 to the address that it is given, which is
+    // live (kernel/events/core.c, `_perf_ioctl`).
+    done(unsafe { ioctls::ID(event.as_raw_fd(), &raw mut number) })?;
+    Ok(number)
+}
+
 /// Lets an event write into the ring of another one of the same CPU.
 pub(super) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.

@@ -21,6 +21,7 @@ use super::member::Member;
 use super::record::{Id, PerfRecord, Sample};
 use super::share::Share;
 use super::switched::Switched;
+use super::sys;
 use super::waits::{Stack, Switch};
 use super::woken::{Seen, Woken};
 use crate::addr::{Avma, CodeAddress};
@@ -34,6 +35,8 @@ const SPARE_MAX: usize = 1024;
 const COMPAT: &str = "32-bit code";
 /// Why another one is none: what it was of is not known any more.
 const LEAVER: &str = "of a thread that had ended";
+/// Processes are looked at this often at most where records did not fit, nanoseconds.
+const LOOK_NS: u64 = 500_000_000;
 /// Most ancestors that are asked for when a process is judged.
 const ANCESTORS_MAX: u32 = 64;
 
@@ -103,7 +106,11 @@ pub(super) struct Told {
     pub(super) samples: u64,
     /// Records that did not fit, of anybody, in the batch.
     pub(super) dropped: u64,
-    throttled_since_ns: Option<u64>,
+    /// What changed of processes may be among records that did not fit; when that was made up for last.
+    pub(super) untold: bool,
+    pub(super) looked_ns: u64,
+    /// By CPU, where samples stopped to come.
+    throttled_since_ns: HashMap<u32, u64>,
     pub(super) leavers: Leavers,
     /// Time of samples that were dropped and not told yet: less than a period.
     pub(super) unsampled_ns: u64,
@@ -111,6 +118,8 @@ pub(super) struct Told {
     pub(super) forgotten_ns: u64,
     /// What their samples weighed, and all those that were told as dropped.
     pub(super) told_ns: u64,
+    /// What all used by what events counted, where the clocks of processes that were started do not tell.
+    pub(super) counted_ns: u64,
     /// Threads that have ended, whose names nobody asks for after this batch: process, thread.
     pub(super) nameless: Vec<(pid_t, pid_t)>,
     /// Processes that threads left in the batch before.
@@ -119,7 +128,7 @@ pub(super) struct Told {
     pub(super) ended: Vec<pid_t>,
     /// Boxes, since the records that they go out in are small with them.
     #[allow(clippy::vec_box)]
-    spare: Vec<Box<Capture>>,
+    pub(super) spare: Vec<Box<Capture>>,
     /// The shares of processes in a batch.
     pub(super) shares: HashMap<pid_t, Share>,
 }
@@ -153,11 +162,14 @@ impl Told {
             last_ns: 0,
             samples: 0,
             dropped: 0,
-            throttled_since_ns: None,
+            untold: false,
+            looked_ns: 0,
+            throttled_since_ns: HashMap::new(),
             leavers: Leavers::default(),
             unsampled_ns: 0,
             forgotten_ns: 0,
             told_ns: 0,
+            counted_ns: 0,
             nameless: Vec::new(),
             leaving: Vec::new(),
             ended: Vec::new(),
@@ -185,6 +197,11 @@ impl Told {
         self.choice.is_all()
     }
 
+    /// Whether what a process starts is wanted with it.
+    pub(super) fn asks_parents(&self) -> bool {
+        self.choice.asks_parents()
+    }
+
     /// Judges the processes that run now, before any is sampled.
     pub(super) fn judge_all(&mut self) {
         if self.choice.is_all() || self.choice.is_one() {
@@ -204,9 +221,11 @@ impl Told {
         if self.members.contains_key(&pid) {
             return true;
         }
-        let of_wanted = self.choice.asks_parents() && depth < ANCESTORS_MAX && {
+        let of_wanted = if self.choice.asks_parents() && depth < ANCESTORS_MAX {
             let parent = parent.or_else(|| choice::parent_of(pid)).unwrap_or(0);
             self.judge(parent, None, depth + 1)
+        } else {
+            parent.is_some_and(|parent| self.members.contains_key(&parent))
         };
         if !self.choice.wants(pid, of_wanted) {
             self.refused.insert(pid);
@@ -220,9 +239,50 @@ impl Told {
         true
     }
 
+    /// Looks at the processes themselves where records that did not fit may have told of them: that one has another
+    /// program, has mapped code, or has ended. Not in every batch: that is when there is too much to do.
+    pub(super) fn look_at_what_was_not_told(&mut self) {
+        let now_ns = sys::monotonic_ns();
+        if !self.untold || now_ns < self.looked_ns + LOOK_NS {
+            return;
+        }
+        (self.untold, self.looked_ns) = (false, now_ns);
+        for (pid, member) in self.members.iter_mut().filter(|(_, one)| one.ends_in.is_none() && one.pid() > 0) {
+            if member.has_ended() {
+                member.first_left = true;
+                self.leaving.push(*pid);
+                continue;
+            }
+            let id = Id { pid: *pid, tid: *pid, time_ns: self.last_ns, ..Id::default() };
+            let happened = member.look_anew().map_or(Happened::Changed, Happened::Exec);
+            if member.told {
+                self.batch.push((id, happened));
+            }
+        }
+    }
+
     /// Processes that are sampled and have not ended.
     pub(super) fn running(&self) -> Vec<pid_t> {
         self.members.iter().filter(|(_, one)| one.ends_in.is_none()).map(|(pid, _)| *pid).collect()
+    }
+
+    /// Those that were started by `listed`, and by them, as the records say that were not sifted yet.
+    pub(super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
+        let mut started: Vec<pid_t> = Vec::new();
+        // Records are not in the order of their times.
+        loop {
+            let before = started.len();
+            for (id, happened) in &self.batch {
+                let Happened::Forked(parent) = happened else { continue };
+                let known = |pid: &pid_t| listed.contains(pid) || started.contains(pid);
+                if known(parent) && !known(&id.pid) {
+                    started.push(id.pid);
+                }
+            }
+            if started.len() == before {
+                return started;
+            }
+        }
     }
 
     // ---- records
@@ -245,11 +305,19 @@ impl Told {
         }
         let happened = match record {
             // These two are of the ring, whoever's records were in it.
-            PerfRecord::Lost(_) if self.switched.is_some() => return,
-            PerfRecord::Lost(records) => return self.dropped += records,
-            PerfRecord::Throttle => return self.throttled_since_ns = Some(id.time_ns),
+            PerfRecord::Lost(records) => {
+                self.untold = true;
+                if self.switched.is_none() {
+                    self.dropped += records;
+                }
+                return;
+            }
+            PerfRecord::Throttle => {
+                self.throttled_since_ns.insert(id.cpu, id.time_ns);
+                return;
+            }
             PerfRecord::Unthrottle => {
-                if let Some(since_ns) = self.throttled_since_ns.take() {
+                if let Some(since_ns) = self.throttled_since_ns.remove(&id.cpu) {
                     self.dropped += id.time_ns.saturating_sub(since_ns) / self.period_ns;
                 }
                 return;
@@ -392,6 +460,7 @@ impl Told {
             match happened {
                 Happened::Forked(parent) => {
                     self.forget_number(pid);
+                    self.choice.number_is_anothers(pid);
                     if self.judge(pid, Some(parent), 0) {
                         self.changes.push_back((id.time_ns, pid, Change::Forked(parent)));
                         // It will wait sooner or later, perhaps before it runs another program.

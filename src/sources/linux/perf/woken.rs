@@ -32,8 +32,6 @@ const CLOCKS_MAX: usize = 512;
 /// Most threads whose clocks are brought up to date for it, of one of them and of all: each takes a microsecond.
 const THREADS_OF_ONE_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
-/// Stacks that are kept of a process.
-const STACKS_MAX: usize = 64;
 
 /// The clock of a process, nanoseconds, and when it was asked (monotonic clock).
 #[derive(Clone, Copy, Debug)]
@@ -298,12 +296,8 @@ impl Told {
             if !self.kernel_frames {
                 capture.kernel.clear();
             }
-            member.owed.stacks.push_back((tid, capture));
-            if member.owed.stacks.len() > STACKS_MAX
-                && let Some((_, capture)) = member.owed.stacks.pop_front()
-            {
-                self.give_back(capture);
-            }
+            let spare = &mut self.spare;
+            member.owed.waited(tid, capture, |capture| spare.push(capture));
         }
         self.woken = Some(woken);
     }

@@ -73,3 +73,55 @@ fn a_thread_without_a_number_is_no_thread() {
     let missed = records.iter().filter(|record| matches!(record.what, What::Missed(_, LEAVER))).count();
     assert_eq!(missed, 1, "{records:?}");
 }
+
+/// That it became another program was not told: where records are missing it is asked.
+#[test]
+fn after_records_were_dropped_processes_are_looked_at() {
+    let choice = Choice::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
+    let process = crate::sources::Process { name: "sh".to_owned(), ..attach::describe(pid()) };
+    let mut main = Member::new(process, Arc::new(TargetFiles::of(pid())));
+    main.told = true;
+    let (mut told, mut records) = (Told::new(choice, main, 0, 1_000_000, true), Vec::new());
+    told.finish_batch(true, u64::MAX, &mut records);
+    told.finish_batch(true, u64::MAX, &mut records);
+    assert!(records.is_empty(), "{records:?}");
+    for round in 0..2 {
+        told.take(id(pid(), 10, 0), PerfRecord::Lost(1));
+        told.finish_batch(true, u64::MAX, &mut records);
+        told.finish_batch(true, u64::MAX, &mut records);
+        let named = records.drain(..).find_map(|record| match record.what {
+            What::Exec { name } => name,
+            _ => None,
+        });
+        let own = attach::describe(pid()).name;
+        assert_eq!(named, (round == 0).then_some(own), "once, and not again at once");
+    }
+}
+
+/// Samples do not come on one CPU, while they do on another.
+#[test]
+fn each_cpu_is_throttled_on_its_own() {
+    let mut told = told();
+    told.switched = None;
+    told.take(id(TID, 1_000_000, 0), PerfRecord::Throttle);
+    told.take(id(TID, 5_000_000, 1), PerfRecord::Throttle);
+    told.take(id(TID, 4_000_000, 0), PerfRecord::Unthrottle);
+    told.take(id(TID, 7_000_000, 1), PerfRecord::Unthrottle);
+    told.take(id(TID, 9_000_000, 1), PerfRecord::Unthrottle);
+    assert_eq!(told.dropped, 3 + 2);
+}
+
+/// Many started by wanted ones, in any order, and by others.
+#[test]
+fn those_that_were_started_are_known_before_their_records_are_sifted() {
+    let choice = Choice::new(Chosen { pids: vec![5], children: true, ..Chosen::default() });
+    let main = Member::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
+    let mut told = Told::new(choice, main, 0, 1_000_000, true);
+    for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19), (5, 5)] {
+        told.take(Id { pid: child, tid: child, ..Id::default() }, PerfRecord::Fork { parent });
+    }
+    let mut started = told.started_by(&[5]);
+    started.sort_unstable();
+    assert_eq!(started, [6, 7, 8]);
+    assert!(told.started_by(&[5, 6, 7, 8]).is_empty());
+}
