@@ -5,8 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::by_kernel::{HZ, attach_by_kernel, launch_by_kernel, sampled, sampled_alone};
-use crate::support::{Fixture, Recorded, compile, fixture, numbers, record, stackprof, wait_for};
+use crate::by_kernel::{HZ, Somebody, attach_by_kernel, launch_by_kernel, sampled, sampled_alone};
+use crate::support::{
+    Fixture, Recorded, compile, fixture, not_here, numbers, record, record_by, stackprof, wait_for,
+};
 
 /// A program that burns in a function of its own name.
 pub(crate) fn tree(name: &str) -> PathBuf {
@@ -174,4 +176,48 @@ fn what_cannot_be_recorded_together_is_told() {
         assert!(text.contains(said) && text.lines().count() == 1, "{arguments:?}: {text}");
         assert!(!output.status.success());
     }
+}
+
+/// Processes that end before anybody asks whose they are: they have the user of the one that started them.
+#[test]
+fn short_processes_of_a_user_are_recorded_though_they_are_gone() {
+    let Some(_one) = sampled_alone() else { return };
+    let Some(somebody) = Somebody::new() else { return };
+    let one = somebody.copy(&tree("one"));
+    let running = record(["--source", "perf", "--hz", "997", "--user", "nobody"]);
+    wait_for("the events", || crate::support::has_events(running.pid()));
+    crate::support::wait_for_ticks("the recording", running.pid());
+    let mut command = somebody.run(&somebody.fixture("tree"));
+    let output = command.args(["300", "1", "3000", one.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let (counts, lost) = (under(&recorded, "tree_one", "burn_in_one") as f64 / HZ, recorded.lost() as f64 / HZ);
+    println!("{counts:.3} s and {lost:.3} s lost of 0.9, {}", roots(&recorded));
+    recorded.check((counts + lost) / 0.9 > 0.85, format!("{counts} s, {lost} s lost, of 0.9"));
+    recorded.check(lost < 0.2, format!("{lost} s of 0.9 are lost"));
+    recorded.check(recorded.figure("processes_seen") > 250.0, "too few processes");
+}
+
+/// In a container, a program that puts what it starts into a namespace of its own, as sandboxes do.
+#[test]
+fn processes_of_a_namespace_below_ours_are_recorded() {
+    let Some(_one) = sampled() else { return };
+    let below = ["unshare", "-p", "-f", "--mount-proc"];
+    let can = Command::new(below[0]).args(&below[1..]).arg("true").output();
+    if !can.as_ref().is_ok_and(|output| output.status.success()) {
+        return not_here(&format!("unshare makes no namespace of processes: {can:?}"));
+    }
+    let one = tree("one");
+    let mut command = Command::new(below[0]);
+    command.args(&below[1..]).arg(env!("CARGO_BIN_EXE_stackprof"));
+    let mut words = vec!["--source", "perf", "--hz", "997", "--"];
+    words.extend(below);
+    let program = fixture("tree");
+    words.extend([program.to_str().unwrap(), "4", "1", "250000", one.to_str().unwrap()]);
+    let recorded = record_by(command, words).wait();
+    recorded.check_success();
+    let seconds = under(&recorded, "tree_one", "burn_in_one") as f64 / HZ;
+    // Samples of the namespace below come once it is known, which is a batch later.
+    recorded.check((seconds - 1.0).abs() < 0.15, format!("{seconds} s of 1 s, {}", roots(&recorded)));
 }

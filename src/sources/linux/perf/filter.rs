@@ -36,9 +36,10 @@ const NO: [u64; 2] = [op(MOVE, 0, 0, 0, 0), op(EXIT, 0, 0, 0, 0)];
 /// Says yes.
 const YES: [u64; 2] = [op(MOVE, 0, 0, 0, 1), op(EXIT, 0, 0, 0, 0)];
 
-/// Puts the running thread at [`TID`], its process into r6 and at [`TGID`], or says no to one that is
-/// not of our namespace (device and inode of `/proc/self/ns/pid`).
-fn process(namespace: (u64, u64)) -> Vec<u64> {
+/// Puts the running thread at [`TID`], its process into r6 and at [`TGID`]. To one that is not of our namespace
+/// (device and inode of `/proc/self/ns/pid`) it says no, or goes on with numbers of 0 if `unknown`: the helper clears
+/// them (kernel/bpf/helpers.c).
+fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
     if numbers_all(namespace) {
         return vec![
             op(CALL, 0, 0, 0, GET_CURRENT_PID_TGID),
@@ -57,9 +58,11 @@ fn process(namespace: (u64, u64)) -> Vec<u64> {
         op(ADD, 3, 0, 0, TID as i32),
         op(MOVE, 4, 0, 0, 8),
         op(CALL, 0, 0, 0, GET_NS_CURRENT_PID_TGID),
-        op(JUMP_IF_EQUAL, 0, 0, NO.len() as i16, 0),
     ]);
-    program.extend(NO);
+    if !unknown {
+        program.push(op(JUMP_IF_EQUAL, 0, 0, NO.len() as i16, 0));
+        program.extend(NO);
+    }
     program.push(op(LOAD_WORD, 6, 10, TGID, 0));
     program
 }
@@ -71,6 +74,8 @@ pub(super) enum Verdict {
     OfProcess(i32),
     /// Those of processes that are not in the set: the descriptor of a map whose keys are their numbers.
     UnlessIn(i32),
+    /// The same, and threads of other namespaces, which may be below ours.
+    UnlessInOrUnknown(i32),
     /// All of them.
     All,
 }
@@ -79,11 +84,11 @@ pub(super) enum Verdict {
 /// program's argument in [`CONTEXT`].
 pub(super) fn program(verdict: Verdict, namespace: (u64, u64), yes: &[u64]) -> Vec<u64> {
     let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
-    program.extend(process(namespace));
+    program.extend(process(namespace, matches!(verdict, Verdict::UnlessInOrUnknown(_))));
     let skip = NO.len() as i16;
     match verdict {
         Verdict::OfProcess(tgid) => program.push(op(JUMP_IF_EQUAL, 6, 0, skip, tgid)),
-        Verdict::UnlessIn(set) => {
+        Verdict::UnlessIn(set) | Verdict::UnlessInOrUnknown(set) => {
             program.extend(load_map(1, set));
             program.extend([
                 op(MOVE_REGISTER, 2, 10, 0, 0),
@@ -139,5 +144,8 @@ mod tests {
         }
         assert_eq!(run(&unless_in(CONTAINER), 4242, (4, 5)), 0, "of another namespace");
         assert_eq!(run(&program(Verdict::All, FIRST, &[]), 2, (4, 5)), 1);
+        let or_unknown = program(Verdict::UnlessInOrUnknown(SET), CONTAINER, &[]);
+        assert_eq!(run(&or_unknown, 4242, (4, 5)), 1, "of another namespace");
+        assert_eq!(run(&or_unknown, 2, CONTAINER), 0, "of the set");
     }
 }

@@ -57,6 +57,27 @@ impl Sieve {
         Sieve { verdict: first.map(|first| (Verdict::All, first)), ..Sieve::default() }
     }
 
+    /// Whether a process that has a number here has none for the program, since it is in a namespace below ours.
+    pub(super) fn misses(&self, pid: pid_t) -> bool {
+        let Some((Verdict::UnlessIn(_), ours)) = self.verdict else { return false };
+        !filter::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
+    }
+
+    /// Lets samples of other namespaces through from now on, in events that it is put before: those of processes
+    /// below ours have a number in their records. With them come all that runs beside ours, which costs their
+    /// CPUs some microseconds each, so that it is not so from the beginning.
+    ///
+    /// # Errors
+    /// What bpf(2) says; nothing is changed then.
+    pub(super) fn let_unknown_through(&mut self) -> io::Result<()> {
+        let Some((Verdict::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
+        let verdict = (Verdict::UnlessInOrUnknown(set), ours);
+        let program = bpf_sys::load_program(Kind::Event, &filter::program(verdict.0, ours, &[]))?;
+        (self.verdict, self.program) = (Some(verdict), Some(program));
+        self.refuse(0, false);
+        Ok(())
+    }
+
     /// Refuses a process from now on, or no longer: its number may be another one's now.
     pub(super) fn refuse(&self, pid: pid_t, refused: bool) {
         if let Some(set) = &self.refused {

@@ -278,7 +278,9 @@ impl PerfSource {
             let periods_ns = self.events.vary(&mut self.rates);
             self.told.grid.changed(since_ns, self.events.how.period_ns(), &periods_ns);
         }
-        if !self.disabled && self.events.lack_a_cpu(since_ns) {
+        let misses = std::mem::take(&mut self.told.begun).into_iter().any(|pid| self.sieve.misses(pid));
+        let lets_more_through = misses && self.sieve.let_unknown_through().is_ok();
+        if !self.disabled && (lets_more_through || self.events.lack_a_cpu(since_ns)) {
             self.reopen(self.events.how);
         }
         if self.over {

@@ -78,6 +78,8 @@ pub(super) struct Told {
     pub(super) members: HashMap<pid_t, Member>,
     /// Processes that were heard of and are not wanted.
     refused: HashSet<pid_t>,
+    /// Those that were judged to be wanted since somebody asked.
+    pub(super) begun: Vec<pid_t>,
     /// What the kernel is to be told of these: refused, or no longer.
     pub(super) verdicts: Vec<(pid_t, bool)>,
     /// The monotonic clock at the engine's 0.
@@ -147,6 +149,7 @@ impl Told {
             main: pid,
             members: HashMap::from([(pid, main)]),
             refused: HashSet::new(),
+            begun: Vec::new(),
             verdicts: Vec::new(),
             origin_ns,
             period_ns,
@@ -236,6 +239,7 @@ impl Told {
         let template = started_by.or_else(|| self.members.get(&self.main));
         let Some(member) = template.map(|from| from.new_for(pid, started_by.is_some())) else { return false };
         self.members.insert(pid, member);
+        self.begun.push(pid);
         true
     }
 
