@@ -5,13 +5,15 @@
 //! changes the answer, so it is part of it, with the reason:
 //!
 //! - CPU *seconds* where both are recordings of a whole command, or took equally long: then a
-//!   second more is a second more of work.
+//!   second more is a second more of work. Not where one lost much that the other did not
+//!   ([`Lost`]): then a second more is one that was not lost.
 //! - *Shares* of the profile else: of two looks at a server, the longer one has more of
 //!   everything.
 //! - *Samples* if asked for and the files do not tell the rate (folded text).
 
 use super::functions::functions;
 use super::incomparable::Incomparable;
+use super::lost::{LOST_MAX, Lost};
 use super::stacks::{Run, Stacks};
 
 /// Durations of attached recordings that differ by less than this part are equal.
@@ -76,6 +78,8 @@ pub struct Side {
     pub incomplete: u64,
     /// Samples of waiting threads that were left out.
     pub waiting_left_out: u64,
+    /// What is in none of the samples.
+    pub lost: Lost,
     /// Length of one sample; `None` where the file does not tell the rate.
     pub period_s: Option<f64>,
     /// Length of the recording; `None` where the file does not tell it.
@@ -90,6 +94,7 @@ impl Side {
             samples: run.total,
             incomplete: run.incomplete,
             waiting_left_out: run.waiting_left_out,
+            lost: Lost::of(run),
             period_s: run.about.period_ns().map(|ns| ns / 1e9),
             duration_s: run.about.duration_ns.map(|ns| ns as f64 / 1e9),
         }
@@ -249,6 +254,9 @@ fn measure(
         (Wish::Auto, (Some(_), Some(_))) => {}
         (Wish::Auto, _) => return Ok((Measure::Share, "the files do not tell how long they recorded")),
     }
+    if base.lost.apart(&new.lost) > LOST_MAX {
+        return Ok((Measure::Share, "the recordings lost different parts of their time"));
+    }
     if launched {
         return Ok((Measure::Seconds, "both are recordings of a whole command"));
     }
@@ -323,6 +331,27 @@ mod tests {
         let rates = compare(recording(100, true, 1), recording(200, true, 1), Wish::Auto).expect("rates");
         assert_eq!(rates.base_factor(), 2.0);
         assert_eq!(rates.values(Pair { base: 60, new: 60 }), (0.6, 0.3));
+    }
+
+    #[test]
+    fn sides_that_lost_different_parts_are_compared_by_share() {
+        // Of base 100 samples are left, of new 200.
+        let lost = |counts: u64| About {
+            lost: [("in the kernel, which may not be sampled".to_owned(), counts)].into(),
+            ..recording(100, true, 3)
+        };
+        for (base, new, measure) in [
+            (67, 0, Measure::Share),
+            (0, 134, Measure::Share),
+            (67, 134, Measure::Seconds),
+            (10, 0, Measure::Seconds),
+        ] {
+            let compared = compare(lost(base), lost(new), Wish::Auto).expect("both have samples");
+            assert_eq!(compared.measure, measure, "{base} and {new}: {}", compared.why);
+            assert_eq!(measure == Measure::Share, compared.why.contains("lost"), "{}", compared.why);
+        }
+        let asked = compare(lost(67), lost(0), Wish::Absolute).expect("both have samples");
+        assert_eq!((asked.measure, asked.why), (Measure::Seconds, "as asked"));
     }
 
     #[test]

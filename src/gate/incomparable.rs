@@ -29,7 +29,7 @@ pub enum Incomparable {
         /// How many it holds.
         samples: u64,
     },
-    /// A run lost more than [`LOST_MAX`](super::measured::LOST_MAX).
+    /// A run lost more than [`LOST_MAX`](crate::diff::lost::LOST_MAX).
     Lost {
         /// The run.
         run: String,

@@ -5,6 +5,7 @@
 
 use super::incomparable::Incomparable;
 use crate::diff::functions::functions;
+use crate::diff::lost::{LOST_MAX, Lost};
 use crate::diff::stacks::{Run, Stacks};
 use crate::profile::SAMPLES;
 
@@ -14,9 +15,6 @@ pub const SAMPLES_MIN: u64 = 20;
 
 /// A run with less than this part of its side's median was cut short.
 pub const TRUNCATED_BELOW: f64 = 0.25;
-
-/// A run that lost more than this part of its samples does not tell its CPU time.
-pub const LOST_MAX: f64 = 0.10;
 
 /// Whether runs can be a side of a gate: each holds enough, all are of one kind, none was cut
 /// short.
@@ -147,13 +145,11 @@ fn check_run(run: &Run) -> Result<(), Incomparable> {
 }
 
 fn check_lost(run: &Run) -> Result<(), Incomparable> {
-    let lost: u64 = run.about.lost.values().fold(0, |sum, count| sum.saturating_add(*count));
-    let part = lost as f64 / (lost as f64 + run.total as f64);
-    if part <= LOST_MAX {
+    let lost = Lost::of(run);
+    if lost.part <= LOST_MAX {
         return Ok(());
     }
-    let most = run.about.lost.iter().max_by_key(|(_, count)| **count).map_or("", |(why, _)| why);
-    Err(Incomparable::Lost { run: run.source.clone(), part, why: most.to_owned() })
+    Err(Incomparable::Lost { run: run.source.clone(), part: lost.part, why: lost.main_reason().to_owned() })
 }
 
 fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> {

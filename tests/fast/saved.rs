@@ -230,6 +230,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
                 String::from_utf8(out).unwrap()
             };
             assert_eq!(with_lines(&back), with_lines(&saved));
+            assert_eq!(back.about.lost, saved.about.lost, "what a comparison must know");
         }
         assert_eq!((back.about.hz, back.about.pid), (Some(997), Some(4242)));
         assert_eq!(back.total(), saved.total());

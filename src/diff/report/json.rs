@@ -3,8 +3,11 @@
 //! Figures are as counted: `samples` always, `cpu_s` or null where the rate is not told,
 //! `share` of the profile.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
+use super::notes;
 use crate::diff::compare::{Comparison, Measure, Pair, Side};
 
 #[derive(Serialize)]
@@ -12,6 +15,7 @@ struct Document<'a> {
     version: &'static str,
     compared_by: &'static str,
     why: &'a str,
+    notes: Vec<String>,
     unit: &'a str,
     base: Profile<'a>,
     new: Profile<'a>,
@@ -24,6 +28,8 @@ struct Profile<'a> {
     processes: &'a [String],
     samples: u64,
     samples_incomplete: u64,
+    samples_lost: &'a BTreeMap<String, u64>,
+    lost_share: f64,
     cpu_s: Option<f64>,
     duration_s: Option<f64>,
 }
@@ -72,6 +78,7 @@ pub fn json(comparison: &Comparison) -> String {
             Measure::Samples => "samples",
         },
         why: comparison.why,
+        notes: notes(comparison),
         unit: &comparison.unit,
         base: profile(&comparison.base),
         new: profile(&comparison.new),
@@ -89,6 +96,8 @@ fn profile(side: &Side) -> Profile<'_> {
         processes: &side.processes,
         samples: side.samples,
         samples_incomplete: side.incomplete,
+        samples_lost: &side.lost.counts,
+        lost_share: side.lost.part,
         cpu_s: side.period_s.map(|period| side.samples as f64 * period),
         duration_s: side.duration_s,
     }

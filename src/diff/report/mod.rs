@@ -8,7 +8,8 @@ pub mod json;
 pub mod markdown;
 pub mod text;
 
-use super::compare::{Comparison, Measure, Pair};
+use super::compare::{Comparison, Measure, Pair, Side};
+use super::lost::LOST_NOTED;
 
 /// A value as people read it: `0.39 s`, `12.3%`, `412`.
 #[must_use]
@@ -111,6 +112,13 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
             new.processes.join(", ")
         ));
     }
+    if base.lost.apart(&new.lost) > LOST_NOTED {
+        notes.push(format!(
+            "lost: {} of base, {} of new; what was lost is in no sum and no function, so record both in the same way, as the same user",
+            lost(base),
+            lost(new)
+        ));
+    }
     // So much more of one side without callers shifts totals from callers to nowhere.
     const INCOMPLETE_SHIFT: f64 = 0.05;
     let incomplete = (base.share(base.incomplete), new.share(new.incomplete));
@@ -132,6 +140,14 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
     notes
 }
 
+/// The part that a side lost, and why most of that.
+fn lost(side: &Side) -> String {
+    if side.lost.counts.is_empty() {
+        return "none told".to_owned();
+    }
+    format!("{:.1}% ({})", 100.0 * side.lost.part, side.lost.main_reason())
+}
+
 /// Rows that changed, at most `top` of them, and how many more there are.
 fn changed(comparison: &Comparison, top: usize) -> (Vec<&super::compare::Row>, usize) {
     let differs = |pair: Pair| comparison.change(pair) != 0.0;
@@ -143,6 +159,43 @@ fn changed(comparison: &Comparison, top: usize) -> (Vec<&super::compare::Row>, u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diff::compare::Wish;
+    use crate::diff::stacks::tests::saved;
+    use crate::diff::stacks::{Matching, Stacks};
+    use crate::profile::About;
+
+    /// Two whole commands of 100 samples each, that lost these more.
+    fn lossy(base: u64, new: u64) -> Comparison {
+        let mut stacks = Stacks::new(Matching::default());
+        for (name, lost) in [("base", base), ("new", new)] {
+            let lost = [("in the kernel, which may not be sampled".to_owned(), lost)];
+            let about = About {
+                hz: Some(100),
+                launched: Some(true),
+                lost: lost.into_iter().filter(|(_, counts)| *counts > 0).collect(),
+                ..About::default()
+            };
+            stacks.add(name, &saved(about, "work", &[("main", 100)]), None).expect("fits");
+        }
+        Comparison::of(&stacks, Wish::Auto).expect("both have samples")
+    }
+
+    #[test]
+    fn what_the_sides_lost_is_told_where_it_differs() {
+        let note = "lost: 20.0% (in the kernel, which may not be sampled) of base, none told of new; \
+                    what was lost is in no sum and no function, so record both in the same way, as the same user";
+        let unlike = lossy(25, 0);
+        assert_eq!(notes(&unlike), [note]);
+        assert!(text::text(&unlike, 9).contains(&format!("\nnote: {note}\n")));
+        assert!(markdown::markdown(&unlike, 9).contains("Note: lost: 20.0% (in the kernel"));
+        let json: serde_json::Value = serde_json::from_str(&json::json(&unlike)).expect("JSON");
+        assert_eq!(json["notes"], serde_json::json!([note]));
+        assert_eq!((&json["base"]["lost_share"], &json["new"]["lost_share"]), (&0.2.into(), &0.0.into()));
+        assert_eq!(json["base"]["samples_lost"]["in the kernel, which may not be sampled"], 25);
+        let [note] = &notes(&lossy(5, 2))[..] else { panic!("more than two points apart") };
+        assert!(note.contains("of base, 2.0% (in the kernel, which may not be sampled) of new; "), "{note}");
+        assert_eq!(notes(&lossy(67, 66)).len() + notes(&lossy(2, 0)).len() + notes(&lossy(0, 0)).len(), 0);
+    }
 
     #[test]
     fn figures_read_as_people_write_them() {

@@ -12,6 +12,7 @@ use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::extra::Extra;
 use super::{firefox, folded_read, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::profile::saved::Saved;
@@ -134,7 +135,7 @@ struct AnyJson<'a> {
     #[serde(borrow, default)]
     profiles: Option<Vec<speedscope::OneProfile<'a>>>,
     #[serde(borrow, default)]
-    stackprof: Option<speedscope::Extra<'a>>,
+    stackprof: Option<Extra<'a>>,
     #[serde(borrow, default)]
     meta: Option<firefox::Meta<'a>>,
     #[serde(borrow, default)]

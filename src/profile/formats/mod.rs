@@ -1,6 +1,7 @@
 //! The forms of files that profiles are written in and read from, and which of them a file has.
 
 pub mod detect;
+mod extra;
 pub mod firefox;
 pub mod folded;
 pub mod folded_read;

@@ -2,8 +2,8 @@
 //!
 //! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by
 //! one, so nothing of the size of the file is in memory. The format knows neither addresses
-//! nor the rate; what is beyond it stands in a key of our own, `stackprof`, which the
-//! schema allows and other readers skip. Not for: evented profiles.
+//! nor the rate; what is beyond it stands in a key of our own (`extra.rs`), which the
+//! schema allows. Not for: evented profiles.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,6 +11,7 @@ use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
+use super::extra::Extra;
 use super::lists::Lists;
 use super::malformed::Malformed;
 use crate::profile::MAX_DEPTH;
@@ -34,18 +35,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
     let title = title.map_or_else(|| saved.processes().join(", "), str::to_owned);
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
     write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
-    let extra = Extra {
-        hz: about.hz,
-        unit: Cow::Borrowed(&about.unit),
-        time_unix_ns: about.time_unix_ns,
-        duration_ns: about.duration_ns,
-        pid: about.pid,
-        arch: about.arch.as_deref().map(Cow::Borrowed),
-        command: about.command.as_deref().map(Cow::Borrowed),
-        launched: about.launched,
-        idle: about.idle,
-    };
-    write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&extra)?)?;
+    write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&Extra::of(about))?)?;
     for (index, frame) in frames.table.iter().enumerate() {
         write!(out, "{}{}", if index > 0 { ",\n" } else { "" }, json(frame)?)?;
     }
@@ -193,24 +183,7 @@ pub(super) struct FileFrame<'a> {
     line: Option<u32>,
 }
 
-/// What the format has no place for, of the recording.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Extra<'a> {
-    hz: Option<u32>,
-    #[serde(borrow)]
-    unit: Cow<'a, str>,
-    time_unix_ns: Option<u64>,
-    duration_ns: Option<u64>,
-    pid: Option<u32>,
-    #[serde(borrow)]
-    arch: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    command: Option<Cow<'a, str>>,
-    launched: Option<bool>,
-    idle: Option<bool>,
-}
-
-/// The same of a thread.
+/// What the format has no place for, of a thread.
 #[derive(Serialize, Deserialize)]
 struct ExtraThread<'a> {
     #[serde(borrow)]
@@ -252,22 +225,7 @@ pub(super) fn read(
     profiles: &[OneProfile<'_>],
     extra: Option<&Extra<'_>>,
 ) -> Result<Saved, Malformed> {
-    let owned = |text: &Option<Cow<'_, str>>| text.as_ref().map(|text| text.clone().into_owned());
-    let mut builder = SavedBuilder::new(match extra {
-        Some(extra) => About {
-            hz: extra.hz.filter(|hz| *hz > 0),
-            unit: extra.unit.clone().into_owned(),
-            time_unix_ns: extra.time_unix_ns,
-            duration_ns: extra.duration_ns,
-            pid: extra.pid,
-            arch: owned(&extra.arch),
-            command: owned(&extra.command),
-            launched: extra.launched,
-            idle: extra.idle,
-            ..About::default()
-        },
-        None => About::default(),
-    });
+    let mut builder = SavedBuilder::new(extra.map_or_else(About::default, Extra::about));
     let mut frames = Vec::with_capacity(shared.frames.len());
     for frame in &shared.frames {
         frames.push(self::frame(&mut builder, frame)?);

@@ -1,0 +1,66 @@
+//! What the JSON formats of viewers have no place for: the recording, in a key of our own.
+//!
+//! It stands at the top of the file as `stackprof`, which other readers skip. Without it a file does
+//! not tell how long it recorded or what it lost, and comparisons would take it for a whole one.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::profile::about::About;
+
+/// The recording.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Extra<'a> {
+    hz: Option<u32>,
+    #[serde(borrow)]
+    unit: Cow<'a, str>,
+    time_unix_ns: Option<u64>,
+    duration_ns: Option<u64>,
+    pid: Option<u32>,
+    #[serde(borrow)]
+    arch: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    command: Option<Cow<'a, str>>,
+    launched: Option<bool>,
+    idle: Option<bool>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    lost: BTreeMap<String, u64>,
+}
+
+impl<'a> Extra<'a> {
+    /// Of a profile that is written.
+    pub(super) fn of(about: &'a About) -> Extra<'a> {
+        Extra {
+            hz: about.hz,
+            unit: Cow::Borrowed(&about.unit),
+            time_unix_ns: about.time_unix_ns,
+            duration_ns: about.duration_ns,
+            pid: about.pid,
+            arch: about.arch.as_deref().map(Cow::Borrowed),
+            command: about.command.as_deref().map(Cow::Borrowed),
+            launched: about.launched,
+            idle: about.idle,
+            lost: about.lost.clone(),
+        }
+    }
+
+    /// Of one that is read.
+    pub(super) fn about(&self) -> About {
+        let owned = |text: &Option<Cow<'_, str>>| text.as_ref().map(|text| text.clone().into_owned());
+        About {
+            hz: self.hz.filter(|hz| *hz > 0),
+            unit: self.unit.clone().into_owned(),
+            time_unix_ns: self.time_unix_ns,
+            duration_ns: self.duration_ns,
+            pid: self.pid,
+            arch: owned(&self.arch),
+            command: owned(&self.command),
+            launched: self.launched,
+            idle: self.idle,
+            lost: self.lost.clone(),
+            ..About::default()
+        }
+    }
+}
