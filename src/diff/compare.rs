@@ -16,7 +16,7 @@ use super::incomparable::Incomparable;
 use super::lost::{LOST_MAX, Lost};
 use super::stacks::{Run, Stacks};
 
-/// Durations of attached recordings that differ by less than this part are equal.
+/// Durations of recordings that differ by less than this part are equal.
 pub const EQUAL_DURATIONS: f64 = 0.02;
 
 /// Standard errors of counting below which a change is marked as noise.
@@ -234,6 +234,12 @@ impl Comparison {
     }
 }
 
+/// Whether two durations are equal, but for [`EQUAL_DURATIONS`].
+#[must_use]
+pub fn equally_long(one: f64, other: f64) -> bool {
+    (one - other).abs() <= EQUAL_DURATIONS * one.max(other)
+}
+
 fn measure(
     wish: Wish,
     base: &Side,
@@ -261,7 +267,7 @@ fn measure(
         return Ok((Measure::Seconds, "both are recordings of a whole command"));
     }
     match (base.duration_s, new.duration_s) {
-        (Some(a), Some(b)) if (a - b).abs() <= EQUAL_DURATIONS * a.max(b) => {
+        (Some(a), Some(b)) if equally_long(a, b) => {
             Ok((Measure::Seconds, "both recordings took equally long"))
         }
         (Some(_), Some(_)) => Ok((Measure::Share, "the recordings took differently long")),

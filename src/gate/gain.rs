@@ -74,7 +74,7 @@ pub fn in_cpu(measured: &Measured, samples: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::measured::Unit;
+    use crate::gate::unit::Unit;
 
     fn gain(totals: [f64; 2], samples: [f64; 2]) -> Gain {
         let measured = Measured {

@@ -4,6 +4,7 @@
 //! these runs must not be compared. Nothing is tested here.
 
 use super::incomparable::Incomparable;
+use super::unit::Unit;
 use crate::diff::functions::functions;
 use crate::diff::lost::{LOST_MAX, Lost};
 use crate::diff::stacks::{Run, Stacks};
@@ -17,38 +18,15 @@ pub const SAMPLES_MIN: u64 = 20;
 pub const TRUNCATED_BELOW: f64 = 0.25;
 
 /// Whether runs can be a side of a gate: each holds enough, all are of one kind, none was cut
-/// short.
+/// short, and what their CPU time is can be told.
 ///
 /// # Errors
 /// Which run cannot be compared, and why.
 pub fn check_side(runs: &[Run], different_names: bool) -> Result<(), Incomparable> {
     runs.iter().try_for_each(check_run)?;
     check_alike(runs, different_names)?;
-    check_whole(runs)
-}
-
-/// What CPU time is measured in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Seconds of CPU time of the whole run.
-    Seconds,
-    /// Seconds of CPU time for each second of recording: attached recordings end when they are
-    /// told to, and their whole tells how long that took.
-    SecondsPerSecond,
-    /// Samples, where the files do not tell the rate (folded text).
-    Samples,
-}
-
-impl Unit {
-    /// The unit behind a number.
-    #[must_use]
-    pub fn symbol(self) -> &'static str {
-        match self {
-            Unit::Seconds => "s",
-            Unit::SecondsPerSecond => "s/s",
-            Unit::Samples => "samples",
-        }
-    }
+    check_whole(runs)?;
+    Unit::of(runs).map(drop)
 }
 
 /// A function's samples, by run.
@@ -94,7 +72,7 @@ impl Measured {
         check_alike(runs, different_names)?;
         check_whole(base)?;
         check_whole(new)?;
-        let (unit, per_sample) = unit(runs);
+        let (unit, per_sample) = Unit::of(runs)?;
         let rows = functions(stacks);
         let counts = |counts: &[u64]| counts.iter().map(|count| *count as f64).collect();
         let functions =
@@ -170,16 +148,14 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
             let (one, other) = ((a(), first.processes.clone()), (b(), other.processes.clone()));
             return Err(Incomparable::Programs { one, other });
         }
-        if first.about.launched.is_some()
-            && other.about.launched.is_some()
-            && first.about.launched != other.about.launched
-        {
-            let is_whole = |run: &Run| run.about.launched == Some(true);
-            let (one, other) = ((a(), is_whole(first)), (b(), is_whole(other)));
-            return Err(Incomparable::Extents { one, other });
-        }
     }
-    Ok(())
+    // The first run need not tell it for two others to differ.
+    let mut told = runs.iter().filter_map(|run| Some((run.source.clone(), run.about.launched?)));
+    let Some(one) = told.next() else { return Ok(()) };
+    match told.find(|other| other.1 != one.1) {
+        Some(other) => Err(Incomparable::Extents { one, other }),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a recording that was cut short: it would pass as a fast run.
@@ -191,22 +167,6 @@ fn check_whole(side: &[Run]) -> Result<(), Incomparable> {
     match side.iter().find(|run| (run.total as f64) < TRUNCATED_BELOW * median as f64) {
         Some(run) => Err(Incomparable::CutShort { run: run.source.clone(), samples: run.total, median }),
         None => Ok(()),
-    }
-}
-
-fn unit(runs: &[Run]) -> (Unit, Vec<f64>) {
-    let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);
-    let Some(periods) = runs.iter().map(period).collect::<Option<Vec<f64>>>() else {
-        return (Unit::Samples, vec![1.0; runs.len()]);
-    };
-    let duration = |run: &Run| run.about.duration_ns.filter(|ns| *ns > 0).map(|ns| ns as f64 / 1e9);
-    let attached = runs.iter().any(|run| run.about.launched == Some(false));
-    match runs.iter().map(duration).collect::<Option<Vec<f64>>>() {
-        Some(durations) if attached => {
-            let rates = periods.iter().zip(durations).map(|(period, duration)| period / duration);
-            (Unit::SecondsPerSecond, rates.collect())
-        }
-        _ => (Unit::Seconds, periods),
     }
 }
 
@@ -232,7 +192,8 @@ mod tests {
 
     #[test]
     fn samples_become_seconds_where_the_rate_is_told() {
-        let two = measured(&[(at(Some(100)), "w", 200), (at(Some(100)), "w", 400)], 1).expect("alike");
+        let whole = About { launched: Some(true), ..at(Some(100)) };
+        let two = measured(&[(whole.clone(), "w", 200), (whole, "w", 400)], 1).expect("alike");
         assert_eq!((two.unit, two.in_unit(&two.totals)), (Unit::Seconds, vec![2.0, 4.0]));
         assert_eq!(
             two.functions,
@@ -248,6 +209,51 @@ mod tests {
         };
         let busy = measured(&[(attached(10), "w", 200), (attached(20), "w", 400)], 1).expect("alike");
         assert_eq!((busy.unit, busy.in_unit(&busy.totals)), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
+    }
+
+    fn untold(millis: Option<u64>) -> About {
+        About { duration_ns: millis.map(|millis| millis * 1_000_000), ..at(Some(100)) }
+    }
+
+    #[test]
+    fn runs_of_unknown_extent_are_compared_by_how_long_they_recorded() {
+        let of = |runs: &[(About, u64)]| {
+            let runs: Vec<_> = runs.iter().map(|(about, count)| (about.clone(), "w", *count)).collect();
+            measured(&runs, 1).map(|measured| (measured.unit, measured.in_unit(&measured.totals)))
+        };
+        let longer = of(&[(untold(Some(10_000)), 200), (untold(Some(20_000)), 400)]);
+        assert_eq!(longer.expect("durations are known"), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
+        let alike = of(&[(untold(Some(10_000)), 200), (untold(Some(10_190)), 600)]);
+        assert_eq!(alike.expect("equally long"), (Unit::Seconds, vec![2.0, 6.0]));
+        // What one run tells, the others need not.
+        let attached = About { launched: Some(false), ..untold(Some(10_000)) };
+        let mixed = of(&[(untold(Some(20_000)), 400), (attached.clone(), 200)]);
+        assert_eq!(mixed.expect("durations are known"), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
+        let whole = About { launched: Some(true), ..untold(Some(10_000)) };
+        let equal = of(&[(whole.clone(), 200), (untold(Some(10_100)), 600)]).expect("equally long");
+        assert_eq!(equal.0, Unit::Seconds);
+        for (runs, part) in [
+            ([(untold(None), 200), (untold(None), 200)], "0.pb.gz does not tell how long it recorded"),
+            ([(untold(Some(9)), 200), (untold(None), 200)], "1.pb.gz does not tell how long it recorded"),
+            ([(untold(Some(0)), 200), (untold(Some(9)), 200)], "0.pb.gz does not tell how long it recorded"),
+            ([(whole.clone(), 200), (untold(Some(30_000)), 200)], "1.pb.gz does not tell whether it is one"),
+            ([(untold(Some(30_000)), 200), (whole, 200)], "0.pb.gz does not tell whether it is one"),
+            (
+                [(attached.clone(), 200), (About { duration_ns: None, ..attached }, 200)],
+                "1.pb.gz does not tell how long it recorded",
+            ),
+        ] {
+            let why = of(&runs).expect_err(part).to_string();
+            assert!(why.contains(part) && why.ends_with("; record all as .pb.gz"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_part_and_a_whole_are_refused_whatever_the_first_tells() {
+        let of = |launched| About { launched, ..untold(Some(10_000)) };
+        let runs = [of(None), of(Some(true)), of(Some(false))].map(|about| (about, "w", 200));
+        let why = measured(&runs, 1).expect_err("refused").to_string();
+        assert!(why.starts_with("1.pb.gz is a recording of a whole command and 2.pb.gz of a part"), "{why}");
     }
 
     #[test]

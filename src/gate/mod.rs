@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! measured     runs → CPU time of each run, whole and by function; or why not (incomparable)
+//! unit         seconds of a whole run, or for each second of recording
 //! orders       every way to tell the runs apart as base and new
 //! statistic    how far apart the sides are, for one order
 //! family       many functions at once: p, q, and whether any stands out
@@ -29,6 +30,7 @@ pub mod orders;
 pub mod quantile;
 pub mod report;
 pub mod statistic;
+pub mod unit;
 pub mod verdict;
 pub mod weak;
 

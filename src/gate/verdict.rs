@@ -3,7 +3,7 @@
 //! Plain types, made by [`judge`](super::judge::judge) and written out by the reports.
 
 use super::interval::Interval;
-use super::measured::Unit;
+use super::unit::Unit;
 
 /// What counts as slower.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -90,7 +90,7 @@ fn every_pair(measured: &Measured, holds: impl Fn(usize, usize) -> bool) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::measured::Unit;
+    use crate::gate::unit::Unit;
 
     fn measured(base: &[f64], new: &[f64], own: &[f64]) -> Measured {
         let totals = [base, new].concat();

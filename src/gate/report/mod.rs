@@ -8,7 +8,7 @@ pub mod markdown;
 pub mod text;
 
 use super::interval::Interval;
-use super::measured::Unit;
+use super::unit::Unit;
 use super::verdict::{CallPath, Change, FunctionChange, Nameless, Report, State, Strength, Verdict};
 use super::weak;
 use crate::diff::report::{digits, percent};
@@ -122,6 +122,12 @@ fn notes(report: &Report) -> Vec<String> {
     if report.total.relative < SUSPICIOUS {
         notes.push(
             "new used less than a quarter of the CPU time of base; check that its runs are whole".to_owned(),
+        );
+    }
+    if report.unit == Unit::SecondsPerSecond {
+        notes.push(
+            "CPU time is per second of recording: a program that is never idle and slower throughout shows no growth"
+                .to_owned(),
         );
     }
     if report.unit == Unit::Samples {

@@ -163,7 +163,9 @@ fn json(bytes: &[u8], name: &str) -> Result<Saved> {
         AnyJson { shared: Some(shared), profiles: Some(profiles), stackprof, .. } => {
             speedscope::read(&shared, &profiles, stackprof.as_ref())
         }
-        AnyJson { meta: Some(meta), threads: Some(threads), .. } => firefox::read(&meta, &threads),
+        AnyJson { meta: Some(meta), threads: Some(threads), stackprof, .. } => {
+            firefox::read(&meta, &threads, stackprof.as_ref())
+        }
         _ => Err("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)".into()),
     };
     saved.map_err(|why| refused(name, &why.to_string()).caused_by(why))

@@ -4,7 +4,8 @@
 //! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
 //! A recording keeps no times of single samples, so each distinct stack is one sample of its
 //! weight, one after the other: trees and totals are those of the recording, its timeline is
-//! not. Frames are names; the crate has no place for files and lines.
+//! not. Frames are names; the crate has no place for files and lines. Nor has the format one for how
+//! long was recorded and of what, which stands in a key of our own (`extra.rs`).
 //! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`).
 
 mod read;
@@ -19,6 +20,9 @@ use fxprof_processed_profile::{
     SamplingInterval, Timestamp, WeightType,
 };
 
+use serde::Serialize;
+
+use super::extra::Extra;
 use crate::profile::about::SAMPLES;
 use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
@@ -122,7 +126,16 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
             ));
         }
     }
-    serde_json::to_writer(out, &profile).map_err(io::Error::from)
+    let file = WithExtra { profile: &profile, stackprof: Extra::of(about) };
+    serde_json::to_writer(out, &file).map_err(io::Error::from)
+}
+
+/// The file: the keys of the format, and ours.
+#[derive(Serialize)]
+struct WithExtra<'a> {
+    #[serde(flatten)]
+    profile: &'a Profile,
+    stackprof: Extra<'a>,
 }
 
 /// The labels that stand for frames.

@@ -1,6 +1,7 @@
 //! Programs of which one or few functions are all: there is no rest to compare with.
 
-use stackprof::gate::measured::{FunctionSamples, Unit};
+use stackprof::gate::measured::FunctionSamples;
+use stackprof::gate::unit::Unit;
 use stackprof::gate::verdict::{MovedWhy, State};
 use stackprof::gate::{Measured, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;

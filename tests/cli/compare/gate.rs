@@ -196,6 +196,31 @@ fn what_cannot_be_compared_is_refused_and_never_passes() {
 }
 
 #[test]
+fn recordings_in_any_form_are_compared_by_how_long_they_took() {
+    let place = Place::new();
+    for (name, seconds) in [("short", 1), ("long", 2)] {
+        place
+            .run(&format!("-q --target sim:1 -d {seconds} -o {name}.pb.gz -o {name}.firefox.json"))
+            .succeeds();
+    }
+    let packed = exits(place.run("gate --base long.pb.gz --new short.pb.gz"), 3);
+    assert!(packed.stdout.contains(" s/s of CPU time, +100%"), "{packed}");
+    let firefox = exits(place.run("gate --base long.firefox.json --new short.firefox.json"), 3);
+    assert_eq!(firefox.stdout, packed.stdout);
+    assert!(packed.stdout.contains("note     CPU time is per second of recording"), "{packed}");
+    // As another program writes it.
+    let mut foreign: Value = serde_json::from_str(&place.read("short.firefox.json")).unwrap();
+    foreign.as_object_mut().unwrap().remove("stackprof").unwrap();
+    place.write("foreign.json", &foreign.to_string());
+    for line in ["--base short.pb.gz --new foreign.json", "--new foreign.json --update-baseline kept"] {
+        let run = exits(place.run(&format!("gate {line}")), 4);
+        let why = "foreign.json does not tell how long it recorded, so its CPU time cannot be compared";
+        assert!(run.stderr.contains(why) && run.stderr.lines().count() == 1, "{run}");
+    }
+    assert!(!place.path("kept").exists());
+}
+
+#[test]
 fn a_baseline_is_made_kept_and_replaced() {
     let place = Place::new();
     write_sides(&place, 0.06);

@@ -2,7 +2,8 @@
 //! factor, functions that differ beyond it, and counting noise. The rates of real runs are
 //! those of `cargo bench --bench gate`; the noise here is set after them.
 
-use stackprof::gate::measured::{FunctionSamples, Unit};
+use stackprof::gate::measured::FunctionSamples;
+use stackprof::gate::unit::Unit;
 use stackprof::gate::verdict::{MovedWhy, State};
 use stackprof::gate::{Measured, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;

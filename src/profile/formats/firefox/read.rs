@@ -1,12 +1,13 @@
 //! The Firefox Profiler's processed format as a saved profile.
 //!
-//! Input: `meta` and `threads` of a file. Output: [`Saved`], or what is wrong and where. Only the
+//! Input: `meta` and `threads` of a file, and what it has of ours. Output: [`Saved`], or what is wrong and where. Only the
 //! versions in which each thread has tables of its own.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
+use super::super::extra::Extra;
 use super::super::malformed::Malformed;
 use super::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 use crate::profile::about::{About, SAMPLES};
@@ -105,15 +106,24 @@ struct FuncTable {
 ///
 /// # Errors
 /// What is wrong, and where, as a line for people without the name of the file.
-pub(in crate::profile) fn read(meta: &Meta<'_>, threads: &[Thread<'_>]) -> Result<Saved, Malformed> {
+pub(in crate::profile) fn read(
+    meta: &Meta<'_>,
+    threads: &[Thread<'_>],
+    extra: Option<&Extra<'_>>,
+) -> Result<Saved, Malformed> {
     let unit = unit(meta, threads)?;
-    let mut about = About { unit: unit.name.to_owned(), ..About::default() };
+    let told = extra.map_or_else(About::default, Extra::about);
+    // What the format has a place for is what its other readers go by.
+    let mut about = About { unit: unit.name.to_owned(), hz: None, ..told };
     let rate = 1000.0 / meta.interval;
     if meta.product != PRODUCT_NO_RATE && unit.name == SAMPLES && (1.0..=1e9).contains(&rate) {
         about.hz = Some(rate.round() as u32);
     }
     let start_ns = meta.start_time_ms * 1e6;
-    about.time_unix_ns = (1.0..9e18).contains(&start_ns).then_some(start_ns as u64);
+    // Milliseconds of the format are no exact time, and it has no place for none.
+    if extra.is_none() {
+        about.time_unix_ns = (1.0..9e18).contains(&start_ns).then_some(start_ns as u64);
+    }
     let pids: Vec<u64> = threads.iter().filter_map(|thread| thread.pid.get()).collect();
     if let Some(pid) = pids.first().filter(|pid| **pid > 0 && pids.iter().all(|other| other == *pid)) {
         about.pid = u32::try_from(*pid).ok();
