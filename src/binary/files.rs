@@ -8,7 +8,8 @@ use std::io::Read;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use super::{ImageBytes, OpenError, map};
+use super::map::Map;
+use super::{ImageBytes, OpenError};
 
 /// Longest map of a JIT compiler that is read, in bytes; a long run of node has some megabytes.
 pub(crate) const MAX_JIT_MAP_BYTES: u64 = 256 << 20;
@@ -114,7 +115,12 @@ pub(crate) fn list(directory: &Path) -> Vec<String> {
 
 /// Maps a regular file.
 pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, OpenError> {
-    Ok(ImageBytes::new(map::map(&open_regular(path)?)?))
+    Ok(ImageBytes::mapped(Map::new(open_regular(path)?)?))
+}
+
+/// The same without keeping it open.
+pub(crate) fn map_regular_briefly(path: &Path) -> Result<ImageBytes, OpenError> {
+    Ok(ImageBytes::mapped(Map::briefly(&open_regular(path)?)?))
 }
 
 /// Opens a regular file without waiting, as opening a pipe would.
@@ -131,7 +137,7 @@ pub(crate) fn regular(opened: File) -> Result<File, OpenError> {
     if opened.metadata()?.is_file() { Ok(opened) } else { Err(OpenError::NotRegular) }
 }
 
-/// Reads a file that others may cut short while it is read: mapped, that would be fatal.
+/// Reads a file that others may write to while it is read: mapped, it would have to be refused then.
 pub(crate) fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, OpenError> {
     let mut bytes = Vec::new();
     file.take(most + 1).read_to_end(&mut bytes)?;

@@ -1,14 +1,373 @@
-//! Files of images, mapped into memory: read only where something is looked up.
+//! Files of images, mapped into memory: read only where something is looked up, and safe to read
+//! whatever others do to the file meanwhile.
+//!
+//! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, by a target
+//! that truncates a library of its own. Where it has become shorter, reading is a SIGBUS, which
+//! `on_bus_error` outlives; where it has not, what is read is another file's, which
+//! [`Map::unchanged`] tells. Why so, and at what cost: docs/decisions/rewritten-files.md.
 #![allow(unsafe_code)]
+
+#[cfg(unix)]
+mod ranges;
 
 use std::fs::File;
 use std::io;
+#[cfg(unix)]
+use std::path::PathBuf;
+#[cfg(unix)]
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Maps a whole file read-only.
-pub(crate) fn map(file: &File) -> io::Result<memmap2::Mmap> {
-    // SAFETY: the map is private and read-only and only ever read as plain bytes through
-    // bounds-checked parsers. A file truncated by others while mapped would raise SIGBUS;
-    // images of running programs are replaced by rename, and ETXTBSY (Linux) and code
-    // signing (macOS) guard executables.
-    unsafe { memmap2::Mmap::map(file) }
+use super::OpenError;
+
+/// A whole file, mapped to be read.
+#[derive(Debug)]
+pub(crate) struct Map {
+    /// Declared before the bytes, so that a range is forgotten before its addresses are free.
+    #[cfg(unix)]
+    known: ranges::Known,
+    bytes: memmap2::Mmap,
+    #[cfg(unix)]
+    held: Option<Held>,
+}
+
+impl Map {
+    /// Maps a file, and keeps it open: [`Map::unchanged`] asks its descriptor.
+    pub(crate) fn new(file: File) -> io::Result<Map> {
+        #[cfg(unix)]
+        let before = (Stamp::of(&file)?, path_of(&file));
+        let map = Map::briefly(&file)?;
+        Ok(Map {
+            #[cfg(unix)]
+            held: Some(Held { file, stamp: before.0, path: before.1 }),
+            ..map
+        })
+    }
+
+    /// Maps a file without keeping it open, for many at once: [`Map::unchanged`] knows only of
+    /// pages that were missed.
+    pub(crate) fn briefly(file: &File) -> io::Result<Map> {
+        // SAFETY: the map is private and read-only, and only ever read as plain bytes through
+        // bounds-checked parsers that take anything. Others may change these bytes: what was read then
+        // is refused (`unchanged`); a page that is lost is replaced (`on_bus_error`).
+        let bytes = unsafe { memmap2::Mmap::map(file) }?;
+        #[cfg(unix)]
+        watch();
+        Ok(Map {
+            #[cfg(unix)]
+            known: ranges::Known::new(bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len()),
+            bytes,
+            #[cfg(unix)]
+            held: None,
+        })
+    }
+
+    /// Whether what was read so far is what the file was when it was mapped.
+    ///
+    /// # Errors
+    /// [`OpenError::Replaced`]: it was written to, as far as its times and its length tell. Or a part
+    /// of it could not be read.
+    #[cfg(unix)]
+    pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
+        // Pages are lost after the file has changed, so a lost one is known before the file is asked.
+        let lost = self.known.is_lost();
+        match &self.held {
+            Some(held) if held.was_written_to()? => Err(OpenError::Replaced),
+            Some(_) if lost => Err(io::Error::from_raw_os_error(libc::EIO).into()),
+            None if lost => Err(OpenError::Replaced),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same where a file cannot be written to while it is mapped.
+    #[cfg(not(unix))]
+    pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+impl Map {
+    /// Whether the file was changed after a moment and before it was mapped: its content or its inode,
+    /// whose time is a tick of the kernel late at most.
+    pub(crate) fn was_changed_after(&self, moment: SystemTime) -> bool {
+        let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = (since.as_secs().cast_signed(), i64::from(since.subsec_nanos()));
+        self.held.as_ref().is_some_and(|held| held.stamp.changed > since)
+    }
+}
+
+impl AsRef<[u8]> for Map {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// An open file, and what it was before it was mapped.
+#[cfg(unix)]
+#[derive(Debug)]
+struct Held {
+    file: File,
+    stamp: Stamp,
+    path: Option<PathBuf>,
+}
+
+#[cfg(unix)]
+impl Held {
+    /// Whether its content is another. `cp -p` and `rsync` set the time of the content back, which
+    /// changes that of the inode. But so do removing a name and renaming, by which most programs are
+    /// updated while they run: their content stays, and the number of links or the path tells.
+    fn was_written_to(&self) -> io::Result<bool> {
+        let (before, now) = (&self.stamp, Stamp::of(&self.file)?);
+        let same = (before.length, before.modified) == (now.length, now.modified);
+        let moved = || before.links != now.links || self.path != path_of(&self.file);
+        Ok(!same || (before.changed != now.changed && !moved()))
+    }
+}
+
+/// Where an open file is by now; `None` where the system does not tell in /proc.
+#[cfg(unix)]
+fn path_of(file: &File) -> Option<PathBuf> {
+    use std::os::fd::AsRawFd;
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
+/// What tells that a file was written to.
+#[cfg(unix)]
+#[derive(Debug)]
+struct Stamp {
+    length: u64,
+    /// Of the last change of the content, seconds and nanoseconds.
+    modified: (i64, i64),
+    /// Of the last change of the inode, which nobody can set back.
+    changed: (i64, i64),
+    links: u64,
+}
+
+#[cfg(unix)]
+impl Stamp {
+    fn of(file: &File) -> io::Result<Stamp> {
+        use std::os::unix::fs::MetadataExt;
+        let meta = file.metadata()?;
+        Ok(Stamp {
+            length: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+            links: meta.nlink(),
+        })
+    }
+}
+
+/// What SIGBUS did before.
+#[cfg(unix)]
+static BEFORE: std::sync::OnceLock<Option<libc::sigaction>> = std::sync::OnceLock::new();
+
+/// Has [`on_bus_error`] called from now on. Not where SIGBUS is ignored: a program inherits what is
+/// ignored through `exec`, but not what is handled (execve(2)), and one that is recorded is to run as
+/// without a profiler.
+#[cfg(unix)]
+fn watch() {
+    BEFORE.get_or_init(|| {
+        // SAFETY: all bytes zero are a `sigaction`; the call only writes to it.
+        let (asked, before) = unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            (libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0, before)
+        };
+        (asked && before.sa_sigaction != libc::SIG_IGN).then_some(before)
+    });
+    static SET: std::sync::Once = std::sync::Once::new();
+    // After `BEFORE`, which the handler reads.
+    SET.call_once(|| {
+        if BEFORE.get().is_some_and(Option::is_some) {
+            let handler: extern "C" fn(_, _, _) = on_bus_error;
+            // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the
+            // signature of SA_SIGINFO and calls only what a handler may. On the stack for signals, as
+            // Rust's own is, which it calls and which tells of a stack that has overflown.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = handler as libc::sighandler_t;
+                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+                libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+            }
+        }
+    });
+}
+
+/// Puts zeros where a map of ours has lost a page, and lets the thread read on; leaves all others to
+/// what SIGBUS did before. Allocates nothing and takes no lock (signal-safety(7)).
+///
+/// The whole map is replaced, not the page: what is left of the file is another's by now, and one
+/// signal is all that a map can cause.
+#[cfg(unix)]
+extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the system passes a live `siginfo_t` to a handler of SA_SIGINFO.
+    let (code, at) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+    // Codes above zero are the kernel's; the address of a signal that was sent is none.
+    if code > 0 && ranges::lose(at, put_zeros) {
+        return;
+    }
+    let before = BEFORE.get().and_then(Option::as_ref);
+    match before.filter(|before| before.sa_sigaction != libc::SIG_DFL) {
+        // SAFETY: the system gave this address as that of a handler, and its flags say of which form.
+        Some(before) => unsafe {
+            if before.sa_flags & libc::SA_SIGINFO == 0 {
+                let handler: extern "C" fn(libc::c_int) = std::mem::transmute(before.sa_sigaction);
+                handler(signal);
+            } else {
+                let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                    std::mem::transmute(before.sa_sigaction);
+                handler(signal, info, context);
+            }
+        },
+        // SAFETY: both are allowed in a handler. The instruction is run again and its thread ends by
+        // the signal; one that was sent is sent again, to come when this returns.
+        None => unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            if code <= 0 {
+                libc::raise(signal);
+            }
+        },
+    }
+}
+
+/// Replaces a map by zeros; whether that could be done.
+#[cfg(unix)]
+fn put_zeros(range: std::ops::Range<usize>) -> bool {
+    let start = std::ptr::without_provenance_mut(range.start);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: the range is all of a map that a thread is just reading, so it is not unmapped meanwhile
+    // and nothing else lies there. The old map goes in the same step in which the new one comes, and
+    // is read-only like it. mmap(2) is a plain system call.
+    let placed = unsafe { libc::mmap(start, range.len(), libc::PROT_READ, flags, -1, 0) };
+    placed != libc::MAP_FAILED
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Write;
+    use std::os::unix::process::ExitStatusExt;
+    use std::path::Path;
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::binary::ImageBytes;
+    use crate::binary::object::part;
+
+    /// Longer than a page of any system.
+    const BYTES: usize = 256 << 10;
+
+    fn written() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![7; BYTES]).unwrap();
+        (dir, path)
+    }
+
+    fn mapped(path: &Path) -> ImageBytes {
+        ImageBytes::mapped(Map::new(File::open(path).unwrap()).unwrap())
+    }
+
+    fn to_write(path: &Path) -> File {
+        File::options().write(true).open(path).unwrap()
+    }
+
+    /// Longer than the kernel's clock for times of files takes for a tick.
+    fn a_tick_later() {
+        std::thread::sleep(Duration::from_millis(25));
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_reads_as_zeros_and_is_refused() {
+        let (_dir, path) = written();
+        let (bytes, brief) = (mapped(&path), Map::briefly(&File::open(&path).unwrap()).unwrap());
+        let piece = part(&bytes, &(BYTES as u64 / 2..BYTES as u64));
+        assert_eq!((bytes.bytes()[BYTES - 1], piece.bytes()[0]), (7, 7));
+        assert!(bytes.unchanged().is_ok() && brief.unchanged().is_ok());
+        to_write(&path).set_len(10).unwrap();
+        // Also by threads that get there at the same time.
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert!(bytes.bytes()[BYTES / 2..].iter().all(|byte| *byte == 0)));
+            }
+        });
+        assert!(matches!(bytes.unchanged(), Err(OpenError::Replaced)));
+        assert!(matches!(piece.unchanged(), Err(OpenError::Replaced)));
+        assert!(brief.unchanged().is_ok(), "no page of it was missed");
+        assert_eq!(brief.as_ref()[BYTES - 1], 0);
+        assert!(matches!(brief.unchanged(), Err(OpenError::Replaced)));
+    }
+
+    #[test]
+    fn a_file_that_is_written_to_is_refused_whatever_its_length_and_time_say() {
+        let (_dir, path) = written();
+        let before = std::fs::metadata(&path).unwrap().modified().unwrap();
+        a_tick_later();
+        let bytes = mapped(&path);
+        assert!(bytes.unchanged().is_ok());
+        let file = to_write(&path);
+        (&file).write_all(&[8]).unwrap();
+        assert!(matches!(bytes.unchanged(), Err(OpenError::Replaced)));
+        file.set_modified(before).unwrap();
+        assert!(matches!(bytes.unchanged(), Err(OpenError::Replaced)), "as by cp -p");
+        assert!(mapped(&path).unchanged().is_ok(), "it is what it was when it was mapped");
+    }
+
+    #[test]
+    #[cfg_attr(not(target_os = "linux"), ignore = "a new path is not told")]
+    fn a_file_that_loses_its_name_is_what_it_was() {
+        let (dir, path) = written();
+        let bytes = mapped(&path);
+        a_tick_later();
+        std::fs::rename(&path, dir.path().join("other")).unwrap();
+        assert!(bytes.unchanged().is_ok(), "renamed");
+        std::fs::remove_file(dir.path().join("other")).unwrap();
+        assert!(bytes.unchanged().is_ok(), "removed");
+        assert_eq!(bytes.bytes()[BYTES - 1], 7);
+    }
+
+    #[test]
+    fn a_file_that_was_changed_after_a_moment_is_known() {
+        let (_dir, path) = written();
+        let map = || Map::new(File::open(&path).unwrap()).unwrap();
+        a_tick_later();
+        let moment = SystemTime::now();
+        assert!(!map().was_changed_after(moment));
+        a_tick_later();
+        to_write(&path).set_len(5).unwrap();
+        assert!(map().was_changed_after(moment));
+    }
+
+    /// The variable that has [`the_signal_of_others_is_theirs`] raise it, and how.
+    const RAISE: &str = "STACKPROF_TEST_RAISES_SIGBUS";
+
+    #[test]
+    fn the_signal_of_others_is_theirs() {
+        let (_dir, path) = written();
+        match std::env::var(RAISE).as_deref() {
+            Err(_) => {
+                for how in ["map of others", "sent"] {
+                    let mut test = Command::new(std::env::current_exe().unwrap());
+                    test.args(["--exact", "binary::map::tests::the_signal_of_others_is_theirs"]);
+                    let status = test.env(RAISE, how).output().unwrap().status;
+                    assert_eq!(status.signal(), Some(libc::SIGBUS), "{how}: {status}");
+                }
+            }
+            Ok(how) => {
+                let ours = mapped(&path);
+                let file = File::open(&path).unwrap();
+                // SAFETY: read as plain bytes only; that this ends the process is what is tried.
+                let others = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+                to_write(&path).set_len(0).unwrap();
+                assert_eq!(ours.bytes()[BYTES - 1], 0);
+                if how == "sent" {
+                    // Twice: Rust's own handler takes itself away the first time.
+                    // SAFETY: the calls take a number only.
+                    unsafe { (libc::raise(libc::SIGBUS), libc::raise(libc::SIGBUS)) };
+                }
+                std::hint::black_box(others[BYTES - 1]);
+            }
+        }
+    }
 }

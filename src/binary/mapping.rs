@@ -5,6 +5,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::OpenError;
+use super::map::Map;
 use crate::addr::Avma;
 
 /// What a mapped range of code is.
@@ -53,12 +55,34 @@ pub struct ImageBytes {
     bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
     first_offset: u64,
     linkedit: Option<Arc<Linkedit>>,
+    /// The file that they are in, all or a part of it.
+    file: Option<Arc<Map>>,
 }
 
 impl ImageBytes {
-    /// Wraps a memory-mapped file or a buffer.
+    /// Wraps a buffer.
     pub fn new(bytes: impl AsRef<[u8]> + Send + Sync + 'static) -> ImageBytes {
-        ImageBytes { bytes: Arc::new(bytes), first_offset: 0, linkedit: None }
+        ImageBytes { bytes: Arc::new(bytes), first_offset: 0, linkedit: None, file: None }
+    }
+
+    /// A memory-mapped file.
+    pub(crate) fn mapped(file: Map) -> ImageBytes {
+        let file = Arc::new(file);
+        ImageBytes { bytes: Arc::clone(&file) as _, first_offset: 0, linkedit: None, file: Some(file) }
+    }
+
+    /// The same bytes as a part of others: what happens to the file of those happens to these.
+    pub(super) fn part_of(self, whole: &ImageBytes) -> ImageBytes {
+        ImageBytes { file: whole.file.clone(), ..self }
+    }
+
+    /// Whether the file still has what it had when it was mapped; all that was read of it before is
+    /// right then. Costs a system call.
+    ///
+    /// # Errors
+    /// [`OpenError::Replaced`]: it was written to meanwhile. Or a part of it could not be read.
+    pub fn unchanged(&self) -> Result<(), OpenError> {
+        self.file.as_ref().map_or(Ok(()), |file| file.unchanged())
     }
 
     /// The header and `__TEXT` of a Mach-O image as they are in memory, and its symbols.

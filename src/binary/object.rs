@@ -121,7 +121,7 @@ pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
     let length = bytes.bytes().len();
     let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
     let end = clip(range.end);
-    ImageBytes::new(Part { bytes: bytes.clone(), range: clip(range.start).min(end)..end })
+    ImageBytes::new(Part { bytes: bytes.clone(), range: clip(range.start).min(end)..end }).part_of(bytes)
 }
 
 /// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none. To look

@@ -12,7 +12,7 @@ use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::sources::pushed::IN_KERNEL;
 use crate::symbol::runtime::Makers;
-use crate::symbol::{Names, kernel, sections};
+use crate::symbol::{Names, Why, kernel, sections};
 use crate::trie::FrameId;
 use crate::walk::{Ended, How};
 
@@ -94,13 +94,16 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
     if launched && stats.exit_status.is_none() {
         hints.push(format!("{} still runs", text::process(&profile.process.name, profile.process.pid)));
     }
-    for unnamed in names.unnamed_by_image.iter().take(3) {
-        if let Some(image) = profile.images.images().get(unnamed.image as usize)
-            && let Some(problem) = image.problem()
-        {
-            hints.push(format!("functions of {} have no names: {problem}", image.path));
-        }
-    }
+    let problems = names.unnamed_by_image.iter().filter_map(|unnamed| {
+        let image = profile.images.images().get(unnamed.image as usize)?;
+        let problem = match &unnamed.why {
+            // Of files that were rewritten in place, too, which were no problem when they were loaded.
+            Why::NoFile(why) => why.clone(),
+            _ => image.problem()?.to_string(),
+        };
+        Some(format!("functions of {} have no names: {problem}", image.path))
+    });
+    hints.extend(problems.take(3));
     hints
 }
 

@@ -160,6 +160,13 @@ impl Image {
         self.object.as_ref().err()
     }
 
+    /// Why the bytes of this image are no longer what it was loaded from, if they are not. What was
+    /// read of them before may be wrong then, but for the headers. Costs a system call.
+    #[must_use]
+    pub fn overwritten(&self) -> Option<OpenError> {
+        self.bytes.as_ref().ok()?.unchanged().err()
+    }
+
     /// Stated address of the program's first instruction (ELF `e_entry`, Mach-O `LC_MAIN`).
     #[must_use]
     pub fn entry_svma(&self) -> Option<Svma> {

@@ -104,7 +104,8 @@ impl Default for Images {
 
 impl Images {
     /// Takes the executable mappings now present, sorted by address. An image that was
-    /// not seen before (by identity and path) is opened with `open`, once.
+    /// not seen before (by identity and path) is opened with `open`, once, and again when its file
+    /// was rewritten.
     ///
     /// The current space goes on while every address in it keeps its meaning; a new one
     /// begins when an image disappeared, even in part, or when another file or other
@@ -379,8 +380,11 @@ impl Images {
             let image = &self.images[index as usize];
             image.identity == mapping.identity && image.path == mapping.path && image.kind == mapping.kind
         };
-        let known = self.by_identity.get(&mapping.identity);
-        if let Some(&index) = known.and_then(|known| known.iter().find(same)) {
+        // A file that was rewritten in place is another image from then on, with the same code as what
+        // its mappings have now. One that holds no program may be memory that a JIT compiler writes to.
+        let is_as_loaded = |image: &Image| image.object().is_none() || image.overwritten().is_none();
+        let last = self.by_identity.get(&mapping.identity).and_then(|known| known.iter().rev().find(same));
+        if let Some(&index) = last.filter(|index| is_as_loaded(&self.images[**index as usize])) {
             return index;
         }
         if self.images.len() >= MAX_IMAGES {

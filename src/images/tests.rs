@@ -253,3 +253,39 @@ fn code_of_which_tables_say_nothing_is_not_one_function() {
     let last = |at: u64| image.last_described_function(Svma(text + at)).map(|range| range.start.0 - text);
     assert_eq!([0xf, 0x7f].map(last), [Some(0), Some(0x10)], "where another one begins it still tells");
 }
+
+/// A file that a process has mapped while it is rewritten is another image from then on.
+#[test]
+fn a_file_that_is_rewritten_is_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("work");
+    std::fs::write(&path, this_test().bytes()).unwrap();
+    let mut opened = 0;
+    let mut open = |_: &Mapping| {
+        opened += 1;
+        crate::binary::files::map_regular(&path)
+    };
+    let mut images = Images::default();
+    let mapping = mapping("/usr/bin/work", 1, BASE);
+    assert!(images.update(std::slice::from_ref(&mapping), &mut open));
+    assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
+    let pc = Avma(BASE + images.images()[0].entry_svma().unwrap().0);
+    assert!(images.code(pc).is_some() && images.row(pc).is_some());
+
+    // A file that is written to twice in a tick of the kernel has one time.
+    std::thread::sleep(std::time::Duration::from_millis(25));
+    // What is left of it has no rows and no code, and reading it ends nothing.
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert!(images.code(pc).is_none_or(|code| code.iter().all(|byte| *byte == 0)));
+    let _ = (images.row(pc), images.function(pc), images.described_function(pc));
+    assert!(images.images()[0].overwritten().is_some());
+
+    std::fs::write(&path, this_test().bytes()).unwrap();
+    assert!(images.update(std::slice::from_ref(&mapping), &mut open), "another file");
+    assert_eq!((images.space(), images.images().len()), (1, 2));
+    assert_eq!(images.locate(0, pc).unwrap().index, 0);
+    assert_eq!(images.locate(1, pc).unwrap().index, 1);
+    assert!(images.row(pc).is_some(), "of the new content");
+    assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
+    assert_eq!(opened, 2);
+}

@@ -17,7 +17,7 @@ use super::locate::{Located, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, plt, stubs};
 use crate::addr::Svma;
-use crate::binary::{Files, ImageBytes};
+use crate::binary::{Files, ImageBytes, OpenError};
 use crate::images::Image;
 
 /// What was found for the addresses of an image.
@@ -32,16 +32,37 @@ pub struct Answer {
 /// An image on its way.
 struct Asked<'a> {
     image: &'a Image,
+    /// Those of the image, unless its file was rewritten while it was recorded.
+    bytes: Result<ImageBytes, OpenError>,
     wanted: Vec<u64>,
     located: OnceLock<Located>,
 }
 
-impl Asked<'_> {
+impl<'a> Asked<'a> {
+    fn new(image: &'a Image, wanted: Vec<u64>) -> Asked<'a> {
+        let bytes = match image.overwritten() {
+            Some(why) => Err(why),
+            None => image.bytes.clone(),
+        };
+        Asked { image, bytes, wanted, located: OnceLock::new() }
+    }
+
     fn located(&self, options: &Options<'_>) -> &Located {
-        self.located.get_or_init(|| match &self.image.bytes {
+        self.located.get_or_init(|| match &self.bytes {
             Ok(bytes) => locate(self.image, bytes, options.files, options.inlines || options.lines),
             Err(_) => Located::default(),
         })
+    }
+
+    /// Whether none of the files that names were made of was rewritten meanwhile.
+    fn unchanged(&self, opened: &[Opened<'_>]) -> Result<(), Why> {
+        if let Ok(bytes) = &self.bytes {
+            bytes.unchanged().map_err(|why| Why::NoFile(why.to_string()))?;
+        }
+        let mut others = self.located.get().into_iter().flat_map(Located::files);
+        let others = others.try_for_each(ImageBytes::unchanged);
+        let others = others.and_then(|()| opened.iter().try_for_each(|opened| opened.debug.unchanged()));
+        others.map_err(|why| Why::NoFile(format!("a debug file of it: {why}")))
     }
 }
 
@@ -92,8 +113,7 @@ pub(super) fn name(
     options: &Options<'_>,
     shared: &TextsShared,
 ) -> Vec<Answer> {
-    let asked: Vec<Asked<'_>> =
-        asked.into_iter().map(|(image, wanted)| Asked { image, wanted, located: OnceLock::new() }).collect();
+    let asked: Vec<Asked<'_>> = asked.into_iter().map(|(image, wanted)| Asked::new(image, wanted)).collect();
     let ask = Ask { inlines: options.inlines, lines: options.lines };
 
     // One task for the symbols of each image and one for its DWARF.
@@ -141,7 +161,10 @@ pub(super) fn name(
             merge(&mut answers[*index].names, chain, options.inlines);
         }
     }
-    for (answer, opened) in answers.iter_mut().zip(&opened) {
+    for ((answer, opened), asked) in answers.iter_mut().zip(&opened).zip(&asked) {
+        if let Err(why) = asked.unchanged(opened) {
+            answer.names.fill(Err(why));
+        }
         for opened in opened {
             if let Ok(mut problems) = opened.splits.problems.lock() {
                 problems.sort_unstable();
@@ -174,7 +197,7 @@ fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) 
 
 /// The symbol of each address.
 fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
-    if let Err(reason) = &asked.image.bytes {
+    if let Err(reason) = &asked.bytes {
         return vec![Err(Why::NoFile(reason.to_string())); asked.wanted.len()];
     }
     let mut found: Symbols = vec![Err(Why::NoSymbols); asked.wanted.len()];
@@ -185,7 +208,7 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
         }
     }
     // Stubs have no symbols, and need no debug file.
-    if let Ok(bytes) = &asked.image.bytes {
+    if let Ok(bytes) = &asked.bytes {
         let unnamed = |(svma, found): (&u64, &Result<_, _>)| found.is_err().then_some(*svma);
         let addresses = || asked.wanted.iter().zip(&found).filter_map(unnamed);
         let elf = plt::Stubs::read(bytes.bytes(), addresses());
@@ -259,7 +282,7 @@ fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'
     if let Some(main) = main {
         return (vec![Opened::new(main, shared, package, &asked.wanted, options.files)], problems);
     }
-    let Ok(bytes) = &asked.image.bytes else { return (Vec::new(), problems) };
+    let Ok(bytes) = &asked.bytes else { return (Vec::new(), problems) };
     let (objects, refused) = debug_map::objects(asked.image, bytes, &asked.wanted, options.files);
     problems.extend(refused);
     let mut opened = Vec::new();

@@ -41,6 +41,13 @@ pub struct Located {
     pub problems: Vec<String>,
 }
 
+impl Located {
+    /// All of them; some stand there twice.
+    pub(super) fn files(&self) -> impl Iterator<Item = &ImageBytes> {
+        self.symbols.iter().chain(&self.debug).chain(&self.shared).chain(&self.package)
+    }
+}
+
 /// Finds the files of an image; `dwarf` tells whether more than symbols is wanted.
 #[must_use]
 pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool) -> Located {

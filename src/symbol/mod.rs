@@ -341,11 +341,13 @@ fn take(
                 names.functions.extend(functions);
             }
             Err(why) => {
-                count_unnamed(names, image.map(|_| address.image), why);
                 let unnamed = match image {
                     Some(image) => {
-                        let stubs: &Vec<Range<u64>> = stubs.get_or_insert_with(|| plt::ranges(image));
-                        texts.shared(&unnamed(image, &address, stubs))
+                        // Where its functions begin is in the file, too.
+                        let has_file = !matches!(why, Why::NoFile(_));
+                        let stubs: &Vec<Range<u64>> = stubs
+                            .get_or_insert_with(|| if has_file { plt::ranges(image) } else { Vec::new() });
+                        texts.shared(&unnamed(image, &address, has_file.then_some(stubs)))
                     }
                     None if address.image == IN_KERNEL => texts.shared(kernel::UNNAMED),
                     None if Avma(address.svma).as_exception().is_some() => {
@@ -358,6 +360,7 @@ fn take(
                         texts.shared(maker.as_deref().unwrap_or("[unknown]"))
                     }
                 };
+                count_unnamed(names, image.map(|_| address.image), why);
                 names.functions.push(LineInfo { name: Some(Arc::clone(&unnamed)), ..LineInfo::default() });
                 names.names.push(unnamed);
             }
@@ -391,12 +394,14 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
 }
 
 /// What code of an image without a name is called: one name for each function whose beginning
-/// is known.
-fn unnamed(image: &Image, address: &Address, stubs: &[Range<u64>]) -> String {
+/// is known. `stubs` is where the image has stubs; without, nothing more is read of its file.
+fn unnamed(image: &Image, address: &Address, stubs: Option<&Vec<Range<u64>>>) -> String {
     let module = image.name.as_str();
-    // Unwind information describes all stubs of a section as one.
-    let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));
-    let function = image.described_function(Svma(address.svma)).filter(|_| !in_stubs);
+    let function = stubs.and_then(|stubs| {
+        // Unwind information describes all stubs of a section as one.
+        let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));
+        image.described_function(Svma(address.svma)).filter(|_| !in_stubs)
+    });
     let start = function.and_then(|function| function.start.0.checked_sub(image.base_svma.0));
     let unnamed = match start {
         Some(start) => ModuleOffset::Function { module, start },

@@ -397,3 +397,24 @@ fn an_address_has_the_same_name_whichever_others_are_asked_for() {
         assert_eq!(names.map(|name| name.to_string()).collect::<Vec<_>>(), expected, "{addresses:x?}");
     }
 }
+
+/// Neither symbols nor where functions begin are read of a file that is another by now.
+#[test]
+fn a_file_that_was_rewritten_names_nothing() {
+    let (dir, bytes) = zoo(&["-shared", "-fPIC"]);
+    let path = dir.path().join("mapped.so");
+    std::fs::write(&path, bytes.bytes()).unwrap();
+    let mapped = mapping(&bytes, "/lib/libzoo.so", 1, BASE);
+    let mut images = Images::default();
+    images.update(&[mapped], &mut |_| crate::binary::files::map_regular(&path));
+    let at = address_of(&bytes, "zoo_sized") + 4;
+    let frames = [code(0, BASE + at)];
+    assert_eq!(named(&frames, &images).1, [["zoo_sized"]]);
+    // A file that is written to twice in a tick of the kernel has one time.
+    std::thread::sleep(std::time::Duration::from_millis(25));
+    std::fs::write(&path, bytes.bytes()).unwrap();
+    let (names, texts) = named(&frames, &images);
+    assert_eq!(texts, [[format!("[libzoo.so+{at:#x}]")]]);
+    let why = Why::NoFile("replaced on disk since it was loaded".to_owned());
+    assert_eq!(names.unnamed_by_image, [Unnamed { image: 0, why, addresses: 1 }]);
+}

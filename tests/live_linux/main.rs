@@ -32,6 +32,7 @@ mod lifecycle;
 mod nameless;
 mod narrow;
 mod refusals;
+mod rewritten;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes
 mod runtimes;
 mod shares;

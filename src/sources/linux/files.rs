@@ -8,13 +8,15 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use libc::pid_t;
 
 use super::perf::kernel_names;
 use super::{proc, sys, threads};
 use crate::binary::files::{self, Files};
-use crate::binary::{ImageBytes, OpenError, map};
+use crate::binary::map::Map;
+use crate::binary::{ImageBytes, OpenError};
 
 /// How much earlier than its process a map may seem, in seconds: both times are rounded, and
 /// the clock may have been set by a little in between.
@@ -54,12 +56,22 @@ impl TargetFiles {
         self.root.is_some()
     }
 
-    /// The file at a path, if it is the one with this device and inode.
-    pub(super) fn open_same(&self, path: &str, identity: (u64, u64)) -> Option<ImageBytes> {
+    /// The file at a path, if it is the one with this device and inode: its bytes, unless it was
+    /// changed since `seen`, when it was still mapped.
+    pub(super) fn open_same(
+        &self,
+        path: &str,
+        identity: (u64, u64),
+        seen: Option<SystemTime>,
+    ) -> Option<Result<ImageBytes, OpenError>> {
         let file = self.open_file(path).ok()?;
         let meta = file.metadata().ok()?;
-        let same = (meta.dev(), meta.ino()) == identity;
-        same.then(|| map::map(&file).ok().map(ImageBytes::new)).flatten()
+        if (meta.dev(), meta.ino()) != identity {
+            return None;
+        }
+        let map = Map::new(file).ok()?;
+        let is_other = seen.is_some_and(|seen| map.was_changed_after(seen));
+        Some(if is_other { Err(OpenError::Replaced) } else { Ok(ImageBytes::mapped(map)) })
     }
 
     fn open_file(&self, path: &str) -> Result<File, OpenError> {
@@ -72,7 +84,7 @@ impl TargetFiles {
 
 impl Files for TargetFiles {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        Ok(ImageBytes::new(map::map(&self.open_file(path)?)?))
+        Ok(ImageBytes::mapped(Map::new(self.open_file(path)?)?))
     }
 
     fn open_outside(&self, path: &str) -> Result<ImageBytes, OpenError> {
@@ -130,7 +142,28 @@ impl Files for TargetFiles {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use std::time::{Duration, SystemTime};
+    use std::time::Duration;
+
+    #[test]
+    fn a_file_that_was_changed_since_it_was_mapped_is_not_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "first").unwrap();
+        let meta = std::fs::metadata(&path).unwrap();
+        let files = TargetFiles::of(std::process::id() as pid_t);
+        let open = |seen| {
+            let opened = files.open_same(path.to_str().unwrap(), (meta.dev(), meta.ino()), seen);
+            opened.unwrap().map(|bytes| bytes.bytes().to_vec()).map_err(|why| why.to_string())
+        };
+        // The kernel's clock for files is a tick late at most.
+        std::thread::sleep(Duration::from_millis(25));
+        let seen = Some(SystemTime::now());
+        assert_eq!(open(seen), Ok(b"first".to_vec()));
+        std::thread::sleep(Duration::from_millis(25));
+        std::fs::write(&path, "other").unwrap();
+        assert_eq!(open(seen), Err(OpenError::Replaced.to_string()));
+        assert_eq!(open(None), Ok(b"other".to_vec()), "when it was seen is not known");
+    }
 
     #[test]
     fn the_map_of_an_earlier_process_is_not_trusted() {

@@ -15,7 +15,7 @@ use libc::pid_t;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::binary::elf;
-use crate::binary::map;
+use crate::binary::map::Map;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::error::io_text;
 use crate::sources::Fault;
@@ -95,9 +95,9 @@ impl Maps {
                 Ok(file) => {
                     let identity = file.metadata().map(|meta| (meta.dev(), meta.ino()));
                     if identity.is_ok_and(|identity| identity == mapping.identity) {
-                        return Ok(ImageBytes::new(map::map(&file)?));
+                        return Ok(ImageBytes::mapped(Map::new(file)?));
                     }
-                    unsure = map::map(&file).ok();
+                    unsure = Map::new(file).ok();
                     reason = OpenError::Replaced;
                 }
                 Err(error) => reason = error.into(),
@@ -108,10 +108,10 @@ impl Maps {
         // heads, which are the same in files of one layout without build ids.
         let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
         if let Ok(file) = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")) {
-            return Ok(ImageBytes::new(map::map(&file)?));
+            return Ok(ImageBytes::mapped(Map::new(file)?));
         }
-        match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes)) {
-            Some(bytes) => Ok(ImageBytes::new(bytes)),
+        match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes.as_ref())) {
+            Some(bytes) => Ok(ImageBytes::mapped(bytes)),
             None => Err(reason),
         }
     }

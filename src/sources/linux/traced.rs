@@ -153,7 +153,9 @@ impl Observed for Traced {
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
+            MappingKind::File => {
+                self.files.open_same(&mapping.path, mapping.identity, None).unwrap_or(Err(why))
+            }
             // All processes have the same.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
             MappingKind::Anonymous => Err(why),

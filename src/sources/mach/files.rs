@@ -23,7 +23,8 @@ impl MacFiles {
 
 impl Files for MacFiles {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        files::map_regular(Path::new(path))
+        // A debug map can name thousands of object files, and macOS lets a process have 256 open.
+        files::map_regular_briefly(Path::new(path))
     }
 
     fn modified_s(&self, path: &str) -> Option<u64> {

@@ -27,7 +27,7 @@ use gimli::{EndianSlice, LittleEndian, SectionId};
 
 use super::error::DebugFileError;
 use super::{relocate, sections};
-use crate::binary::ImageBytes;
+use crate::binary::{ImageBytes, OpenError};
 
 pub use index::{Index, Job};
 pub use names::{Texts, TextsShared};
@@ -178,6 +178,11 @@ impl Sections {
         EndianSlice::new(bytes, LittleEndian)
     }
 
+    /// As [`ImageBytes::unchanged`], of the file that they are in.
+    pub(super) fn unchanged(&self) -> Result<(), OpenError> {
+        self.bytes.unchanged()
+    }
+
     /// Bytes of all sections.
     fn len(&self) -> u64 {
         let of = |part: &Part| match part {
@@ -219,6 +224,12 @@ impl Debug {
     #[must_use]
     pub fn jobs(&self) -> &[Job] {
         &self.index.jobs
+    }
+
+    /// As [`ImageBytes::unchanged`], of its files.
+    pub(super) fn unchanged(&self) -> Result<(), OpenError> {
+        self.main.unchanged()?;
+        self.shared.as_ref().map_or(Ok(()), Sections::unchanged)
     }
 
     fn budget(&self) -> Budget<'_> {

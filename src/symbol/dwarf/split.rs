@@ -78,7 +78,7 @@ pub(super) fn run<'a>(
                     dwo.make_dwo(dwarf);
                     let chains = work.split(&dwo, &wanted, texts);
                     texts.forget_places();
-                    chains
+                    chains.and_then(|chains| Ok(file.unchanged().map(|()| chains)?))
                 }
                 Ok(None) => Err(DebugFileError::NoSplitDwarf),
                 Err(why) => Err(why),

@@ -7,6 +7,7 @@
 use std::fs;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -55,6 +56,8 @@ pub(super) struct Member {
     from_records_ns: Option<u64>,
     /// The engine was told of it.
     pub(super) told: bool,
+    /// The time of the last record of it (monotonic clock).
+    pub(super) seen_ns: u64,
     /// Threads that are told to have ended in the batch, and in the batch before.
     pub(super) leaving: Vec<Id>,
     pub(super) left: Vec<Id>,
@@ -133,6 +136,7 @@ impl Member {
             new_code: Vec::new(),
             from_records_ns: None,
             told: false,
+            seen_ns: 0,
             leaving: Vec::new(),
             left: Vec::new(),
             first_left: false,
@@ -316,7 +320,12 @@ impl Observed for Member {
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File => self.files.open_same(&mapping.path, mapping.identity).ok_or(why),
+            MappingKind::File => {
+                // It has gone. While it ran nobody could write to its program (ETXTBSY), but since.
+                let ago = Duration::from_nanos(sys::monotonic_ns().saturating_sub(self.seen_ns));
+                let seen = SystemTime::now().checked_sub(ago);
+                self.files.open_same(&mapping.path, mapping.identity, seen).unwrap_or(Err(why))
+            }
             // All processes have the same.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
             MappingKind::Anonymous => Err(why),

@@ -501,6 +501,7 @@ impl Told {
             if member.waits_for_exec && !matches!(happened, Happened::Named(..)) {
                 continue;
             }
+            member.seen_ns = member.seen_ns.max(id.time_ns);
             if matches!(happened, Happened::Sampled(_) | Happened::Missed(_)) {
                 self.samples += 1;
                 member.samples += 1;
