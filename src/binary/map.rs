@@ -14,8 +14,6 @@ use std::fs::File;
 use std::io;
 #[cfg(unix)]
 use std::path::PathBuf;
-#[cfg(unix)]
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::OpenError;
 
@@ -82,17 +80,6 @@ impl Map {
     #[cfg(not(unix))]
     pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
         Ok(())
-    }
-}
-
-#[cfg(unix)]
-impl Map {
-    /// Whether the file was changed after a moment and before it was mapped: its content or its inode,
-    /// whose time is a tick of the kernel late at most.
-    pub(crate) fn was_changed_after(&self, moment: SystemTime) -> bool {
-        let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let since = (since.as_secs().cast_signed(), i64::from(since.subsec_nanos()));
-        self.held.as_ref().is_some_and(|held| held.stamp.changed > since)
     }
 }
 
@@ -325,18 +312,6 @@ mod tests {
         std::fs::remove_file(dir.path().join("other")).unwrap();
         assert!(bytes.unchanged().is_ok(), "removed");
         assert_eq!(bytes.bytes()[BYTES - 1], 7);
-    }
-
-    #[test]
-    fn a_file_that_was_changed_after_a_moment_is_known() {
-        let (_dir, path) = written();
-        let map = || Map::new(File::open(&path).unwrap()).unwrap();
-        a_tick_later();
-        let moment = SystemTime::now();
-        assert!(!map().was_changed_after(moment));
-        a_tick_later();
-        to_write(&path).set_len(5).unwrap();
-        assert!(map().was_changed_after(moment));
     }
 
     /// The variable that has [`the_signal_of_others_is_theirs`] raise it, and how.

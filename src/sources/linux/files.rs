@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use libc::pid_t;
 
@@ -65,12 +65,17 @@ impl TargetFiles {
         seen: Option<SystemTime>,
     ) -> Option<Result<ImageBytes, OpenError>> {
         let file = self.open_file(path).ok()?;
+        let map = Map::new(file.try_clone().ok()?).ok()?;
+        // Asked after it was mapped: of what is changed from then on, the map tells.
         let meta = file.metadata().ok()?;
         if (meta.dev(), meta.ino()) != identity {
             return None;
         }
-        let map = Map::new(file).ok()?;
-        let is_other = seen.is_some_and(|seen| map.was_changed_after(seen));
+        let since = |seen: SystemTime| {
+            let seen = seen.duration_since(UNIX_EPOCH).unwrap_or_default();
+            (seen.as_secs().cast_signed(), i64::from(seen.subsec_nanos()))
+        };
+        let is_other = seen.is_some_and(|seen| (meta.ctime(), meta.ctime_nsec()) > since(seen));
         Some(if is_other { Err(OpenError::Replaced) } else { Ok(ImageBytes::mapped(map)) })
     }
 
