@@ -29,8 +29,12 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// Maps a file, and keeps it open: [`Map::unchanged`] asks its descriptor.
+    /// Maps a file, and keeps it open where descriptors are not scarce: [`Map::unchanged`] asks it.
     pub(crate) fn new(file: File) -> io::Result<Map> {
+        #[cfg(unix)]
+        if !descriptors_suffice(&file) {
+            return Map::briefly(&file);
+        }
         #[cfg(unix)]
         let before = (Stamp::of(&file)?, path_of(&file));
         let map = Map::briefly(&file)?;
@@ -109,6 +113,17 @@ impl Held {
         let moved = || before.links != now.links || self.path != path_of(&self.file);
         Ok(!same || (before.changed != now.changed && !moved()))
     }
+}
+
+/// Whether the number of an open file is in the lower half of those that this process may have: the rest is for what is
+/// opened for a moment.
+#[cfg(unix)]
+fn descriptors_suffice(file: &File) -> bool {
+    use std::os::fd::AsRawFd;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to the live structure that it is given.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    asked && u64::from(file.as_raw_fd().unsigned_abs()) < limit.rlim_cur / 2
 }
 
 /// Where an open file is by now; `None` where the system does not tell in /proc.

@@ -192,7 +192,8 @@ fn short_processes_of_a_user_are_recorded_though_they_are_gone() {
     assert!(output.status.success(), "{output:?}");
     let recorded = running.interrupt();
     recorded.check_success();
-    let (counts, lost) = (under(&recorded, "tree_one", "burn_in_one") as f64 / HZ, recorded.lost() as f64 / HZ);
+    let (counts, lost) =
+        (under(&recorded, "tree_one", "burn_in_one") as f64 / HZ, recorded.lost() as f64 / HZ);
     println!("{counts:.3} s and {lost:.3} s lost of 0.9, {}", roots(&recorded));
     recorded.check((counts + lost) / 0.9 > 0.85, format!("{counts} s, {lost} s lost, of 0.9"));
     recorded.check(lost < 0.2, format!("{lost} s of 0.9 are lost"));

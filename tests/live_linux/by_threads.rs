@@ -20,7 +20,8 @@ fn at_each_level(check: impl Fn(&Somebody, &str)) {
 #[track_caller]
 fn check_threads(recorded: &Recorded, level: &str) {
     recorded.check_success();
-    let expected = if level == "1" { "user and kernel, for each thread" } else { "user code only, for each thread" };
+    let expected =
+        if level == "1" { "user and kernel, for each thread" } else { "user code only, for each thread" };
     recorded.check(recorded.stats["backend_why"] == expected, "by other events");
 }
 
@@ -31,7 +32,9 @@ fn what_a_tree_of_processes_used_is_counted_or_told_to_be_lost() {
         let program = somebody.fixture("tree");
         let one = somebody.copy(&tree("one"));
         let one = one.to_str().unwrap();
-        for arguments in [&["chain", "60", "20000"][..], &["200", "2", "1000", one], &["12", "3", "60000", one]] {
+        for arguments in
+            [&["chain", "60", "20000"][..], &["200", "2", "1000", one], &["12", "3", "60000", one]]
+        {
             let mut words = vec!["--source", "perf", "--hz", "997", "--", program.to_str().unwrap()];
             words.extend(arguments);
             let recorded = record_by(somebody.run(&somebody.stackprof()), words).wait();
@@ -42,7 +45,8 @@ fn what_a_tree_of_processes_used_is_counted_or_told_to_be_lost() {
             let known = recorded.figure("target_cpu_s") / used_s;
             println!("level {level}, {arguments:?}: {accounted:.3} of {used_s:.3} s, {known:.3} known");
             // What a process uses on its way out, when it has no events any more, is some 50 us.
-            recorded.check((0.9..1.04).contains(&accounted), format!("{accounted} of its time is accounted for"));
+            recorded
+                .check((0.9..1.04).contains(&accounted), format!("{accounted} of its time is accounted for"));
             recorded.check((0.9..1.04).contains(&known), format!("{known} of its time is known"));
         }
     });

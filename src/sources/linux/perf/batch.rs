@@ -54,7 +54,8 @@ impl Told {
                 let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
                 let used_ns = used_ns.map(|used_ns| member.owed.without(used_ns));
                 // What was dropped may be other processes': no more than were to be taken.
-                let lacking = used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(member.samples));
+                let lacking =
+                    used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(member.samples));
                 let of_it = of_it.min(lacking.unwrap_or(of_it));
                 member.samples = 0;
                 self.shares.insert(*pid, Share { used_ns, dropped: of_it, ..Share::default() });

@@ -251,7 +251,8 @@ impl Told {
             return;
         }
         (self.untold, self.looked_ns) = (false, now_ns);
-        for (pid, member) in self.members.iter_mut().filter(|(_, one)| one.ends_in.is_none() && one.pid() > 0) {
+        for (pid, member) in self.members.iter_mut().filter(|(_, one)| one.ends_in.is_none() && one.pid() > 0)
+        {
             if member.has_ended() {
                 member.first_left = true;
                 self.leaving.push(*pid);

@@ -10,7 +10,9 @@ use std::os::fd::OwnedFd;
 use libc::pid_t;
 
 use super::super::sys;
-use super::{EVENTS_MAX, Events, How, RING_BYTES_OF_EVERYBODY, attributes, map_ring, online_cpus, switch_attributes};
+use super::{
+    EVENTS_MAX, Events, How, RING_BYTES_OF_EVERYBODY, attributes, map_ring, online_cpus, switch_attributes,
+};
 use crate::sources::linux::threads;
 
 /// Passes over a list of threads or processes until one finds nothing new.

@@ -39,7 +39,9 @@ impl Twice {
             // Told twice, these change nothing.
             _ => return true,
         }
-        let Some(opened_for) = self.opened_for.get(&event).copied().filter(|_| id.tid > 0) else { return true };
+        let Some(opened_for) = self.opened_for.get(&event).copied().filter(|_| id.tid > 0) else {
+            return true;
+        };
         let by = self.by.entry(id.tid).or_insert((event, opened_for));
         if by.1 == opened_for {
             return true;
