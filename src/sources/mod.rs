@@ -273,6 +273,8 @@ pub struct Capture {
     pub stack_limit: Option<Avma>,
     /// The stack that the code goes on on which a handler interrupted, where processors have two.
     pub other_stack: Option<Box<OtherStack>>,
+    /// Of sources that change how much of a stack they copy: the number of the size that this one was copied by.
+    pub window: u32,
 }
 
 /// A second stack of a thread, copied in the same stop: that of the process stack pointer of a Cortex-M,
@@ -302,6 +304,7 @@ impl Capture {
             look: None,
             stack_limit: None,
             other_stack: None,
+            window: 0,
         }
     }
 

@@ -366,6 +366,8 @@ impl PerfSource {
             return;
         };
         self.told.counted_ns += counted_ns;
+        self.told.window = self.told.window.wrapping_add(1);
+        self.told.window_since_ns = since_ns;
         self.told.grid.changed(since_ns, how.period_ns(), &new.vary(&mut self.rates));
         // Both tell of each switch for a moment.
         if let Some(switched) = &mut self.told.switched {
@@ -523,12 +525,14 @@ impl PushedSource for PerfSource {
     }
 
     fn walked(&mut self, capture: Box<Capture>, needed: Needed) {
+        let of_this_window = capture.window == self.told.window;
         self.told.give_back(capture);
         if self.disabled {
             return;
         }
         let how = self.events.how;
-        let window_bytes = self.window.walked(needed);
+        // Others say nothing of what this size is good for.
+        let window_bytes = of_this_window.then(|| self.window.walked(needed)).flatten();
         let below = how.below || needed.below && below::HERE && how.scope == Scope::Cpus;
         if window_bytes.is_some() || below != how.below {
             self.reopen(How { window_bytes: window_bytes.unwrap_or(how.window_bytes), below, ..how });
@@ -536,8 +540,9 @@ impl PushedSource for PerfSource {
     }
 
     fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<Needed>) {
+        let of_this_window = capture.window == self.told.window;
         self.told.give_back(capture);
-        if let Some(needed) = needed.filter(|_| !self.disabled)
+        if let Some(needed) = needed.filter(|_| !self.disabled && of_this_window)
             && let Some(switches) = self.events.how.switches
             && let Some(window_bytes) = self.switch_window.walked(needed)
         {

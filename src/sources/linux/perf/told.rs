@@ -93,6 +93,9 @@ pub(super) struct Told {
     /// What no record holds of large stacks, where there are such.
     pub(super) beyond: Option<Beyond>,
     pub(super) below: Option<Below>,
+    /// The number of sizes of the window so far, and since when stacks are copied by this one (monotonic clock).
+    pub(super) window: u32,
+    pub(super) window_since_ns: u64,
     /// CPU time from before threads run, where it is measured.
     pub(super) woken: Option<Woken>,
     /// When ticks are due.
@@ -157,6 +160,8 @@ impl Told {
             switched: None,
             beyond: None,
             below: None,
+            window: 0,
+            window_since_ns: 0,
             woken: None,
             grid: Grid::default(),
             batch: Vec::new(),
@@ -349,7 +354,7 @@ impl Told {
                 return self.batch.push((Id { tid: id.pid, ..id }, Happened::Missed(LEAVER)));
             }
             PerfRecord::Sample(sample) if self.is_unreadable(id, &sample) => Happened::Missed(COMPAT),
-            PerfRecord::Sample(sample) => Happened::Sampled(self.capture(&sample)),
+            PerfRecord::Sample(sample) => Happened::Sampled(self.capture(id, &sample)),
         };
         self.batch.push((id, happened));
     }
@@ -375,7 +380,7 @@ impl Told {
     fn stack_at_switch(&mut self, id: Id, sample: &Sample<'_>) {
         if self.switched.is_none() {
             if id.pid > 0 && sample.registers.is_some() && !self.is_unreadable(id, sample) {
-                let capture = self.capture(sample);
+                let capture = self.capture(id, sample);
                 self.note_woken(id, Seen::Copied(capture));
             }
             return;
@@ -386,7 +391,7 @@ impl Told {
             _ if unreadable => Stack::Missing(COMPAT),
             // A thread of the kernel, or one that is ending.
             None => Stack::Unwanted,
-            Some(_) => Stack::Taken(self.capture(sample)),
+            Some(_) => Stack::Taken(self.capture(id, sample)),
         };
         let unused = self.switched.as_mut().and_then(|switched| switched.copied(id, stack));
         if let Some(Stack::Taken(capture)) = unused {
@@ -404,8 +409,10 @@ impl Told {
         sample.registers.is_none() || of_32_bits == Some(false)
     }
 
-    fn capture(&mut self, sample: &Sample<'_>) -> Box<Capture> {
+    fn capture(&mut self, id: Id, sample: &Sample<'_>) -> Box<Capture> {
         let mut capture = self.buffer();
+        // Rings still hold what was copied by the size before.
+        capture.window = self.window.wrapping_sub(u32::from(id.time_ns < self.window_since_ns));
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
         capture.kernel.clear();

@@ -125,3 +125,19 @@ fn those_that_were_started_are_known_before_their_records_are_sifted() {
     assert_eq!(started, [6, 7, 8]);
     assert!(told.started_by(&[5, 6, 7, 8]).is_empty());
 }
+
+/// What rings still hold from before says nothing of a new size of the window.
+#[test]
+fn each_stack_tells_by_which_window_it_was_copied() {
+    let mut told = told();
+    told.switched = None;
+    (told.window, told.window_since_ns) = (3, 100);
+    for time_ns in [50, 99, 100, 150] {
+        told.take(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
+    }
+    let windows = told.batch.iter().map(|(_, happened)| match happened {
+        Happened::Sampled(capture) => capture.window,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(windows.collect::<Vec<_>>(), [2, 2, 3, 3]);
+}
