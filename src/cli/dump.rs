@@ -26,6 +26,10 @@ use crate::walk::MAX_STACK_BYTES;
 /// mappings may be in motion, nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
 
+/// How many lists in motion are read at least: whoever is held up in between sees few in that time, and each may
+/// come just as another program begins.
+const LISTS_MIN: u32 = 20;
+
 /// How long to wait for what happens before a list that was in motion is read again, nanoseconds.
 const AGAIN_NS: u64 = 5_000_000;
 
@@ -140,11 +144,12 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
 /// for a moment, and the source may have to take up that it has begun one: this waits for both.
 fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mapping>, Images)> {
     let until_ns = clock.now_ns().saturating_add(LOOK_NS);
-    let mut mappings = Vec::new();
+    let (mut mappings, mut lists) = (Vec::new(), 0);
     loop {
+        lists += 1;
         match target.mappings(&mut mappings) {
             Ok(()) => break,
-            Err(Fault::Transient(_)) if clock.now_ns() < until_ns => {}
+            Err(Fault::Transient(_)) if clock.now_ns() < until_ns || lists < LISTS_MIN => {}
             Err(fault) => return Err(failed(&fault)),
         }
         let next_look_ns = clock.now_ns().saturating_add(AGAIN_NS);
