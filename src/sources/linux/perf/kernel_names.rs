@@ -89,6 +89,10 @@ mod tests {
             else {
                 continue;
             };
+            // Somebody's programs in the kernel may go before they are asked about.
+            if line.ends_with("[bpf]") {
+                continue;
+            }
             let start = u64::from_str_radix(start, 16).unwrap();
             let name = words.next().map_or(name.to_owned(), |module| format!("{name} {module}"));
             symbols.entry(start).or_insert_with(Vec::new).push(name);
@@ -102,9 +106,8 @@ mod tests {
         };
         for (start, name) in starts.iter().zip(names) {
             let name = name.unwrap();
-            // Which of several names counts is the kernel's to say; programs have no module there.
-            let known = symbols[start].iter().any(|known| known.trim_end_matches(" [bpf]") == name);
-            assert!(known, "{start:x}: {name} instead of {:?}", symbols[start]);
+            // Which of several names counts is the kernel's to say.
+            assert!(symbols[start].contains(&name), "{start:x}: {name} instead of {:?}", symbols[start]);
         }
         assert_eq!(of(&[5]).unwrap(), [None]);
         assert!(of(&vec![0; ADDRESSES_MAX + 1]).is_err());
