@@ -48,10 +48,19 @@ const MEASURED_MAX: usize = 3;
 
 /// Records until what [`check_waits`] says of it is right; the last failure is one of the test.
 #[track_caller]
-pub(crate) fn measured(mut record: impl FnMut() -> Option<(Recorded, Vec<Truth>)>) -> Option<Recorded> {
+pub(crate) fn measured(record: impl FnMut() -> Option<(Recorded, Vec<Truth>)>) -> Option<Recorded> {
+    measured_with(record, |_| Ok(()))
+}
+
+/// The same, with one more check of it.
+#[track_caller]
+fn measured_with(
+    mut record: impl FnMut() -> Option<(Recorded, Vec<Truth>)>,
+    check: impl Fn(&Recorded) -> Result<(), String>,
+) -> Option<Recorded> {
     for attempt in 1.. {
         let (recorded, truth) = record()?;
-        match check_waits(&recorded, &truth) {
+        match check_waits(&recorded, &truth).and_then(|()| check(&recorded)) {
             Ok(()) => return Some(recorded),
             Err(why) if attempt == MEASURED_MAX => recorded.check(false, why),
             Err(why) => println!("measured again: {why}"),
@@ -85,22 +94,20 @@ fn check_waits(recorded: &Recorded, truth: &[Truth]) -> Result<(), String> {
 }
 
 /// The thread that sleeps from before the recording on has all of it, whichever frames of it are known.
-#[track_caller]
-fn check_sleeper(recorded: &Recorded) {
+fn check_sleeper(recorded: &Recorded) -> Result<(), String> {
     let counted_s = recorded.count(|stack| stack.has("asleep_throughout")) as f64 * PERIOD_NS / 1e9;
     let duration_s = recorded.figure("duration_s");
     println!("asleep: {counted_s:.3} s of {duration_s:.3} s");
     // The events are open for some milliseconds before the recording's own clock begins.
     let off_s = (counted_s - duration_s).abs();
-    recorded.check(off_s < 0.01 * duration_s + 0.05, format!("asleep {counted_s} s of {duration_s} s"));
+    let is_right = off_s < 0.01 * duration_s + 0.05;
+    if is_right { Ok(()) } else { Err(format!("asleep {counted_s} s of {duration_s} s")) }
 }
 
 #[track_caller]
 fn check_attached(program: &Path, options: &[&str], busy: usize) -> Option<Recorded> {
     let _one = sampled_alone()?;
-    let recorded = measured(|| Some(attached(program, options, busy)))?;
-    check_sleeper(&recorded);
-    Some(recorded)
+    measured_with(|| Some(attached(program, options, busy)), check_sleeper)
 }
 
 fn attached(program: &Path, options: &[&str], busy: usize) -> (Recorded, Vec<Truth>) {
@@ -167,9 +174,13 @@ fn waits_of_a_command_and_what_it_starts_are_told() {
         let truth = truth(recorded.stdout.lines());
         Some((recorded, truth))
     };
-    let Some(recorded) = measured(launched) else { return };
-    let of_sleep = recorded.count(|stack| stack.frames[0] == "sleep") as f64 * PERIOD_NS / 1e9;
-    recorded.check((of_sleep - 0.3).abs() < 0.05, format!("sleep waited {of_sleep} s"));
+    // It may go on late on a busy machine.
+    let check_sleep = |recorded: &Recorded| {
+        let of_sleep = recorded.count(|stack| stack.frames[0] == "sleep") as f64 * PERIOD_NS / 1e9;
+        let is_right = (of_sleep - 0.3).abs() < 0.05;
+        if is_right { Ok(()) } else { Err(format!("sleep waited {of_sleep} s")) }
+    };
+    let Some(recorded) = measured_with(launched, check_sleep) else { return };
     recorded.check(recorded.figure("processes_seen") >= 3.0, "its processes are not there");
 }
 
@@ -209,7 +220,7 @@ fn waits_that_the_kernel_drops_are_counted() {
 fn somebody_without_rights_is_told_what_waits_need() {
     let Some(_one) = sampled() else { return };
     let Some(somebody) = Somebody::new() else { return };
-    let sleep = ["--", "sleep", "0.5"];
+    let sleep = ["--", "sleep", "2"];
     let by = |options: &[&str]| {
         record_by(somebody.run(&somebody.stackprof()), [&["--source", "auto"], options, &sleep].concat())
             .wait()
@@ -227,7 +238,8 @@ fn somebody_without_rights_is_told_what_waits_need() {
         idle.check_success();
         idle.check(idle.stats["backend"] == "ptrace", "not by stopping threads");
         let counted_s = idle.total() as f64 / 997.0;
-        idle.check(counted_s > 0.4, format!("{counted_s} s of 0.5"));
+        // It may begin late on a busy machine.
+        idle.check(counted_s > 1.6, format!("{counted_s} s of 2"));
     }
 }
 
@@ -255,19 +267,20 @@ fn waits_of_the_whole_machine_are_those_of_programs() {
             println!("tried again: {dropped:?}");
             continue;
         }
-        if dropped.is_empty() {
-            match check_waits(&recorded, &truth(said.iter())) {
-                Err(why) if attempt < TRIES => {
-                    println!("tried again: {why}");
-                    continue;
-                }
-                Err(why) => recorded.check(false, why),
-                Ok(()) => {}
-            }
+        let waits = if dropped.is_empty() {
+            check_waits(&recorded, &truth(said.iter()))
         } else {
             println!("records were dropped in each of {TRIES} runs: waits are not compared");
+            Ok(())
+        };
+        match waits.and_then(|()| check_sleeper(&recorded)) {
+            Err(why) if attempt < TRIES => {
+                println!("tried again: {why}");
+                continue;
+            }
+            Err(why) => recorded.check(false, why),
+            Ok(()) => {}
         }
-        check_sleeper(&recorded);
         let is_kernel = |name: &str| name.starts_with('[') || name.starts_with("swapper");
         let of_kernel = recorded.count(|stack| is_kernel(&stack.frames[0]));
         recorded.check(of_kernel == 0, format!("{of_kernel} of the kernel's own threads"));
