@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
+use crate::programs::copy_program;
 use crate::support::{Place, can_trace, is_linux, is_root, run, skip};
 
 /// Runs `line`, which must neither leave a file nor run its command (`touch marker`).
@@ -107,12 +108,9 @@ fn without_rights(place: &Place) -> Option<Command> {
     if !is_root() {
         return Some(place.command());
     }
-    // The built program may lie where only root gets to. Copied by another process: a file
-    // open for writing here could be inherited by what another test starts, and a program
-    // that somebody can write to cannot be run.
+    // The built program may lie where only root gets to.
     let copy = place.path("stackprof");
-    assert!(Command::new("cp").arg(place.program()).arg(&copy).status().unwrap().success());
-    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    copy_program(place.program(), &copy);
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(copy);
     command.current_dir(place.path("."));

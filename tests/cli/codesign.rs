@@ -2,9 +2,11 @@
 //! which command is run, on which file, with which entitlements, and what is left behind.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use crate::programs::write_script;
 
 /// Notes its arguments and the entitlements, and signs by appending a line, in place: as
 /// the real one may.
@@ -40,8 +42,7 @@ impl Place {
     }
 
     fn write_executable(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
-        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o751)).unwrap();
+        write_script(&self.path(name), text, 0o751);
     }
 
     fn read(&self, name: &str) -> String {

@@ -14,6 +14,8 @@ mod help;
 mod outputs;
 #[cfg(unix)]
 mod perf_regression;
+#[path = "../support/programs.rs"]
+mod programs;
 mod recording;
 mod render;
 mod support;

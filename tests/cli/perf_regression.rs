@@ -2,9 +2,10 @@
 //! command is recorded when, what is gated against what, and which exit code comes out.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use crate::programs::write_script;
 
 /// Notes its words in `calls`. As `gate` it writes a report and ends with `$GATE`; else it
 /// makes the recording, of a command that ended with `$STATUS`.
@@ -34,9 +35,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let directory = tempfile::tempdir().unwrap();
-        let fake = directory.path().join("stackprof");
-        fs::write(&fake, FAKE).unwrap();
-        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&directory.path().join("stackprof"), FAKE, 0o755);
         Place { directory }
     }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Recorded, Running, Turn, attach, compile, fixture, kill, launch, live, live_alone, not_here,
-    numbers, record, stackprof, tracer_of, wait_for,
+    Fixture, Recorded, Running, Turn, attach, compile, copy_program, fixture, kill, launch, live, live_alone,
+    not_here, numbers, record, stackprof, tracer_of, wait_for,
 };
 
 pub(crate) const HZ: f64 = 997.0;
@@ -147,7 +147,7 @@ fn what_the_kernel_drops_is_counted() {
 #[test]
 fn the_last_samples_of_a_process_that_is_gone_have_their_time() {
     let Some(_one) = sampled() else { return };
-    let mut target = Fixture::start("threads", ["1", "10", "0.6"]);
+    let mut target = Fixture::start("many", ["2", "1", "0.6"]);
     target.line("ready");
     let running = attach_by_kernel(target.pid(), &["--hz", "97"]);
     kill("STOP", running.pid());
@@ -245,8 +245,8 @@ fn a_program_that_replaces_itself_is_named_by_both() {
     let (one, two) = (crate::lifecycle::exec_fixture("one"), crate::lifecycle::exec_fixture("two"));
     for thread in [&[][..], &["thread"]] {
         let arguments = [&[two.to_str().unwrap()][..], thread].concat();
-        let recorded = launch_by_kernel(&["--no-kernel"], &one, &arguments);
-        crate::lifecycle::check_both_programs(&recorded);
+        let recorded =
+            crate::lifecycle::check_both_programs(|| launch_by_kernel(&["--no-kernel"], &one, &arguments));
         recorded.check(recorded.stdout == "finished\n", "the second program did not finish");
         recorded.check(recorded.stats["exit_status"] == 0, "not the second program's exit status");
     }
@@ -281,10 +281,13 @@ fn the_end_of_a_command_is_told_and_signals_reach_it() {
         &["-c", "i=0; while [ $i -lt 9999 ]; do i=$((i+1)); done; exit 7"],
     );
     recorded.check(recorded.stats["exit_status"] == 7, "not its status");
-    let script = "trap 'exit 5' TERM; echo ready; while :; do :; done";
-    let running = record(["--source", "perf", "--", "/bin/sh", "-c", script]);
+    let dir = TempDir::new().unwrap();
+    let trapped = dir.path().join("trapped");
+    let script = "trap 'exit 5' TERM; : >\"$0\"; while :; do :; done";
+    let running = record(["--source", "perf", "--", "/bin/sh", "-c", script, trapped.to_str().unwrap()]);
     wait_for("the events", || crate::support::has_events(running.pid()));
     crate::support::wait_for_ticks("the command", running.pid());
+    wait_for("the trap", || trapped.exists());
     crate::support::kill("TERM", running.pid());
     let recorded = running.wait();
     recorded.check_success();
@@ -329,7 +332,7 @@ impl Somebody {
     pub(crate) fn copy(&self, program: &Path) -> PathBuf {
         let copy = self.dir.path().join(program.file_name().unwrap());
         if !copy.exists() {
-            fs::copy(program, &copy).unwrap();
+            copy_program(program, &copy);
         }
         copy
     }

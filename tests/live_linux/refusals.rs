@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Child, Command};
 
 use crate::support::{
-    Fixture, Running, assert_untouched, live, not_here, proc_status, record, record_by, states, tids,
-    tracer_of, wait_for,
+    Fixture, Running, assert_untouched, copy_program, live, not_here, proc_status, record, record_by, states,
+    tids, tracer_of, wait_for,
 };
 
 /// The line of a refusal, after a check of everything that all of them share.
@@ -130,7 +130,7 @@ fn a_process_of_root_for_somebody_else() {
     let dir = tempfile::TempDir::new().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.path().join("stackprof");
-    fs::copy(env!("CARGO_BIN_EXE_stackprof"), &program).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_stackprof").as_ref(), &program);
 
     let mut target = Fixture::start("shares", ["20"]);
     target.line("ready");

@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 #[path = "made.rs"]
 mod made;
+#[path = "programs.rs"]
+mod programs;
 #[path = "random.rs"]
 mod random;
 #[path = "rounds.rs"]
@@ -27,6 +29,7 @@ mod rounds;
 mod turns;
 
 pub(crate) use made::made;
+pub(crate) use programs::{copy_program, write_script};
 pub(crate) use random::Random;
 pub(crate) use rounds::rounds;
 pub(crate) use turns::{Turn, live, live_alone};
@@ -190,6 +193,13 @@ pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
     });
 }
 
+/// Waits until a process has used so much more CPU time than it has by now.
+pub(crate) fn wait_for_more_cpu_time(pid: u32, more: Duration) {
+    // One that is gone is not waited for.
+    let used = cpu_time(pid).unwrap_or_default();
+    wait_for_cpu_time(pid, used + more);
+}
+
 /// Percentage points that a share of `percent` may be off in so many stacks: four standard
 /// deviations of as many that weigh the same, which chance exceeds once in 16,000 times. Beside
 /// other programs stacks come late and weigh up to tens of times what others do, so that a third of
@@ -331,6 +341,31 @@ pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) ->
 /// `STACKPROF_TEST_SOURCE=perf` tries them with the other source.
 fn usual_source() -> String {
     env::var("STACKPROF_TEST_SOURCE").unwrap_or_else(|_| "ptrace".to_owned())
+}
+
+/// Stacks of which shares are told: with fewer, anything would be right.
+const STACKS_MIN: u64 = 30;
+
+/// Recordings that are made to have so many.
+const RECORDINGS_MAX: usize = 3;
+
+/// Records until shares can be told by the stacks taken. A machine that stands still for half a second makes
+/// one stack stand for so much that hundreds say as little as ten. The last recording is given back whatever
+/// it has, for [`Recorded::check_stacks_taken`] to tell; `None` where `record` has none.
+pub(crate) fn record_enough(mut record: impl FnMut() -> Option<Recorded>) -> Option<Recorded> {
+    for _ in 1..RECORDINGS_MAX {
+        let recorded = record()?;
+        // 4: nothing was sampled.
+        let is_empty = recorded.status.code() == Some(4);
+        if !is_empty && (!recorded.status.success() || recorded.has_enough_stacks()) {
+            return Some(recorded);
+        }
+        println!(
+            "recorded again: {}, as much as {} stacks",
+            recorded.status, recorded.stats["samples_effective"]
+        );
+    }
+    record()
 }
 
 /// Whether a process has events of the kernel open.
@@ -550,6 +585,20 @@ impl Recorded {
     pub(crate) fn stacks_taken(&self) -> u64 {
         let taken = self.figure("stops") - self.figure("stops_let_go") - self.figure("stops_not_on_cpu");
         (taken as u64).min(self.figure("samples_effective") as u64)
+    }
+
+    /// [`Recorded::stacks_taken`], or the kernel's samples, which are no stops and stand for the same each.
+    pub(crate) fn stacks_that_tell(&self) -> u64 {
+        if self.figure("stops") > 0.0 { self.stacks_taken() } else { self.total() }
+    }
+
+    fn has_enough_stacks(&self) -> bool {
+        self.stacks_that_tell() > STACKS_MIN
+    }
+
+    #[track_caller]
+    pub(crate) fn check_stacks_taken(&self) {
+        self.check(self.has_enough_stacks(), "hardly anything was sampled");
     }
 
     /// Counts that were lost, by all causes that weigh.
