@@ -11,7 +11,7 @@ use crate::by_kernel::{HZ, Somebody, attach_by_kernel, sampled, sampled_alone};
 use crate::by_kernel_waits;
 use crate::support::{
     Fixture, Random, Recorded, Running, assert_untouched, fixture, kill, not_here, record, record_by,
-    wait_for, wait_for_cpu_time,
+    wait_for, wait_for_more_cpu_time,
 };
 
 /// What a line that says no advises, one of them.
@@ -260,7 +260,7 @@ fn a_target_that_ends_in_any_phase_leaves_a_profile_or_a_line() {
         let mut target = Fixture::start("shares", ["30"]);
         target.line("ready");
         let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
-        wait_for_cpu_time(target.pid(), Duration::from_millis(300));
+        wait_for_more_cpu_time(target.pid(), Duration::from_millis(300));
         if reaped {
             drop(target);
             check_profile(&ended(running, "in the middle, and waited for"));
@@ -273,7 +273,7 @@ fn a_target_that_ends_in_any_phase_leaves_a_profile_or_a_line() {
         let mut target = Fixture::start("shares", ["30"]);
         target.line("ready");
         let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
-        wait_for_cpu_time(target.pid(), Duration::from_millis(60));
+        wait_for_more_cpu_time(target.pid(), Duration::from_millis(60));
         kill("INT", running.pid());
         sleep(Duration::from_micros(random.below(60_000)));
         drop(target);
@@ -317,12 +317,12 @@ fn a_cpu_that_goes_and_comes_back_is_sampled_again() {
     let mut target = Fixture::run(Command::new("taskset").args(["-c", "1"]).arg(fixture("shares")).arg("30"));
     target.line("ready");
     let running = attach_by_kernel(target.pid(), &["--hz", "997"]);
-    let after = |ms: u64| wait_for_cpu_time(target.pid(), Duration::from_millis(ms));
+    let after = |ms: u64| wait_for_more_cpu_time(target.pid(), Duration::from_millis(ms));
     after(200);
     if let Err(error) = cpu.set("0") {
         return not_here(&format!("CPU 1 cannot be taken offline: {error}"));
     }
-    after(300);
+    after(100);
     cpu.set("1").unwrap();
     wait_for("CPU 1", || fs::read_to_string(online).is_ok_and(|value| value.trim() == "1"));
     // It went to another CPU, and would stay there.
@@ -330,7 +330,7 @@ fn a_cpu_that_goes_and_comes_back_is_sampled_again() {
     let moved = Command::new("taskset").args(["-p", "2", &pid]).output().unwrap();
     assert!(moved.status.success(), "{moved:?}");
     // Long enough for a machine that is busy with other things.
-    after(3_000);
+    after(2_700);
     let recorded = running.interrupt();
     println!("{}", check_profile(&recorded));
     let (counts, used) = (recorded.total() as f64 / HZ, recorded.figure("target_cpu_s"));

@@ -42,11 +42,17 @@ fn what_a_command_starts_is_recorded_under_the_names_of_its_programs() {
     let recorded = launch_by_kernel(&["--no-kernel"], &fixture("tree"), &arguments);
     let (children_s, own_s) = used_s(&recorded);
     let counts = (recorded.total() + recorded.lost()) as f64 / HZ;
+    let lost = recorded.lost() as f64 / HZ;
     // Each process may use some time before its first sample that no clock is asked about.
     recorded.check((counts / (children_s + own_s) - 1.0).abs() < 0.08, format!("{counts} s of {children_s}"));
     for (root, function) in [("tree_one", "burn_in_one"), ("tree_two", "burn_in_two")] {
-        let seconds = under(&recorded, root, function) as f64 / HZ;
-        recorded.check((seconds / 0.45 - 1.0).abs() < 0.15, format!("{seconds} s of 0.45 in {function}"));
+        // With the clock that it asks in between: a machine that is held up may be slow at that.
+        let seconds = under(&recorded, root, "burn_for") as f64 / HZ;
+        println!("{seconds:.3} s in burn_for of {root}, {lost:.3} s lost in all");
+        recorded.check(
+            seconds < 1.15 * 0.45 && seconds + lost > 0.85 * 0.45 && lost < 0.25 * 0.9,
+            format!("{seconds} s of 0.45 in {root}, {lost} s lost"),
+        );
         let (all, right) = (recorded.count(|stack| stack.has(function)), under(&recorded, root, function));
         recorded.check(all == right, format!("{function} under {}", roots(&recorded)));
     }
@@ -99,10 +105,13 @@ fn children_of_an_attached_process_are_recorded_where_asked_for() {
         target.done();
         let recorded = running.interrupt();
         recorded.check_success();
-        let seconds = recorded.count(|stack| stack.has("burn_in_tree")) as f64 / HZ;
+        // With the calls for its clock.
+        let seconds = recorded.count(|stack| stack.has("burn_for")) as f64 / HZ;
+        let lost = recorded.lost() as f64 / HZ;
+        println!("{options:?}: {seconds:.3} s, {lost:.3} s lost");
         recorded.check(
-            (seconds / (0.5 * expected) - 1.0).abs() < 0.1,
-            format!("{seconds} s of {expected} processes that burn 0.5 s"),
+            ((seconds + lost) / (0.5 * expected) - 1.0).abs() < 0.1 && lost < 0.25 * expected,
+            format!("{seconds} s and {lost} s lost of {expected} processes that burn 0.5 s"),
         );
         recorded.check(roots(&recorded) == "tree", roots(&recorded));
         recorded.check(recorded.figure("processes_seen") == expected, "another number of processes");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::by_kernel::{HZ, launch_by_kernel, sampled};
 use crate::by_kernel_tree::{burning, roots, tree, under, used_s};
 use crate::support::{
-    Fixture, Recorded, attach, cpu_time, fixture, launch, live, live_alone, points, record, wait_for_cpu_time,
+    Fixture, Recorded, attach, fixture, launch, live, live_alone, points, record, wait_for_more_cpu_time,
 };
 
 fn launch_by_stops(options: &[&str], arguments: &[&str]) -> Recorded {
@@ -165,8 +165,7 @@ fn several_processes_by_number_are_recorded_by_stops() {
     running.wait_attached(one.0.id());
     drop(one);
     // Beside busy programs it may get no CPU for a while.
-    let used = cpu_time(two.0.id()).expect("it runs");
-    wait_for_cpu_time(two.0.id(), used + Duration::from_millis(100));
+    wait_for_more_cpu_time(two.0.id(), Duration::from_millis(100));
     drop(two);
     running.wait().check_success();
 }
@@ -174,7 +173,7 @@ fn several_processes_by_number_are_recorded_by_stops() {
 #[test]
 fn what_processes_wait_for_is_recorded_of_all_of_them() {
     let Some(_one) = live() else { return };
-    let script = "sleep 0.8 & sleep 0.8 & wait; :";
+    let script = "sleep 2 & sleep 2 & wait; :";
     let recorded = launch(&["--idle", "--per-process"], "/bin/sh".as_ref(), &["-c", script]);
     recorded.check_success();
     println!("{}", roots(&recorded));
@@ -183,7 +182,8 @@ fn what_processes_wait_for_is_recorded_of_all_of_them() {
         seconds.push(recorded.count(|stack| stack.frames[0] == root) as f64 / HZ);
     }
     println!("{seconds:?}");
-    let long = seconds.iter().filter(|seconds| **seconds > 0.75).count();
+    // Each may begin late on a busy machine.
+    let long = seconds.iter().filter(|seconds| **seconds > 1.6).count();
     recorded.check(long == 3, format!("{seconds:?} s: not three processes that wait"));
     recorded.check(recorded.figure("processes_seen") == 3.0, "another number of processes");
     recorded.check(recorded.stats["exit_status"] == 0, "not the shell's exit status");

@@ -81,7 +81,7 @@ fn a_launched_command_survives_kill_9_of_the_profiler() {
 fn ctrl_c_writes_the_outputs_and_lets_go() {
     let Some(_one) = live() else { return };
     for signal in ["INT", "TERM", "HUP"] {
-        let mut target = Fixture::start("threads", ["3", "5", "2"]);
+        let mut target = Fixture::start("threads", ["3", "5", "told"]);
         target.line("ready");
         let running = attach(target.pid(), &[]);
         target.go();
@@ -92,6 +92,7 @@ fn ctrl_c_writes_the_outputs_and_lets_go() {
         recorded.check(recorded.status.code() == Some(0), format!("after SIG{signal}"));
         recorded.check(recorded.count(|stack| stack.has("work_leaf")) > 100, "few samples");
         recorded.check(recorded.svg.trim_end().ends_with("</svg>"), "the SVG is not whole");
+        target.tell("enough");
         assert_eq!(target.done().len(), 4, "the target goes on to its end");
         assert!(target.finish().0.success());
     }

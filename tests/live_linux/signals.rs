@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use crate::support::{
     Fixture, Running, assert_untouched, attach, fixture, kill, live, numbers, states, tracer_of, wait_for,
+    wait_for_more_cpu_time,
 };
 
 /// Attached at these: the default, and one that stops everything all the time.
@@ -203,7 +204,7 @@ impl Job {
 fn a_stop_from_outside_stops_and_its_parent_is_told() {
     let Some(_one) = live() else { return };
     for options in OPTIONS {
-        let mut job = Job::start("threads", &["3", "5", "4"]);
+        let mut job = Job::start("threads", &["3", "5", "told"]);
         let running = attach(job.pid(), options);
         job.parent.go();
         for _ in 0..5 {
@@ -212,6 +213,9 @@ fn a_stop_from_outside_stops_and_its_parent_is_told() {
             job.assert_stands("stopped while traced");
             job.go_on();
         }
+        // Beside busy programs it may have had hardly a CPU in between.
+        wait_for_more_cpu_time(job.pid(), Duration::from_millis(500));
+        job.parent.tell("enough");
         job.parent.line("done");
         let recorded = running.interrupt();
         recorded.check_success();
@@ -231,7 +235,7 @@ fn a_stopped_program_stays_stopped_when_the_profiler_comes_and_goes() {
     for options in OPTIONS {
         // Stopped before, let go while stopped; then by an end without warning.
         for killed in [false, true] {
-            let mut job = Job::start("threads", &["3", "5", "3"]);
+            let mut job = Job::start("threads", &["3", "5", "told"]);
             job.parent.go();
             sleep(Duration::from_millis(100));
             job.stop();
@@ -248,6 +252,7 @@ fn a_stopped_program_stays_stopped_when_the_profiler_comes_and_goes() {
             wait_for("the stop to be its own again", || states(job.pid()).chars().all(|state| state == 'T'));
             job.assert_stands("let go of");
             job.go_on();
+            job.parent.tell("enough");
             job.parent.line("done");
             assert_eq!(job.end(), "exited 0", "{options:?}, killed: {killed}");
         }
@@ -261,8 +266,9 @@ fn a_parent_is_told_the_same_end() {
         [("exit7", "exited 7"), ("abort", "signaled 6"), ("segv", "signaled 11"), ("term", "signaled 15")]
     {
         for options in [None, Some(OPTIONS[0]), Some(OPTIONS[1])] {
-            let job = Job::start("ends", &[how, "400"]);
+            let mut job = Job::start("ends", &[how, "400", "go"]);
             let running = options.map(|options| attach(job.pid(), options));
+            job.parent.go();
             assert_eq!(job.end(), expected, "{how} {options:?}");
             if let Some(running) = running {
                 let recorded = running.wait();
