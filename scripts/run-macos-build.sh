@@ -112,20 +112,27 @@ end_target() {
     fi
 }
 
+# What a check ends with where the machine was too busy to tell: it is tried again, three times in all, and takes
+# more time for what it samples then.
+too_busy=75
+times=1
+
 # check NAME COMMAND...: one line, and what it printed if it fails.
 check() {
-    local name="$1"
+    local name="$1" result=$too_busy
     shift
-    rm -f "$work/report" "$work/out.folded" "$work/stats.json"
-    # Not in a condition: there, set -e would not hold in the checks.
-    set +e
-    (
+    for ((times = 1; times <= 9 && result == too_busy; times *= 3)); do
+        rm -f "$work/report" "$work/out.folded" "$work/stats.json"
+        # Not in a condition: there, set -e would not hold in the checks.
+        set +e
+        (
+            set -e
+            trap end_target EXIT
+            "$@"
+        ) >"$log" 2>&1 </dev/null
+        result=$?
         set -e
-        trap end_target EXIT
-        "$@"
-    ) >"$log" 2>&1 </dev/null
-    local result=$?
-    set -e
+    done
     if ((result == 0)); then
         passed=$((passed + 1))
         printf 'ok    %s\n' "$name"
@@ -151,31 +158,71 @@ darwin_slowly() {
     timeout -k 5 600 "$run" "$@"
 }
 
-# Starts a program to be sampled; its number is then in $target.
+# wait_for COMMAND...: until it succeeds, for two minutes at most.
+wait_for() {
+    local until=$((SECONDS + 120))
+    until "$@"; do
+        ((SECONDS < until)) || {
+            echo "waited two minutes for: $*"
+            return 1
+        }
+        sleep 0.02
+    done
+}
+
+# CPU time that $target has used, in hundredths of a second.
+target_used() {
+    # By fields behind the name, which may hold anything.
+    sed 's/.*) //' "/proc/$target/stat" | awk '{ print $12 + $13 }'
+}
+target_has_used() {
+    (($(target_used) >= $1))
+}
+# target_works HUNDREDTHS: until $target has used so much more CPU time.
+target_works() {
+    wait_for target_has_used $(($(target_used) + $1))
+}
+
+# Starts a program to be sampled; its number is then in $target. It is loaded, and its threads are there.
 start() {
     DARWIN_RUN_REPORT='' "$run" "$@" >/dev/null 2>&1 </dev/null &
     target=$!
-    sleep 0.3
+    wait_for target_has_used 30
+}
+
+# Whether $target is held, as each stack of it is taken.
+target_is_held() {
+    grep -qE '^TracerPid:.[1-9]' "/proc/$target"/task/*/status
 }
 
 # Holds by ptrace take milliseconds on a busy machine: with the usual limit of what the target
 # may stand, samples would be too few to compare shares.
 unlimited=(--max-stop 100)
 
-# sample SECONDS ARGUMENT...: records $target.
+# sample SECONDS ARGUMENT...: records $target, for $asked seconds.
 sample() {
-    darwin "$stackprof" --pid "$target" --duration "$1" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" "${@:2}"
+    asked="$(awk "BEGIN { print $1 * $times }")"
+    darwin "$stackprof" --pid "$target" --duration "$asked" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" "${@:2}"
 }
 
-# 60, 30 and 10 % under run and work, each within nine points: some hundred samples of a
-# machine that does other things, too.
+# 60, 30 and 10 % under run and work, each within nine points, or five standard deviations of as many
+# samples as there are: on a machine that does other things, too, some stand for many.
 shares_are_right() {
-    awk '/;run;work;/ { count[leaf($0)] += $NF; all += $NF }
+    local samples
+    samples="$(sed -n 's/^ *"samples_effective": *\([0-9]*\).*/\1/p' "$work/stats.json")"
+    if ((samples < 60)); then
+        echo "as much as $samples samples of the same weight"
+        return "$too_busy"
+    fi
+    awk -v "samples=$samples" '/;run;work;/ { count[leaf($0)] += $NF; all += $NF }
          function leaf(line) { sub(/ [0-9]+$/, "", line); sub(/.*;/, "", line); return line }
-         function off(name, share) { return (count[name] / all - share) ^ 2 > 0.09 ^ 2 }
+         function off(name, share, by) {
+             by = 25 * share * (1 - share) / samples
+             return (count[name] / all - share) ^ 2 > (by > 0.09 ^ 2 ? by : 0.09 ^ 2)
+         }
          END {
-             if (all < 100) { print "only " all + 0 " samples of work"; exit 1 }
-             printf "heavy %.3f medium %.3f light %.3f of %d\n", count["heavy"] / all, count["medium"] / all, count["light"] / all, all
+             if (all < 100) { print "only " all + 0 " counts of work"; exit 1 }
+             printf "heavy %.3f medium %.3f light %.3f of %d, as much as %d\n", count["heavy"] / all, count["medium"] / all, count["light"] / all, all, samples
              exit off("heavy", 0.6) || off("medium", 0.3) || off("light", 0.1)
          }' "$work/out.folded"
 }
@@ -191,16 +238,12 @@ nothing_is_left() {
     }
 }
 # $target is not traced, not stopped, and uses CPU time.
+target_is_free() {
+    ! grep -hE '^(State:.[tT]|TracerPid:.[1-9])' "/proc/$target"/task/*/status
+}
 target_runs() {
-    local before after
-    sleep 0.1
-    if grep -hE '^(State:.[tT]|TracerPid:.[1-9])' "/proc/$target"/task/*/status; then
-        return 1
-    fi
-    before="$(cat "/proc/$target/schedstat")"
-    sleep 0.3
-    after="$(cat "/proc/$target/schedstat")"
-    ((${after%% *} > ${before%% *}))
+    wait_for target_is_free
+    target_works 5
 }
 sampled_well() {
     shares_are_right
@@ -285,24 +328,31 @@ ticks() {
     sample 2
     sampled_well
     # Ticks taken for nanoseconds would make it 42 times as long or short.
-    awk -F'[:,]' '/"duration_s"/ { exit !($2 > 1.9 && $2 < 3) }' "$work/stats.json"
+    awk -v "asked=$asked" -v "too_busy=$too_busy" -F'[:,]' \
+        '/"duration_s"/ { exit $2 < 0.95 * asked || $2 > 10 * asked ? 1 : $2 < asked + 1 ? 0 : too_busy }' \
+        "$work/stats.json"
 }
 check 'ticks of 125/3 ns' ticks
 
 # Each Mach call takes 20 to 100 us more, and there are 21 threads: what ends by its time and
 # by Ctrl-C must not depend on calls being fast.
 slow_calls() {
+    # What others do on this machine is not to slow them, too; only root may say so.
+    renice -n -20 -p "$BASHPID" >/dev/null 2>&1 || true
     export DARWIN_RUN_CALL_US=20-100
     start "$work/crowd" 20
     local unlimited=() begun=$SECONDS
     sample 2 --hz 100
-    ((SECONDS - begun < 12))
+    local took=$((SECONDS - begun))
     nothing_is_left
     target_runs
     # Where a stop takes so many slow calls, some ticks are spared the target.
-    awk -F'[:,]' '/"duration_s"/ { duration = $2 } /"ticks"|"ticks_spared"/ { ticks += $2 }
-        END { print ticks " ticks in " duration " s"; exit !(duration < 2.3 && ticks > 85 * duration) }' \
-        "$work/stats.json"
+    awk -v "took=$took" -v "asked=$asked" -v "too_busy=$too_busy" -F'[:,]' \
+        '/"duration_s"/ { duration = $2 } /"ticks"|"ticks_spared"/ { ticks += $2 }
+        END {
+            print ticks " ticks in " duration " s, " took " s with all"
+            exit took < asked + 10 && duration < asked + 0.3 && ticks > 85 * duration ? 0 : too_busy
+        }' "$work/stats.json"
 }
 check 'slow calls: 21 threads are sampled at the rate, for as long as asked' slow_calls
 
@@ -317,7 +367,8 @@ idle() {
 check '--idle: the thread that waits, too' idle
 
 launched() {
-    darwin "$stackprof" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" -- "$work/shares" 1 2
+    darwin "$stackprof" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" -- \
+        "$work/shares" 1 $((2 * times))
     shares_are_right
     stacks_are_rooted
     nothing_is_left
@@ -334,11 +385,12 @@ demo() {
 check 'demo: Rust names, of this program itself' demo
 
 replaced() {
-    darwin "$stackprof" -o "$work/out.folded" --stats "$work/stats.json" -- "$work/replace" "$work/shares" 1 1
+    darwin "$stackprof" "${unlimited[@]}" -o "$work/out.folded" --stats "$work/stats.json" -- \
+        "$work/replace" "$work/shares" 1 "$times"
     nothing_is_left
-    grep -q 'start;main;before_exec ' "$work/out.folded"
-    grep -q 'start;main;run;work;heavy ' "$work/out.folded"
     grep -q '"exit_status": 7' "$work/stats.json"
+    grep -q 'start;main;before_exec ' "$work/out.folded" || return "$too_busy"
+    grep -q 'start;main;run;work;heavy ' "$work/out.folded" || return "$too_busy"
 }
 check 'exec: both programs by their own names' replaced
 
@@ -347,17 +399,18 @@ churn() {
     sample 2
     nothing_is_left
     target_runs
-    grep -q ';_pthread_start;worker;brief ' "$work/out.folded"
+    grep -q ';_pthread_start;worker;brief ' "$work/out.folded" || return "$too_busy"
 }
 check 'threads that come and go leave no right behind' churn
 
 killed_target() {
     start "$work/shares" 2
-    (
-        sleep 0.8
-        kill -9 "$target"
-    ) &
-    sample 10
+    "$run" "$stackprof" --pid "$target" --duration 600 "${unlimited[@]}" -o "$work/out.folded" &
+    local profiler=$!
+    wait_for target_is_held
+    target_works 80
+    kill -9 "$target"
+    wait "$profiler"
     nothing_is_left
     # Less than a second of a busy machine is too little to compare shares.
     stacks_are_rooted
@@ -381,9 +434,11 @@ check 'a profiler that is killed leaves the target running' killed_profiler
 
 interrupted() {
     start "$work/shares" 1
-    "$run" "$stackprof" --pid "$target" --duration 30 "${unlimited[@]}" -o "$work/out.folded" &
+    "$run" "$stackprof" --pid "$target" --duration 600 "${unlimited[@]}" -o "$work/out.folded" \
+        --stats "$work/stats.json" &
     local profiler=$!
-    sleep 1.5
+    wait_for target_is_held
+    target_works $((150 * times))
     kill -INT "$profiler"
     wait "$profiler"
     sampled_well
