@@ -68,13 +68,6 @@ pub enum Incomparable {
     },
     /// A run may be of a part of a process's life, and does not tell of how long.
     DurationUntold(String),
-    /// One run is of a whole command, another, which took differently long, does not tell.
-    ExtentUntold {
-        /// The run of a whole command.
-        told: String,
-        /// The other one.
-        untold: String,
-    },
     /// A run has less than [`TRUNCATED_BELOW`](super::measured::TRUNCATED_BELOW) of what is usual.
     CutShort {
         /// The run.
@@ -133,10 +126,6 @@ impl fmt::Display for Incomparable {
             Incomparable::DurationUntold(run) => write!(
                 f,
                 "{run} does not tell how long it recorded, so its CPU time cannot be compared; record all as .pb.gz"
-            ),
-            Incomparable::ExtentUntold { told, untold } => write!(
-                f,
-                "{told} is a recording of a whole command, {untold} does not tell whether it is one, and they took differently long; record all as .pb.gz"
             ),
             Incomparable::CutShort { run, samples, median } => write!(
                 f,

@@ -222,30 +222,25 @@ mod tests {
             measured(&runs, 1).map(|measured| (measured.unit, measured.in_unit(&measured.totals)))
         };
         let longer = of(&[(untold(Some(10_000)), 200), (untold(Some(20_000)), 400)]);
-        assert_eq!(longer.expect("durations are known"), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
+        assert_eq!(longer.expect("taken for whole"), (Unit::SecondsOfUntold, vec![2.0, 4.0]));
         let alike = of(&[(untold(Some(10_000)), 200), (untold(Some(10_190)), 600)]);
         assert_eq!(alike.expect("equally long"), (Unit::Seconds, vec![2.0, 6.0]));
-        // What one run tells, the others need not.
+        let whole = About { launched: Some(true), ..untold(Some(10_000)) };
+        for (other, unit) in [
+            (untold(None), Unit::SecondsOfUntold),
+            (untold(Some(0)), Unit::SecondsOfUntold),
+            (untold(Some(30_000)), Unit::SecondsOfUntold),
+            (untold(Some(10_100)), Unit::Seconds),
+        ] {
+            assert_eq!(of(&[(whole.clone(), 200), (other, 600)]).expect("taken for whole").0, unit);
+        }
+        // What one run tells to be a part, the others are, too.
         let attached = About { launched: Some(false), ..untold(Some(10_000)) };
         let mixed = of(&[(untold(Some(20_000)), 400), (attached.clone(), 200)]);
         assert_eq!(mixed.expect("durations are known"), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
-        let whole = About { launched: Some(true), ..untold(Some(10_000)) };
-        let equal = of(&[(whole.clone(), 200), (untold(Some(10_100)), 600)]).expect("equally long");
-        assert_eq!(equal.0, Unit::Seconds);
-        for (runs, part) in [
-            ([(untold(None), 200), (untold(None), 200)], "0.pb.gz does not tell how long it recorded"),
-            ([(untold(Some(9)), 200), (untold(None), 200)], "1.pb.gz does not tell how long it recorded"),
-            ([(untold(Some(0)), 200), (untold(Some(9)), 200)], "0.pb.gz does not tell how long it recorded"),
-            ([(whole.clone(), 200), (untold(Some(30_000)), 200)], "1.pb.gz does not tell whether it is one"),
-            ([(untold(Some(30_000)), 200), (whole, 200)], "0.pb.gz does not tell whether it is one"),
-            (
-                [(attached.clone(), 200), (About { duration_ns: None, ..attached }, 200)],
-                "1.pb.gz does not tell how long it recorded",
-            ),
-        ] {
-            let why = of(&runs).expect_err(part).to_string();
-            assert!(why.contains(part) && why.ends_with("; record all as .pb.gz"), "{why}");
-        }
+        let why = of(&[(attached, 200), (untold(None), 200)]).expect_err("it is refused").to_string();
+        let expected = "1.pb.gz does not tell how long it recorded, so its CPU time cannot be compared; record all as .pb.gz";
+        assert_eq!(why, expected);
     }
 
     #[test]

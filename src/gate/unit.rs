@@ -2,8 +2,9 @@
 //!
 //! Input: runs that are alike. Output: [`Unit`], and what a sample of each run is in it; or which
 //! run does not tell enough. CPU time of a whole run stands for its work; that of a part of a
-//! process's life only for how long somebody looked. Files of other programs do not tell which
-//! they are: then how long they recorded decides.
+//! process's life only for how long somebody looked. Files of other programs do not tell which they
+//! are, and are taken for whole ones, as tests make them (`go test -cpuprofile`): divided by how long it took, a
+//! program that got slower throughout would look as before, and pass. The report says so where that matters.
 
 use super::incomparable::Incomparable;
 use crate::diff::compare::equally_long;
@@ -14,6 +15,8 @@ use crate::diff::stacks::Run;
 pub enum Unit {
     /// Seconds of CPU time of the whole run.
     Seconds,
+    /// The same of runs that may be parts, since their files do not tell, and were not all equally long.
+    SecondsOfUntold,
     /// Seconds of CPU time for each second of recording: attached recordings end when they are
     /// told to, and their whole tells how long that took.
     SecondsPerSecond,
@@ -26,7 +29,7 @@ impl Unit {
     #[must_use]
     pub fn symbol(self) -> &'static str {
         match self {
-            Unit::Seconds => "s",
+            Unit::Seconds | Unit::SecondsOfUntold => "s",
             Unit::SecondsPerSecond => "s/s",
             Unit::Samples => "samples",
         }
@@ -41,28 +44,28 @@ impl Unit {
         let Some(periods) = runs.iter().map(period).collect::<Option<Vec<f64>>>() else {
             return Ok((Unit::Samples, vec![1.0; runs.len()]));
         };
-        let some = |extent: Option<bool>| runs.iter().find(|run| run.about.launched == extent);
-        let (whole, part, untold) = (some(Some(true)), some(Some(false)), some(None));
-        if part.is_none() && untold.is_none() {
-            return Ok((Unit::Seconds, periods));
+        if runs.iter().all(|run| run.about.launched != Some(false)) {
+            return Ok((if may_be_of_parts(runs) { Unit::SecondsOfUntold } else { Unit::Seconds }, periods));
         }
-        let duration = |run: &Run| match run.about.duration_ns {
-            Some(ns @ 1..) => Ok(ns as f64 / 1e9),
-            _ => Err(Incomparable::DurationUntold(run.source.clone())),
-        };
-        let durations = runs.iter().map(duration).collect::<Result<Vec<f64>, _>>()?;
-        let (shortest, longest) =
-            durations.iter().fold((f64::INFINITY, 0.0f64), |(low, high), s| (low.min(*s), high.max(*s)));
-        match (whole, untold) {
-            _ if part.is_none() && equally_long(shortest, longest) => return Ok((Unit::Seconds, periods)),
-            // A slower program takes longer: per second it would look as before.
-            (Some(whole), Some(untold)) => {
-                let (told, untold) = (whole.source.clone(), untold.source.clone());
-                return Err(Incomparable::ExtentUntold { told, untold });
-            }
-            _ => {}
-        }
+        let durations = runs
+            .iter()
+            .map(|run| duration_s(run).ok_or_else(|| Incomparable::DurationUntold(run.source.clone())));
+        let durations = durations.collect::<Result<Vec<f64>, _>>()?;
         let rates = periods.iter().zip(durations).map(|(period, duration)| period / duration);
         Ok((Unit::SecondsPerSecond, rates.collect()))
     }
+}
+
+fn may_be_of_parts(runs: &[Run]) -> bool {
+    if runs.iter().all(|run| run.about.launched.is_some()) {
+        return false;
+    }
+    let Some(durations) = runs.iter().map(duration_s).collect::<Option<Vec<f64>>>() else { return true };
+    let (shortest, longest) =
+        durations.iter().fold((f64::INFINITY, 0.0f64), |(low, high), s| (low.min(*s), high.max(*s)));
+    !equally_long(shortest, longest)
+}
+
+fn duration_s(run: &Run) -> Option<f64> {
+    run.about.duration_ns.filter(|ns| *ns > 0).map(|ns| ns as f64 / 1e9)
 }

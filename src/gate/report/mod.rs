@@ -124,6 +124,13 @@ fn notes(report: &Report) -> Vec<String> {
             "new used less than a quarter of the CPU time of base; check that its runs are whole".to_owned(),
         );
     }
+    if report.unit == Unit::SecondsOfUntold {
+        notes.push(
+            "files do not tell whether they are of whole commands, and are taken for it; parts of a process's life must be \
+             recorded equally long"
+                .to_owned(),
+        );
+    }
     if report.unit == Unit::SecondsPerSecond {
         notes.push(
             "CPU time is per second of recording: a program that is never idle and slower throughout shows no growth"
