@@ -15,6 +15,8 @@ pub enum Broken {
     Deaf(Duration),
     /// It goes on answering, but this was not done in this time.
     Endless(&'static str, Duration),
+    /// It was asked to stop the target, and nothing came in this time.
+    Unstopped(Duration),
     /// What came cannot be what was asked for.
     Nonsense(String),
     /// What the system says.
@@ -32,6 +34,12 @@ impl fmt::Display for Broken {
             Broken::Endless(what, time) => {
                 write!(f, "did not come to an end with {what} within {} s", time.as_secs())
             }
+            // Its stub reads nothing while the program runs.
+            Broken::Unstopped(time) => write!(
+                f,
+                "did not stop its target within {} s of being asked to; QEMU's emulation of single programs (qemu-arm -g) cannot",
+                time.as_secs()
+            ),
             Broken::Nonsense(what) => write!(f, "sent {what}"),
             Broken::System(why) => write!(f, "cannot be reached: {why}"),
         }

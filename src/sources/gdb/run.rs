@@ -155,8 +155,13 @@ impl Stub {
     fn interrupt(&mut self) -> Result<(), Broken> {
         self.link.interrupt()?;
         self.run.owed_interrupts += 1;
+        let mut silent = true;
         while self.run.running && !self.run.ended {
-            let reply = self.answer(b"Ctrl-C", STOP)?;
+            let reply = self.answer(b"Ctrl-C", STOP).map_err(|broken| match broken {
+                Broken::Endless(..) | Broken::Silent(..) if silent => Broken::Unstopped(STOP),
+                broken => broken,
+            })?;
+            silent = false;
             self.stopped_all(&reply)?;
         }
         Ok(())

@@ -37,6 +37,8 @@ const COMPAT: &str = "32-bit code";
 const LEAVER: &str = "of a thread that had ended";
 /// Processes are looked at this often at most where records did not fit, nanoseconds.
 const LOOK_NS: u64 = 500_000_000;
+/// And so seldom that it takes this part of the time: 1/20.
+const COST_SHARE: u64 = 20;
 /// Most ancestors that are asked for when a process is judged.
 const ANCESTORS_MAX: u32 = 64;
 
@@ -111,9 +113,9 @@ pub(super) struct Told {
     pub(super) samples: u64,
     /// Records that did not fit, of anybody, in the batch.
     pub(super) dropped: u64,
-    /// What changed of processes may be among records that did not fit; when that was made up for last.
+    /// What changed of processes may be among records that did not fit, which is made up for from this time on.
     pub(super) untold: bool,
-    pub(super) looked_ns: u64,
+    next_look_ns: u64,
     /// By CPU, where samples stopped to come.
     throttled_since_ns: HashMap<u32, u64>,
     pub(super) leavers: Leavers,
@@ -171,7 +173,7 @@ impl Told {
             samples: 0,
             dropped: 0,
             untold: false,
-            looked_ns: 0,
+            next_look_ns: 0,
             throttled_since_ns: HashMap::new(),
             leavers: Leavers::default(),
             unsampled_ns: 0,
@@ -252,10 +254,10 @@ impl Told {
     /// program, has mapped code, or has ended. Not in every batch: that is when there is too much to do.
     pub(super) fn look_at_what_was_not_told(&mut self) {
         let now_ns = sys::monotonic_ns();
-        if !self.untold || now_ns < self.looked_ns + LOOK_NS {
+        if !self.untold || now_ns < self.next_look_ns {
             return;
         }
-        (self.untold, self.looked_ns) = (false, now_ns);
+        self.untold = false;
         for (pid, member) in self.members.iter_mut().filter(|(_, one)| one.ends_in.is_none() && one.pid() > 0)
         {
             if member.has_ended() {
@@ -269,6 +271,8 @@ impl Told {
                 self.batch.push((id, happened));
             }
         }
+        let cost_ns = sys::monotonic_ns().saturating_sub(now_ns);
+        self.next_look_ns = now_ns + LOOK_NS.max(COST_SHARE * cost_ns);
     }
 
     /// Processes that are sampled and have not ended.
