@@ -12,7 +12,7 @@ use libc::pid_t;
 
 use super::below::Below;
 use super::beyond::{BEYOND_BYTES, Beyond};
-use super::choice::{self, Choice};
+use super::choice::Choice;
 use super::events::WINDOW_BYTES_MAX;
 use super::grid::Grid;
 use super::leavers::{Leavers, NOBODY};
@@ -21,7 +21,6 @@ use super::member::Member;
 use super::record::{Id, PerfRecord, Sample};
 use super::share::Share;
 use super::switched::Switched;
-use super::sys;
 use super::waits::{Stack, Switch};
 use super::woken::{Seen, Woken};
 use crate::addr::{Avma, CodeAddress};
@@ -35,12 +34,6 @@ const SPARE_MAX: usize = 1024;
 const COMPAT: &str = "32-bit code";
 /// Why another one is none: what it was of is not known any more.
 const LEAVER: &str = "of a thread that had ended";
-/// Processes are looked at this often at most where records did not fit, nanoseconds.
-const LOOK_NS: u64 = 500_000_000;
-/// And so seldom that it takes this part of the time: 1/20.
-const COST_SHARE: u64 = 20;
-/// Most ancestors that are asked for when a process is judged.
-const ANCESTORS_MAX: u32 = 64;
 
 /// What a record of a ring says, kept until the batch is whole: rings are read one after the
 /// other, so that what they tell comes out of order.
@@ -200,107 +193,6 @@ impl Told {
         self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
     }
 
-    // ---- who is wanted
-
-    /// Whether all processes of the machine are wanted.
-    pub(super) fn is_machine(&self) -> bool {
-        self.choice.is_all()
-    }
-
-    /// Whether what a process starts is wanted with it.
-    pub(super) fn asks_parents(&self) -> bool {
-        self.choice.asks_parents()
-    }
-
-    /// Judges the processes that run now, before any is sampled.
-    pub(super) fn judge_all(&mut self) {
-        if self.choice.is_all() || self.choice.is_one() {
-            return;
-        }
-        for pid in choice::all_processes() {
-            self.judge(pid, None, 0);
-        }
-    }
-
-    /// Whether a process is wanted; one that is new is judged. `parent` is known where it was just
-    /// started; `depth` of its ancestors have been asked.
-    pub(super) fn judge(&mut self, pid: pid_t, parent: Option<pid_t>, depth: u32) -> bool {
-        if pid <= 0 || self.refused.contains(&pid) {
-            return false;
-        }
-        if self.members.contains_key(&pid) {
-            return true;
-        }
-        let of_wanted = if self.choice.asks_parents() && depth < ANCESTORS_MAX {
-            let parent = parent.or_else(|| choice::parent_of(pid)).unwrap_or(0);
-            self.judge(parent, None, depth + 1)
-        } else {
-            parent.is_some_and(|parent| self.members.contains_key(&parent))
-        };
-        if !self.choice.wants(pid, of_wanted) {
-            self.refused.insert(pid);
-            self.verdicts.push((pid, true));
-            return false;
-        }
-        let started_by = parent.and_then(|parent| self.members.get(&parent));
-        let template = started_by.or_else(|| self.members.get(&self.main));
-        let Some(member) = template.map(|from| from.new_for(pid, started_by.is_some())) else { return false };
-        self.members.insert(pid, member);
-        self.begun.push(pid);
-        true
-    }
-
-    /// Looks at the processes themselves where records that did not fit may have told of them: that one has another
-    /// program, has mapped code, or has ended. Not in every batch: that is when there is too much to do.
-    pub(super) fn look_at_what_was_not_told(&mut self) {
-        let now_ns = sys::monotonic_ns();
-        if !self.untold || now_ns < self.next_look_ns {
-            return;
-        }
-        self.untold = false;
-        for (pid, member) in self.members.iter_mut().filter(|(_, one)| one.ends_in.is_none() && one.pid() > 0)
-        {
-            if member.has_ended() {
-                member.first_left = true;
-                self.leaving.push(*pid);
-                continue;
-            }
-            let id = Id { pid: *pid, tid: *pid, time_ns: self.last_ns, ..Id::default() };
-            let happened = member.look_anew().map_or(Happened::Changed, Happened::Exec);
-            if member.told {
-                self.batch.push((id, happened));
-            }
-        }
-        let cost_ns = sys::monotonic_ns().saturating_sub(now_ns);
-        self.next_look_ns = now_ns + LOOK_NS.max(COST_SHARE * cost_ns);
-    }
-
-    /// Processes that are sampled and have not ended.
-    pub(super) fn running(&self) -> Vec<pid_t> {
-        self.members.iter().filter(|(_, one)| one.ends_in.is_none()).map(|(pid, _)| *pid).collect()
-    }
-
-    /// Those that were started by `listed`, and by them, as the records say that were not sifted yet.
-    pub(super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
-        let mut started: Vec<pid_t> = Vec::new();
-        // Records are not in the order of their times.
-        loop {
-            let before = started.len();
-            for (id, happened) in &self.batch {
-                let Happened::Forked(parent) = happened else { continue };
-                let known = |pid: &pid_t| listed.contains(pid) || started.contains(pid);
-                if known(parent) && !known(&id.pid) {
-                    started.push(id.pid);
-                }
-            }
-            if started.len() == before {
-                return started;
-            }
-        }
-    }
-
-    // ---- records
-
     /// Takes a record of a ring in.
     pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
         let id = self.leavers.named(id, matches!(record, PerfRecord::Exit));
@@ -454,19 +346,6 @@ impl Told {
         }
     }
 
-    /// The number is another process's from now on.
-    pub(super) fn forget_number(&mut self, pid: pid_t) {
-        if self.refused.remove(&pid) {
-            self.verdicts.push((pid, false));
-        }
-        if self.members.get(&pid).is_some_and(|member| member.ends_in.is_some())
-            && let Some(member) = self.members.remove(&pid)
-        {
-            self.forgotten_ns += member.clock.used_ns();
-            self.told_ns += member.clock.told_ns;
-        }
-    }
-
     /// Judges the processes that records are of, and takes in what they say of them, in the order of
     /// times; what is left is for the engine.
     pub(super) fn sift(&mut self, mut batch: Vec<(Id, Happened)>) -> Vec<(Id, Happened)> {
@@ -581,6 +460,8 @@ impl Told {
         Record { at_ns, process, thread, what }
     }
 }
+
+mod wanted;
 
 #[cfg(test)]
 mod tests;

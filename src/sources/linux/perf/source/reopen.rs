@@ -1,0 +1,126 @@
+//! Events are opened anew, with other windows or for other CPUs, and for what was started beside them: nobody is
+//! without events meanwhile, and nobody is sampled twice.
+
+use libc::pid_t;
+
+use super::super::below::Below;
+use super::super::beyond::Beyond;
+use super::super::events::{Events, How, MAX_PASSES, Scope, Switches};
+use super::super::sys;
+use super::super::window;
+use super::{PerfSource, read_rings};
+
+impl PerfSource {
+    /// Opens events for what processes have started already, where these inherit nothing of them.
+    pub(super) fn open_those_already_started(&mut self) -> std::io::Result<()> {
+        if !self.follows_by_inheritance() || self.launched {
+            return Ok(());
+        }
+        let mut listed: Vec<pid_t> = self.ends.iter().map(|(pid, _)| *pid).collect();
+        for _ in 0..MAX_PASSES {
+            let running = self.told.running();
+            let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
+            if started.is_empty() {
+                break;
+            }
+            self.events.add_processes(&started)?;
+            listed.extend(started);
+            // One that was started before its parent had events is in the next list.
+            self.told.judge_all();
+        }
+        Ok(())
+    }
+
+    /// Whether what processes start is sampled by events that it inherits.
+    pub(super) fn follows_by_inheritance(&self) -> bool {
+        self.events.how.scope == Scope::Threads && self.told.asks_parents()
+    }
+
+    /// Prepares to copy what lies beyond records and below stacks, where that is asked for; as much as can be
+    /// had.
+    pub(super) fn look_further(&mut self, mut how: How) -> How {
+        let (record_bytes, beyond) = window::of_record(how.window_bytes);
+        // Events of threads have no program before them.
+        let may = how.scope == Scope::Cpus;
+        if beyond && may && self.told.beyond.is_none() {
+            self.told.beyond = Beyond::new().ok();
+        }
+        if how.below && may && self.told.below.is_none() {
+            self.told.below = Below::new().ok();
+        }
+        // First what uses the program's argument.
+        let mut yes = Vec::new();
+        yes.extend(self.told.below.iter().filter(|_| how.below).flat_map(Below::program));
+        yes.extend(self.told.beyond.iter().filter(|_| beyond).flat_map(Beyond::program));
+        if self.sieve.copy(&yes).is_err() {
+            (self.told.beyond, self.told.below) = (None, None);
+        }
+        if beyond && self.told.beyond.is_none() {
+            self.window.ends_with_records();
+            how.window_bytes = record_bytes;
+        }
+        how
+    }
+
+    /// Opens the events anew, with other windows or for other CPUs.
+    pub(super) fn reopen(&mut self, how: How) {
+        let how = self.look_further(how);
+        let inherited = self.follows_by_inheritance();
+        let running = self.told.running();
+        let new = Events::open(&running, &self.sieve, how);
+        let counted_ns = if inherited { self.events.counted_ns() } else { 0 };
+        let new = new.and_then(|new| new.enable().map(|()| new));
+        let new = new.and_then(|new| if inherited { self.with_started(new, running) } else { Ok(new) });
+        let since_ns = sys::monotonic_ns();
+        if let Some(woken) = &mut self.told.woken {
+            woken.abandon();
+        }
+        let Ok(new) = new else {
+            self.events.sample_until(u64::MAX);
+            self.window.stays(self.events.how.window_bytes);
+            if let Some(Switches { window_bytes, .. }) = self.events.how.switches {
+                self.switch_window.stays(window_bytes);
+            }
+            return;
+        };
+        self.told.counted_ns += counted_ns;
+        self.told.window = self.told.window.wrapping_add(1);
+        self.told.window_since_ns = since_ns;
+        self.told.grid.changed(since_ns, how.period_ns(), &new.vary(&mut self.rates));
+        // Both tell of each switch for a moment.
+        if let Some(switched) = &mut self.told.switched {
+            switched.take_until(since_ns);
+        }
+        self.events.disable();
+        let mut old = std::mem::replace(&mut self.events, new);
+        read_rings(&mut old, &mut self.scratch, &mut self.told);
+        if !window::of_record(how.window_bytes).1 {
+            self.told.beyond = None;
+        }
+        if let Some(switched) = &mut self.told.switched {
+            switched.take_from(since_ns);
+        }
+    }
+
+    /// New events, which are enabled, with those of processes that were started while they were opened and so
+    /// have inherited the old ones only; these tell of them.
+    pub(super) fn with_started(
+        &mut self,
+        mut new: Events,
+        mut listed: Vec<pid_t>,
+    ) -> std::io::Result<Events> {
+        // From here on samples of both would be the same time twice.
+        self.events.sample_until(sys::monotonic_ns());
+        for _ in 0..MAX_PASSES {
+            read_rings(&mut self.events, &mut self.scratch, &mut self.told);
+            let started = self.told.started_by(&listed);
+            if started.is_empty() {
+                break;
+            }
+            new.add_processes(&started)?;
+            new.enable()?;
+            listed.extend(started);
+        }
+        Ok(new)
+    }
+}
