@@ -17,6 +17,8 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
+#[path = "enough.rs"]
+mod enough;
 #[path = "made.rs"]
 mod made;
 #[path = "programs.rs"]
@@ -28,6 +30,7 @@ mod rounds;
 #[path = "turns.rs"]
 mod turns;
 
+pub(crate) use enough::record_enough;
 pub(crate) use made::made;
 pub(crate) use programs::{copy_program, write_script};
 pub(crate) use random::Random;
@@ -343,31 +346,6 @@ fn usual_source() -> String {
     env::var("STACKPROF_TEST_SOURCE").unwrap_or_else(|_| "ptrace".to_owned())
 }
 
-/// Stacks of which shares are told: with fewer, anything would be right.
-const STACKS_MIN: u64 = 30;
-
-/// Recordings that are made to have so many.
-const RECORDINGS_MAX: usize = 3;
-
-/// Records until shares can be told by the stacks taken. A machine that stands still for half a second makes
-/// one stack stand for so much that hundreds say as little as ten. The last recording is given back whatever
-/// it has, for [`Recorded::check_stacks_taken`] to tell; `None` where `record` has none.
-pub(crate) fn record_enough(mut record: impl FnMut() -> Option<Recorded>) -> Option<Recorded> {
-    for _ in 1..RECORDINGS_MAX {
-        let recorded = record()?;
-        // 4: nothing was sampled.
-        let is_empty = recorded.status.code() == Some(4);
-        if !is_empty && (!recorded.status.success() || recorded.has_enough_stacks()) {
-            return Some(recorded);
-        }
-        println!(
-            "recorded again: {}, as much as {} stacks",
-            recorded.status, recorded.stats["samples_effective"]
-        );
-    }
-    record()
-}
-
 /// Whether a process has events of the kernel open.
 pub(crate) fn has_events(pid: u32) -> bool {
     let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
@@ -585,20 +563,6 @@ impl Recorded {
     pub(crate) fn stacks_taken(&self) -> u64 {
         let taken = self.figure("stops") - self.figure("stops_let_go") - self.figure("stops_not_on_cpu");
         (taken as u64).min(self.figure("samples_effective") as u64)
-    }
-
-    /// [`Recorded::stacks_taken`], or the kernel's samples, which are no stops and stand for the same each.
-    pub(crate) fn stacks_that_tell(&self) -> u64 {
-        if self.figure("stops") > 0.0 { self.stacks_taken() } else { self.total() }
-    }
-
-    fn has_enough_stacks(&self) -> bool {
-        self.stacks_that_tell() > STACKS_MIN
-    }
-
-    #[track_caller]
-    pub(crate) fn check_stacks_taken(&self) {
-        self.check(self.has_enough_stacks(), "hardly anything was sampled");
     }
 
     /// Counts that were lost, by all causes that weigh.
