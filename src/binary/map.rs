@@ -120,10 +120,22 @@ impl Held {
 #[cfg(unix)]
 fn descriptors_suffice(file: &File) -> bool {
     use std::os::fd::AsRawFd;
+    u64::from(file.as_raw_fd().unsigned_abs()) < descriptors_max() / 2
+}
+
+/// How many files this process may have open.
+#[cfg(target_os = "linux")]
+fn descriptors_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes to the live structure that it is given.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-    asked && u64::from(file.as_raw_fd().unsigned_abs()) < limit.rlim_cur / 2
+    if asked { limit.rlim_cur } else { 0 }
+}
+
+/// The same on macOS, where it is raised by nobody (launchctl(1), `limit maxfiles`).
+#[cfg(all(unix, not(target_os = "linux")))]
+fn descriptors_max() -> u64 {
+    256
 }
 
 /// Where an open file is by now; `None` where the system does not tell in /proc.
