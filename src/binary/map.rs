@@ -215,8 +215,8 @@ fn watch() {
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the system passes a live `siginfo_t` to a handler of SA_SIGINFO.
     let (code, at) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // Codes above zero are the kernel's; the address of a signal that was sent is none.
-    if code > 0 && ranges::lose(at, put_zeros) {
+    // On Linux the place of the address holds something else where a process sent it.
+    if (cfg!(not(target_os = "linux")) || !was_sent(code)) && ranges::lose(at, put_zeros) {
         return;
     }
     let before = BEFORE.get().and_then(Option::as_ref);
@@ -236,11 +236,18 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
         // the signal; one that was sent is sent again, to come when this returns.
         None => unsafe {
             libc::signal(signal, libc::SIG_DFL);
-            if code <= 0 {
+            if was_sent(code) {
                 libc::raise(signal);
             }
         },
     }
+}
+
+/// Whether a signal of this code was sent by a process. The kernel's own codes are above 0 (sigaction(2)), and on macOS
+/// below that of `kill` (`SI_USER`, 0x10001 in bsd/sys/signal.h).
+#[cfg(unix)]
+fn was_sent(code: libc::c_int) -> bool {
+    code <= 0 || code > 0xffff
 }
 
 /// Replaces a map by zeros; whether that could be done.

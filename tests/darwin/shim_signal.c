@@ -67,8 +67,10 @@ static void handle(int number, siginfo_t *info, void *context)
 {
     int darwin = darwin_signal_of(number);
     struct darwin_siginfo out = {.signo = darwin, .pid = info->si_pid, .uid = info->si_uid};
-    if (number == SIGSEGV || number == SIGBUS || number == SIGILL || number == SIGFPE)
-        out.address = info->si_addr;
+    if (info->si_code <= 0)
+        out.code = 0x10001; /* SI_USER */
+    else if (number == SIGSEGV || number == SIGBUS || number == SIGILL || number == SIGFPE)
+        out.code = info->si_code, out.address = info->si_addr; /* the codes are those of Linux */
     typedef void handler(int, void *, void *);
     ((handler *)actions[darwin].handler)(darwin, &out, context);
 }
