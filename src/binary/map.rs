@@ -138,11 +138,17 @@ fn descriptors_max() -> u64 {
     256
 }
 
-/// Where an open file is by now; `None` where the system does not tell in /proc.
-#[cfg(unix)]
+/// Where an open file is by now, as /proc tells.
+#[cfg(target_os = "linux")]
 fn path_of(file: &File) -> Option<PathBuf> {
     use std::os::fd::AsRawFd;
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
+
+/// Where there is no /proc, the number of links alone tells of a new name.
+#[cfg(all(unix, not(target_os = "linux")))]
+fn path_of(_: &File) -> Option<PathBuf> {
+    None
 }
 
 /// What tells that a file was written to.
@@ -237,7 +243,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
         None => unsafe {
             libc::signal(signal, libc::SIG_DFL);
             if was_sent(code) {
-                libc::raise(signal);
+                libc::kill(libc::getpid(), signal);
             }
         },
     }

@@ -273,6 +273,27 @@ static int d_mkdir(const char *path, uint16_t mode) { return RESULT(mkdir(path, 
 static int d_rmdir(const char *path) { return RESULT(rmdir(path)); }
 static int d_pipe(int fds[2]) { return RESULT(pipe(fds)); }
 static int d_rename(const char *from, const char *to) { return RESULT(rename(from, to)); }
+static int d_ftruncate(int fd, int64_t size) { return RESULT(ftruncate(fd, size)); }
+/* struct attrlist of sys/attr.h, and of the attributes the times of access and of the content. */
+struct darwin_attrlist {
+    uint16_t count, reserved;
+    uint32_t common, volume, directory, file, fork;
+};
+static int d_fsetattrlist(int fd, const struct darwin_attrlist *list, const struct timespec *given, size_t size, uint32_t options)
+{
+    enum { MODTIME = 0x400, ACCTIME = 0x1000 };
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
+    size_t count = 0;
+    if (list->common & ~(uint32_t)(MODTIME | ACCTIME) || options)
+        not_implemented("_fsetattrlist of %#x", list->common);
+    if (list->common & MODTIME)
+        times[1] = given[count++];
+    if (list->common & ACCTIME)
+        times[0] = given[count++];
+    if (size < count * sizeof *given)
+        not_implemented("_fsetattrlist with %zu bytes", size);
+    return RESULT(futimens(fd, times));
+}
 static int d_unlink(const char *path) { return RESULT(unlink(path)); }
 static ssize_t d_read(int fd, void *to, size_t size) { return RESULT(read(fd, to, size)); }
 static ssize_t d_write(int fd, const void *from, size_t size) { return RESULT(write(fd, from, size)); }
@@ -285,7 +306,7 @@ static int d_poll(struct pollfd *fds, unsigned count, int timeout) { return RESU
 const struct shim file_shims[] = {
     SHIM(open), SHIM(fcntl), SHIM(ioctl), SHIM(isatty), SHIM(mmap), SHIM(mprotect), SHIM(munmap),
     SHIM(closedir), SHIM(dirfd), SHIM(dup), SHIM(dup2), SHIM(chdir), SHIM(fchmod), SHIM(fchown), SHIM(mkdir),
-    SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
+    SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(ftruncate), SHIM(fsetattrlist), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
     SHIM(readlink), SHIM(poll), SHIM(lseek), SHIM(getcwd), SHIM(close),
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),

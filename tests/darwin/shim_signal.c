@@ -186,8 +186,14 @@ static int d_kill(pid_t pid, int number)
     return RESULT(kill(pid, linux_number));
 }
 
+static int d_raise(int number)
+{
+    int linux_number = linux_signal_of(number);
+    return linux_number < 0 ? -1 : RESULT(raise(linux_number));
+}
+
 const struct shim signal_shims[] = {
     SHIM(sigaction), SHIM(signal),          SHIM(sigaltstack), SHIM(sigemptyset),
-    SHIM(sigaddset), SHIM(pthread_sigmask), SHIM(pause),       SHIM(kill),
+    SHIM(sigaddset), SHIM(pthread_sigmask), SHIM(pause),       SHIM(kill), SHIM(raise),
     {NULL, NULL},
 };
