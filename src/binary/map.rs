@@ -238,7 +238,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
                 handler(signal, info, context);
             }
         },
-        // SAFETY: both are allowed in a handler. The instruction is run again and its thread ends by
+        // SAFETY: all of these are allowed in a handler. The instruction is run again and its thread ends by
         // the signal; one that was sent is sent again, to come when this returns.
         None => unsafe {
             libc::signal(signal, libc::SIG_DFL);

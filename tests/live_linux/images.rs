@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Recorded, assert_untouched, attach, compile, fixture, live, not_here, wait_for_ticks,
+    Fixture, Recorded, Running, assert_untouched, attach, compile, fixture, live, not_here, wait_for_ticks,
 };
 
 const SHARED: [&str; 2] = ["-shared", "-fPIC"];
@@ -169,24 +169,38 @@ fn a_library_without_build_id_hidden_by_a_mount_is_not_taken_for_the_other_one()
     check_hidden(false);
 }
 
-#[test]
-fn libraries_have_their_names_each_in_its_own_time() {
-    let Some(_one) = live() else { return };
+/// Records a program that has two libraries one after the other, for so many milliseconds each; the shares of their
+/// functions, in per cent. `unloaded` is called when the first one has gone.
+fn one_after_the_other(
+    first_ms: u32,
+    unloaded: impl FnOnce(&Running),
+    second_ms: u32,
+) -> (Recorded, f64, f64) {
     let mut target = Fixture::start("loader", [""; 0]);
     target.line("ready");
     let running = attach(target.pid(), &["--hz", "997"]);
     let first = load(&mut target, &plugin("first", true));
-    run(&mut target, 1000);
+    run(&mut target, first_ms);
     target.tell("unload");
     target.line("unloaded");
-    sleep(NOTICED);
-    wait_for_ticks("the library's absence", running.pid());
+    unloaded(&running);
     let second = load(&mut target, &plugin("second", true));
-    run(&mut target, 500);
+    run(&mut target, second_ms);
     println!("plugin_entry at {first}, then at {second}");
     let recorded = running.interrupt();
-    check_recording(&recorded, &target, 1500.0);
+    check_recording(&recorded, &target, f64::from(first_ms + second_ms));
     let (first, second) = (share(&recorded, "plugin_first"), share(&recorded, "plugin_second"));
+    (recorded, first, second)
+}
+
+#[test]
+fn libraries_have_their_names_each_in_its_own_time() {
+    let Some(_one) = live() else { return };
+    let is_noticed = |running: &Running| {
+        sleep(NOTICED);
+        wait_for_ticks("the library's absence", running.pid());
+    };
+    let (recorded, first, second) = one_after_the_other(1000, is_noticed, 500);
     recorded.check((first - 66.7).abs() < 8.0, format!("the first library has {first} % instead of 66.7"));
     recorded.check((second - 33.3).abs() < 8.0, format!("the second library has {second} % instead of 33.3"));
 }
@@ -196,19 +210,7 @@ fn libraries_have_their_names_each_in_its_own_time() {
 fn a_library_at_the_address_of_another_is_noticed_within_a_second() {
     let Some(_one) = live() else { return };
     let recorded_both = || {
-        let mut target = Fixture::start("loader", [""; 0]);
-        target.line("ready");
-        let running = attach(target.pid(), &["--hz", "997"]);
-        let first = load(&mut target, &plugin("first", true));
-        run(&mut target, 1000);
-        target.tell("unload");
-        target.line("unloaded");
-        let second = load(&mut target, &plugin("second", true));
-        run(&mut target, 3000);
-        println!("plugin_entry at {first}, then at {second}");
-        let recorded = running.interrupt();
-        check_recording(&recorded, &target, 4000.0);
-        let (first, second) = (share(&recorded, "plugin_first"), share(&recorded, "plugin_second"));
+        let (recorded, first, second) = one_after_the_other(1000, |_| {}, 3000);
         recorded.check(first >= 22.0, format!("the first library has {first} %"));
         recorded.check(first + second >= 90.0, "neither library's");
         (recorded, first)
