@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_void, pid_t};
 
+use crate::binary::map;
 use crate::sources::ExitStatus;
 
 /// `wait` status of a traced thread.
@@ -304,6 +305,7 @@ pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
         return None;
     }
     set_file_limit(&libc::rlimit { rlim_cur: before.rlim_max, ..before });
+    map::keep_open_below(before.rlim_max / 2);
     Some(before)
 }
 
