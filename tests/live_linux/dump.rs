@@ -1,8 +1,11 @@
 //! `dump`: what it shows of a live program is there, and the program goes on.
 
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
 use crate::signals::Job;
 use crate::support::{
-    Fixture, assert_untouched, kill, live, proc_status, stackprof, states, tids, tracer_of, wait_for,
+    Fixture, assert_untouched, kill, live, proc_status, rounds, stackprof, states, tids, tracer_of, wait_for,
 };
 
 /// Exit code, standard output and standard error of a dump.
@@ -108,6 +111,29 @@ fn a_stopped_program_is_shown_and_stays_stopped() {
     job.parent.tell("enough");
     job.parent.line("done");
     assert_eq!(job.end(), "exited 0");
+}
+
+#[test]
+fn a_program_that_begins_meanwhile_is_shown() {
+    let Some(_one) = live() else { return };
+    // As `./program & stackprof dump images --pid $!`: its exec may come before the threads are looked
+    // for, after they are traced, and in between.
+    for pause_us in (0..rounds(100)).map(|round| round * 100 % 10_000) {
+        let mut shell = Command::new("sh");
+        let mut child = shell.args(["-c", "read go; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let input = child.stdin.take();
+        let begins = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(pause_us));
+            drop(input);
+        });
+        let (code, images, stderr) = run(&["images"], pid);
+        begins.join().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "begun after {pause_us} us");
+        assert!(images.lines().count() > 1, "begun after {pause_us} us: {images}");
+    }
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub(super) fn attach(pids: &[u32], children: bool, clock: RealClock) -> Result<L
     Ok(target)
 }
 
-/// Seizes the threads of a process.
+/// Seizes the threads of a process, and learns after that what it is.
 fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
     if !target.knows_process(pid) {
         target.add_process(Traced::new(pid, describe(pid)));
@@ -85,6 +85,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
             break;
         }
     }
+    target.learn_again(pid);
     Ok(())
 }
 

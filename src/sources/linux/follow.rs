@@ -29,6 +29,13 @@ impl LinuxTarget {
         self.processes.insert(pid, process);
     }
 
+    /// Learns again what a process is whose threads have just been seized.
+    pub(super) fn learn_again(&mut self, pid: pid_t) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.learn_again();
+        }
+    }
+
     /// Whether a process is traced.
     pub(super) fn knows_process(&self, pid: pid_t) -> bool {
         self.processes.contains_key(&pid)

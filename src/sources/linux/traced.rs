@@ -87,6 +87,15 @@ impl Traced {
         self.process.arch = attach::arch(self.start_stack);
     }
 
+    /// Learns again what it is, now that its threads are traced: a program that began before they
+    /// were, but after that was learned first, is reported by no event.
+    pub(super) fn learn_again(&mut self) {
+        let why = std::mem::take(&mut self.process.backend_why);
+        self.process = Process { backend_why: why, ..attach::describe(self.pid) };
+        self.start_stack = threads::start_stack(self.pid);
+        self.memory_of = threads::living(self.pid).unwrap_or(self.pid);
+    }
+
     /// It was described anew.
     pub(super) fn set_process(&mut self, process: Process) {
         self.process = process;
@@ -164,5 +173,53 @@ impl Observed for Traced {
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_began_before_it_was_seized_is_learned() {
+        // No event tells of that exec, as in `./program & stackprof --pid $!`.
+        let mut shell = Command::new("sh");
+        let mut child = shell.args(["-c", "read go; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let name = || threads::name(pid, pid);
+        let wait_for = |wanted: &str| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while name().as_deref() != Some(wanted) {
+                assert!(Instant::now() < until, "{:?} is not {wanted}", name());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for("sh");
+        let mut traced = Traced::new(pid, attach::describe(pid));
+        let mut mappings = Vec::new();
+        // Of the end of its input it is told as of a line.
+        drop(child.stdin.take());
+        wait_for("sleep");
+        // The name comes before the stack.
+        while traced.runs_known_program() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(matches!(traced.mappings(&mut mappings), Err(Fault::Transient(_))));
+        // What is in motion at first stands still some time later.
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            traced.learn_again();
+            if traced.mappings(&mut mappings).is_ok_and(|()| !mappings.is_empty()) {
+                break;
+            }
+            assert!(Instant::now() < until, "no mappings of {:?}", traced.process());
+        }
+        assert_eq!((traced.process().name.as_str(), traced.process().pid), ("sleep", child.id()));
+        assert_eq!(traced.process().command, "sleep 60");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }
