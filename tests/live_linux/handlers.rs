@@ -84,3 +84,24 @@ fn a_leaf_made_at_run_time_without_a_record_is_followed_to_its_return() {
     let wrong = recorded.count(|stack| complete(stack) && !stack.has("call_made"));
     recorded.check(wrong == 0, format!("{wrong} are called complete without the leaf's caller"));
 }
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn functions_that_do_nothing_but_call_are_proved_by_what_they_mirror() {
+    let Some(_one) = live() else { return };
+    let program = compile("handlers", "handlers_wrapped", &["-O1", "-fomit-frame-pointer"]);
+    for source in ["auto", "ptrace"] {
+        let recorded = launch(&["--hz", "997", "--source", source], &program, &["wrapped"]);
+        std::fs::remove_file(format!("/tmp/perf-{}.map", recorded.figure("pid"))).unwrap();
+        recorded.check_success();
+        let burning = recorded.count(|stack| stack.has("evaluate"));
+        recorded.check(burning > 100, format!("{source}: {burning} counts"));
+        let of = ["main", "call_wrapped", "evaluate", "wrapper 0", "evaluate", "wrapper 1", "evaluate"];
+        let whole = |stack: &Stack| {
+            let from = stack.frames.iter().position(|name| name == "main");
+            from.is_some_and(|from| stack.frames[from..].starts_with(&of.map(str::to_owned)))
+        };
+        let right = recorded.count(|stack| whole(stack) && !stack.has("[incomplete]"));
+        recorded.check(right * 100 >= burning * 99, format!("{source}: {right} of {burning} are whole"));
+    }
+}

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use super::first::First;
 use super::frame::Frame;
 use super::rule::{self, Kind, Rule, Saved};
-use super::{first, hotspot, kept, runtimes};
+use super::{first, hotspot, kept, runtimes, wrapper};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -317,6 +317,9 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
         Some(Leads::ToExit) => return Found::Root,
+        Some(Leads::Back(row, _)) if is_return && wrapper::proves(&row, at, code) => {
+            return Found::Row(row, Method::Code);
+        }
         Some(Leads::Back(row, _)) => Some(row),
         None => None,
     };

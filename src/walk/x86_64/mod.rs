@@ -19,6 +19,7 @@ mod runtimes;
 mod scan;
 mod start;
 mod unwinder;
+mod wrapper;
 
 pub(super) use unwinder::Unwinder;
 
