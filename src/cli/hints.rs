@@ -37,17 +37,18 @@ const ADVICE: [Advice; 7] = [
     },
     Advice {
         runtime: "erlang",
-        stacks: Some("start erl with +JPperf true"),
+        // Functions in C run on a stack of their own, below those of Erlang.
+        stacks: None,
         names: Some("start erl with +JPperf true"),
     },
     Advice { runtime: "php", stacks: None, names: Some("start php with -d opcache.jit_debug=16") },
     Advice {
         runtime: "ruby",
-        stacks: Some("start ruby with --yjit-perf"),
-        names: Some("start ruby with --yjit-perf"),
+        stacks: Some("start ruby (3.3 and later) with --yjit-perf"),
+        names: Some("start ruby (3.3 and later) with --yjit-perf"),
     },
     Advice { runtime: "dotnet", stacks: None, names: Some("set DOTNET_PerfMapEnabled=1") },
-    Advice { runtime: "qemu", stacks: None, names: Some("start qemu with -perfmap") },
+    Advice { runtime: "qemu", stacks: None, names: Some("start qemu (8.0 and later) with -perfmap") },
 ];
 
 /// A hint is worth its line from this part of the samples on.
@@ -65,6 +66,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
     let seen = Seen::of(profile, names);
     hints.extend(early(profile, names, how, &seen));
     hints.extend(nameless(&seen, stats.samples));
+    hints.extend(unseen_python(&seen, stats.samples));
     // Those of the kernel come late where a host takes the CPU away, at any rate.
     if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
         hints.push(format!(
@@ -135,7 +137,14 @@ struct Seen {
     nameless: BTreeMap<Arc<str>, u64>,
     /// Outermost frames of incomplete stacks.
     outermost: BTreeSet<FrameId>,
+    /// Stacks through the interpreter of Python that have no frame of a function of Python.
+    python: u64,
 }
+
+/// CPython's interpreter: it runs functions of Python (Python/ceval.c).
+const PYTHON_EVALUATES: &str = "_PyEval_EvalFrameDefault";
+/// How CPython names its functions to profilers (Python/perf_trampoline.c).
+const PYTHON_FUNCTION: &str = "py::";
 
 impl Seen {
     fn of(profile: &Profile, names: &Names) -> Seen {
@@ -149,6 +158,11 @@ impl Seen {
             })
             .collect();
         let maker = |frame: FrameId| makers.get(frame.0 as usize).and_then(Option::as_ref);
+        let begin = |with: &str| -> Vec<bool> {
+            let frames = (0..makers.len()).map(|index| names.get(FrameId(index as u32)));
+            frames.map(|names| names.iter().any(|name| name.starts_with(with))).collect()
+        };
+        let (evaluate, of_python) = (begin(PYTHON_EVALUATES), begin(PYTHON_FUNCTION));
         profile.trie.for_each_stack(|path, count| {
             let Some((root, code)) = path.split_first() else { return };
             let (Some(outermost), Some(leaf)) = (code.first(), code.last()) else { return };
@@ -156,6 +170,10 @@ impl Seen {
                 && names.get(*leaf).iter().all(|name| name == maker)
             {
                 *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
+            }
+            let has = |those: &[bool]| code.iter().any(|frame| those.get(frame.0 as usize) == Some(&true));
+            if has(&evaluate) && !has(&of_python) {
+                seen.python += count;
             }
             let Some(Frame::Root(root)) = profile.trie.frame(*root) else { return };
             if root.complete {
@@ -265,6 +283,17 @@ fn nameless(seen: &Seen, samples: u64) -> Option<String> {
     })
 }
 
+/// The hint about functions of Python that nothing shows.
+fn unseen_python(seen: &Seen, samples: u64) -> Option<String> {
+    is_worth(seen.python, samples).then(|| {
+        format!(
+            "{} of the samples are in Python's interpreter, and not in functions of Python: start python3 (3.12 \
+             and later) with -X perf",
+            percent(seen.python, samples)
+        )
+    })
+}
+
 /// What helps with code of `[java jit]`, or of `[java or v8 jit]`.
 fn advice(maker: &str) -> impl Iterator<Item = &'static Advice> {
     let makers = maker.trim_matches(['[', ']']);
@@ -283,6 +312,15 @@ mod tests {
         assert_eq!(stacks("[luajit or java jit]"), Some("start java with -XX:+PreserveFramePointer"));
         assert_eq!(stacks("[luajit jit]"), None);
         assert_eq!(stacks("[memory]"), None);
+    }
+
+    #[test]
+    fn functions_of_python_are_advised_where_it_is_worth_it() {
+        let seen = |python| Seen { python, ..Seen::default() };
+        assert_eq!(unseen_python(&seen(10), 100), None);
+        let hint = unseen_python(&seen(60), 100).unwrap_or_default();
+        assert!(hint.starts_with("60.0% of the samples are in Python's interpreter"), "{hint}");
+        assert!(hint.ends_with("start python3 (3.12 and later) with -X perf"), "{hint}");
     }
 
     #[test]
