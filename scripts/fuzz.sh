@@ -86,6 +86,12 @@ C
     put gdb_target_xml "$place/xml"
     printf '1000 10 f\n1008 8 LazyCompile:*g /a.js:1\nx\n' >"$place/map"
     put perf_map "$place/map"
+    {
+        printf 'DTiJ\1\0\0\0\50\0\0\0' && head -c 28 /dev/zero
+        printf '\0\0\0\0\72\0\0\0' && head -c 8 /dev/zero
+        head -c 16 /dev/zero && printf '\0\20\0\0\0\0\0\0\20\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0f\0'
+    } >"$place/dump"
+    put jitdump "$place/dump"
     printf '_ZNSt6vectorIiSaIiEE9push_backERKi' >"$place/cpp"
     printf '_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3newCs15kBYyAo9fc_7mycrate' >"$place/rust"
     put names "$place/cpp" "$place/rust"

@@ -45,6 +45,11 @@ pub trait Files: Send + Sync {
         Vec::new()
     }
 
+    /// The number of the process, as it knows itself; `None` where it is not known.
+    fn own_pid(&self) -> Option<&str> {
+        None
+    }
+
     /// What a JIT compiler in the target says of its code (`/tmp/perf-PID.map`), with its
     /// path; `None` if there is none.
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::dwarf::{Ask, Chain, Debug, Job, LineInfo, Sections, Splits, Texts, TextsShared};
 use super::locate::{Located, locate};
 use super::table::{Symbol, SymbolTable};
-use super::{Options, Why, debug_map, jit, plt, stubs};
+use super::{Options, Why, debug_map, jit, jitdump, plt, stubs};
 use crate::addr::Svma;
 use crate::binary::{Files, ImageBytes, OpenError};
 use crate::images::Image;
@@ -301,26 +301,44 @@ fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'
     (opened, problems)
 }
 
-/// Names for addresses that are in no image: those of JIT compilers. Sorted, with duplicates.
+/// Names for addresses that are in no image: those of JIT compilers, in their dumps, which are at these
+/// paths, and in the process's map. Addresses are sorted, with duplicates.
 pub(super) fn name_anonymous(
     addresses: impl Iterator<Item = u64>,
+    dumps: &[&str],
     files: &dyn Files,
     shared: &TextsShared,
 ) -> Answer {
     let mut wanted: Vec<u64> = addresses.collect();
     wanted.dedup();
     let mut answer = Answer { names: vec![Err(Why::NoImage); wanted.len()], problems: Vec::new() };
+    let mut texts = Texts::new(shared);
+    let mut take = |answer: &mut Answer, names: Vec<Option<&[u8]>>| {
+        for (into, name) in answer.names.iter_mut().zip(names) {
+            let Some(name) = name.filter(|_| into.is_err()) else { continue };
+            let name = texts.plain(&String::from_utf8_lossy(name)).ok_or(Why::TooMuchText);
+            *into = name.map(|name| vec![LineInfo { name: Some(name), ..LineInfo::default() }]);
+        }
+    };
+    for path in dumps {
+        let opened = files.open(path).map_err(|why| why.to_string());
+        let loads = opened.as_ref().map_err(String::clone).and_then(|dump| {
+            jitdump::loads(dump.bytes()).ok_or_else(|| "not a jitdump of this processor".to_owned())
+        });
+        match loads {
+            Ok(loads) => {
+                let functions = loads.iter().rev().map(|load| (load.code.start, load.code.end, load.name));
+                take(&mut answer, jit::last_at(functions, &wanted));
+            }
+            Err(why) => answer.problems.push(format!("{path}: {why}")),
+        }
+    }
     match files.jit_map() {
         None => {}
         Some((path, Err(why))) => answer.problems.push(format!("{path}: {why}")),
         Some((path, Ok(text))) => {
-            let mut texts = Texts::new(shared);
             let found = jit::names(&text, &wanted);
-            for (into, name) in answer.names.iter_mut().zip(found.names) {
-                let Some(name) = name else { continue };
-                let name = texts.plain(&String::from_utf8_lossy(name)).ok_or(Why::TooMuchText);
-                *into = name.map(|name| vec![LineInfo { name: Some(name), ..LineInfo::default() }]);
-            }
+            take(&mut answer, found.names);
             if found.bad_lines > 0 {
                 let lines = found.bad_lines;
                 answer

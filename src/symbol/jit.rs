@@ -1,4 +1,5 @@
-//! Names of code that a JIT compiler made: the lines of `/tmp/perf-PID.map`.
+//! Names of code that a JIT compiler made: the lines of `/tmp/perf-PID.map`, or the loads of a jitdump
+//! (`jitdump.rs`).
 //!
 //! Input: the text, hostile, and sorted addresses. Output: a name for each address, and how
 //! many lines were not understood. Node (`--perf-basic-prof`), Java agents and .NET
@@ -17,25 +18,36 @@ pub struct JitNames<'t> {
     pub bad_lines: u64,
 }
 
-/// Finds the names of addresses, sorted and without duplicates. Each line costs one search,
-/// and each address one change; no table is made.
+/// Finds the names of addresses, sorted and without duplicates, in the text of a map.
 #[must_use]
 pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
-    let mut found = JitNames { names: vec![None; wanted.len()], bad_lines: 0 };
-    // The last line of an address holds, so lines are taken from the end. For each address: the next
-    // one without a name (a union-find with path halving).
-    let mut next: Vec<u32> = (0..=wanted.len() as u32).collect();
+    let mut bad_lines = 0;
     let lines = text.split(|byte| *byte == b'\n').rev().enumerate();
-    for (from_end, line) in lines {
+    let functions = lines.filter_map(|(from_end, line)| {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if line.is_empty() {
-            continue;
+            return None;
         }
-        let Some((start, end, name)) = read(line) else {
-            // The last line may be half written, since the program still runs.
-            found.bad_lines += u64::from(from_end > 0);
-            continue;
-        };
+        let function = read(line);
+        // The last line may be half written, since the program still runs.
+        bad_lines += u64::from(function.is_none() && from_end > 0);
+        function
+    });
+    let names = last_at(functions, wanted);
+    JitNames { names, bad_lines }
+}
+
+/// The name that the last function at each address has, of functions from the last to the first: where they
+/// begin and end, and their names. The addresses are sorted and without duplicates. Each function costs one
+/// search, and each address one change; no table is made.
+pub(super) fn last_at<'t>(
+    functions: impl Iterator<Item = (u64, u64, &'t [u8])>,
+    wanted: &[u64],
+) -> Vec<Option<&'t [u8]>> {
+    let mut names = vec![None; wanted.len()];
+    // For each address: the next one without a name (a union-find with path halving).
+    let mut next: Vec<u32> = (0..=wanted.len() as u32).collect();
+    for (start, end, name) in functions {
         let mut at = wanted.partition_point(|address| *address < start) as u32;
         loop {
             while next[at as usize] != at {
@@ -45,11 +57,11 @@ pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
             if wanted.get(at as usize).is_none_or(|address| *address >= end) {
                 break;
             }
-            found.names[at as usize] = Some(name);
+            names[at as usize] = Some(name);
             next[at as usize] = at + 1;
         }
     }
-    found
+    names
 }
 
 fn read(line: &[u8]) -> Option<(u64, u64, &[u8])> {

@@ -11,6 +11,7 @@ pub mod demangle;
 pub mod dwarf;
 mod error;
 pub mod jit;
+pub mod jitdump;
 pub mod kernel;
 pub mod locate;
 mod nlist;
@@ -283,7 +284,9 @@ pub fn symbolicate(
                     None if group[0].image == IN_KERNEL => kernel.take().map_or_else(Answer::default, joined),
                     None => {
                         let files = options.files_of(group[0].process);
-                        batch::name_anonymous(group.iter().map(|address| address.svma), files, &shared)
+                        let dumps = jit_dumps(images, files);
+                        let addresses = group.iter().map(|address| address.svma);
+                        batch::name_anonymous(addresses, &dumps, files, &shared)
                     }
                 };
                 names.notes.extend(answer.problems.iter().cloned());
@@ -292,6 +295,16 @@ pub fn symbolicate(
         }
     });
     names
+}
+
+/// The paths of the jitdumps that a process has mapped, at some time, which have its number in their names.
+fn jit_dumps<'i>(images: &'i Images, files: &dyn Files) -> Vec<&'i str> {
+    let Some(pid) = files.own_pid() else { return Vec::new() };
+    let name = format!("jit-{pid}.dump");
+    let dumps = images.images().iter().filter(|image| image.name == name);
+    let mut paths: Vec<&str> = dumps.map(|image| image.path.as_str()).collect();
+    paths.dedup();
+    paths
 }
 
 /// Names stated addresses of one file, in any order, each with its functions outermost first.

@@ -87,12 +87,17 @@ fn a_leaf_made_at_run_time_without_a_record_is_followed_to_its_return() {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn functions_that_do_nothing_but_call_are_proved_by_what_they_mirror() {
+fn functions_that_do_nothing_but_call_are_proved_and_named() {
     let Some(_one) = live() else { return };
     let program = compile("handlers", "handlers_wrapped", &["-O1", "-fomit-frame-pointer"]);
-    for source in ["auto", "ptrace"] {
-        let recorded = launch(&["--hz", "997", "--source", source], &program, &["wrapped"]);
-        std::fs::remove_file(format!("/tmp/perf-{}.map", recorded.figure("pid"))).unwrap();
+    for (source, kind) in [("auto", "wrapped"), ("ptrace", "dumped")] {
+        let recorded = launch(&["--hz", "997", "--source", source], &program, &[kind]);
+        let pid = recorded.figure("pid");
+        std::fs::remove_file(match kind {
+            "dumped" => program.with_file_name(format!("jit-{pid}.dump")),
+            _ => format!("/tmp/perf-{pid}.map").into(),
+        })
+        .unwrap();
         recorded.check_success();
         let burning = recorded.count(|stack| stack.has("evaluate"));
         recorded.check(burning > 100, format!("{source}: {burning} counts"));

@@ -120,6 +120,10 @@ impl Files for TargetFiles {
         }
     }
 
+    fn own_pid(&self) -> Option<&str> {
+        Some(&self.own_pid)
+    }
+
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         let path = format!("/tmp/perf-{}.map", self.own_pid);
         let opened = match self.open_file(&path) {

@@ -178,6 +178,8 @@ impl Observed for Traced {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
