@@ -287,8 +287,8 @@ fn nameless(seen: &Seen, samples: u64) -> Option<String> {
 fn unseen_python(seen: &Seen, samples: u64) -> Option<String> {
     is_worth(seen.python, samples).then(|| {
         format!(
-            "{} of the samples are in Python's interpreter, and not in functions of Python: start python3 (3.12 \
-             and later) with -X perf",
+            "{} of the samples are below Python's interpreter, which shows no functions of Python: start python3 \
+             (3.12 and later) with -X perf",
             percent(seen.python, samples)
         )
     })
@@ -319,7 +319,7 @@ mod tests {
         let seen = |python| Seen { python, ..Seen::default() };
         assert_eq!(unseen_python(&seen(10), 100), None);
         let hint = unseen_python(&seen(60), 100).unwrap_or_default();
-        assert!(hint.starts_with("60.0% of the samples are in Python's interpreter"), "{hint}");
+        assert!(hint.starts_with("60.0% of the samples are below Python's interpreter"), "{hint}");
         assert!(hint.ends_with("start python3 (3.12 and later) with -X perf"), "{hint}");
     }
 
