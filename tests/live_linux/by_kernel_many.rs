@@ -74,7 +74,7 @@ fn two_thousand_sleepers_cost_nothing_beside_one_and_two_busy_threads() {
 fn two_thousand_sleepers_of_somebody_without_rights_are_recorded_too() {
     let Some(_one) = sampled_alone() else { return };
     let Some(somebody) = Somebody::new() else { return };
-    let mut target = Fixture::run(somebody.run(&somebody.fixture("many")).args([THREADS, "1", "0.7"]));
+    let mut target = Fixture::run(somebody.run(&somebody.fixture("many")).args([THREADS, "1", "2"]));
     target.line("ready");
     let command = somebody.run(&somebody.stackprof());
     let pid = target.pid().to_string();
@@ -92,6 +92,7 @@ fn two_thousand_sleepers_of_somebody_without_rights_are_recorded_too() {
         recorded.figure("profiler_cpu_s"),
         recorded.figure("duration_s"),
     );
+    // Where the host takes the machine away for a while, no timer tells of that.
     recorded.check((accounted / seconds - 1.0).abs() < 0.1, format!("{accounted} s of {seconds} s"));
     check_memory(&recorded);
 }
