@@ -249,6 +249,23 @@ impl Images {
         images.into_iter().filter_map(|image| self.images.get(image as usize))
     }
 
+    /// The paths of the files of a name that the last program of a process has mapped, now or before.
+    #[must_use]
+    pub fn paths_in_program(&self, process: u32, name: &str) -> Vec<&str> {
+        let is_mapped = |index: usize| {
+            let in_space = |space: &Space| space.regions.iter().any(|at| at.image as usize == index);
+            let of_program = |(number, space): (usize, &Space)| {
+                space.process == process && !self.is_of_earlier_program(number as u32) && in_space(space)
+            };
+            self.spaces.iter().enumerate().any(of_program)
+        };
+        let named = self.images.iter().enumerate().filter(|(_, image)| image.name == name);
+        let mut paths: Vec<&str> =
+            named.filter(|(index, _)| is_mapped(*index)).map(|(_, image)| image.path.as_str()).collect();
+        paths.dedup();
+        paths
+    }
+
     /// The mapping of an image that an address lay in in one of the process's address
     /// spaces: the image, the addresses (Avma), and the file offset of the first one.
     #[must_use]

@@ -284,7 +284,10 @@ pub fn symbolicate(
                     None if group[0].image == IN_KERNEL => kernel.take().map_or_else(Answer::default, joined),
                     None => {
                         let files = options.files_of(group[0].process);
-                        let dumps = jit_dumps(images, files);
+                        // The number stands in the name: a process maps no other's.
+                        let dumps = files.own_pid().map_or_else(Vec::new, |pid| {
+                            images.paths_in_program(group[0].process, &format!("jit-{pid}.dump"))
+                        });
                         let addresses = group.iter().map(|address| address.svma);
                         batch::name_anonymous(addresses, &dumps, files, &shared)
                     }
@@ -295,16 +298,6 @@ pub fn symbolicate(
         }
     });
     names
-}
-
-/// The paths of the jitdumps that a process has mapped, at some time, which have its number in their names.
-fn jit_dumps<'i>(images: &'i Images, files: &dyn Files) -> Vec<&'i str> {
-    let Some(pid) = files.own_pid() else { return Vec::new() };
-    let name = format!("jit-{pid}.dump");
-    let dumps = images.images().iter().filter(|image| image.name == name);
-    let mut paths: Vec<&str> = dumps.map(|image| image.path.as_str()).collect();
-    paths.dedup();
-    paths
 }
 
 /// Names stated addresses of one file, in any order, each with its functions outermost first.

@@ -1,6 +1,7 @@
 //! Naming frames: counts, sharing, reasons, and the test's own functions as they run.
 #![allow(clippy::unwrap_used)]
 
+use super::jitdump::tests::a_load;
 use super::table::SymbolTable;
 use super::table::tests::zoo;
 use super::*;
@@ -376,6 +377,55 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     let texts = [0, 1, 2].map(|id| names.get(FrameId(id))[0].to_string());
     assert_eq!(texts, ["[unknown]", "jitted", "jitted"]);
     assert_eq!(names.addresses_unnamed.into_iter().collect::<Vec<_>>(), [(Why::NoImage, 1)]);
+}
+
+/// A process whose compiler writes a jitdump, and a map that says less.
+struct WithDump;
+
+impl Files for WithDump {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        assert_eq!(path, "/home/new/jit-7.dump");
+        let loads = [a_load(0x1000, 0x100, 1, "old"), a_load(0x1000, 0x40, 2, "dumped")];
+        Ok(ImageBytes::new(jitdump::tests::file(&loads)))
+    }
+
+    fn own_pid(&self) -> Option<&str> {
+        Some("7")
+    }
+
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
+        Some(("/tmp/perf-7.map".to_owned(), Ok(b"1000 1000 jitted\n".to_vec())))
+    }
+}
+
+#[test]
+fn a_jitdump_of_the_last_program_comes_before_its_map() {
+    let made = |start: u64, end: u64, path: &str| Mapping {
+        avma: Avma(start)..Avma(end),
+        file_offset: 0,
+        path: path.to_owned(),
+        kind: if path.is_empty() { MappingKind::Anonymous } else { MappingKind::File },
+        identity: (8, start),
+    };
+    let mut images = Images::default();
+    let mut open = |_: &Mapping| Err(OpenError::Because("not an image"));
+    // An earlier program and another process have dumps of their own.
+    images.update(&[made(0x9000, 0xa000, "/home/old/jit-7.dump")], &mut open);
+    images.begin_space();
+    let mappings = [
+        made(0x1000, 0x2000, ""),
+        made(0x5000, 0x6000, "/home/new/jit-7.dump"),
+        made(0x7000, 0x8000, "/home/new/jit-8.dump"),
+    ];
+    images.update(&mappings, &mut open);
+    let space = images.space();
+    // The program has ended its compiler.
+    images.update(&mappings[..1], &mut open);
+    let frames = [code(space, 0x1010), code(space, 0x1050), code(space, 0x1150)];
+    let frames = frames.into_iter().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
+    let names = symbolicate(frames, &images, &Options { files: &WithDump, ..Options::default() });
+    let texts = [0, 1, 2].map(|id| names.get(FrameId(id))[0].to_string());
+    assert_eq!(texts, ["dumped", "old", "jitted"]);
 }
 
 #[test]

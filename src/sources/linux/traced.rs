@@ -206,7 +206,9 @@ mod tests {
         drop(child.stdin.take());
         wait_for("sleep");
         // The name comes before the stack.
+        let until = Instant::now() + Duration::from_secs(60);
         while traced.runs_known_program() {
+            assert!(Instant::now() < until, "both programs began with one stack pointer");
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(matches!(traced.mappings(&mut mappings), Err(Fault::Transient(_))));
