@@ -11,7 +11,7 @@ use std::process::Command;
 use stackprof::binary::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
 use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::symbol::sections::{self, Section};
-use stackprof::symbol::{Options, Style, jit, name_addresses};
+use stackprof::symbol::{Options, Style, jit, jitdump, name_addresses};
 
 use crate::memory;
 use crate::seeds::{self, Random};
@@ -355,5 +355,32 @@ fn maps_of_any_bytes() {
         }
         let found = jit::names(&text, &wanted);
         assert_eq!(found.names.len(), wanted.len());
+    });
+}
+
+#[test]
+fn jitdumps_of_any_bytes() {
+    let _alone = memory::alone();
+    const RECORD_HEADER_BYTES: usize = 16;
+    for_each_seed("jitdumps_of_any_bytes", 2_000, 1 << 20, |random| {
+        let mut dump = Vec::new();
+        dump.extend([0x4a69_5444_u32, 1, 40, 62].map(u32::to_ne_bytes).concat());
+        dump.resize(40, 0);
+        for _ in 0..random.below(30) {
+            // A load, or a move of one: process and thread, vma, and what differs; a name and code.
+            let kind = random.below(2) as u32;
+            let mut record = vec![0; 16];
+            let words: [u64; 4] = std::array::from_fn(|_| random.below(1 << 10) as u64);
+            record.extend(words.map(u64::to_ne_bytes).concat());
+            record.extend(b"f\0\xc3\xc3\xc3\xc3\xc3\xc3");
+            dump.extend(kind.to_ne_bytes());
+            dump.extend(((RECORD_HEADER_BYTES + record.len()) as u32).to_ne_bytes());
+            dump.extend([0; 8]);
+            dump.extend(record);
+        }
+        damage(&mut dump, &[], random);
+        let loads = jitdump::loads(&dump).unwrap_or_default();
+        let inside = |load: &jitdump::Load<'_>| dump.as_ptr_range().contains(&load.name.as_ptr());
+        assert!(loads.len() <= dump.len() / RECORD_HEADER_BYTES && loads.iter().all(inside), "{loads:?}");
     });
 }
