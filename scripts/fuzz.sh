@@ -62,6 +62,11 @@ C
         clang-19 --target=arm-none-eabi -g -c "$place/s.c" -o "$place/structure"
         put elf "$place/structure"
     fi
+    # As a JIT compiler registers it: an object file that says where its sections were loaded.
+    cc -O2 -g -c -o "$place/object.o" "$place/a.c"
+    objcopy --change-section-address .text=0x7f0000001000 --change-section-address .eh_frame=0x7f0000002000 \
+        "$place/object.o" "$place/loaded"
+    put linked "$place/loaded"
     local target
     for target in dwarf symtab elf; do put $target "$place"/elf[45] "$place"/packed[45]; done
     cat "$place/elf4" "$place/elf4" >"$place/pair"

@@ -18,6 +18,8 @@ pub enum MappingKind {
     Vdso,
     /// Executable memory without a file: JIT code, trampolines.
     Anonymous,
+    /// The same, of which the compiler that made it told debuggers what it is (`images::Registered`).
+    Registered,
 }
 
 /// One executable range of a target's address space.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::text::{self, percent};
+use crate::binary::MappingKind;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::sources::pushed::IN_KERNEL;
@@ -195,6 +196,9 @@ impl Seen {
 fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
     let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
     let at = profile.images.locate(space, address.at())?;
+    if at.image.kind == MappingKind::Registered {
+        return None;
+    }
     Some(Cause::Image(at.index, at.image.described_function(at.svma).is_some()))
 }
 

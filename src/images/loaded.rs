@@ -5,9 +5,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use super::registered;
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
+use crate::binary::elf::variables;
 use crate::binary::exidx::{Entry, Exidx};
 use crate::binary::frame_rule::TableSays;
 use crate::binary::macho::functions::Functions;
@@ -49,7 +51,7 @@ pub struct Image {
     pub path: String,
     /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
     pub name: String,
-    /// File or vDSO; anonymous memory has no image.
+    /// File, vDSO or registered code; anonymous memory has no image.
     pub kind: MappingKind,
     /// The file's bytes, or the reason why there are none.
     pub bytes: Result<ImageBytes, OpenError>,
@@ -66,7 +68,12 @@ pub struct Image {
     /// Read when first asked for: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
     elf_functions: OnceLock<ElfFunctions>,
+    /// Looked for where a process makes code at run time.
+    jit_descriptor: OnceLock<Option<Svma>>,
 }
+
+/// What debuggers know the list of registered code by (`registered.rs`), and its size in 64-bit programs.
+const JIT_DESCRIPTOR: (&str, u64) = ("__jit_debug_descriptor", 24);
 
 impl Image {
     /// Reads the headers of the file behind a mapping.
@@ -79,6 +86,7 @@ impl Image {
         let name = match mapping.kind {
             MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
             MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
+            MappingKind::Registered => registered::NAME,
         };
         Image {
             path: mapping.path.clone(),
@@ -92,6 +100,7 @@ impl Image {
             unwind: OnceLock::new(),
             functions: OnceLock::new(),
             elf_functions: OnceLock::new(),
+            jit_descriptor: OnceLock::new(),
             bytes,
             object,
         }
@@ -146,6 +155,13 @@ impl Image {
     pub(super) fn is_t32(&self, svma: Svma) -> Option<bool> {
         let bytes = self.bytes.as_ref().ok()?;
         self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).is_t32(svma)
+    }
+
+    /// Stated address of the list of code that the image's JIT compiler registers with debuggers, if it has one.
+    pub(super) fn jit_descriptor(&self) -> Option<Svma> {
+        let (name, size) = JIT_DESCRIPTOR;
+        let find = || variables::of_size(self.bytes.as_ref().ok()?.bytes(), name, size);
+        *self.jit_descriptor.get_or_init(find)
     }
 
     /// The summary of the image's headers, if its format is understood.

@@ -10,6 +10,7 @@ mod code;
 mod frames;
 mod loaded;
 mod made;
+mod registered;
 mod space;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use space::{NO_IMAGE, Region, Space};
 pub use code::ImageCode;
 pub use loaded::{Image, ImageError};
 pub use made::{KEPT_NS, Made, Read, TargetCode};
+pub use registered::Registered;
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so
 /// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
@@ -30,6 +32,10 @@ pub const MAX_SPACES: usize = 65_536;
 /// Most images over time: each may hold a mapped file. Code of further ones is
 /// `[unknown]`, counted by [`Images::images_refused`].
 pub const MAX_IMAGES: usize = 8192;
+
+/// Most of these that compilers registered (`registered.rs`), and most bytes of them.
+const MAX_REGISTERED: usize = MAX_IMAGES / 2;
+const MAX_REGISTERED_BYTES: usize = 128 << 20;
 
 /// Most regions of all spaces together (32 MiB of memory). A quarter is kept for the
 /// current space: when older ones hold the rest, no new space begins, as with
@@ -83,6 +89,8 @@ pub struct Images {
     spaces_full: bool,
     images_refused: u64,
     regions_refused: u64,
+    /// How many are registered, and their bytes.
+    registered: (usize, usize),
 }
 
 impl Default for Images {
@@ -98,6 +106,7 @@ impl Default for Images {
             spaces_full: false,
             images_refused: 0,
             regions_refused: 0,
+            registered: (0, 0),
         }
     }
 }
@@ -205,7 +214,9 @@ impl Images {
     #[must_use]
     pub fn code(&self, pc: Avma) -> Option<&[u8]> {
         let region = self.current().find(pc.0)?;
-        let bytes = self.images.get(region.image as usize)?.bytes.as_ref().ok()?;
+        // What is registered is in memory only.
+        let image = self.images.get(region.image as usize).filter(|_| !region.is_registered)?;
+        let bytes = image.bytes.as_ref().ok()?;
         let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
         let length = usize::try_from(region.end - pc.0).ok()?;
         bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
@@ -232,6 +243,7 @@ impl Images {
         let space = self.spaces.get(space as usize)?;
         let Some(region) = space.find(avma.0) else { return space.had_vanished(avma.0).then_some("") };
         match self.images.get(region.image as usize) {
+            Some(image) if region.is_registered => Some(&image.path),
             Some(image) => image.object().is_none().then(|| in_memory_only(&image.path)).flatten(),
             None => {
                 let label = usize::try_from(region.file_offset).ok().and_then(|label| self.labels.get(label));
@@ -247,6 +259,25 @@ impl Images {
         images.sort_unstable();
         images.dedup();
         images.into_iter().filter_map(|image| self.images.get(image as usize))
+    }
+
+    /// Where the current space has the lists of code that JIT compilers register with debuggers.
+    pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
+        let descriptor = |region: &Region| {
+            let image = self.images.get(region.image as usize)?;
+            let object = image.object()?;
+            let bias = region.start.wrapping_sub(object.svma_of(region.file_offset)?.0);
+            Some(Avma(image.jit_descriptor()?.0.wrapping_add(bias)))
+        };
+        let mut found: Vec<Avma> = self.current().regions.iter().filter_map(descriptor).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// How many bytes of files that compilers register may still be taken in.
+    pub(crate) fn room_for_registered(&self) -> usize {
+        MAX_REGISTERED_BYTES.saturating_sub(self.registered.1)
     }
 
     /// The paths of the files of a name that the last program of a process has mapped, now or before.
@@ -267,10 +298,10 @@ impl Images {
     }
 
     /// The mapping of an image that an address lay in in one of the process's address
-    /// spaces: the image, the addresses (Avma), and the file offset of the first one.
+    /// spaces: the image, the addresses (Avma), and the file offset of the first one. `None` for code made at run time.
     #[must_use]
     pub fn mapping_of(&self, space: u32, avma: Avma) -> Option<(&Image, Range<Avma>, u64)> {
-        let region = self.spaces.get(space as usize)?.find(avma.0)?;
+        let region = self.spaces.get(space as usize)?.find(avma.0).filter(|region| !region.is_registered)?;
         let image = self.images.get(region.image as usize)?;
         Some((image, Avma(region.start)..Avma(region.end), region.file_offset))
     }
@@ -360,12 +391,13 @@ impl Images {
             end_before = end;
             let image = self.image(mapping, open);
             let file_offset = match mapping.kind {
-                MappingKind::File => mapping.file_offset,
+                MappingKind::File | MappingKind::Registered => mapping.file_offset,
                 // A vDSO's bytes are the mapping's own memory.
                 MappingKind::Vdso => 0,
                 MappingKind::Anonymous => self.label(&mapping.path),
             };
-            regions.push(Region { start, end, file_offset, image });
+            let is_registered = mapping.kind == MappingKind::Registered;
+            regions.push(Region { start, end, file_offset, image, is_registered });
         }
         self.regions_refused += mappings.len().saturating_sub(MAX_REGIONS) as u64;
         regions
@@ -404,13 +436,19 @@ impl Images {
         if let Some(&index) = last.filter(|index| is_as_loaded(&self.images[**index as usize])) {
             return index;
         }
-        if self.images.len() >= MAX_IMAGES {
+        let is_registered = mapping.kind == MappingKind::Registered;
+        if self.images.len() >= MAX_IMAGES || is_registered && self.registered.0 >= MAX_REGISTERED {
             self.images_refused += 1;
             return NO_IMAGE;
         }
+        let image = Image::open(mapping, open(mapping));
+        if is_registered {
+            let bytes = image.bytes.as_ref().map_or(0, |bytes| bytes.bytes().len());
+            self.registered = (self.registered.0 + 1, self.registered.1 + bytes);
+        }
         let index = self.images.len() as u32;
         self.by_identity.entry(mapping.identity).or_default().push(index);
-        self.images.push(Image::open(mapping, open(mapping)));
+        self.images.push(image);
         index
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Region {
     pub file_offset: u64,
     /// Index of the image, or [`NO_IMAGE`].
     pub image: u32,
+    /// It is code without a file of which its compiler told what it is: that may come later than the code.
+    pub is_registered: bool,
 }
 
 impl Region {
@@ -87,7 +89,8 @@ impl Space {
                 let here = new.get(look).filter(|region| region.start < old.end);
                 match here {
                     Some(region) if region.start <= at => {
-                        if region.meaning() != old.meaning() {
+                        let is_told_of = old.image == NO_IMAGE && region.is_registered;
+                        if region.meaning() != old.meaning() && !is_told_of {
                             return None;
                         }
                         at = region.end;
@@ -140,11 +143,15 @@ mod tests {
     use super::*;
 
     fn file(start: u64, end: u64, file_offset: u64, image: u32) -> Region {
-        Region { start, end, file_offset, image }
+        Region { start, end, file_offset, image, is_registered: false }
     }
 
     fn jit(start: u64, end: u64) -> Region {
-        Region { start, end, file_offset: 0, image: NO_IMAGE }
+        Region { start, end, file_offset: 0, image: NO_IMAGE, is_registered: false }
+    }
+
+    fn registered(start: u64, end: u64, image: u32) -> Region {
+        Region { is_registered: true, ..file(start, end, start, image) }
     }
 
     fn space(regions: &[Region]) -> Space {
@@ -185,6 +192,18 @@ mod tests {
         assert!(now.follow(&[file(0x3000, 0x5000, 0, 0)]).is_some());
         assert!(now.follow(&[file(0x2f00, 0x5000, 0, 0)]).is_none());
         assert!(now.follow(&[file(0x2000, 0x2800, 0, 0)]).is_none());
+    }
+
+    #[test]
+    fn code_that_is_told_of_later_keeps_the_space_until_that_is_taken_back() {
+        let before = space(&[jit(0x1000, 0x3000)]);
+        let told = [jit(0x1000, 0x1800), registered(0x1800, 0x2000, 0), jit(0x2000, 0x3000)];
+        assert_eq!(before.follow(&told), Some(Vec::new()));
+        let more = [jit(0x1000, 0x1800), registered(0x1800, 0x2000, 0), registered(0x2000, 0x3000, 1)];
+        assert_eq!(space(&told).follow(&more), Some(Vec::new()));
+        assert!(space(&told).follow(&before.regions).is_none(), "the name would be gone");
+        let another = [jit(0x1000, 0x1800), registered(0x1800, 0x2000, 2), jit(0x2000, 0x3000)];
+        assert!(space(&told).follow(&another).is_none());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! When the images of a process are read again: they changed, or a stack leads to code that is in
 //! none, but never so often that reading them costs more than a share of the time.
 
-use crate::binary::Mapping;
-use crate::images::{Images, Made};
+use crate::binary::{Mapping, MappingKind};
+use crate::images::{Images, Made, Registered};
 use crate::sources::{Fault, Observed};
 
 /// Mappings are read again this often to notice images that were unloaded.
@@ -23,6 +23,8 @@ const COST_SHARE: u64 = 20;
 #[derive(Debug, Default)]
 pub(super) struct ImageUpkeep {
     mappings: Vec<Mapping>,
+    /// What is in mappings without a file.
+    registered: Registered,
     /// When the last reading ended.
     read_ns: u64,
     /// When it began: what was mapped by then is known.
@@ -45,6 +47,11 @@ impl ImageUpkeep {
     /// How often in a row reading them showed nothing new.
     pub(super) fn fruitless(&self) -> u32 {
         self.fruitless
+    }
+
+    /// The process runs another program.
+    pub(super) fn begin_program(&mut self) {
+        self.registered = Registered::default();
     }
 
     /// The target says that they have changed.
@@ -93,7 +100,7 @@ impl ImageUpkeep {
             }
         }
         if listed.is_ok() {
-            changed = images.update(&self.mappings, &mut |mapping| process.image_bytes(mapping));
+            changed = self.take(process, images);
             made.update(&self.mappings, images);
         }
         self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
@@ -105,6 +112,29 @@ impl ImageUpkeep {
         let most_ns = if process.tells_of_mappings() { RETRY_TOLD_MAX_NS } else { RETRY_MAX_NS };
         let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(most_ns) };
         self.wait_ns = backed_off_ns.max(self.cost_ns).max(RETRY_NS);
+        changed
+    }
+
+    /// Takes the list of mappings in, and what is registered in those without a file.
+    fn take(&mut self, process: &mut dyn Observed, images: &mut Images) -> bool {
+        let changed = self.update(process, images);
+        if !self.mappings.iter().any(|mapping| mapping.kind == MappingKind::Anonymous) {
+            return changed;
+        }
+        let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
+        let is_told_more = self.registered.update(images, &mut read);
+        changed | (is_told_more && self.update(process, images))
+    }
+
+    fn update(&mut self, process: &mut dyn Observed, images: &mut Images) -> bool {
+        let placed = self.registered.place_in(&self.mappings);
+        let registered = &mut self.registered;
+        let mut open = |mapping: &Mapping| {
+            let opened = registered.open(mapping);
+            opened.unwrap_or_else(|| process.image_bytes(mapping))
+        };
+        let changed = images.update(placed.as_ref().unwrap_or(&self.mappings), &mut open);
+        self.registered.settle();
         changed
     }
 }

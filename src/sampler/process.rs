@@ -117,6 +117,7 @@ impl Recorder<'_> {
         self.images.select(process.number);
         self.images.begin_space();
         process.unwinder.images_changed();
+        process.upkeep.begin_program();
         process.files = None;
         if let Some(program) = program {
             (process.program, process.merged) = (program, None);

@@ -289,7 +289,8 @@ pub fn symbolicate(
                             images.paths_in_program(group[0].process, &format!("jit-{pid}.dump"))
                         });
                         let addresses = group.iter().map(|address| address.svma);
-                        batch::name_anonymous(addresses, &dumps, files, &shared)
+                        let answer = batch::name_anonymous(addresses, &dumps, files, &shared);
+                        name_registered(group, images, answer, options, &shared)
                     }
                 };
                 names.notes.extend(answer.problems.iter().cloned());
@@ -376,6 +377,40 @@ fn take(
             names.spans[address.frame.0 as usize] = (start, length);
         }
     }
+}
+
+/// Names addresses of code made at run time that no map has named, by the files that their compiler registered with
+/// debuggers, if it did: these may say less of code that is moved and replaced.
+fn name_registered(
+    addresses: &[Address],
+    images: &Images,
+    mut answer: Answer,
+    options: &Options<'_>,
+    shared: &TextsShared,
+) -> Answer {
+    let distinct = addresses.chunk_by(|a, b| a.svma == b.svma).enumerate();
+    let nameless = distinct.filter(|(index, _)| answer.names.get(*index).is_some_and(Result::is_err));
+    let mut located: Vec<(u32, u64, usize)> = nameless
+        .filter_map(|(index, same)| {
+            // Of several programs of one address the last.
+            let at = images.locate(same.last()?.space, Avma(same[0].svma))?;
+            (at.image.kind == MappingKind::Registered).then_some((at.index, at.svma.0, index))
+        })
+        .collect();
+    located.sort_unstable();
+    let groups: Vec<_> = located.chunk_by(|a, b| a.0 == b.0).collect();
+    let asked = groups.iter().filter_map(|group| {
+        Some((images.images().get(group[0].0 as usize)?, group.iter().map(|(_, svma, _)| *svma).collect()))
+    });
+    let found = batch::name(asked.collect(), options, shared);
+    for (group, found) in groups.into_iter().zip(found) {
+        for ((.., index), name) in group.iter().zip(found.names) {
+            if let (Some(into), Ok(name)) = (answer.names.get_mut(*index), name) {
+                *into = Ok(name);
+            }
+        }
+    }
+    answer
 }
 
 /// What a thread found; its panic goes on here.

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Fixture, Recorded, Stack, attach, launch, live, made, not_here, wait_for_cpu_time};
+use crate::support::{
+    Fixture, Recorded, Stack, attach, compile, launch, live, made, not_here, wait_for_cpu_time,
+};
 
 /// A program of this machine by name; `None`, after a line that says so, if there is none.
 /// With `STACKPROF_NO_SKIP=1` that is a failure instead.
@@ -238,4 +240,44 @@ fn complete_stacks_of_java_lack_no_caller() {
 /// Whether a method of the class is on a stack: `long Rounds.inner(int)`, or `LRounds;::inner`.
 fn has_method(stack: &Stack, method: &str) -> bool {
     stack.frames.iter().any(|name| name.contains("Rounds") && name.contains(method))
+}
+
+/// Records code that is made at run time, and registered with debuggers while it is recorded, by one of the sources.
+#[cfg(target_arch = "x86_64")] // the fixture's code has no relocations there
+#[track_caller]
+fn check_registered(source: &str) {
+    let flags = ["-c", "-O2", "-fomit-frame-pointer", "-fno-stack-protector", "-fasynchronous-unwind-tables"];
+    let object = compile("jitted", "jitted.o", &flags);
+    let mut target = Fixture::start("registered", [object.as_os_str()]);
+    target.line("ready");
+    let running = attach(target.pid(), &["--hz", "997", "--source", source]);
+    for (told, answer) in [("run 500", "ran"), ("register", "registered"), ("run 4000", "ran")] {
+        target.tell(told);
+        target.line(answer);
+    }
+    let recorded = running.interrupt();
+    recorded.check_success();
+    let share = |what: &dyn Fn(&Stack) -> bool| recorded.count(what) as f64 / recorded.total() as f64;
+    // Their names are those of the code that ran before, too.
+    let named = share(&|stack| stack.has("jitted_leaf"));
+    recorded.check(named >= 0.95, format!("{named} have a name"));
+    let path = ["main", "jitted_entry", "jitted_middle", "jitted_leaf"];
+    let whole = share(&|stack| stack.frames.windows(4).any(|frames| frames == path));
+    // It is seen at the latest a second after it was registered, or what the machine makes of that.
+    recorded.check(whole >= 0.5, format!("{whole} have all of their callers"));
+    // Nothing proves them before.
+    let complete = recorded.figure("stacks_complete") / recorded.figure("samples");
+    recorded.check((0.5..0.95).contains(&complete), format!("{complete} are complete"));
+    target.tell("unregister");
+    target.line("unregistered");
+    assert!(target.finish().0.success());
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn code_that_a_jit_compiler_registered_has_names_and_callers() {
+    let Some(_one) = live() else { return };
+    for source in ["auto", "ptrace"] {
+        check_registered(source);
+    }
 }

@@ -37,6 +37,33 @@ pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Variable>> {
     (0..names.len()).map(one).collect()
 }
 
+/// Where the variable of a name and a size is, as its symbol or its dynamic symbol says.
+#[must_use]
+pub fn of_size(bytes: &[u8], name: &str, size: u64) -> Option<Svma> {
+    match class(bytes).ok()? {
+        Class::Elf32 => of_size_in::<FileHeader32<LittleEndian>>(bytes, name, size),
+        Class::Elf64 => of_size_in::<FileHeader64<LittleEndian>>(bytes, name, size),
+    }
+}
+
+fn of_size_in<H: FileHeader<Endian = LittleEndian>>(data: &[u8], name: &str, size: u64) -> Option<Svma> {
+    let header = H::parse(data).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, data).ok()?;
+    [elf::SHT_DYNSYM, elf::SHT_SYMTAB].into_iter().find_map(|kind| {
+        let table = sections.symbols(endian, data, kind).ok()?;
+        // By size first: names are all over the file.
+        let of_size = table.iter().filter(|symbol| {
+            symbol.st_size(endian).into() == size
+                && symbol.st_type() == elf::STT_OBJECT
+                && !symbol.is_undefined(endian)
+        });
+        let mut named = of_size
+            .filter(|symbol| table.symbol_name(endian, symbol).is_ok_and(|told| told == name.as_bytes()));
+        named.next().map(|symbol| Svma(symbol.st_value(endian).into()))
+    })
+}
+
 fn collect<H: FileHeader<Endian = LittleEndian>>(
     data: &[u8],
     names: &[&str],

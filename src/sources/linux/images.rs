@@ -82,7 +82,7 @@ impl Maps {
         match mapping.kind {
             MappingKind::File => self.file_bytes(pid, mapping),
             MappingKind::Vdso => vdso_bytes(pid, mapping),
-            MappingKind::Anonymous => Err(OpenError::Anonymous),
+            MappingKind::Anonymous | MappingKind::Registered => Err(OpenError::Anonymous),
         }
     }
 

@@ -167,7 +167,7 @@ impl Observed for Traced {
             }
             // All processes have the same.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
-            MappingKind::Anonymous => Err(why),
+            MappingKind::Anonymous | MappingKind::Registered => Err(why),
         })
     }
 

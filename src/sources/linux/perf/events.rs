@@ -106,10 +106,10 @@ impl How {
 
 /// Where switches are told now and then, a stack is copied at one of so many: a number that is in step with
 /// nothing.
-const SWITCHES_PER_STACK: u64 = 31;
+const SWITCHES_PER_STACK: u64 = 13;
 
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
-pub(super) const WINDOWS_BYTES: [u32; 4] = [8 << 10, 16 << 10, 32 << 10, WINDOW_BYTES_MAX];
+pub(super) const WINDOWS_BYTES: [u32; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, WINDOW_BYTES_MAX];
 pub(super) const WINDOW_BYTES_MAX: u32 = 60 << 10;
 
 /// The same of the stacks at which threads leave their CPUs.

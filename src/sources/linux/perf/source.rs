@@ -32,6 +32,10 @@ const SIGNALS: [c_int; 2] = [libc::SIGTERM, libc::SIGHUP];
 /// Records are read at least this often, nanoseconds: what they tell is asked of /proc while it
 /// is still there.
 const BATCH_NS: u64 = 50_000_000;
+/// Where nothing was started, ended or mapped for some time there is less to ask: whoever is woken takes a CPU
+/// from somebody, and servers' latencies tell of it.
+const STEADY_BATCHES_NS: u64 = 120_000_000;
+const STEADY_AFTER_NS: u64 = 1_000_000_000;
 /// At the beginning, when a program loads its libraries, more often.
 const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
@@ -194,12 +198,15 @@ impl PerfSource {
 
     /// Waits until records are to be read, the process has ended, or it is time.
     fn wait(&mut self, until_ns: u64) {
-        let now_ns = self.clock.now_ns();
+        let (now_ns, monotonic_ns) = (self.clock.now_ns(), sys::monotonic_ns());
         let batch_ns = match now_ns - self.began_ns {
             ..BEGINNING_NS => FIRST_BATCHES_NS,
             _ if self.told.beyond.is_some() => LARGE_BATCHES_NS,
-            _ => BATCH_NS,
+            _ if monotonic_ns < self.told.changed_ns.saturating_add(STEADY_AFTER_NS) => BATCH_NS,
+            _ => STEADY_BATCHES_NS,
         };
+        let ends_ns = self.told.woken.as_ref().and_then(Woken::ends_ns);
+        let batch_ns = ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(monotonic_ns)));
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
         let ends = self.ends.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd);
         let descriptors: Vec<RawFd> = ends.chain(self.events.descriptors()).collect();

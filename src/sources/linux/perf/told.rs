@@ -102,6 +102,8 @@ pub(super) struct Told {
     changes: VecDeque<(u64, pid_t, Change)>,
     /// The time of the last record so far.
     pub(super) last_ns: u64,
+    /// When something was started, ended, named or mapped last.
+    pub(super) changed_ns: u64,
     /// Samples in the batch.
     pub(super) samples: u64,
     /// Records that did not fit, of anybody, in the batch.
@@ -163,6 +165,7 @@ impl Told {
             forked: HashSet::new(),
             changes: VecDeque::new(),
             last_ns: 0,
+            changed_ns: 0,
             samples: 0,
             dropped: 0,
             untold: false,
@@ -252,6 +255,9 @@ impl Told {
             PerfRecord::Sample(sample) if self.is_unreadable(id, &sample) => Happened::Missed(COMPAT),
             PerfRecord::Sample(sample) => Happened::Sampled(self.capture(id, &sample)),
         };
+        if !unwanted && !refused && !matches!(happened, Happened::Sampled(_) | Happened::Missed(_)) {
+            self.changed_ns = id.time_ns;
+        }
         self.batch.push((id, happened));
     }
 

@@ -16,12 +16,16 @@ const USUAL_BYTES: u32 = 16 << 10;
 /// The same for stacks that are copied at each switch.
 const USUAL_AT_SWITCH_BYTES: u32 = 8 << 10;
 /// The windows of a record, and one with what lies beyond (`beyond.rs`).
-const SIZES_BYTES: [u32; 5] = {
-    let [small, usual, large, whole] = WINDOWS_BYTES;
-    [small, usual, large, whole, whole + BEYOND_BYTES]
+const SIZES_BYTES: [u32; 6] = {
+    let [least, small, usual, large, whole] = WINDOWS_BYTES;
+    [least, small, usual, large, whole, whole + BEYOND_BYTES]
 };
 /// Stacks that a decision is made by.
 const STACKS: u32 = 256;
+/// Stacks of the first round: the largest copies take a program some 20 us each, and a server's latencies tell of
+/// a quarter of a second of them. So few do not show what will come, so its window holds so many times what they needed.
+const FIRST_STACKS: u32 = 32;
+const FIRST_TIMES: usize = 4;
 /// In the first round so many that ran out are enough, if they are most.
 const PLAIN_STACKS: u32 = 24;
 /// A window shrinks when all of so many rounds fit into the smaller one with room to spare.
@@ -117,7 +121,8 @@ impl Window {
         } else {
             self.may_grow() && self.ran_out_before.is_none() && Window::are_many(self.ran_out)
         };
-        if self.stacks < STACKS && !plain {
+        let round = if self.fresh { FIRST_STACKS } else { STACKS };
+        if self.stacks < round && !plain {
             return None;
         }
         let before = self.size;
@@ -128,7 +133,7 @@ impl Window {
 
     fn decide(&mut self) {
         if std::mem::take(&mut self.fresh) {
-            let fits = |bytes: &u32| self.most + self.most / 4 < *bytes as usize;
+            let fits = |bytes: &u32| self.most * FIRST_TIMES < *bytes as usize;
             match self.sizes.iter().position(fits) {
                 // None needed more than a record holds.
                 Some(size) if self.ran_out == 0 => self.size = size.min(WINDOWS_BYTES.len() - 1),
@@ -213,7 +218,19 @@ mod tests {
         for _ in 0..100 {
             round(&mut window, 1_000);
         }
-        assert_eq!(window.bytes(), 8 << 10);
+        assert_eq!(window.bytes(), 4 << 10);
+    }
+
+    #[test]
+    fn the_first_stacks_leave_room_for_deeper_ones() {
+        for (needed, copied) in [(900, 4 << 10), (1_500, 8 << 10), (5_000, 32 << 10), (20_000, 60 << 10)] {
+            let mut window = Window::new();
+            for stack in 0..FIRST_STACKS {
+                assert_eq!(window.bytes(), 60 << 10, "stack {stack}");
+                window.walked(Needed { bytes: needed, ran_out: false, below: false });
+            }
+            assert_eq!(window.bytes(), copied, "for stacks of {needed}");
+        }
     }
 
     #[test]
@@ -242,9 +259,9 @@ mod tests {
         for _ in 0..4 {
             round(&mut window, 1_000);
         }
-        assert_eq!(window.bytes(), 8 << 10);
+        assert_eq!(window.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            window.walked(Needed { bytes: 8 << 10, ran_out: true, below: false });
+            window.walked(Needed { bytes: 4 << 10, ran_out: true, below: false });
         }
         assert!(window.bytes() > 60 << 10);
     }

@@ -25,8 +25,12 @@ use crate::sources::pushed::{Record, What};
 
 /// From the beginning of one window to that of the next, nanoseconds.
 const DISTANCE_NS: u64 = 400_000_000;
-/// A window is at least so long; it ends when the rings are read.
-const WINDOW_NS: u64 = 45_000_000;
+/// A window is so long that about so many switches are told in it, as many as there were in the one before. Each
+/// takes the program a microsecond or two more, and a server's latencies tell of windows that are a tenth of the time.
+const SWITCHES_WANTED: u64 = 256;
+/// The first one is as short as any, and none is longer than the longest.
+const WINDOW_MIN_NS: u64 = 4_000_000;
+const WINDOW_MAX_NS: u64 = 45_000_000;
 /// Most processes whose clocks are asked.
 const CLOCKS_MAX: usize = 512;
 /// Most threads whose clocks are brought up to date for it, of one of them and of all: each takes a microsecond.
@@ -94,10 +98,14 @@ struct OnCpu {
 }
 
 /// See the top of this file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Woken {
     state: State,
     last_ns: Option<u64>,
+    /// How many switches were told in the last window, or so far in this one.
+    switches: u64,
+    /// How long a window is to be.
+    window_ns: u64,
     cpus: HashMap<u32, OnCpu>,
     /// Who had a CPU from when to when.
     had: Vec<(pid_t, u64, u64)>,
@@ -109,7 +117,31 @@ pub(super) struct Woken {
     dropped: bool,
 }
 
+impl Default for Woken {
+    fn default() -> Woken {
+        Woken {
+            state: State::Closed,
+            last_ns: None,
+            switches: 0,
+            window_ns: WINDOW_MIN_NS,
+            cpus: HashMap::new(),
+            had: Vec::new(),
+            waits: Vec::new(),
+            records: 0,
+            dropped: false,
+        }
+    }
+}
+
 impl Woken {
+    /// When the window ends that is open, if one is (monotonic clock).
+    pub(super) fn ends_ns(&self) -> Option<u64> {
+        match self.state {
+            State::Open { since_ns, .. } => Some(since_ns + self.window_ns),
+            State::Closed | State::Over { .. } => None,
+        }
+    }
+
     /// Whether switches are being told.
     fn is_open(&self) -> bool {
         !matches!(self.state, State::Closed)
@@ -119,7 +151,7 @@ impl Woken {
     pub(super) fn turn(&self, now_ns: u64) -> Turn {
         match self.state {
             State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + DISTANCE_NS) => Turn::Open,
-            State::Open { since_ns, .. } if now_ns >= since_ns + WINDOW_NS => Turn::Close,
+            _ if self.ends_ns().is_some_and(|ends_ns| now_ns >= ends_ns) => Turn::Close,
             _ => Turn::Nothing,
         }
     }
@@ -139,7 +171,7 @@ impl Woken {
     /// `__schedule`), and so do ticks in it: they come as soon as it runs.
     fn switched_in(&mut self, id: Id, direct: bool) {
         if self.is_open() {
-            self.records += 1;
+            (self.records, self.switches) = (self.records + 1, self.switches + 1);
             let on = self.cpus.entry(id.cpu).or_default();
             let since_ns = on.leaving_ns.take().filter(|_| direct).unwrap_or(id.time_ns);
             (on.switched, on.has) = (true, Some((id.pid, since_ns)));
@@ -151,7 +183,7 @@ impl Woken {
         if !self.is_open() {
             return None;
         }
-        self.records += 1;
+        (self.records, self.switches) = (self.records + 1, self.switches + 1);
         let on = self.cpus.entry(id.cpu).or_default();
         let first = !std::mem::replace(&mut on.switched, true);
         let since_ns = match on.has.take() {
@@ -183,13 +215,18 @@ impl Woken {
         self.last_ns = Some(now_ns);
         self.cpus.clear();
         self.had.clear();
-        (self.records, self.dropped) = (0, false);
+        (self.records, self.switches, self.dropped) = (0, 0, false);
         self.state = State::Open { since_ns: now_ns, clocks };
     }
 
-    fn end(&mut self, ended: Clocks) {
-        if let State::Open { clocks: began, .. } = std::mem::take(&mut self.state) {
+    fn end(&mut self, now_ns: u64, ended: Clocks) {
+        if let State::Open { since_ns, clocks: began } = std::mem::take(&mut self.state) {
             self.state = State::Over { began, ended };
+            let passed_ns = now_ns.saturating_sub(since_ns);
+            let wanted_ns =
+                u128::from(passed_ns) * u128::from(SWITCHES_WANTED) / u128::from(self.switches.max(1));
+            let wanted_ns = u64::try_from(wanted_ns).unwrap_or(u64::MAX);
+            self.window_ns = wanted_ns.clamp(WINDOW_MIN_NS, WINDOW_MAX_NS);
         }
     }
 
@@ -274,7 +311,7 @@ impl Told {
         let Some(woken) = &mut self.woken else { return };
         match turn {
             Turn::Open => woken.begin(sys::monotonic_ns(), clocks),
-            Turn::Close => woken.end(clocks),
+            Turn::Close => woken.end(sys::monotonic_ns(), clocks),
             Turn::Nothing => {}
         }
     }

@@ -36,7 +36,7 @@ fn measured(early_ns: u64, seed: u64) -> (u64, i64) {
         woken.switched_in(id(0, 0, 0, now_ns), true);
     }
     assert_eq!(woken.waits.len(), 29);
-    woken.end(clocks(now_ns, used_ns));
+    woken.end(now_ns, clocks(now_ns, used_ns));
     let measured = woken.measured();
     assert_eq!(measured.len(), 1, "seed {seed}: {measured:?}");
     assert!(!woken.is_open() && measured[0].1 == used_ns - 500);
@@ -60,7 +60,7 @@ fn turns_are_cut_where_the_clocks_were_asked() {
     woken.switched_in(id(1, 11, 1, 180), false);
     woken.sampled(id(1, 12, 2, 160));
     woken.sampled(id(1, 12, 3, 90));
-    woken.end(clocks(200, 175));
+    woken.end(200, clocks(200, 175));
     assert_eq!(woken.measured(), [(1, 175, 175 - 50 - 20 - 100)]);
 }
 
@@ -79,7 +79,7 @@ fn the_time_of_a_switch_is_the_next_threads_unless_the_cpu_had_nothing_to_do() {
             woken.switched_out(id(1, 11, 0, began_ns + 5_600), false);
             woken.switched_in(id(2, 22, 0, began_ns + 6_500), true);
         }
-        woken.end(clocks(1_000_000, 500_000));
+        woken.end(1_000_000, clocks(1_000_000, 500_000));
         assert_eq!(woken.measured(), [(1, 500_000, if direct { 0 } else { 150_000 })]);
     }
 }
@@ -90,7 +90,7 @@ fn windows_with_records_missing_count_for_nothing() {
     woken.begin(100, clocks(100, 0));
     woken.switched_in(id(1, 11, 0, 120), false);
     woken.dropped = true;
-    woken.end(clocks(200, 100));
+    woken.end(200, clocks(200, 100));
     assert!(woken.measured().is_empty());
     woken.begin(300, clocks(300, 0));
     woken.abandon();
@@ -113,13 +113,33 @@ fn a_stack_is_where_a_thread_waits_only_if_it_left_by_itself() {
 #[test]
 fn a_window_opens_now_and_then_and_ends_when_it_was_long_enough() {
     let mut woken = Woken::default();
-    assert_eq!(woken.turn(5), Turn::Open);
+    assert_eq!((woken.turn(5), woken.ends_ns()), (Turn::Open, None));
     woken.begin(5, Clocks::new());
-    assert_eq!(woken.turn(5 + WINDOW_NS - 1), Turn::Nothing);
-    assert_eq!(woken.turn(5 + WINDOW_NS), Turn::Close);
-    woken.end(Clocks::new());
+    assert_eq!(woken.ends_ns(), Some(5 + WINDOW_MIN_NS));
+    assert_eq!(woken.turn(5 + WINDOW_MIN_NS - 1), Turn::Nothing);
+    assert_eq!(woken.turn(5 + WINDOW_MIN_NS), Turn::Close);
+    woken.end(5 + WINDOW_MIN_NS, Clocks::new());
     assert_eq!(woken.turn(5 + DISTANCE_NS), Turn::Nothing, "what it wrote is still to be read");
     woken.measured();
     assert_eq!(woken.turn(5 + DISTANCE_NS - 1), Turn::Nothing);
     assert_eq!(woken.turn(5 + DISTANCE_NS), Turn::Open);
+}
+
+#[test]
+fn a_window_is_as_long_as_the_switches_that_are_wanted_take() {
+    let mut woken = Woken::default();
+    let mut window = |switches: u64, ns: u64| {
+        woken.begin(0, Clocks::new());
+        for number in 0..switches {
+            woken.switched_in(id(1, 11, 0, number), false);
+        }
+        woken.end(ns, Clocks::new());
+        woken.measured();
+        woken.window_ns
+    };
+    assert_eq!(window(0, WINDOW_MIN_NS), WINDOW_MAX_NS);
+    assert_eq!(window(SWITCHES_WANTED, 10_000_000), 10_000_000);
+    assert_eq!(window(SWITCHES_WANTED / 2, 10_000_000), 20_000_000);
+    assert_eq!(window(100 * SWITCHES_WANTED, 10_000_000), WINDOW_MIN_NS);
+    assert_eq!(window(1, WINDOW_MAX_NS), WINDOW_MAX_NS);
 }

@@ -1,0 +1,263 @@
+//! An object file that a JIT compiler registered with debuggers, as a linker would have written it.
+//!
+//! Input: ELF of 64 bits, hostile. Such files are objects whose sections state where they were loaded
+//! (LLVM's `RuntimeDyld`), or say of one range of memory what stands there (QEMU). Output: the same bytes with
+//! symbols and relocations that state addresses, and a segment for each section of code, so that whatever reads
+//! executables reads these. Not for: the code itself, which is relocated in the target's memory only.
+//!
+//! Formats: System V ABI (gABI), "Relocation"; System V AMD64 ABI 4.4; ELF for the Arm 64-bit Architecture 5.7.
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader64, Rela64, SectionHeader64, Sym64};
+use object::read::elf::{FileHeader, SectionHeader, Sym};
+
+use super::{MAX_SECTION_NAME_BYTES, MAX_SEGMENTS, section_names};
+use crate::addr::Avma;
+use crate::binary::object::name_at;
+
+type Header = FileHeader64<LittleEndian>;
+type Section = SectionHeader64<LittleEndian>;
+
+/// Bytes of a program header, and of the fields that are written here (gABI, "ELF Header").
+const PHDR_BYTES: u16 = 56;
+const E_TYPE_AT: usize = 16;
+const E_PHOFF_AT: usize = 32;
+const E_PHENTSIZE_AT: usize = 54;
+const E_PHNUM_AT: usize = 56;
+/// `sh_size` in a section header, `st_value` in a symbol.
+const SH_SIZE_AT: usize = 32;
+const ST_VALUE_AT: usize = 8;
+
+/// See the top of this file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linked {
+    /// The file. A byte of code has its own address as its offset, since it is not in the file.
+    pub bytes: Vec<u8>,
+    /// Where the code is; at most [`MAX_SEGMENTS`] ranges, none empty.
+    pub code: Vec<Range<Avma>>,
+}
+
+/// Links a registered file; `None` where it is not understood, or describes no code.
+#[must_use]
+pub fn link(mut bytes: Vec<u8>) -> Option<Linked> {
+    let Plan { code, changes } = plan(&bytes)?;
+    for change in changes {
+        change.make(&mut bytes)?;
+    }
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    let headers_at = bytes.len() as u64;
+    for range in &code {
+        let (start, size) = (range.start.0, range.end.0 - range.start.0);
+        bytes.extend([elf::PT_LOAD.0, elf::PF_R.0 | elf::PF_X.0].map(u32::to_le_bytes).concat());
+        // Offset, address, physical address, size in the file and in memory, alignment.
+        bytes.extend([start, start, start, size, size, 1].map(u64::to_le_bytes).concat());
+    }
+    for change in [
+        Change { at: E_TYPE_AT, value: elf::ET_EXEC.0.into(), width: 2 },
+        Change { at: E_PHOFF_AT, value: headers_at, width: 8 },
+        Change { at: E_PHENTSIZE_AT, value: PHDR_BYTES.into(), width: 2 },
+        Change { at: E_PHNUM_AT, value: code.len() as u64, width: 2 },
+    ] {
+        change.make(&mut bytes)?;
+    }
+    Some(Linked { bytes, code })
+}
+
+/// The header of a file of so many bytes and the headers of its sections, which say where its code is.
+/// `read` fills a buffer from an offset on, and tells whether it could.
+pub fn headers_of(file_bytes: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> bool) -> Option<Vec<u8>> {
+    let mut headers = vec![0; size_of::<Header>()];
+    if !read(0, &mut headers) {
+        return None;
+    }
+    let header = Header::parse(headers.as_slice()).ok()?;
+    let (start, count) = (header.e_shoff(header.endian().ok()?), header.e_shnum(LittleEndian));
+    let bytes = usize::from(count) * size_of::<Section>();
+    let mut sections = vec![0; bytes];
+    if start.checked_add(bytes as u64)? > file_bytes || !read(start, &mut sections) {
+        return None;
+    }
+    headers.extend(sections);
+    Some(headers)
+}
+
+/// Bytes of the file that become others.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    at: usize,
+    value: u64,
+    width: usize,
+}
+
+impl Change {
+    fn make(self, bytes: &mut [u8]) -> Option<()> {
+        let field = bytes.get_mut(self.at..self.at.checked_add(self.width)?)?;
+        field.copy_from_slice(self.value.to_le_bytes().get(..self.width)?);
+        Some(())
+    }
+}
+
+struct Plan {
+    code: Vec<Range<Avma>>,
+    changes: Vec<Change>,
+}
+
+/// A file that is linked.
+struct Object<'a> {
+    bytes: &'a [u8],
+    sections: &'a [Section],
+    names: &'a [u8],
+    machine: elf::Machine,
+    /// Symbols count from the start of their section.
+    is_relocatable: bool,
+}
+
+fn plan(bytes: &[u8]) -> Option<Plan> {
+    let header = Header::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.section_headers(endian, bytes).ok()?;
+    let object = Object {
+        bytes,
+        sections,
+        names: section_names(header, bytes, sections),
+        machine: header.e_machine(endian),
+        is_relocatable: header.e_type(endian) == elf::ET_REL,
+    };
+    let code: Vec<_> = sections.iter().filter_map(code_of).take(MAX_SEGMENTS).collect();
+    if code.is_empty() {
+        return None;
+    }
+    let mut changes = Vec::new();
+    let headers_at = usize::try_from(header.e_shoff(endian)).ok()?;
+    let size_at = |section: usize| {
+        let at = headers_at.checked_add(section.checked_mul(size_of::<Section>())?)?;
+        at.checked_add(SH_SIZE_AT)
+    };
+    let is_code = |section: &&Section| code_of(section).is_some();
+    if sections.iter().filter(is_code).all(|section| section.sh_type(endian) == elf::SHT_NOBITS) {
+        // The symbol and the debug information of a whole buffer are the name of nothing in it.
+        let is_name = |section: &&Section| {
+            section.sh_type(endian) == elf::SHT_SYMTAB || object.name_of(section) == b".debug_info"
+        };
+        let names = sections.iter().enumerate().filter(|(_, section)| is_name(section));
+        let sizes: Option<Vec<_>> = names.map(|(number, _)| size_at(number)).collect();
+        changes.extend(sizes?.into_iter().map(|at| Change { at, value: 0, width: 8 }));
+    }
+    if object.is_relocatable {
+        for section in sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_SYMTAB) {
+            object.place_symbols(section, &mut changes);
+        }
+        for section in sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_RELA) {
+            let target = section.sh_info(endian) as usize;
+            let before = changes.len();
+            if object.relocate(section, target, &mut changes).is_none() {
+                // Half of it would describe other addresses than those that it is about.
+                changes.truncate(before);
+                changes.push(Change { at: size_at(target)?, value: 0, width: 8 });
+            }
+        }
+    }
+    Some(Plan { code, changes })
+}
+
+/// The addresses of a section of code that was loaded.
+fn code_of(section: &Section) -> Option<Range<Avma>> {
+    let start = section.sh_addr(LittleEndian);
+    let end = start.checked_add(section.sh_size(LittleEndian))?;
+    let is_code = section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0;
+    (is_code && start != 0 && start < end).then_some(Avma(start)..Avma(end))
+}
+
+impl Object<'_> {
+    fn name_of(&self, section: &Section) -> &[u8] {
+        name_at(self.names, section.sh_name(LittleEndian), MAX_SECTION_NAME_BYTES)
+    }
+
+    /// The symbols of a table, and where the first stands in the file.
+    fn symbols(&self, table: &Section) -> Option<(&[Sym64<LittleEndian>], usize)> {
+        let (offset, _) = table.file_range(LittleEndian)?;
+        let symbols = table.data_as_array(LittleEndian, self.bytes).ok()?;
+        Some((symbols, usize::try_from(offset).ok()?))
+    }
+
+    /// Where a symbol is loaded; `None` for what the file does not define.
+    fn address_of(&self, symbol: &Sym64<LittleEndian>) -> Option<u64> {
+        let value = symbol.st_value(LittleEndian);
+        match symbol.st_shndx(LittleEndian) {
+            elf::SHN_ABS => Some(value),
+            elf::SHN_UNDEF => None,
+            section => {
+                let section = self.sections.get(usize::from(section.0))?;
+                Some(section.sh_addr(LittleEndian).wrapping_add(value))
+            }
+        }
+    }
+
+    fn place_symbols(&self, table: &Section, changes: &mut Vec<Change>) {
+        let Some((symbols, first_at)) = self.symbols(table) else { return };
+        for (index, symbol) in symbols.iter().enumerate() {
+            if let Some(value) = self.address_of(symbol) {
+                let at = first_at + index * size_of::<Sym64<LittleEndian>>() + ST_VALUE_AT;
+                changes.push(Change { at, value, width: 8 });
+            }
+        }
+    }
+
+    /// Relocates what describes code, which is in the section of that number; `None` if that cannot be done.
+    fn relocate(&self, relocations: &Section, target: usize, changes: &mut Vec<Change>) -> Option<()> {
+        let Some(section) = self.sections.get(target) else { return Some(()) };
+        let name = self.name_of(section);
+        if name != b".eh_frame" && !name.starts_with(b".debug_") {
+            return Some(());
+        }
+        let (content_at, content_bytes) = section.file_range(LittleEndian)?;
+        let symbols = self.sections.get(relocations.sh_link(LittleEndian) as usize)?;
+        let (symbols, _) = self.symbols(symbols)?;
+        let entries: &[Rela64<LittleEndian>] = relocations.data_as_array(LittleEndian, self.bytes).ok()?;
+        for entry in entries {
+            let symbol = symbols.get(entry.r_sym(LittleEndian, false) as usize)?;
+            // Personalities and the like, which are elsewhere and not asked for.
+            let Some(symbol) = self.address_of(symbol) else { continue };
+            let offset = entry.r_offset.get(LittleEndian);
+            let absolute = symbol.wrapping_add_signed(entry.r_addend.get(LittleEndian));
+            let relative =
+                absolute.wrapping_sub(section.sh_addr(LittleEndian)).wrapping_sub(offset).cast_signed();
+            let (value, width) = match kind_of(self.machine, entry.r_type(LittleEndian, false))? {
+                Kind::Absolute(width) => (absolute, width),
+                Kind::Relative(8) => (relative.cast_unsigned(), 8),
+                Kind::Relative(width) => (i64::from(i32::try_from(relative).ok()?).cast_unsigned(), width),
+            };
+            if offset.checked_add(width as u64)? > content_bytes {
+                return None;
+            }
+            let at = usize::try_from(content_at.checked_add(offset)?).ok()?;
+            changes.push(Change { at, value, width });
+        }
+        Some(())
+    }
+}
+
+/// What a relocation writes, in so many bytes.
+enum Kind {
+    /// An address plus a number.
+    Absolute(usize),
+    /// The same, counted from where it is written.
+    Relative(usize),
+}
+
+fn kind_of(machine: elf::Machine, relocation: elf::RelocationType) -> Option<Kind> {
+    Some(match (machine, relocation) {
+        (elf::EM_X86_64, elf::R_X86_64_64) | (elf::EM_AARCH64, elf::R_AARCH64_ABS64) => Kind::Absolute(8),
+        (elf::EM_X86_64, elf::R_X86_64_32 | elf::R_X86_64_32S) | (elf::EM_AARCH64, elf::R_AARCH64_ABS32) => {
+            Kind::Absolute(4)
+        }
+        (elf::EM_X86_64, elf::R_X86_64_PC64) | (elf::EM_AARCH64, elf::R_AARCH64_PREL64) => Kind::Relative(8),
+        (elf::EM_X86_64, elf::R_X86_64_PC32) | (elf::EM_AARCH64, elf::R_AARCH64_PREL32) => Kind::Relative(4),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

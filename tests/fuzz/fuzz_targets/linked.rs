@@ -1,0 +1,19 @@
+//! An object file that a JIT compiler registered: linked, and read as an executable is.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use stackprof::addr::Svma;
+use stackprof::binary::cfi::Cfi;
+use stackprof::binary::elf::{Elf, functions::Functions, linked};
+use stackprof::binary::frame_rule::COLUMNS;
+
+fuzz_target!(|data: &[u8]| {
+    let Some(linked) = linked::link(data.to_vec()) else { return };
+    let _ = Elf::parse(&linked.bytes);
+    let functions = Functions::read(&linked.bytes);
+    let cfi = Cfi::find(&linked.bytes);
+    for range in linked.code {
+        let _ = functions.at(Svma(range.start.0));
+        let _ = cfi.as_ref().and_then(|cfi| cfi.row::<COLUMNS>(&linked.bytes, Svma(range.start.0)));
+    }
+});
