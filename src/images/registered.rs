@@ -10,6 +10,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
+use hashbrown::{HashMap, HashSet};
+
 use super::Images;
 use super::made::Read;
 use crate::addr::Avma;
@@ -51,6 +53,17 @@ struct File {
     code: Vec<Range<Avma>>,
 }
 
+/// While lists are read.
+struct Reading<'r> {
+    /// What was registered before, by where it is.
+    known: HashMap<u64, File>,
+    /// Where the files are that were looked at.
+    taken: HashSet<u64>,
+    /// How many bytes may still be read of them.
+    room: usize,
+    read: Read<'r>,
+}
+
 impl Registered {
     /// Reads again what is registered, if that has changed; whether it has.
     pub fn update(&mut self, images: &Images, read: Read<'_>) -> bool {
@@ -65,11 +78,12 @@ impl Registered {
         if lists == self.lists {
             return false;
         }
-        let mut known = std::mem::take(&mut self.files);
-        let before: Vec<_> = known.iter().map(|file| file.identity).collect();
-        let (mut is_whole, mut room) = (true, images.room_for_registered());
+        let before: Vec<_> = self.files.iter().map(|file| file.identity).collect();
+        let known = std::mem::take(&mut self.files).into_iter().map(|file| (file.at.start, file)).collect();
+        let mut reading = Reading { known, taken: HashSet::new(), room: images.room_for_registered(), read };
+        let mut is_whole = true;
         for (_, descriptor) in &lists {
-            is_whole &= self.follow(word(descriptor, 16), (&mut known, &mut room), read);
+            is_whole &= self.follow(word(descriptor, 16), &mut reading);
         }
         // What was in motion is looked at again.
         self.lists = if is_whole { lists } else { Vec::new() };
@@ -77,17 +91,17 @@ impl Registered {
     }
 
     /// Takes the files of a list in; whether all of it was understood.
-    fn follow(&mut self, first: u64, known: (&mut Vec<File>, &mut usize), read: Read<'_>) -> bool {
+    fn follow(&mut self, first: u64, reading: &mut Reading<'_>) -> bool {
         let (mut at, mut is_whole) = (first, true);
         for _ in 0..ENTRIES_MAX {
             if at == 0 {
                 return is_whole;
             }
             let mut entry = [0; ENTRY_BYTES];
-            if read(Avma(at), &mut entry) < ENTRY_BYTES {
+            if (reading.read)(Avma(at), &mut entry) < ENTRY_BYTES {
                 return false;
             }
-            is_whole &= self.take((word(&entry, 16), word(&entry, 24)), (&mut *known.0, &mut *known.1), read);
+            is_whole &= self.take(word(&entry, 16), word(&entry, 24), reading);
             at = word(&entry, 0);
         }
         is_whole
@@ -95,34 +109,32 @@ impl Registered {
 
     /// Takes a file of so many bytes in, as far as there is room; whether it was read as it should be. One that is
     /// known is not read again.
-    fn take(
-        &mut self,
-        (start, size): (u64, u64),
-        (known, room): (&mut Vec<File>, &mut usize),
-        read: Read<'_>,
-    ) -> bool {
+    fn take(&mut self, start: u64, size: u64, reading: &mut Reading<'_>) -> bool {
         let Some(end) = start.checked_add(size).filter(|_| (1..=FILE_BYTES_MAX).contains(&size)) else {
             return false;
         };
-        if self.files.iter().any(|file| file.at == (start..end)) {
+        if !reading.taken.insert(start) {
             return true;
         }
+        let read = &mut *reading.read;
         let Some(seen) = linked::headers_of(size, &mut |offset, bytes: &mut [u8]| {
             read(Avma(start.wrapping_add(offset)), bytes) == bytes.len()
         }) else {
             return false;
         };
-        if let Some(index) = known.iter().position(|file| file.at == (start..end) && file.seen == seen) {
-            self.files.push(known.swap_remove(index));
+        let known = reading.known.remove(&start);
+        if let Some(known) = known.filter(|file| file.at.end == end && file.seen == seen) {
+            self.files.push(known);
             return true;
         }
-        let Some(left) = room.checked_sub(size as usize) else { return true };
+        // Of what is read, whether it is a file or not: a list may lead anywhere.
+        let Some(left) = reading.room.checked_sub(size as usize) else { return true };
+        reading.room = left;
         let mut bytes = vec![0; size as usize];
-        if read(Avma(start), &mut bytes) < bytes.len() {
+        if (reading.read)(Avma(start), &mut bytes) < bytes.len() {
             return false;
         }
         if let Some(linked) = linked::link(bytes) {
-            *room = left;
             let mut hasher = DefaultHasher::new();
             linked.bytes.hash(&mut hasher);
             // No file system has a device of this number.

@@ -178,6 +178,22 @@ fn lists_without_end_or_sense_cost_no_more_than_others() {
         update(&mut registered, &images, &memory);
         assert_eq!(registered.place_in(&mappings()), None, "{start:#x}, {size:#x}");
     }
+    // A list that leads to files of nothing, each of which would have to be read.
+    let mut broken = file(CODE + 0x1000);
+    let text_flags = word(&broken, 40) as usize + 64 + 8;
+    broken[text_flags..text_flags + 8].fill(0);
+    broken.resize(FILE_BYTES_MAX as usize, 0);
+    memory.0.insert(FILES, broken);
+    let everywhere: Vec<_> = (0..200).map(|file| (FILES + file * FILE_BYTES_MAX, FILE_BYTES_MAX)).collect();
+    memory.list(&everywhere);
+    let mut registered = Registered::default();
+    let bytes_read = std::cell::Cell::new(0);
+    registered.update(&images, &mut |at, into| {
+        bytes_read.set(bytes_read.get() + into.len());
+        let of_file = (FILES..LIBRARY).contains(&at.0);
+        memory.read(if of_file { Avma(FILES + (at.0 - FILES) % FILE_BYTES_MAX) } else { at }, into)
+    });
+    assert!(bytes_read.get() < 200 << 20, "{} bytes read", bytes_read.get());
     // Another version of the list.
     memory.list(&[one]);
     memory.set(LIST, &[2, 0, ENTRIES]);
