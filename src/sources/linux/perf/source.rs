@@ -205,7 +205,8 @@ impl PerfSource {
             _ if monotonic_ns < self.told.changed_ns.saturating_add(STEADY_AFTER_NS) => BATCH_NS,
             _ => STEADY_BATCHES_NS,
         };
-        let ends_ns = self.told.woken.as_ref().and_then(Woken::ends_ns);
+        let woken = self.told.woken.as_ref().filter(|_| !self.disabled && !self.over);
+        let ends_ns = woken.and_then(Woken::ends_ns);
         let batch_ns = ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(monotonic_ns)));
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
         let ends = self.ends.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd);
