@@ -476,7 +476,9 @@ impl Server {
             Wrong::Slow => std::thread::sleep(Duration::from_millis(4)),
             _ => {}
         }
-        self.stream.write_all(&wire)
+        let sent = self.stream.write_all(&wire);
+        // Held up even longer by a busy machine it finds nobody there, but what it was asked for is still to be read.
+        if matches!(self.manner.wrong, Wrong::Late(at) if is(at)) { Ok(()) } else { sent }
     }
 }
 
