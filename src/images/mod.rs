@@ -265,9 +265,9 @@ impl Images {
     pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
         let descriptor = |region: &Region| {
             let image = self.images.get(region.image as usize)?;
-            let object = image.object()?;
-            let bias = region.start.wrapping_sub(object.svma_of(region.file_offset)?.0);
-            Some(Avma(image.jit_descriptor()?.0.wrapping_add(bias)))
+            let svma = image.jit_descriptor()?;
+            let bias = region.start.wrapping_sub(image.object()?.svma_of(region.file_offset)?.0);
+            Some(Avma(svma.0.wrapping_add(bias)))
         };
         let mut found: Vec<Avma> = self.current().regions.iter().filter_map(descriptor).collect();
         found.sort_unstable();

@@ -34,8 +34,9 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// What a process has registered. One for each process.
 #[derive(Debug, Default)]
 pub struct Registered {
-    /// The lists as they were when they were read: where each is, and what stood there.
-    lists: Vec<(Avma, [u8; DESCRIPTOR_BYTES])>,
+    /// The lists as they were when they were read: where each is, and what stood there. `None` where they are to be
+    /// read whatever stands there: they were in motion.
+    lists: Option<Vec<(Avma, [u8; DESCRIPTOR_BYTES])>>,
     files: Vec<File>,
 }
 
@@ -75,7 +76,7 @@ impl Registered {
                 lists.push((at, descriptor));
             }
         }
-        if lists == self.lists {
+        if self.lists.as_ref() == Some(&lists) {
             return false;
         }
         let before: Vec<_> = self.files.iter().map(|file| file.identity).collect();
@@ -85,8 +86,7 @@ impl Registered {
         for (_, descriptor) in &lists {
             is_whole &= self.follow(word(descriptor, 16), &mut reading);
         }
-        // What was in motion is looked at again.
-        self.lists = if is_whole { lists } else { Vec::new() };
+        self.lists = is_whole.then_some(lists);
         self.files.iter().map(|file| file.identity).ne(before)
     }
 

@@ -157,6 +157,14 @@ fn lists_in_motion_are_looked_at_again() {
     memory.set(ENTRIES + 0x100, &[0, 0, FILES + 0x10_0000, one.1]);
     assert!(update(&mut registered, &images, &memory), "though the list itself is as it was");
     assert_eq!(placed(&registered).len(), 2);
+
+    // In motion again, and then its library is gone.
+    let missing = (FILES + 0x20_0000, 0x1000);
+    memory.list(&[one, missing, missing]);
+    assert!(update(&mut registered, &images, &memory), "the second is gone");
+    memory.0.remove(&LIST);
+    assert!(update(&mut registered, &images, &memory));
+    assert_eq!(registered.place_in(&mappings()), None);
 }
 
 #[test]
