@@ -243,7 +243,6 @@ fn has_method(stack: &Stack, method: &str) -> bool {
 }
 
 /// Records code that is made at run time, and registered with debuggers while it is recorded, by one of the sources.
-#[cfg(target_arch = "x86_64")] // the fixture's code has no relocations there
 #[track_caller]
 fn check_registered(source: &str) {
     let flags = ["-c", "-O2", "-fomit-frame-pointer", "-fno-stack-protector", "-fasynchronous-unwind-tables"];
@@ -274,7 +273,6 @@ fn check_registered(source: &str) {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
 fn code_that_a_jit_compiler_registered_has_names_and_callers() {
     let Some(_one) = live() else { return };
     for source in ["auto", "ptrace"] {
