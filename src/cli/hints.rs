@@ -25,7 +25,7 @@ struct Advice {
 }
 
 /// Options of runtimes, from their documentation.
-const ADVICE: [Advice; 7] = [
+const ADVICE: [Advice; 8] = [
     Advice {
         runtime: "java",
         stacks: Some("start java with -XX:+PreserveFramePointer"),
@@ -49,8 +49,13 @@ const ADVICE: [Advice; 7] = [
         names: Some("start ruby (3.3 and later) with --yjit-perf"),
     },
     Advice { runtime: "dotnet", stacks: None, names: Some("set DOTNET_PerfMapEnabled=1") },
+    // LLVM registers its code with debuggers where the program asks for it.
+    Advice { runtime: "llvm", stacks: Some(LLVM), names: Some(LLVM) },
     Advice { runtime: "qemu", stacks: None, names: Some("start qemu (8.0 and later) with -perfmap") },
 ];
+
+/// What is read of code that LLVM made is what it tells debuggers.
+const LLVM: &str = "let it register that code with debuggers (PostgreSQL: jit_debugging_support = on)";
 
 /// A hint is worth its line from this part of the samples on.
 const WORTH_PERCENT: u64 = 10;
@@ -315,6 +320,7 @@ mod tests {
         assert_eq!(stacks("[java jit]"), Some("start java with -XX:+PreserveFramePointer"));
         assert_eq!(stacks("[luajit or java jit]"), Some("start java with -XX:+PreserveFramePointer"));
         assert_eq!(stacks("[luajit jit]"), None);
+        assert_eq!(stacks("[llvm jit]"), Some(LLVM));
         assert_eq!(stacks("[memory]"), None);
     }
 
