@@ -28,12 +28,13 @@ use crate::walk::How;
 
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, What};
 pub use output::{Destination, Output};
-pub use record::{
-    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, MIN_WIDTH_DEFAULT_PERCENT, Recording,
-};
+pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, Recording};
 
 /// Commands of the contract that this version does not have; their names stay free.
 const LATER: [&str; 1] = ["top"];
+
+/// `--min-width` unless given, percent.
+const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -366,6 +367,24 @@ fn number<N: std::str::FromStr + Copy>(
         .and_then(|text| text.parse().ok())
         .filter(|number| allowed(*number))
         .ok_or_else(|| bad(option, text, expected))
+}
+
+/// A percentage, `5` or `5%`, as 5.
+fn percent(option: &str, text: &OsStr, expected: &str, allowed: impl Fn(f64) -> bool) -> Result<f64> {
+    let number =
+        text.to_str().and_then(|text| text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok());
+    number
+        .filter(|percent| percent.is_finite() && allowed(*percent))
+        .ok_or_else(|| bad(option, text, expected))
+}
+
+/// Frames of a flame graph narrower than this percentage are left out.
+fn min_width_percent(flag: Option<&OsStr>) -> Result<f64> {
+    flag.map_or(Ok(MIN_WIDTH_DEFAULT_PERCENT), |width| {
+        percent("--min-width", width, "a percentage from 0 to below 100", |width| {
+            (0.0..100.0).contains(&width)
+        })
+    })
 }
 
 fn bad(option: &str, value: &OsStr, expected: &str) -> Error {

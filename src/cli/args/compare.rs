@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::output::{Destination, check_distinct};
-use super::{bad, number, usage};
+use super::{number, percent, usage};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
 
@@ -110,9 +110,5 @@ pub(super) fn percentage(
     expected: &str,
     allowed: impl Fn(f64) -> bool,
 ) -> Result<f64> {
-    let Some(text) = flag else { return Ok(default) };
-    let number =
-        text.to_str().and_then(|text| text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok());
-    let percent = number.filter(|percent| percent.is_finite() && allowed(*percent));
-    percent.map(|percent| percent / 100.0).ok_or_else(|| bad(option, text, expected))
+    flag.map_or(Ok(default), |text| Ok(percent(option, text, expected, allowed)? / 100.0))
 }

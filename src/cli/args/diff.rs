@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
-use super::{Command, MIN_WIDTH_DEFAULT_PERCENT, Split, Verbosity, colors, number, split, usage, verbosity};
+use super::{Command, Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
 use crate::diff::stacks::Matching;
@@ -132,12 +132,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     };
     let forms = [ReportFormat::Svg, ReportFormat::Folded, ReportFormat::Markdown, ReportFormat::Json];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
-    let min_width_percent = match &flags.min_width {
-        Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
-            (0.0..100.0).contains(&width)
-        })?,
-        None => MIN_WIDTH_DEFAULT_PERCENT,
-    };
+    let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     Ok(Command::Diff(Diff {
         base: base.clone(),
         new: new.clone(),

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::time::Duration;
 
 use super::output::{Destination, Output, check_distinct, outputs};
-use super::{Naming, Source, Verbosity, bad, colors, number, unwind, verbosity};
+use super::{Naming, Source, Verbosity, bad, colors, min_width_percent, number, percent, unwind, verbosity};
 use crate::cli::flags::RecordingFlags;
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
@@ -28,8 +28,6 @@ pub const DURATION_MAX_S: f64 = 1e9;
 pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
 /// The same for a target behind a stub, percent: each stop takes several round trips.
 const MAX_STOP_STUB_PERCENT: f64 = 5.0;
-/// `--min-width` unless given, percent.
-pub const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
 /// A recording as asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,18 +100,13 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
         None => HZ_DEFAULT,
     };
     let max_stop_percent = match &flags.max_stop {
-        Some(share) => number("--max-stop", share, "a percentage above 0, up to 100", |share: f64| {
+        Some(share) => percent("--max-stop", share, "a percentage above 0, up to 100", |share| {
             share > 0.0 && share <= 100.0
         })?,
         None if matches!(source, Source::Gdb(_)) => MAX_STOP_STUB_PERCENT,
         None => MAX_STOP_DEFAULT_PERCENT,
     };
-    let min_width_percent = match &flags.min_width {
-        Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
-            (0.0..100.0).contains(&width)
-        })?,
-        None => MIN_WIDTH_DEFAULT_PERCENT,
-    };
+    let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     let (children, children_needed) = children(&source, flags.children, flags.no_children);
     let way = way(flags.source.as_deref())?;
     if matches!(source, Source::Gdb(_)) {

@@ -7,7 +7,7 @@ use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
 use super::output::{Output, check_distinct, outputs};
-use super::{Command, MIN_WIDTH_DEFAULT_PERCENT, Split, Verbosity, colors, number, split, usage, verbosity};
+use super::{Command, Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
 use crate::error::Result;
@@ -184,12 +184,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
     check_distinct(outputs.iter().map(|output| &output.to))?;
-    let min_width_percent = match &flags.min_width {
-        Some(width) => number("--min-width", width, "a percentage from 0 to below 100", |width: f64| {
-            (0.0..100.0).contains(&width)
-        })?,
-        None => MIN_WIDTH_DEFAULT_PERCENT,
-    };
+    let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     Ok(Command::Render(Render {
         profiles: flags.profiles,
         outputs,

@@ -165,7 +165,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
         );
     }
     assert_eq!(refused("--pid 1 --colors red"), "--colors `red`: expected one of hot, blue-orange");
-    for value in ["-1", "100", "nan", "thin"] {
+    for value in ["-1", "100", "nan", "thin", "5%%", "%"] {
         assert_eq!(
             refused(&format!("--pid 1 --min-width {value}")),
             format!("--min-width `{value}`: expected a percentage from 0 to below 100")
@@ -277,7 +277,10 @@ fn a_stub_is_a_place_and_perhaps_a_program() {
     let place = Place::Tcp { host: "board".to_owned(), port: 3333 };
     assert_eq!(recording.source, Source::Gdb(Stub { place, exec: Some("fw.elf".into()) }));
     assert!((recording.max_stop_percent - 5.0).abs() < 1e-9, "round trips take their time");
-    assert!((record("--gdb :1 --max-stop 1").max_stop_percent - 1.0).abs() < 1e-9);
+    for share in ["1", "1%"] {
+        let stop = record(&format!("--gdb :1 --max-stop {share}")).max_stop_percent;
+        assert!((stop - 1.0).abs() < 1e-9, "{share}");
+    }
     let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from));
     let Ok(Command::Record(Recording { source: Source::Gdb(stub), .. })) = command else {
         panic!("{command:?}")
