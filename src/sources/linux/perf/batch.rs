@@ -104,8 +104,14 @@ impl Told {
         }
         self.tell_woken(last_ns, settled_ns == u64::MAX, into);
         self.tell_ends(left, (last_ns, settled_ns), into);
-        self.unsampled_ns += dropped_left * self.period_ns
-            + self.shares.values().map(|share| share.rest_ns(self.period_ns)).sum::<u64>();
+        self.unsampled_ns += dropped_left * self.period_ns;
+        for (pid, share) in &self.shares {
+            let rest_ns = share.rest_ns(self.period_ns);
+            self.unsampled_ns += rest_ns;
+            if let Some(member) = self.members.get_mut(pid) {
+                member.clock.dropped_ns += rest_ns;
+            }
+        }
         let lost = self.unsampled_ns / self.period_ns;
         self.unsampled_ns %= self.period_ns;
         let nobody = Id { pid: self.main, time_ns: last_ns, ..Id::default() };

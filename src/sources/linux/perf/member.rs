@@ -83,6 +83,8 @@ pub(super) struct CpuClock {
     weighed_ns: Option<u64>,
     /// What all samples so far weigh.
     pub(super) told_ns: u64,
+    /// What those weigh that did not fit into a ring.
+    pub(super) dropped_ns: u64,
     /// What ticks that come on time do not tell of.
     pub(super) left: LeftForLate,
 }
@@ -109,10 +111,11 @@ impl CpuClock {
     }
 
     /// CPU time that was used while it was sampled, as far as is known: a process that is gone has
-    /// no clock, and its samples tell what it used at its end.
+    /// no clock, and its samples, and how many did not fit, tell what it used at its end.
     pub(super) fn used_ns(&self) -> u64 {
         let by_clock = self.first_ns.zip(self.last_ns);
-        by_clock.map_or(0, |(first_ns, last_ns)| last_ns.saturating_sub(first_ns)).max(self.told_ns)
+        let by_samples = self.told_ns + self.dropped_ns;
+        by_clock.map_or(0, |(first_ns, last_ns)| last_ns.saturating_sub(first_ns)).max(by_samples)
     }
 }
 
