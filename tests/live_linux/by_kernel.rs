@@ -169,7 +169,12 @@ fn the_last_samples_of_a_process_that_is_gone_have_their_time() {
         // Its clock cannot be asked any more: beside others chance decides how many ticks find it. Four
         // standard deviations; without its last samples all would be missing.
         let chance = 4.0 / (seconds * 97.0).sqrt();
-        recorded.check((counts / seconds - 1.0).abs() < chance, format!("{counts} s instead of {seconds}"));
+        // What did not fit stands for the rate; while nobody draws another, ticks are up to a quarter from it.
+        let drawn = if fits { 0.0 } else { 0.25 };
+        recorded.check(
+            (counts / seconds - 1.0).abs() < chance + drawn,
+            format!("{counts} s instead of {seconds}"),
+        );
     }
 }
 
