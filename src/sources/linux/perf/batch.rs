@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::record::Id;
-use super::share::Share;
+use super::share::{Share, up_to_ns};
 use super::told::{Happened, Told};
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Activity, Look, ThreadId};
@@ -33,16 +33,11 @@ impl Told {
         let mut batch = std::mem::take(&mut self.batch);
         batch.sort_by_key(|(id, _)| id.time_ns);
         let mut batch = self.sift(batch);
-        if let Some(switched) = &mut self.switched {
-            self.dropped += switched.dropped_samples(self.samples);
-        }
         // Before samples, which may be of threads that are first told of by their waits.
         self.tell_waits(settled_ns, into);
-        let switches = self.switch_records();
-        if switches > 0 {
-            self.dropped = self.dropped.saturating_mul(self.samples) / (self.samples + switches);
-        }
-        let dropped = self.dropped;
+        self.guess_dropped();
+        let (dropped, dropped_ns) = (self.dropped, self.dropped_ns);
+        let stand_for_ns = |samples| up_to_ns(dropped_ns, dropped, samples);
         let all = self.samples.max(1);
         let mut dropped_left = dropped;
         self.shares.clear();
@@ -58,7 +53,8 @@ impl Told {
                     used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(member.samples));
                 let of_it = of_it.min(lacking.unwrap_or(of_it));
                 member.samples = 0;
-                self.shares.insert(*pid, Share { used_ns, dropped: of_it, ..Share::default() });
+                let dropped_ns = stand_for_ns(of_it);
+                self.shares.insert(*pid, Share { used_ns, dropped_ns, ..Share::default() });
             }
         }
         let late = self.share_late(&mut batch);
@@ -104,9 +100,9 @@ impl Told {
         }
         self.tell_woken(last_ns, settled_ns == u64::MAX, into);
         self.tell_ends(left, (last_ns, settled_ns), into);
-        self.unsampled_ns += dropped_left * self.period_ns;
+        self.unsampled_ns += stand_for_ns(dropped_left);
         for (pid, share) in &self.shares {
-            let rest_ns = share.rest_ns(self.period_ns);
+            let rest_ns = share.rest_ns();
             self.unsampled_ns += rest_ns;
             if let Some(member) = self.members.get_mut(pid) {
                 member.clock.dropped_ns += rest_ns;
@@ -122,8 +118,17 @@ impl Told {
         if late > 0 {
             into.push(self.record(nobody, What::Late(late)));
         }
-        (self.samples, self.dropped) = (0, 0);
+        (self.samples, self.dropped, self.dropped_ns) = (0, 0, 0);
+        (self.records, self.lost_records) = (0, 0);
         self.look_at_what_was_not_told();
+    }
+
+    /// Where nobody counts samples apart from other records: there were as many among those that did not fit as
+    /// among those that did.
+    fn guess_dropped(&mut self) {
+        let dropped = self.lost_records.saturating_mul(self.samples) / self.records.max(1);
+        self.dropped += dropped;
+        self.dropped_ns += dropped * self.period_ns;
     }
 
     /// Tells of threads that left in the batch before, since on its way out a thread still runs for
@@ -214,13 +219,13 @@ impl Told {
         }
         for (pid, share) in shares.iter_mut() {
             let (_, on_time_ns, late_ns) = ticks.get(pid).copied().unwrap_or_default();
-            share.due_ns = on_time_ns + late_ns + share.dropped * self.period_ns;
+            share.due_ns = on_time_ns + late_ns + share.dropped_ns;
         }
         let mut all_late = 0;
         for (pid, (late, on_time_ns, late_ns)) in &ticks {
             let (Some(share), Some(member)) = (shares.get_mut(pid), members.get_mut(pid)) else { continue };
             // Of those that were dropped nobody knows whether they were late.
-            let Some(used_ns) = share.used_ns.filter(|_| share.dropped == 0) else { continue };
+            let Some(used_ns) = share.used_ns.filter(|_| share.dropped_ns == 0) else { continue };
             let given_ns = member.clock.left.of_batch(used_ns, *on_time_ns, *late_ns);
             if *late > 0 {
                 share.give_late(*late, *late_ns, given_ns);

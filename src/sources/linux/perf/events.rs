@@ -1,9 +1,11 @@
 //! The events that sample a process, and the rings that they write to: what is opened, for whom.
 //!
-//! On every CPU, for all that runs there ([`Scope::Cpus`]): one event and one ring for each CPU,
+//! On every CPU, for all that runs there ([`Scope::Cpus`]): one clock and one ring for each CPU,
 //! however many threads come and go; a program in the kernel says which processes are sampled. Its
 //! timer ticks whatever runs, so where a thread is found does not depend on when it was switched
-//! to. It takes rights over the whole machine (CAP_PERFMON, or kernel.perf_event_paranoid ≤ 0).
+//! to. An event beside it, which samples nothing, tells of programs, threads and images: of what did not fit
+//! into the ring the kernel counts for each event, and so samples are counted apart from these. It takes rights over
+//! the whole machine (CAP_PERFMON, or kernel.perf_event_paranoid ≤ 0).
 //!
 //! Where waits are recorded there is a second event beside each of these, which writes into the same
 //! ring: it samples a thread that leaves its CPU, and tells of each switch. For waits alone the first
@@ -19,23 +21,21 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, pid_t};
-use perf_event_open_sys::bindings::{
-    PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_SAMPLE_CALLCHAIN, PERF_SAMPLE_CPU,
-    PERF_SAMPLE_ID, PERF_SAMPLE_PERIOD, PERF_SAMPLE_REGS_USER, PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID,
-    PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
-};
 
 use super::grid::PERIODS_BETWEEN_CHANGES;
 use super::rates::Rates;
 use super::record::{self, CLOCK_PERIOD_MIN, Id, PerfRecord};
-use super::registers;
 use super::sieve::Sieve;
 use super::sys::{self, Ring};
 use super::window;
 
+mod attributes;
+mod lost;
 mod of_threads;
 mod twice;
 
+use attributes::{attributes, programs_attributes, switch_attributes};
+use lost::Lost;
 pub(super) use of_threads::MAX_PASSES;
 use of_threads::OfThread;
 use twice::Twice;
@@ -104,10 +104,6 @@ impl How {
     }
 }
 
-/// Where switches are told now and then, a stack is copied at one of so many: a number that is in step with
-/// nothing.
-const SWITCHES_PER_STACK: u64 = 13;
-
 /// Sizes of a window: multiples of 8, and a record with it has less than 64 KiB.
 pub(super) const WINDOWS_BYTES: [u32; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, WINDOW_BYTES_MAX];
 pub(super) const WINDOW_BYTES_MAX: u32 = 60 << 10;
@@ -145,6 +141,7 @@ pub(super) struct Events {
     /// What the event of each ring had counted when the CPUs were looked at last, and when that was.
     counted_ns: Vec<u64>,
     looked_ns: u64,
+    lost: Lost,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
     /// Events of threads, which do the same, without those of the first thread, which the rings are of.
@@ -186,68 +183,6 @@ pub(super) fn is_limit(error: &io::Error) -> bool {
     error.raw_os_error().is_none() && error.kind() == io::ErrorKind::QuotaExceeded
 }
 
-fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
-    let mut attributes = perf_event_attr {
-        type_: PERF_TYPE_SOFTWARE,
-        size: size_of::<perf_event_attr>() as u32,
-        config: PERF_COUNT_SW_CPU_CLOCK.into(),
-        sample_type: (PERF_SAMPLE_TID
-            | PERF_SAMPLE_TIME
-            | PERF_SAMPLE_ID
-            | PERF_SAMPLE_CPU
-            | PERF_SAMPLE_PERIOD
-            | PERF_SAMPLE_CALLCHAIN
-            | PERF_SAMPLE_REGS_USER
-            | PERF_SAMPLE_STACK_USER)
-            .into(),
-        sample_regs_user: registers::MASK,
-        sample_stack_user: window::of_record(how.window_bytes).0,
-        clockid: libc::CLOCK_MONOTONIC,
-        ..perf_event_attr::default()
-    };
-    // One without a period samples nothing, and writes the other records all the same.
-    attributes.__bindgen_anon_1.sample_period = if how.samples_running() { how.period_ns() } else { 0 };
-    // Nobody is woken for a sample, but the reader before half of the ring is full.
-    attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
-    attributes.set_watermark(1);
-    attributes.set_disabled(1);
-    attributes.set_use_clockid(1);
-    attributes.set_sample_id_all(1);
-    attributes.set_exclude_kernel(u64::from(!how.kernel));
-    attributes.set_exclude_hv(1);
-    attributes.set_exclude_idle(1);
-    // User frames are walked from registers and stack bytes.
-    attributes.set_exclude_callchain_user(1);
-    attributes.set_mmap(1);
-    attributes.set_mmap2(1);
-    attributes.set_comm(1);
-    attributes.set_comm_exec(1);
-    attributes.set_task(1);
-    attributes.set_inherit(u64::from(how.scope == Scope::Threads));
-    attributes
-}
-
-/// Of the event that samples threads that leave their CPUs, and tells of each switch. It counts in
-/// the thread that goes, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in the
-/// kernel, so that only events that may see the kernel see it.
-fn switch_attributes(how: How, switches: Switches, ring_bytes: usize) -> perf_event_attr {
-    let mut attributes = attributes(how, ring_bytes);
-    attributes.config = PERF_COUNT_SW_CONTEXT_SWITCHES.into();
-    // With it, each would be sampled whatever the period is (kernel/events/core.c, `perf_swevent_event`).
-    attributes.sample_type &= !u64::from(PERF_SAMPLE_PERIOD);
-    attributes.__bindgen_anon_1.sample_period = if how.switches.is_some() { 1 } else { SWITCHES_PER_STACK };
-    attributes.sample_stack_user = switches.window_bytes;
-    attributes.set_context_switch(1);
-    attributes.set_exclude_callchain_kernel(u64::from(!switches.kernel_frames));
-    // The event beside it tells these.
-    attributes.set_mmap(0);
-    attributes.set_mmap2(0);
-    attributes.set_comm(0);
-    attributes.set_comm_exec(0);
-    attributes.set_task(0);
-    attributes
-}
-
 impl Events {
     /// Opens what samples processes: on CPUs all that `sieve` lets through, else those that are
     /// listed. Nothing is sampled before [`Events::enable`].
@@ -267,6 +202,7 @@ impl Events {
             cpus,
             counted_ns: Vec::new(),
             looked_ns: 0,
+            lost: Lost::default(),
             others: Vec::new(),
             of_threads: Vec::new(),
             twice: Twice::default(),
@@ -299,6 +235,9 @@ impl Events {
             };
             sieve.put_before_copying(&event);
             let ring = map_ring(&event, ring_bytes)?;
+            let programs = sys::open(&programs_attributes(how, ring_bytes), -1, cpu)?;
+            sys::write_into(&programs, &event)?;
+            events.others.push(programs);
             if let Some(switches) = how.switches {
                 let beside = sys::open(&switch_attributes(how, switches, ring_bytes), -1, cpu)?;
                 sieve.put_before(&beside);
@@ -362,7 +301,8 @@ impl Events {
             return false;
         }
         self.looked_ns = now_ns;
-        let counted: Vec<u64> = self.rings.iter().map(|(_, event)| sys::count(event).unwrap_or(0)).collect();
+        let count = |(_, event): &(Ring, OwnedFd)| sys::count(event).map_or(0, |(count, _)| count);
+        let counted: Vec<u64> = self.rings.iter().map(count).collect();
         let before = std::mem::replace(&mut self.counted_ns, counted);
         before.iter().zip(&self.counted_ns).any(|(before, now)| before == now)
             || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
@@ -377,23 +317,24 @@ impl Events {
 
     /// Samples no more; what was sampled can still be read.
     pub(super) fn disable(&self) {
-        for event in self.all().chain(&self.woken) {
+        for event in self.woken.iter().chain(self.all().rev()) {
             // Fails only for an event that is over.
             let _ = sys::disable(event);
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = &OwnedFd> {
+    /// Those that tell of programs before those that sample these.
+    fn all(&self) -> impl DoubleEndedIterator<Item = &OwnedFd> {
         let of_threads = self.of_threads.iter().map(|one| &one.event);
-        self.rings.iter().map(|(_, event)| event).chain(&self.others).chain(of_threads)
+        self.others.iter().chain(self.rings.iter().map(|(_, event)| event)).chain(of_threads)
     }
 
     /// Gives every record that is there to `take`: those of one CPU in their order, and of those that two events
     /// tell alike one.
     pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(Id, PerfRecord<'_>)) {
         let (rings, twice, until_ns) = (&mut self.rings, &mut self.twice, self.until_ns);
-        for (ring, _) in rings {
-            ring.drain(scratch, |bytes| {
+        for ((ring, event), cpu) in rings.iter_mut().zip(&self.cpus) {
+            let was_full = ring.drain(scratch, |bytes| {
                 if let Some((id, event, record)) = record::read(bytes)
                     && twice.takes(id, event, &record)
                     && (id.time_ns < until_ns || !record.is_by_clock())
@@ -401,8 +342,17 @@ impl Events {
                     take(id, record);
                 }
             });
+            if was_full {
+                self.lost.count(cpu.unsigned_abs(), event);
+            }
         }
         self.close_those_that_are_too_many();
+    }
+
+    /// Samples that did not fit into rings since this was asked before: of which CPU, and how many. `None` where
+    /// nobody counts them apart from other records.
+    pub(super) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
+        self.lost.since_before()
     }
 
     /// Others sample from this time on (monotonic clock).
@@ -439,6 +389,7 @@ fn cpu_list(text: &str) -> Vec<c_int> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::registers;
     use super::*;
 
     #[test]

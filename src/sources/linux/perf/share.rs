@@ -13,8 +13,8 @@ pub(super) struct Share {
     pub(super) used_ns: Option<u64>,
     /// What all of these stand for at the distances of their ticks, which each CPU has its own of.
     pub(super) due_ns: u64,
-    /// How many were dropped.
-    pub(super) dropped: u64,
+    /// What those of these stand for that were dropped.
+    pub(super) dropped_ns: u64,
     /// Up to where of what they stand for samples have been told.
     pub(super) weighed_ns: u64,
     /// Of samples whose ticks were late: what they share, how many they are and how many have been told.
@@ -24,7 +24,7 @@ pub(super) struct Share {
 }
 
 /// Up to the part of this number, whole nanoseconds that add up to all of it.
-fn up_to_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
+pub(super) fn up_to_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
     (u128::from(all_ns) * u128::from(number) / u128::from(parts.max(1))) as u64
 }
 
@@ -57,12 +57,10 @@ impl Share {
     }
 
     /// What the samples that were told were not given.
-    pub(super) fn rest_ns(&self, period_ns: u64) -> u64 {
+    pub(super) fn rest_ns(&self) -> u64 {
         let late_ns = self.late_ns - up_to_ns(self.late_ns, self.late, self.late_weighed);
-        late_ns
-            + self
-                .used_ns
-                .map_or(self.dropped * period_ns, |used_ns| used_ns - self.told_ns(used_ns, self.weighed_ns))
+        let not_told_ns = |used_ns| used_ns - self.told_ns(used_ns, self.weighed_ns);
+        late_ns + self.used_ns.map_or(self.dropped_ns, not_told_ns)
     }
 }
 
@@ -99,12 +97,12 @@ mod tests {
         for (used_ns, samples, dropped, late) in
             [(1_000_003, 7, 0, 0), (50_000_000, 48, 5, 7), (9, 20, 3, 1), (0, 4, 1, 1), (70_001, 6, 0, 6)]
         {
-            let due_ns = (samples + dropped) * PERIOD_NS;
-            let mut share = Share { used_ns: Some(used_ns), due_ns, dropped, ..Share::default() };
+            let (due_ns, dropped_ns) = ((samples + dropped) * PERIOD_NS, dropped * PERIOD_NS);
+            let mut share = Share { used_ns: Some(used_ns), due_ns, dropped_ns, ..Share::default() };
             share.give_late(late, late * PERIOD_NS, used_ns / 5);
             let on_time: u64 = (0..samples - late).map(|_| share.next_ns(PERIOD_NS)).sum();
             let told = on_time + (0..late).map(|_| share.next_late_ns()).sum::<u64>();
-            assert_eq!(told + share.rest_ns(PERIOD_NS), used_ns, "{samples} samples, {dropped} dropped");
+            assert_eq!(told + share.rest_ns(), used_ns, "{samples} samples, {dropped} dropped");
         }
     }
 
@@ -114,13 +112,13 @@ mod tests {
         let mut share = Share { used_ns: Some(9_500_000), due_ns: 4_750_000, ..Share::default() };
         let told = periods_ns.map(|period_ns| share.next_ns(period_ns));
         assert_eq!(told, periods_ns.map(|period_ns| 2 * period_ns));
-        assert_eq!((share.rest_ns(1_000_000), share.next_ns(1_000_000)), (0, 0), "no more than was used");
+        assert_eq!((share.rest_ns(), share.next_ns(1_000_000)), (0, 0), "no more than was used");
     }
 
     #[test]
     fn without_a_clock_each_stands_for_its_own_distance() {
-        let mut share = Share { due_ns: 5_000, dropped: 3, ..Share::default() };
-        assert_eq!((share.next_ns(800), share.next_ns(1_200), share.rest_ns(1_000)), (800, 1_200, 3_000));
+        let mut share = Share { due_ns: 5_000, dropped_ns: 3_000, ..Share::default() };
+        assert_eq!((share.next_ns(800), share.next_ns(1_200), share.rest_ns()), (800, 1_200, 3_000));
     }
 
     /// A thread works 100 us, waits, and is woken; its clock begins `early_ns` before it can be

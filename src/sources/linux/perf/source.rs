@@ -317,9 +317,10 @@ fn machine_ticks() -> Option<(u64, u64)> {
     proc::machine_ticks(&std::fs::read("/proc/stat").ok()?)
 }
 
-/// Takes in all that rings hold.
+/// Takes in all that rings hold, and how many samples they could not.
 fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, told: &mut Told) {
     events.drain(scratch, |id, record| told.take(id, record));
+    told.take_lost(events.lost_samples(), sys::monotonic_ns());
 }
 
 impl PerfSource {

@@ -35,9 +35,6 @@ pub(super) struct Switched {
     until_ns: u64,
     /// By CPU: the time of the last record.
     last_ns: HashMap<u32, u64>,
-    /// Records that were read since the last batch, and that were dropped.
-    records: u64,
-    dropped: u64,
     /// Threads to be looked at.
     to_look: VecDeque<(pid_t, pid_t)>,
     /// Of this process nothing is taken until it runs its program.
@@ -56,8 +53,6 @@ impl Switched {
             from_ns: 0,
             until_ns: u64::MAX,
             last_ns: HashMap::new(),
-            records: 0,
-            dropped: 0,
             to_look: VecDeque::new(),
             held,
         }
@@ -79,24 +74,15 @@ impl Switched {
 
     /// Notes that a record was read.
     pub(super) fn saw(&mut self, id: Id) {
-        self.records += 1;
         self.last_ns.insert(id.cpu, id.time_ns);
     }
 
-    /// So many records did not fit into the ring of a CPU.
-    pub(super) fn dropped(&mut self, id: Id, records: u64) {
-        self.dropped += records;
+    /// Records did not fit into the ring of a CPU.
+    pub(super) fn dropped(&mut self, id: Id) {
         // That its thread left may be among them, and is not told by the next one that leaves.
         self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
         self.batch.push((id, Switch::Dropped { since_ns }));
-    }
-
-    /// How many of the dropped records were samples of the clock, of which so many were read: as many
-    /// among them as among the others.
-    pub(super) fn dropped_samples(&mut self, samples: u64) -> u64 {
-        let (records, dropped) = (std::mem::take(&mut self.records), std::mem::take(&mut self.dropped));
-        dropped.saturating_mul(samples) / records.max(1)
     }
 
     /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
@@ -283,7 +269,7 @@ mod tests {
     fn a_stack_is_not_that_of_a_later_wait_if_what_followed_was_dropped() {
         let mut switched = Switched::new(false, None);
         assert!(switched.copied(id(5, 10, 0), Stack::Unwanted).is_none());
-        switched.dropped(id(5, 20, 0), 3);
+        switched.dropped(id(5, 20, 0));
         switched.left(id(5, 30, 0), false);
         let left = switched.due(100).pop();
         let missing = |switch| matches!(switch, Switch::Out { stack: Stack::Missing(STACK_DROPPED), .. });
@@ -302,16 +288,5 @@ mod tests {
             switched.note(id(5, time_ns, 0), Switch::In);
         }
         assert_eq!(seen(&mut switched, 1_000), [(5, 90, "in"), (5, 111, "in")]);
-    }
-
-    #[test]
-    fn dropped_records_hold_as_many_samples_of_the_clock_as_others() {
-        let mut switched = Switched::new(false, None);
-        for time_ns in 0..100 {
-            switched.saw(id(5, time_ns, 0));
-        }
-        switched.dropped(id(5, 200, 0), 1_000);
-        assert_eq!(switched.dropped_samples(10), 100);
-        assert_eq!(switched.dropped_samples(10), 0);
     }
 }

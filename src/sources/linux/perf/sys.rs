@@ -11,13 +11,23 @@ use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
-/// Opens an event of a thread on a CPU; -1 stands for every thread, or every CPU.
+/// Opens an event of a thread on a CPU; -1 stands for every thread, or every CPU. Where the kernel does not count
+/// what an event lost (before Linux 6.0), it is opened without.
 ///
 /// # Errors
 /// What perf_event_open(2) says.
 pub(super) fn open(attributes: &perf_event_attr, tid: pid_t, cpu: c_int) -> io::Result<OwnedFd> {
-    let mut attributes = *attributes;
-    // SAFETY: the attributes are a live copy whose `size` is its own; the kernel writes to `size`
+    let lost = u64::from(bindings::PERF_FORMAT_LOST);
+    match open_as(*attributes, tid, cpu) {
+        Err(error) if attributes.read_format & lost != 0 && error.raw_os_error() == Some(libc::EINVAL) => {
+            open_as(perf_event_attr { read_format: attributes.read_format & !lost, ..*attributes }, tid, cpu)
+        }
+        result => result,
+    }
+}
+
+fn open_as(mut attributes: perf_event_attr, tid: pid_t, cpu: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the attributes are a live value whose `size` is its own; the kernel writes to `size`
     // only. No group, and a flag that asks for no more than closing at exec.
     let fd =
         unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
@@ -60,13 +70,15 @@ pub(super) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
     done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
 }
 
-/// What an event has counted so far: of a clock, nanoseconds.
-pub(super) fn count(event: &OwnedFd) -> io::Result<u64> {
-    let mut count = [0; 8];
-    // SAFETY: the buffer is live, and its length is given.
-    let len = unsafe { libc::read(event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+/// What an event has counted so far (of a clock, nanoseconds), and how many of its records did not fit into its
+/// ring, where it was opened with `PERF_FORMAT_LOST` and the kernel knows that.
+pub(super) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)> {
+    let mut counts = [0_u64; 2];
+    // SAFETY: the buffer is live, and its length in bytes is given; any bytes are a u64.
+    let len = unsafe { libc::read(event.as_raw_fd(), counts.as_mut_ptr().cast(), size_of_val(&counts)) };
     match len {
-        8 => Ok(u64::from_ne_bytes(count)),
+        8 => Ok((counts[0], None)),
+        16 => Ok((counts[0], Some(counts[1]))),
         -1 => Err(io::Error::last_os_error()),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
@@ -92,6 +104,9 @@ pub(super) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of a program.
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
 }
+
+/// No record is larger: its header has 16 bits for that.
+const RECORD_BYTES_MAX: u64 = 1 << 16;
 
 /// Bytes of a page of this machine.
 pub(super) fn page_bytes() -> usize {
@@ -145,11 +160,12 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_tail) }
     }
 
-    /// Gives each record that is there to `take`, and makes room. `scratch` is for those that go
-    /// over the end of the ring. What contradicts itself ends the batch.
-    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
+    /// Gives each record that is there to `take`, and makes room; whether there was so little of that that records
+    /// may be lost. `scratch` is for those that go over the end of the ring. What contradicts itself ends the batch.
+    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> bool {
         let head = self.head().load(Ordering::Acquire);
         let mut tail = self.tail().load(Ordering::Relaxed);
+        let was_full = head.wrapping_sub(tail) + RECORD_BYTES_MAX > self.data_bytes as u64;
         // SAFETY: the data area is mapped as long as `self` lives. The kernel writes between head
         // and tail only, around the end; what lies from `tail` to `head` it leaves alone until
         // `data_tail` is raised, which happens below, after the last use of `data`.
@@ -177,6 +193,7 @@ impl Ring {
             tail += size as u64;
         }
         self.tail().store(head, Ordering::Release);
+        was_full
     }
 }
 

@@ -106,8 +106,13 @@ pub(super) struct Told {
     pub(super) changed_ns: u64,
     /// Samples in the batch.
     pub(super) samples: u64,
-    /// Records that did not fit, of anybody, in the batch.
+    /// Samples that did not fit, of anybody, in the batch, and the CPU time that they stand for.
     pub(super) dropped: u64,
+    pub(super) dropped_ns: u64,
+    /// Records that were read in the batch, and records of any kind that did not fit, where nobody counts samples
+    /// apart from others.
+    pub(super) records: u64,
+    pub(super) lost_records: u64,
     /// What changed of processes may be among records that did not fit, which is made up for from this time on.
     pub(super) untold: bool,
     next_look_ns: u64,
@@ -168,6 +173,9 @@ impl Told {
             changed_ns: 0,
             samples: 0,
             dropped: 0,
+            dropped_ns: 0,
+            records: 0,
+            lost_records: 0,
             untold: false,
             next_look_ns: 0,
             throttled_since_ns: HashMap::new(),
@@ -196,8 +204,20 @@ impl Told {
         self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
     }
 
+    /// Takes in how many samples did not fit into the rings of CPUs at last; `None` where nobody counts them, and
+    /// records tell of all records together.
+    pub(super) fn take_lost(&mut self, samples: Option<Vec<(u32, u64)>>, now_ns: u64) {
+        let Some(samples) = samples else { return };
+        self.lost_records = 0;
+        for (cpu, samples) in samples {
+            self.dropped += samples;
+            self.dropped_ns += samples * self.grid.period_ns(cpu, now_ns).unwrap_or(self.period_ns);
+        }
+    }
+
     /// Takes a record of a ring in.
     pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
+        self.records += 1;
         let id = self.leavers.named(id, matches!(record, PerfRecord::Exit));
         let refused = self.refused.contains(&id.pid) && !self.forked.contains(&id.pid);
         if self.switched.is_some() {
@@ -216,9 +236,7 @@ impl Told {
             // These two are of the ring, whoever's records were in it.
             PerfRecord::Lost(records) => {
                 self.untold = true;
-                if self.switched.is_none() {
-                    self.dropped += records;
-                }
+                self.lost_records += records;
                 return;
             }
             PerfRecord::Throttle => {
@@ -227,7 +245,9 @@ impl Told {
             }
             PerfRecord::Unthrottle => {
                 if let Some(since_ns) = self.throttled_since_ns.remove(&id.cpu) {
-                    self.dropped += id.time_ns.saturating_sub(since_ns) / self.period_ns;
+                    let dropped = id.time_ns.saturating_sub(since_ns) / self.period_ns;
+                    self.dropped += dropped;
+                    self.dropped_ns += dropped * self.period_ns;
                 }
                 return;
             }
@@ -265,7 +285,7 @@ impl Told {
     fn note_switch(&mut self, id: Id, record: &PerfRecord<'_>, unwanted: bool) {
         let Some(switched) = &mut self.switched else { return };
         match record {
-            PerfRecord::Lost(records) => switched.dropped(id, *records),
+            PerfRecord::Lost(_) => switched.dropped(id),
             // That nothing runs is no thread, and one that has ended waits for nothing.
             _ if unwanted || id.pid <= 0 || id.tid == NOBODY => {}
             PerfRecord::SwitchIn { .. } => switched.note(id, Switch::In),

@@ -112,8 +112,7 @@ pub(super) struct Woken {
     /// Where threads began to wait: process, thread, stack.
     #[allow(clippy::vec_box)]
     waits: Vec<(pid_t, pid_t, Box<Capture>)>,
-    /// Records that were read in the window, of switches, and whether some were dropped.
-    records: u64,
+    /// Whether records of the window were dropped.
     dropped: bool,
 }
 
@@ -127,7 +126,6 @@ impl Default for Woken {
             cpus: HashMap::new(),
             had: Vec::new(),
             waits: Vec::new(),
-            records: 0,
             dropped: false,
         }
     }
@@ -171,7 +169,7 @@ impl Woken {
     /// `__schedule`), and so do ticks in it: they come as soon as it runs.
     fn switched_in(&mut self, id: Id, direct: bool) {
         if self.is_open() {
-            (self.records, self.switches) = (self.records + 1, self.switches + 1);
+            self.switches += 1;
             let on = self.cpus.entry(id.cpu).or_default();
             let since_ns = on.leaving_ns.take().filter(|_| direct).unwrap_or(id.time_ns);
             (on.switched, on.has) = (true, Some((id.pid, since_ns)));
@@ -183,7 +181,7 @@ impl Woken {
         if !self.is_open() {
             return None;
         }
-        (self.records, self.switches) = (self.records + 1, self.switches + 1);
+        self.switches += 1;
         let on = self.cpus.entry(id.cpu).or_default();
         let first = !std::mem::replace(&mut on.switched, true);
         let since_ns = match on.has.take() {
@@ -215,7 +213,7 @@ impl Woken {
         self.last_ns = Some(now_ns);
         self.cpus.clear();
         self.had.clear();
-        (self.records, self.switches, self.dropped) = (0, 0, false);
+        (self.switches, self.dropped) = (0, false);
         self.state = State::Open { since_ns: now_ns, clocks };
     }
 
@@ -289,11 +287,6 @@ impl Told {
         if let Some(capture) = unused {
             self.give_back(capture);
         }
-    }
-
-    /// How many of the records that were read since the last batch tell of switches.
-    pub(super) fn switch_records(&mut self) -> u64 {
-        self.woken.as_mut().map_or(0, |woken| std::mem::take(&mut woken.records))
     }
 
     /// Opens a window, whose events tell of switches by now, or ends one, whose events still do.

@@ -112,6 +112,6 @@ impl Events {
     pub(in super::super) fn counted_ns(&self) -> u64 {
         let clocks = self.of_threads.iter().filter(|one| one.is_clock).map(|one| &one.event);
         let rings = self.rings.iter().map(|(_, event)| event);
-        rings.chain(clocks).filter_map(|event| sys::count(event).ok()).sum()
+        rings.chain(clocks).filter_map(|event| sys::count(event).ok()).map(|(count, _)| count).sum()
     }
 }

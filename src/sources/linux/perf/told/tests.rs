@@ -111,6 +111,40 @@ fn each_cpu_is_throttled_on_its_own() {
     assert_eq!(told.dropped, 3 + 2);
 }
 
+fn dropped(records: Vec<Record>) -> u64 {
+    let dropped = |what| if let What::Dropped(samples, _) = what { samples } else { 0 };
+    records.into_iter().map(|record| dropped(record.what)).sum()
+}
+
+#[test]
+fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
+    let (mut told, mut records) = (told(), Vec::new());
+    told.grid.changed(0, 1_000_000, &[(0, 800_000), (1, 1_250_000)]);
+    told.take(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
+    // What records tell is of all records.
+    told.take(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
+    told.take_lost(Some(vec![(0, 30), (1, 20), (0, 10)]), 950_000);
+    told.finish_batch(false, u64::MAX, &mut records);
+    assert_eq!(dropped(records), (40 * 806_451 + 20 * 1_265_625) / 1_000_000);
+}
+
+#[test]
+fn where_nobody_counts_samples_there_are_as_many_among_lost_records_as_among_others() {
+    let (mut told, mut records) = (told(), Vec::new());
+    for time_ns in 0..99 {
+        let record = if time_ns % 10 == 0 {
+            PerfRecord::Sample(Sample::EMPTY)
+        } else {
+            PerfRecord::SwitchIn { direct: false }
+        };
+        told.take(id(TID, time_ns, 0), record);
+    }
+    told.take(id(TID, 99, 0), PerfRecord::Lost(1_000));
+    told.take_lost(None, 100);
+    told.finish_batch(false, u64::MAX, &mut records);
+    assert_eq!(dropped(records), 100);
+}
+
 /// Many started by wanted ones, in any order, and by others.
 #[test]
 fn those_that_were_started_are_known_before_their_records_are_sifted() {
