@@ -78,7 +78,8 @@ impl Unwinder {
         out.clear();
         out.push(start, Method::Context);
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule, is_leaf| {
-            let is_sure = keeps_record(rule) || is_leaf && is_sure_leaf(rule);
+            // A rule of `Kind::Marked` is none of those that a run follows.
+            let is_sure = rule.is_record() || is_leaf && is_sure_leaf(rule);
             is_sure.then_some(Method::FramePointer)
         });
         if run.rule.kind() == Kind::Root {
