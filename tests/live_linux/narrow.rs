@@ -3,7 +3,6 @@
 //! what builds them each test prints SKIP with the compiler's words; with `STACKPROF_NO_SKIP=1` that is a
 //! failure.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -195,7 +194,9 @@ fn a_program_without_a_c_library_is_recorded() {
         Err(error) => return not_here(&format!("no 32-bit programs can be run: {error}")),
     };
     let pid = child.id();
-    wait_for("its program", || fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program));
+    wait_for("its program", || {
+        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)
+    });
     let output = stackprof().args(["dump", "stacks", "--pid", &pid.to_string()]).output().unwrap();
     assert_untouched(pid, "after the dump");
     child.kill().unwrap();
