@@ -127,8 +127,7 @@ impl Told {
     /// among those that did.
     fn guess_dropped(&mut self) {
         let dropped = self.lost_records.saturating_mul(self.samples) / self.records.max(1);
-        self.dropped += dropped;
-        self.dropped_ns += dropped * self.period_ns;
+        self.note_dropped(dropped, self.period_ns);
     }
 
     /// Tells of threads that left in the batch before, since on its way out a thread still runs for

@@ -34,7 +34,7 @@ mod lost;
 mod of_threads;
 mod twice;
 
-use attributes::{attributes, programs_attributes, switch_attributes};
+use attributes::{attributes, programs_attributes, switch_attributes, tell_of_programs};
 use lost::Lost;
 pub(super) use of_threads::MAX_PASSES;
 use of_threads::OfThread;

@@ -105,15 +105,15 @@ pub(super) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
 }
 
-/// No record is larger: its header has 16 bits for that.
-const RECORD_BYTES_MAX: u64 = 1 << 16;
-
 /// Bytes of a page of this machine.
 pub(super) fn page_bytes() -> usize {
     // SAFETY: sysconf(3) takes a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(page_bytes).unwrap_or(4096)
 }
+
+/// No record is larger: its header has 16 bits for that.
+const RECORD_BYTES_MAX: u64 = 1 << 16;
 
 /// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
 #[derive(Debug)]

@@ -210,9 +210,14 @@ impl Told {
         let Some(samples) = samples else { return };
         self.lost_records = 0;
         for (cpu, samples) in samples {
-            self.dropped += samples;
-            self.dropped_ns += samples * self.grid.period_ns(cpu, now_ns).unwrap_or(self.period_ns);
+            self.note_dropped(samples, self.grid.period_ns(cpu, now_ns).unwrap_or(self.period_ns));
         }
+    }
+
+    /// So many samples were dropped, which stand for this time each.
+    pub(super) fn note_dropped(&mut self, samples: u64, period_ns: u64) {
+        self.dropped += samples;
+        self.dropped_ns += samples * period_ns;
     }
 
     /// Takes a record of a ring in.
@@ -246,8 +251,7 @@ impl Told {
             PerfRecord::Unthrottle => {
                 if let Some(since_ns) = self.throttled_since_ns.remove(&id.cpu) {
                     let dropped = id.time_ns.saturating_sub(since_ns) / self.period_ns;
-                    self.dropped += dropped;
-                    self.dropped_ns += dropped * self.period_ns;
+                    self.note_dropped(dropped, self.period_ns);
                 }
                 return;
             }

@@ -52,17 +52,13 @@ pub(super) fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
     attributes.set_exclude_callchain_user(1);
     match how.scope {
         Scope::Cpus => attributes.read_format = PERF_FORMAT_LOST.into(),
-        // An event more for each thread would be too many.
-        Scope::Threads => {
-            attributes.set_inherit(1);
-            tell_of_programs(&mut attributes);
-        }
+        Scope::Threads => attributes.set_inherit(1),
     }
     attributes
 }
 
 /// Lets an event tell of programs, threads and images.
-fn tell_of_programs(attributes: &mut perf_event_attr) {
+pub(super) fn tell_of_programs(attributes: &mut perf_event_attr) {
     attributes.set_mmap(1);
     attributes.set_mmap2(1);
     attributes.set_comm(1);
@@ -91,11 +87,5 @@ pub(super) fn switch_attributes(how: How, switches: Switches, ring_bytes: usize)
     attributes.sample_stack_user = switches.window_bytes;
     attributes.set_context_switch(1);
     attributes.set_exclude_callchain_kernel(u64::from(!switches.kernel_frames));
-    // The event beside it tells these.
-    attributes.set_mmap(0);
-    attributes.set_mmap2(0);
-    attributes.set_comm(0);
-    attributes.set_comm_exec(0);
-    attributes.set_task(0);
     attributes
 }

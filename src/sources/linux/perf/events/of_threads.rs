@@ -12,6 +12,7 @@ use libc::pid_t;
 use super::super::sys;
 use super::{
     EVENTS_MAX, Events, How, RING_BYTES_OF_EVERYBODY, attributes, map_ring, online_cpus, switch_attributes,
+    tell_of_programs,
 };
 use crate::sources::linux::threads;
 
@@ -71,7 +72,9 @@ impl Events {
         }
         let first = self.rings.is_empty();
         let (how, bytes) = (self.how, RING_BYTES_OF_EVERYBODY);
-        let clock = attributes(how, bytes);
+        let mut clock = attributes(how, bytes);
+        // An event more for each thread would be too many.
+        tell_of_programs(&mut clock);
         let switches = how.switches.map(|switches| switch_attributes(how, switches, bytes));
         for (at, cpu) in self.cpus.clone().into_iter().enumerate() {
             let event = sys::open(&clock, tid, cpu)?;
