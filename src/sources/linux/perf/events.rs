@@ -334,15 +334,18 @@ impl Events {
     pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(Id, PerfRecord<'_>)) {
         let (rings, twice, until_ns) = (&mut self.rings, &mut self.twice, self.until_ns);
         for ((ring, event), cpu) in rings.iter_mut().zip(&self.cpus) {
+            let mut lost = false;
             let was_full = ring.drain(scratch, |bytes| {
                 if let Some((id, event, record)) = record::read(bytes)
                     && twice.takes(id, event, &record)
                     && (id.time_ns < until_ns || !record.is_by_clock())
                 {
+                    lost |= matches!(record, PerfRecord::Lost(_));
                     take(id, record);
                 }
             });
-            if was_full {
+            // It may have run over while it was drained, too.
+            if was_full || lost {
                 self.lost.count(cpu.unsigned_abs(), event);
             }
         }
