@@ -234,15 +234,19 @@ fn check_direct(directory: &Status, existing: &Status) -> std::result::Result<()
 /// Opens what the content goes to, as it is now.
 fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
     if place.is_proc() {
-        return Ok(Begun::Direct(place.open()?.0));
+        if let Some((file, _)) = place.open()? {
+            return Ok(Begun::Direct(file));
+        }
     }
     if let Some(existing) = place.existing()?.filter(is_direct) {
         check_direct(&place.directory()?, &existing)?;
-        let (file, opened) = place.open()?;
-        if opened.identity == existing.identity && is_direct(&opened) {
+        // Anything else was put there meanwhile, and is not written to.
+        if let Some((file, opened)) = place.open()?
+            && opened.identity == existing.identity
+            && is_direct(&opened)
+        {
             return Ok(Begun::Direct(file));
         }
-        // Replaced meanwhile: it is not written to.
     }
     place.create().map(Begun::Whole).map_err(Problem::in_directory)
 }

@@ -128,3 +128,25 @@ pub(super) fn with_next_step(error: &io::Error) -> String {
     };
     format!("{}{next}", io_text(error))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_names_the_next_step() {
+        for (errno, expected) in [
+            (libc::ENOSPC, "no space left on device; free some there, or name a file elsewhere"),
+            (libc::EFBIG, "file too large; raise the limit (ulimit -f), or name a file elsewhere"),
+            (libc::EROFS, "read-only file system; name a file elsewhere"),
+            (libc::EACCES, "permission denied; name a file where you may write"),
+            (libc::EIO, "; name a file elsewhere"),
+            (libc::EDQUOT, "; free some there, or name a file elsewhere"),
+            (libc::ENAMETOOLONG, "; name a shorter one"),
+        ] {
+            let error = Problem::from(io::Error::from_raw_os_error(errno)).of(Path::new("a.svg"));
+            assert!(error.to_string().starts_with("cannot write `a.svg`: "), "{error}");
+            assert!(error.to_string().ends_with(expected), "{error}");
+        }
+    }
+}

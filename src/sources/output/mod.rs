@@ -85,6 +85,3 @@ use hook::reached;
 
 #[cfg(not(test))]
 fn reached(_: Step) {}
-
-#[cfg(test)]
-mod tests;

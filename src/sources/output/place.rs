@@ -7,7 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::sync::Arc;
 
-use super::{Status, Unfinished, caller, calls};
+use super::{Status, Step, Unfinished, caller, calls, reached};
+
+/// What open(2) says of a link that it does not follow.
+const IS_LINK: i32 = libc::ELOOP;
 
 /// Permissions of a new file before the umask.
 const NEW: u32 = 0o666;
@@ -74,20 +77,26 @@ impl Place {
     /// # Errors
     /// Why not.
     pub fn ask(&self) -> io::Result<()> {
+        reached(Step::Examined);
         let flags = libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
         calls::open_at(self.directory.as_fd(), &self.name, flags, 0).map(drop)
     }
 
-    /// Opens a pipe or a device, and tells what was opened. Waits for a reader of a FIFO.
+    /// Opens a pipe or a device, and tells what was opened; `None` if it is a link by now. Waits
+    /// for a reader of a FIFO.
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub fn open(&self) -> io::Result<(File, Status)> {
+    pub fn open(&self) -> io::Result<Option<(File, Status)>> {
         let follow = if self.is_proc { 0 } else { libc::O_NOFOLLOW };
         let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOCTTY | follow;
-        let file = calls::open_at(self.directory.as_fd(), &self.name, flags, 0)?;
+        reached(Step::Examined);
+        let file = match calls::open_at(self.directory.as_fd(), &self.name, flags, 0) {
+            Err(error) if error.raw_os_error() == Some(IS_LINK) && !self.is_proc => return Ok(None),
+            other => other?,
+        };
         let status = calls::status(file.as_fd())?;
-        Ok((file.into(), status))
+        Ok(Some((file.into(), status)))
     }
 
     /// A new file for this place, which nobody but the owner can read who could not read the one

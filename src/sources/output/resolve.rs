@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::place::Place;
-use super::{Step, caller, calls, reached};
+use super::{Status, Step, caller, calls, reached};
 
 /// Most links of a path, as in Linux (MAXSYMLINKS).
 const LINKS_MAX: u32 = 40;
@@ -161,9 +161,10 @@ impl Walk {
                 return Ok(Resolved::Descriptor(calls::duplicate(number)?));
             }
             let is_proc = calls::is_proc(at);
-            match calls::status_at(at, &name) {
+            let found = calls::status_at(at, &name);
+            reached(Step::Examined);
+            match found {
                 Ok(found) if found.is_link() && !is_proc && goal == Goal::File => {
-                    reached(Step::Examined);
                     self.follow(&name)?;
                     is_linked = true;
                 }
@@ -232,8 +233,9 @@ impl Walk {
         let (link, target) = calls::read_link(self.directory.as_fd(), name)?;
         let directory = calls::status(self.directory.as_fd())?;
         let own = caller::file_uid();
-        let is_allowed = !directory.is_sticky_for_all() || link.uid == own || link.uid == directory.uid;
-        if !is_allowed || self.link_owner.is_some_and(|owner| owner != link.uid && link.uid != 0) {
+        if !may_follow(own, &link, &directory)
+            || self.link_owner.is_some_and(|owner| owner != link.uid && link.uid != 0)
+        {
             return Err(Refusal::Link(link.uid));
         }
         if link.uid != 0 && link.uid != own {
@@ -288,6 +290,11 @@ impl Walk {
     }
 }
 
+/// The rule for links in directories like `/tmp` (`may_follow_link` in fs/namei.c).
+fn may_follow(own: u32, link: &Status, directory: &Status) -> bool {
+    !directory.is_sticky_for_all() || link.uid == own || link.uid == directory.uid
+}
+
 fn is_roots(directory: BorrowedFd<'_>) -> Result<(), Refusal> {
     let status = calls::status(directory)?;
     let is_writable = status.mode & 0o022 != 0 && !status.is_sticky();
@@ -311,4 +318,30 @@ fn descriptor(directory: BorrowedFd<'_>, name: &CStr) -> Option<libc::c_int> {
         opened.and_then(|opened| calls::status(opened.as_fd())).is_ok_and(|status| status.identity == here)
     };
     [c"/proc/self/fd", c"/dev/fd"].into_iter().any(is_here).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_as_by_protected_symlinks() {
+        let status = |uid, mode| Status { identity: (1, 1), uid, gid: 0, mode };
+        // The user who writes, the link's owner, the directory's owner and its mode.
+        for (own, link, owner, mode, expected) in [
+            (0, 1000, 0, 0o1777, false),
+            (1000, 1001, 0, 0o1777, false),
+            (1000, 1001, 1002, 0o1777, false),
+            (1000, 1000, 0, 0o1777, true),
+            (1000, 0, 0, 0o1777, true),
+            (0, 1000, 1000, 0o1777, true),
+            (0, 1000, 0, 0o1773, false),
+            (0, 1000, 0, 0o777, true),
+            (0, 1000, 0, 0o1775, true),
+            (0, 1000, 0, 0o755, true),
+        ] {
+            let followed = may_follow(own, &status(link, 0o120_777), &status(owner, 0o040_000 | mode));
+            assert_eq!(followed, expected, "{own} {link} {owner} {mode:o}");
+        }
+    }
 }
