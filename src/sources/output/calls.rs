@@ -125,7 +125,7 @@ pub(super) fn open_at(
     let flags = flags | libc::O_CLOEXEC;
     let fd = uninterrupted(|| {
         // SAFETY: `name` ends with NUL and is live; `mode` is what the variable argument is read as.
-        unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags, mode as libc::c_uint) }
+        unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags, mode) }
     })?;
     // SAFETY: the call has just returned this descriptor, which nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
