@@ -155,13 +155,15 @@ impl OutputFiles {
         match self.act(rights, || begin(&place)) {
             Ok(begun) => Ok((Some(place), rights, begun)),
             // The directory was removed; there may be another one of its name.
-            Err(problem) if problem.is_not_found() => match self.prepare(path)? {
-                Checked::Descriptor(file) => Ok((None, Rights::Own, Begun::Direct(file))),
-                Checked::Place { place, rights } => {
-                    let begun = self.act(rights, || begin(&place)).map_err(|problem| problem.of(path))?;
-                    Ok((Some(place), rights, begun))
+            Err(_) if place.directory().is_ok_and(|directory| directory.links == 0) => {
+                match self.prepare(path)? {
+                    Checked::Descriptor(file) => Ok((None, Rights::Own, Begun::Direct(file))),
+                    Checked::Place { place, rights } => {
+                        let begun = self.act(rights, || begin(&place)).map_err(|problem| problem.of(path))?;
+                        Ok((Some(place), rights, begun))
+                    }
                 }
-            },
+            }
             Err(problem) => Err(problem.of(path)),
         }
     }

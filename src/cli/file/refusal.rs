@@ -80,21 +80,12 @@ impl Problem {
 
     /// Other rights could help.
     pub(super) fn is_denied(&self) -> bool {
-        self.is(io::ErrorKind::PermissionDenied)
-    }
-
-    /// Something on the way does not exist.
-    pub(super) fn is_not_found(&self) -> bool {
-        self.is(io::ErrorKind::NotFound)
+        self.source.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
     /// Others than root can change where the path leads.
     pub(super) fn is_untrusted(&self) -> bool {
         self.is_untrusted
-    }
-
-    fn is(&self, kind: io::ErrorKind) -> bool {
-        self.source.as_ref().is_some_and(|error| error.kind() == kind)
     }
 
     /// The error for a person.

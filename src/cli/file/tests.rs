@@ -135,7 +135,7 @@ fn what_cannot_be_written_is_known_before() {
         ("missing/a.svg", "missing` does not exist"),
         ("file/a.svg", "not a directory"),
         ("new/", "a file name is expected"),
-        ("file/", "not a directory"),
+        ("file/", "a file name is expected"),
         ("..", "it is a directory; name a file in it"),
         ("./.", "it is a directory; name a file in it"),
         ("loop", "symbolic links"),

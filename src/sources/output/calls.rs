@@ -28,6 +28,8 @@ pub struct Status {
     pub gid: u32,
     /// Type and permissions, as `st_mode`.
     pub mode: u32,
+    /// Names of it; none once it is removed.
+    pub links: u64,
 }
 
 impl Status {
@@ -91,6 +93,7 @@ impl Status {
             uid: stat.st_uid,
             gid: stat.st_gid,
             mode: stat.st_mode as u32,
+            links: stat.st_nlink as u64,
         }
     }
 }

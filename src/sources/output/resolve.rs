@@ -207,8 +207,11 @@ impl Walk {
         }
         let found = match calls::status_at(at, name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.makes_directories => {
+                self.check_end()?;
                 calls::make_directory(at, name)?;
-                calls::status_at(at, name)?
+                // It is in a directory of the link's owner, who gains nothing by it.
+                self.link_owner = None;
+                calls::status_at(self.directory.as_fd(), name)?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Refusal::NoDirectory),
             other => other?,
@@ -220,7 +223,8 @@ impl Walk {
         if !found.is_directory() {
             return Err(Refusal::NotDirectory);
         }
-        self.directory = calls::open_at(at, name, calls::SEARCH | libc::O_NOFOLLOW, 0)?;
+        let flags = calls::SEARCH | libc::O_NOFOLLOW;
+        self.directory = calls::open_at(self.directory.as_fd(), name, flags, 0)?;
         self.check_directory()
     }
 
@@ -326,7 +330,7 @@ mod tests {
 
     #[test]
     fn links_are_followed_as_by_protected_symlinks() {
-        let status = |uid, mode| Status { identity: (1, 1), uid, gid: 0, mode };
+        let status = |uid, mode| Status { identity: (1, 1), uid, gid: 0, mode, links: 1 };
         // The user who writes, the link's owner, the directory's owner and its mode.
         for (own, link, owner, mode, expected) in [
             (0, 1000, 0, 0o1777, false),
