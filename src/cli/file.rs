@@ -194,7 +194,7 @@ impl OutputFiles {
         };
         let Some(caller) = &self.caller else { return Err(denied) };
         match body(Trust::Root) {
-            Err(problem) if problem.is_untrusted() => Err(denied.to_caller(caller.uid())),
+            Err(problem) if problem.is_untrusted() => Err(denied.with_caller(caller.uid())),
             other => other.map(|result| (Rights::Own, result)),
         }
     }
@@ -235,10 +235,10 @@ fn check_direct(directory: &Status, existing: &Status) -> std::result::Result<()
 
 /// Opens what the content goes to, as it is now.
 fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
-    if place.is_proc() {
-        if let Some((file, _)) = place.open()? {
-            return Ok(Begun::Direct(file));
-        }
+    if place.is_proc()
+        && let Some((file, _)) = place.open()?
+    {
+        return Ok(Begun::Direct(file));
     }
     if let Some(existing) = place.existing()?.filter(is_direct) {
         check_direct(&place.directory()?, &existing)?;

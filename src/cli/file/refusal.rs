@@ -72,7 +72,7 @@ impl Problem {
     }
 
     /// Neither the user who called sudo may write there, nor will root.
-    pub(super) fn to_caller(self, uid: u32) -> Problem {
+    pub(super) fn with_caller(self, uid: u32) -> Problem {
         let why = self.source.as_ref().map_or_else(|| self.text.clone(), io_text);
         let text = format!("{why} to user {uid}, who called sudo; name a file where that user may write");
         Problem { text, ..self }

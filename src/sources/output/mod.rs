@@ -21,6 +21,12 @@ pub use place::Place;
 pub use resolve::{Goal, Refusal, Resolved, Trust, make_directories, resolve};
 pub use unfinished::{Unfinished, remove_unfinished};
 
+#[cfg(test)]
+use hook::reached;
+
+#[cfg(not(test))]
+fn reached(_: Step) {}
+
 /// Moments at which another user can change what stands under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -79,9 +85,3 @@ pub(crate) mod hook {
         }
     }
 }
-
-#[cfg(test)]
-use hook::reached;
-
-#[cfg(not(test))]
-fn reached(_: Step) {}

@@ -88,10 +88,10 @@ pub fn resolve(path: &Path, goal: Goal, trust: Trust) -> Result<Resolved, Refusa
     let bytes = path.as_os_str().as_bytes();
     let last = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     if matches!(last, b"" | b"." | b"..") {
-        let is_there = !bytes.is_empty() && Walk::new(bytes, trust).and_then(Walk::to_directory).is_ok();
+        let is_there = !bytes.is_empty() && Walk::new(bytes, trust).and_then(Walk::into_directory).is_ok();
         return Err(if is_there { Refusal::Directory } else { Refusal::NoName });
     }
-    let resolved = Walk::new(bytes, trust)?.to_name(goal)?;
+    let resolved = Walk::new(bytes, trust)?.into_name(goal)?;
     reached(Step::Resolved);
     Ok(resolved)
 }
@@ -103,7 +103,7 @@ pub fn resolve(path: &Path, goal: Goal, trust: Trust) -> Result<Resolved, Refusa
 pub fn make_directories(path: &Path, trust: Trust) -> Result<(), Refusal> {
     let mut walk = Walk::new(path.as_os_str().as_bytes(), trust)?;
     walk.makes_directories = true;
-    walk.to_directory().map(drop)
+    walk.into_directory().map(drop)
 }
 
 /// A directory on the way, and the components that are left.
@@ -140,7 +140,7 @@ impl Walk {
     }
 
     /// Walks to the end, which must be a directory.
-    fn to_directory(mut self) -> Result<OwnedFd, Refusal> {
+    fn into_directory(mut self) -> Result<OwnedFd, Refusal> {
         while let Some(name) = self.components.pop_front() {
             self.enter(&name)?;
         }
@@ -149,7 +149,7 @@ impl Walk {
     }
 
     /// Walks to the directory of the last component.
-    fn to_name(mut self, goal: Goal) -> Result<Resolved, Refusal> {
+    fn into_name(mut self, goal: Goal) -> Result<Resolved, Refusal> {
         let mut is_linked = false;
         while let Some(name) = self.components.pop_front() {
             if !self.components.is_empty() || name.as_c_str() == c".." {
