@@ -152,20 +152,16 @@ impl OutputFiles {
             Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
             Checked::Place { place, rights } => (place, rights),
         };
-        match self.act(rights, || begin(&place)) {
-            Ok(begun) => Ok((Some(place), rights, begun)),
-            // The directory was removed; there may be another one of its name.
-            Err(_) if place.directory().is_ok_and(|directory| directory.links == 0) => {
-                match self.prepare(path)? {
-                    Checked::Descriptor(file) => Ok((None, Rights::Own, Begun::Direct(file))),
-                    Checked::Place { place, rights } => {
-                        let begun = self.act(rights, || begin(&place)).map_err(|problem| problem.of(path))?;
-                        Ok((Some(place), rights, begun))
-                    }
-                }
-            }
-            Err(problem) => Err(problem.of(path)),
-        }
+        // A directory that was removed takes no name any more; there may be another one in its place.
+        let (place, rights) = match place.directory() {
+            Ok(directory) if directory.links == 0 => match self.prepare(path)? {
+                Checked::Place { place, rights } => (place, rights),
+                Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
+            },
+            _ => (place, rights),
+        };
+        let begun = self.act(rights, || begin(&place)).map_err(|problem| problem.of(path))?;
+        Ok((Some(place), rights, begun))
     }
 
     /// Runs `body` by these rights.
