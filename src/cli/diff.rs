@@ -5,6 +5,7 @@ use std::path::Path;
 use super::args::compare::ReportFormat;
 use super::args::diff::Diff;
 use super::args::{Destination, Verbosity};
+use super::file::OutputFiles;
 use super::outputs::write_to;
 use super::{messages, saved_files};
 use crate::diff::compare::{Comparison, Measure};
@@ -22,7 +23,8 @@ use crate::profile::Saved;
 /// cannot be written.
 pub fn run(diff: &Diff) -> Result<()> {
     let outputs = diff.outputs.iter().map(|output| &output.to);
-    saved_files::check_outputs([&diff.base, &diff.new], outputs)?;
+    let files = OutputFiles::new();
+    saved_files::check_outputs(&files, [&diff.base, &diff.new], outputs)?;
     let mut stacks = Stacks::new(diff.matching);
     let [base, new] = read_both(&diff.base, &diff.new)?;
     // Programs of different names are compared as one: only the paths below matter.
@@ -31,14 +33,15 @@ pub fn run(diff: &Diff) -> Result<()> {
     let comparison = Comparison::of(&stacks, diff.wish)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     for output in &diff.outputs {
-        let write_text = |text: String| write_to(&output.to, &mut |out| out.write_all(text.as_bytes()));
+        let write_text =
+            |text: String| write_to(&files, &output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {
             ReportFormat::Markdown => write_text(markdown::markdown(&comparison, diff.top))?,
             ReportFormat::Json => write_text(json::json(&comparison))?,
             ReportFormat::Folded => {
-                write_to(&output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
+                write_to(&files, &output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
             }
-            ReportFormat::Svg => picture(diff, &stacks, &comparison, &output.to)?,
+            ReportFormat::Svg => picture(&files, diff, &stacks, &comparison, &output.to)?,
         }
     }
     let on_stdout = diff.outputs.iter().any(|output| output.to == Destination::Stdout);
@@ -77,7 +80,13 @@ fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str
     Ok(only)
 }
 
-fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destination) -> Result<()> {
+fn picture(
+    files: &OutputFiles,
+    diff: &Diff,
+    stacks: &Stacks,
+    comparison: &Comparison,
+    to: &Destination,
+) -> Result<()> {
     let nodes = tree::nodes(stacks, comparison);
     let nodes: Vec<flamegraph::Frame<'_>> = nodes
         .iter()
@@ -97,5 +106,5 @@ fn picture(diff: &Diff, stacks: &Stacks, comparison: &Comparison, to: &Destinati
         dark: diff.dark,
         inverted: diff.inverted,
     };
-    write_to(to, &mut |out| flamegraph::write_diff(&graph, compared, &nodes, out))
+    write_to(files, to, &mut |out| flamegraph::write_diff(&graph, compared, &nodes, out))
 }

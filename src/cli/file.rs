@@ -1,49 +1,252 @@
 //! Output files: written whole or not at all.
 //!
-//! The content goes to a temporary file in the same directory, which then takes the
-//! name: whatever was there before survives every failure. Devices and pipes
-//! (`/dev/stdout`, a FIFO) are written directly. Under sudo a new file belongs to the
-//! user who asked. Nothing here prints.
+//! The content goes to a new file in the same directory, which then takes the name: whatever was
+//! there before survives every failure. Devices and pipes (`/dev/stdout`, a FIFO) are written
+//! directly. The directory is opened when the output is checked, and everything later is relative
+//! to it. Under sudo outputs are made with the rights of the user who called it; root's are used
+//! only in directories that nobody else can change. Nothing here prints.
 
-use std::fs::{self, File, OpenOptions};
+mod refusal;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::{Error, ErrorKind, Result};
+use crate::sources::output::{
+    Caller, Goal, Place, Resolved, Status, Trust, Unfinished, make_directories, resolve,
+};
+use refusal::{Problem, with_next_step};
 
-/// How a path is written.
-#[derive(Debug)]
-enum WriteMode {
-    /// A new file in `directory` that takes the name `path`; links are already followed.
-    Renamed { path: PathBuf, directory: PathBuf },
-    /// Something that cannot be replaced: a device, a pipe, an already open descriptor.
-    Direct,
+/// The output files of a run: those that were checked stay open until they are written.
+#[derive(Debug, Default)]
+pub struct OutputFiles {
+    caller: Option<Caller>,
+    checked: Mutex<Vec<(PathBuf, Checked)>>,
 }
 
-/// Writes a file through `content`; an existing one is replaced only by a whole new one.
-/// A pipe whose reader has gone is not an error.
-///
-/// # Errors
-/// [`ErrorKind::Output`] naming the path.
-pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-    match write_mode(path)? {
-        WriteMode::Direct => {
-            // Appending, because `/dev/stdout` may be a file that holds somebody's output.
-            let file =
-                OpenOptions::new().append(true).open(path).map_err(|error| cannot_write(path, error))?;
-            closed_pipe_is_fine(write_through(file, content).map(drop))
-                .map_err(|error| cannot_write(path, error))
-        }
-        WriteMode::Renamed { path: real, directory } => {
-            let (file, temporary) =
-                Temporary::create(&directory).map_err(|error| cannot_create(path, error))?;
-            let file = write_through(file, content).map_err(|error| cannot_write(path, error))?;
-            keep_owner_and_mode(&file, &real);
-            drop(file);
-            temporary.rename_to(&real).map_err(|error| cannot_write(path, error))
+/// An output that can be written.
+#[derive(Debug)]
+enum Checked {
+    /// An open file of this process.
+    Descriptor(File),
+    /// A name in an open directory.
+    Place { place: Place, rights: Rights },
+}
+
+/// By whose rights an output is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rights {
+    /// Those of the user who called sudo, if there is one.
+    Caller,
+    /// Those of the process.
+    Own,
+}
+
+/// Where the content of an output goes.
+enum Begun {
+    /// To something that cannot be replaced: a device or a pipe.
+    Direct(File),
+    /// To a new file.
+    Whole(Unfinished),
+}
+
+impl OutputFiles {
+    /// Of the user who called sudo, if somebody did.
+    #[must_use]
+    pub fn new() -> OutputFiles {
+        OutputFiles::of(Caller::of_this_process())
+    }
+
+    /// Of this user, if this process acts for one.
+    fn of(caller: Option<Caller>) -> OutputFiles {
+        OutputFiles { caller, checked: Mutex::default() }
+    }
+
+    /// Finds out before a recording whether `path` can be written after it, and keeps its directory
+    /// open until then. Leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Output`] naming the path and what stands in the way.
+    pub fn check(&self, path: &Path) -> Result<()> {
+        let checked = self.prepare(path)?;
+        let mut all = self.checked();
+        all.retain(|(other, _)| other != path);
+        all.push((path.to_owned(), checked));
+        Ok(())
+    }
+
+    /// Writes a file through `content`; an existing one is replaced only by a whole new one.
+    /// A pipe whose reader has gone is not an error.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Output`] naming the path.
+    pub fn write(&self, path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+        let mut all = self.checked();
+        let checked = all.iter().position(|(other, _)| other == path).map(|index| all.swap_remove(index).1);
+        drop(all);
+        let (place, rights, begun) = match checked {
+            Some(checked) => self.begin(path, checked),
+            None => self.begin(path, self.prepare(path)?),
+        }?;
+        let cannot = |error: io::Error| Problem::from(error).of(path);
+        match begun {
+            Begun::Direct(file) => closed_pipe_is_fine(write_through(&file, content)).map_err(cannot),
+            Begun::Whole(new) => {
+                write_through(new.file(), content).map_err(cannot)?;
+                let Some(place) = place else { return Ok(()) };
+                self.act(rights, || place.finish(new).map_err(Problem::from))
+                    .map_err(|problem| problem.of(path))
+            }
         }
     }
+
+    /// Makes a directory and those above it that are missing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Output`] naming the path.
+    pub fn make_directories(&self, path: &Path) -> Result<()> {
+        self.as_anyone(|trust| {
+            make_directories(path, trust).map_err(|refusal| Problem::of_path(path, refusal))
+        })
+        .map(drop)
+        .map_err(|problem| problem.of(path))
+    }
+
+    /// Removes a file, or a link and not what it leads to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Output`] naming the path.
+    pub fn remove(&self, path: &Path) -> Result<()> {
+        self.as_anyone(|trust| match resolve(path, Goal::Name, trust) {
+            Ok(Resolved::Place(place)) => place.remove().map_err(Problem::from),
+            Ok(Resolved::Descriptor(_)) => Ok(()),
+            Err(refusal) => Err(Problem::of_path(path, refusal)),
+        })
+        .map(drop)
+        .map_err(|problem| problem.of(path))
+    }
+
+    fn checked(&self) -> MutexGuard<'_, Vec<(PathBuf, Checked)>> {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prepare(&self, path: &Path) -> Result<Checked> {
+        let prepared = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
+            Ok(Resolved::Place(place)) => check_place(&place).map(|()| Ok(place)),
+            Ok(Resolved::Descriptor(descriptor)) => Ok(Err(descriptor)),
+            Err(refusal) => Err(Problem::of_path(path, refusal)),
+        });
+        match prepared {
+            Ok((rights, Ok(place))) => Ok(Checked::Place { place, rights }),
+            Ok((_, Err(descriptor))) => Ok(Checked::Descriptor(descriptor.into())),
+            Err(problem) => Err(problem.of(path)),
+        }
+    }
+
+    fn begin(&self, path: &Path, checked: Checked) -> Result<(Option<Place>, Rights, Begun)> {
+        let (place, rights) = match checked {
+            Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
+            Checked::Place { place, rights } => (place, rights),
+        };
+        // A directory that was removed takes no name any more; there may be another one in its place.
+        let (place, rights) = match place.directory() {
+            Ok(directory) if directory.links == 0 => match self.prepare(path)? {
+                Checked::Place { place, rights } => (place, rights),
+                Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
+            },
+            _ => (place, rights),
+        };
+        let begun = self.act(rights, || begin(&place)).map_err(|problem| problem.of(path))?;
+        Ok((Some(place), rights, begun))
+    }
+
+    /// Runs `body` by these rights.
+    fn act<R>(
+        &self,
+        rights: Rights,
+        body: impl FnOnce() -> std::result::Result<R, Problem>,
+    ) -> std::result::Result<R, Problem> {
+        match &self.caller {
+            Some(caller) if rights == Rights::Caller => {
+                caller.act(body).unwrap_or_else(|error| Err(Problem::no_such_rights(caller.uid(), error)))
+            }
+            _ => body(),
+        }
+    }
+
+    /// Runs `body` by the rights of who called sudo; where they do not suffice, by root's, if
+    /// nobody but root can change where the path leads.
+    fn as_anyone<R>(
+        &self,
+        body: impl Fn(Trust) -> std::result::Result<R, Problem>,
+    ) -> std::result::Result<(Rights, R), Problem> {
+        let denied = match self.act(Rights::Caller, || body(Trust::Anyone)) {
+            Err(problem) if problem.is_denied() => problem,
+            other => return other.map(|result| (Rights::Caller, result)),
+        };
+        let Some(caller) = &self.caller else { return Err(denied) };
+        match body(Trust::Root) {
+            Err(problem) if problem.is_untrusted() => Err(denied.with_caller(caller.uid())),
+            other => other.map(|result| (Rights::Own, result)),
+        }
+    }
+}
+
+/// Whether something can be written there.
+fn check_place(place: &Place) -> std::result::Result<(), Problem> {
+    if place.is_proc() {
+        return Ok(());
+    }
+    let (directory, existing) = (place.directory()?, place.existing()?);
+    match &existing {
+        // Opening a FIFO would wait for its reader.
+        Some(existing) if is_direct(existing) => return check_direct(&directory, existing),
+        // Renaming over a file asks nobody whether that file may be written; opening does.
+        Some(existing) if existing.is_regular() => {
+            place.ask()?;
+            if !Place::may_replace(&directory, existing) {
+                return Err(Problem::sticky(existing.uid));
+            }
+        }
+        _ => {}
+    }
+    place.create().map(drop).map_err(Problem::in_directory)
+}
+
+/// Whether what exists is written to instead of being replaced.
+fn is_direct(existing: &Status) -> bool {
+    !(existing.is_regular() || existing.is_link() || existing.is_directory())
+}
+
+fn check_direct(directory: &Status, existing: &Status) -> std::result::Result<(), Problem> {
+    if existing.is_block_device() {
+        return Err(Problem::new("it is a disk; name a file"));
+    }
+    if Place::is_trusted(directory, existing) { Ok(()) } else { Err(Problem::planted(existing.uid)) }
+}
+
+/// Opens what the content goes to, as it is now.
+fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
+    if place.is_proc()
+        && let Some((file, _)) = place.open()?
+    {
+        return Ok(Begun::Direct(file));
+    }
+    if let Some(existing) = place.existing()?.filter(is_direct) {
+        check_direct(&place.directory()?, &existing)?;
+        // Anything else was put there meanwhile, and is not written to.
+        if let Some((file, opened)) = place.open()?
+            && opened.identity == existing.identity
+            && is_direct(&opened)
+        {
+            return Ok(Begun::Direct(file));
+        }
+    }
+    place.create().map(Begun::Whole).map_err(Problem::in_directory)
 }
 
 /// Writes to an open stream (standard output) through `content`; `name` is for errors.
@@ -56,337 +259,25 @@ pub fn write_stream(
     stream: &mut dyn Write,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<()> {
-    let mut buffered = BufWriter::new(stream);
+    closed_pipe_is_fine(write_through(stream, content)).map_err(|error| {
+        let text = format!("cannot write {name}: {}", with_next_step(&error));
+        Error::new(ErrorKind::Output, text).caused_by(error)
+    })
+}
+
+fn write_through(out: impl Write, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut buffered = BufWriter::with_capacity(1 << 16, out);
     let written = content(&mut buffered).and_then(|()| buffered.flush());
     if written.is_err() {
         // Dropping a BufWriter would write the rest once more.
         let _ = buffered.into_parts();
     }
-    closed_pipe_is_fine(written).map_err(|error| {
-        Error::new(ErrorKind::Output, format!("cannot write {name}: {}", io_text(&error))).caused_by(error)
-    })
-}
-
-/// Finds out before a recording whether `path` can be written after it. Leaves nothing behind.
-///
-/// # Errors
-/// [`ErrorKind::Output`] naming the path and what stands in the way.
-pub fn check_writable(path: &Path) -> Result<()> {
-    match write_mode(path)? {
-        // Opening a FIFO would wait for its reader.
-        WriteMode::Direct => Ok(()),
-        WriteMode::Renamed { directory, .. } => {
-            Temporary::create(&directory).map(drop).map_err(|error| cannot_create(path, error))
-        }
-    }
-}
-
-fn write_through(file: File, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<File> {
-    let mut buffered = BufWriter::with_capacity(1 << 16, file);
-    match content(&mut buffered).and_then(|()| buffered.flush()) {
-        Ok(()) => buffered.into_inner().map_err(io::IntoInnerError::into_error),
-        Err(error) => {
-            // Dropping a BufWriter would write the rest once more.
-            let _ = buffered.into_parts();
-            Err(error)
-        }
-    }
+    written
 }
 
 fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
-    }
-}
-
-fn refuse(path: &Path, why: &str) -> Error {
-    Error::new(ErrorKind::Output, format!("cannot write `{}`: {why}", path.display()))
-}
-
-fn cannot_write(path: &Path, error: io::Error) -> Error {
-    refuse(path, &io_text(&error)).caused_by(error)
-}
-
-/// The temporary file could not be made: say so of its directory, which the user knows.
-fn cannot_create(path: &Path, error: io::Error) -> Error {
-    refuse(path, &format!("no file can be made in its directory: {}", io_text(&error))).caused_by(error)
-}
-
-fn write_mode(path: &Path) -> Result<WriteMode> {
-    // `/dev/stdout` and `/proc/self/fd/1` are links to whatever is open there: replacing
-    // that file by name would leave the open one empty.
-    if path.starts_with("/dev/fd") || path.starts_with("/proc") || is_standard_stream(path) {
-        return Ok(WriteMode::Direct);
-    }
-    let is_link = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
-    match fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => Err(refuse(path, "it is a directory; name a file in it")),
-        Ok(metadata) if !metadata.is_file() => Ok(WriteMode::Direct),
-        Ok(_) => {
-            // Renaming over a file asks nobody whether that file may be written; opening
-            // does, and lets the kernel apply its rules for links in shared directories.
-            OpenOptions::new().write(true).open(path).map_err(|error| cannot_write(path, error))?;
-            let real = if is_link { fs::canonicalize(path) } else { Ok(path.to_path_buf()) };
-            renamed(path, real.map_err(|error| cannot_write(path, error))?)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && is_link => {
-            Err(refuse(path, "it is a symbolic link to a file that does not exist"))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => renamed(path, path.to_path_buf()),
-        Err(error) => Err(cannot_write(path, error)),
-    }
-}
-
-fn is_standard_stream(path: &Path) -> bool {
-    path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr")
-}
-
-fn renamed(asked: &Path, path: PathBuf) -> Result<WriteMode> {
-    let ends_in_slash = asked.as_os_str().as_encoded_bytes().ends_with(b"/");
-    if ends_in_slash || asked.file_name().is_none() {
-        return Err(refuse(asked, "a file name is expected"));
-    }
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-        _ => PathBuf::from("."),
-    };
-    match fs::metadata(&directory) {
-        Ok(metadata) if metadata.is_dir() => Ok(WriteMode::Renamed { path, directory }),
-        Ok(_) => Err(refuse(asked, &format!("`{}` is not a directory", directory.display()))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(refuse(asked, &format!("the directory `{}` does not exist", directory.display())))
-        }
-        Err(error) => Err(cannot_write(asked, error)),
-    }
-}
-
-/// A file that disappears unless it gets its final name.
-struct Temporary {
-    path: PathBuf,
-    renamed: bool,
-}
-
-impl Temporary {
-    fn create(directory: &Path) -> io::Result<(File, Temporary)> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // A process with our pid may have been killed and have left its file; then the next number is free.
-        let mut tries = 0;
-        loop {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            // The final name takes no part: it may already be as long as a name can be.
-            let path = directory.join(format!(".stackprof-{}-{number}.tmp", std::process::id()));
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(file) => return Ok((file, Temporary { path, renamed: false })),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < 100 => tries += 1,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn rename_to(mut self, path: &Path) -> io::Result<()> {
-        fs::rename(&self.path, path)?;
-        self.renamed = true;
-        Ok(())
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.renamed {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// A replaced file keeps its permissions and owner; a new one under sudo belongs to the
-/// user who called sudo. Best effort: a file system without owners is no reason to
-/// lose a recording.
-#[cfg(unix)]
-fn keep_owner_and_mode(file: &File, replaces: &Path) {
-    use std::os::unix::fs::{MetadataExt, fchown};
-
-    let before = fs::metadata(replaces).ok();
-    // A file just made belongs to the effective user.
-    let root = file.metadata().is_ok_and(|metadata| metadata.uid() == 0);
-    let owner = match &before {
-        Some(before) => Some((before.uid(), before.gid())),
-        None => sudo_owner(|name| std::env::var(name).ok()),
-    };
-    if root && let Some((uid, gid)) = owner {
-        let _ = fchown(file, Some(uid), Some(gid));
-    }
-    if let Some(before) = before {
-        let _ = file.set_permissions(before.permissions());
-    }
-}
-
-#[cfg(not(unix))]
-fn keep_owner_and_mode(_file: &File, _replaces: &Path) {}
-
-/// User and group that called sudo, from its environment.
-fn sudo_owner(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
-    let number = |name: &str| variable(name)?.parse::<u32>().ok();
-    Some((number("SUDO_UID")?, number("SUDO_GID")?))
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    fn directory() -> tempfile::TempDir {
-        tempfile::tempdir().expect("a temporary directory")
-    }
-
-    fn put(path: &Path, text: &str) -> Result<()> {
-        write(path, |out| out.write_all(text.as_bytes()))
-    }
-
-    fn content(path: &Path) -> String {
-        fs::read_to_string(path).expect("readable")
-    }
-
-    fn names(directory: &Path) -> Vec<String> {
-        let mut names: Vec<String> = fs::read_dir(directory)
-            .expect("a directory")
-            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn a_file_is_made_replaced_and_nothing_else_is_left() {
-        let directory = directory();
-        let path = directory.path().join("a.svg");
-        put(&path, "one").expect("made");
-        put(&path, "two").expect("replaced");
-        check_writable(&path).expect("writable");
-        assert_eq!(content(&path), "two");
-        assert_eq!(names(directory.path()), ["a.svg"]);
-    }
-
-    #[test]
-    fn a_failure_leaves_the_old_file_and_no_temporary() {
-        let directory = directory();
-        let path = directory.path().join("a.svg");
-        put(&path, "old").expect("made");
-        let error = write(&path, |out| {
-            out.write_all(&[b'x'; 100_000])?;
-            Err(io::Error::from_raw_os_error(28))
-        })
-        .expect_err("the disk is full");
-        assert_eq!(error.to_string(), format!("cannot write `{}`: no space left on device", path.display()));
-        assert_eq!(error.kind(), ErrorKind::Output);
-        assert_eq!(content(&path), "old");
-        assert_eq!(names(directory.path()), ["a.svg"]);
-    }
-
-    #[test]
-    fn a_panic_leaves_no_temporary() {
-        let directory = directory();
-        let path = directory.path().join("a.svg");
-        let panicked = std::panic::catch_unwind(|| write(&path, |_| panic!("while writing")));
-        assert!(panicked.is_err());
-        assert!(names(directory.path()).is_empty());
-    }
-
-    #[test]
-    fn what_cannot_be_written_is_known_before() {
-        let directory = directory();
-        let file = directory.path().join("file");
-        put(&file, "x").expect("made");
-        symlink("nowhere", directory.path().join("dangling")).expect("linked");
-        for (path, expected) in [
-            ("", "it is a directory; name a file in it"),
-            ("missing/a.svg", "missing` does not exist"),
-            ("file/a.svg", "not a directory"),
-            ("new/", "a file name is expected"),
-            ("dangling", "it is a symbolic link to a file that does not exist"),
-        ] {
-            let path = directory.path().join(path);
-            let checked = check_writable(&path).expect_err(expected).to_string();
-            assert!(checked.contains(expected), "{checked}");
-            assert!(checked.starts_with(&format!("cannot write `{}`: ", path.display())), "{checked}");
-            assert_eq!(put(&path, "x").expect_err(expected).to_string(), checked);
-        }
-        assert!(check_writable(Path::new("")).is_err());
-        assert!(check_writable(Path::new("..")).is_err());
-        assert_eq!(names(directory.path()), ["dangling", "file"]);
-    }
-
-    #[test]
-    fn a_link_stays_a_link() {
-        let directory = directory();
-        let (real, link) = (directory.path().join("real.svg"), directory.path().join("link.svg"));
-        put(&real, "old").expect("made");
-        symlink("real.svg", &link).expect("linked");
-        put(&link, "new").expect("written");
-        assert_eq!(content(&real), "new");
-        assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
-        assert_eq!(names(directory.path()), ["link.svg", "real.svg"]);
-    }
-
-    #[test]
-    fn a_replaced_file_keeps_its_permissions() {
-        let directory = directory();
-        let path = directory.path().join("a.svg");
-        put(&path, "old").expect("made");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("set");
-        put(&path, "new").expect("written");
-        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o640);
-    }
-
-    #[test]
-    fn a_name_of_full_length_is_written() {
-        let directory = directory();
-        let path = directory.path().join("n".repeat(255));
-        put(&path, "x").expect("written");
-        assert_eq!(content(&path), "x");
-    }
-
-    #[test]
-    fn devices_are_written_and_stay() {
-        put(Path::new("/dev/null"), "x").expect("written");
-        check_writable(Path::new("/dev/null")).expect("writable");
-        check_writable(Path::new("/dev/stdout")).expect("writable");
-        assert!(!fs::metadata("/dev/null").expect("there").is_file());
-        if cfg!(target_os = "linux") {
-            let error = put(Path::new("/dev/full"), "x").expect_err("full");
-            assert_eq!(error.to_string(), "cannot write `/dev/full`: no space left on device");
-        }
-    }
-
-    #[test]
-    fn a_reader_that_has_gone_is_no_error() {
-        struct Closed;
-        impl Write for Closed {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::BrokenPipe.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        write_stream("standard output", &mut Closed, |out| out.write_all(b"x")).expect("fine");
-        let mut full = [0u8; 1];
-        let error = write_stream("standard output", &mut &mut full[..], |out| out.write_all(b"xy"))
-            .expect_err("no room");
-        assert!(error.to_string().starts_with("cannot write standard output: "), "{error}");
-    }
-
-    #[test]
-    fn the_user_behind_sudo_is_found() {
-        let environment = |uid: &'static str, gid: &'static str| {
-            sudo_owner(move |name| match name {
-                "SUDO_UID" => Some(uid.to_string()),
-                "SUDO_GID" => Some(gid.to_string()),
-                _ => None,
-            })
-        };
-        assert_eq!(environment("1000", "100"), Some((1000, 100)));
-        assert_eq!(environment("x", "100"), None);
-        assert_eq!(sudo_owner(|_| None), None);
     }
 }

@@ -11,7 +11,7 @@ use super::args::gate::Gate;
 use super::outputs::write_to;
 use super::text::plural;
 use super::{messages, saved_files};
-use crate::cli::file;
+use crate::cli::file::OutputFiles;
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::gate::report::{json, markdown, text};
@@ -32,10 +32,15 @@ const SUFFIX: &str = ".pb.gz";
 /// One line: a file that is no profile, runs that cannot be compared, an output that cannot
 /// be written.
 pub fn run(asked: &Gate) -> Result<Verdict> {
+    let outputs = OutputFiles::new();
     let base = files("--base", &asked.base)?;
     let new = files("--new", &asked.new)?;
     check_distinct(&base, &new)?;
-    saved_files::check_outputs(base.iter().chain(&new), asked.outputs.iter().map(|output| &output.to))?;
+    saved_files::check_outputs(
+        &outputs,
+        base.iter().chain(&new),
+        asked.outputs.iter().map(|output| &output.to),
+    )?;
     if let Some(directory) = &asked.update_baseline {
         check_baseline(directory)?;
     }
@@ -57,7 +62,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     if base.is_empty() {
         gate::check_side(stacks.runs(), asked.allow_different_names)
             .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
-        update(asked, &kept)?;
+        update(&outputs, asked, &kept)?;
         return Ok(Verdict::Pass);
     }
     let report = gate::check(&stacks, base.len(), asked.allow_different_names, &asked.options)
@@ -67,14 +72,14 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
             ReportFormat::Json => json::json(&report),
             _ => markdown::markdown(&report, asked.top),
         };
-        write_to(&output.to, &mut |out| out.write_all(text.as_bytes()))?;
+        write_to(&outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
     }
     let on_stdout = asked.outputs.iter().any(|output| output.to == Destination::Stdout);
     if asked.verbosity != Verbosity::Quiet && !on_stdout {
         messages::lines(&text::text(&report, asked.top));
     }
     match report.verdict {
-        Verdict::Pass => update(asked, &kept)?,
+        Verdict::Pass => update(&outputs, asked, &kept)?,
         Verdict::Regression => {
             if let Some(directory) = &asked.update_baseline
                 && asked.verbosity != Verbosity::Quiet
@@ -166,21 +171,17 @@ fn check_baseline(directory: &Path) -> Result<()> {
 }
 
 /// Keeps `runs` as the baseline, in place of those kept before.
-fn update(asked: &Gate, runs: &[Saved]) -> Result<()> {
+fn update(outputs: &OutputFiles, asked: &Gate, runs: &[Saved]) -> Result<()> {
     let Some(directory) = &asked.update_baseline else { return Ok(()) };
-    let cannot = |path: &Path, error: std::io::Error| {
-        Error::new(ErrorKind::Output, format!("cannot write `{}`: {}", path.display(), io_text(&error)))
-            .caused_by(error)
-    };
-    fs::create_dir_all(directory).map_err(|error| cannot(directory, error))?;
+    outputs.make_directories(directory)?;
     for (number, run) in (1..).zip(runs) {
-        file::write(&directory.join(name_of(number)), |out| pprof::write::write(run, out))?;
+        outputs.write(&directory.join(name_of(number)), |out| pprof::write::write(run, out))?;
     }
     // What an earlier, larger baseline has left.
     for number in runs.len() + 1..=RUNS_MAX {
         let path = directory.join(name_of(number));
-        if path.exists() {
-            fs::remove_file(&path).map_err(|error| cannot(&path, error))?;
+        if fs::symlink_metadata(&path).is_ok() {
+            outputs.remove(&path)?;
         }
     }
     if asked.verbosity != Verbosity::Quiet {

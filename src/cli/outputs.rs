@@ -6,7 +6,7 @@
 use std::io;
 
 use super::args::{Destination, Output};
-use crate::cli::file;
+use crate::cli::file::{self, OutputFiles};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph;
@@ -43,7 +43,7 @@ pub(super) fn check_reverse(reverse: bool, outputs: &[Output]) -> Result<()> {
 ///
 /// # Errors
 /// One line that names the output and what stands in the way.
-pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<()> {
+pub(super) fn write(files: &OutputFiles, saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<()> {
     let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
     // Several outputs may want it.
     let mut by_name = None;
@@ -54,7 +54,7 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                     Some(stacks) => stacks,
                     None => ByName::of(saved, shown.lines).map_err(too_large)?,
                 };
-                write_to(&output.to, &mut |out| folded::write(&stacks, out))?;
+                write_to(files, &output.to, &mut |out| folded::write(&stacks, out))?;
                 by_name = Some(stacks);
             }
             Format::Svg => {
@@ -69,13 +69,15 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
                 };
                 let nodes: Vec<flamegraph::Frame<'_>> = tree.nodes().iter().map(node).collect();
                 let total = saved.total();
-                write_to(&output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
+                write_to(files, &output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
             }
-            Format::Pprof => write_to(&output.to, &mut |out| pprof::write::write(saved, out))?,
+            Format::Pprof => write_to(files, &output.to, &mut |out| pprof::write::write(saved, out))?,
             Format::Speedscope => {
-                write_to(&output.to, &mut |out| speedscope::write(saved, shown.title.as_deref(), out))?;
+                write_to(files, &output.to, &mut |out| {
+                    speedscope::write(saved, shown.title.as_deref(), out)
+                })?;
             }
-            Format::Firefox => write_to(&output.to, &mut |out| firefox::write(saved, out))?,
+            Format::Firefox => write_to(files, &output.to, &mut |out| firefox::write(saved, out))?,
         }
     }
     Ok(())
@@ -86,11 +88,12 @@ pub(super) fn write(saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<
 /// # Errors
 /// One line that names the output and what stands in the way.
 pub(super) fn write_to(
+    files: &OutputFiles,
     to: &Destination,
     content: &mut dyn FnMut(&mut dyn io::Write) -> io::Result<()>,
 ) -> Result<()> {
     match to {
-        Destination::File(path) => file::write(path, content),
+        Destination::File(path) => files.write(path, content),
         Destination::Stdout => file::write_stream("standard output", &mut io::stdout().lock(), content),
     }
 }

@@ -11,6 +11,7 @@ mod tell;
 use std::time::Instant;
 
 use super::args::{self, Naming, Output, Recording, Source};
+use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Shown};
 use super::{naming, text};
@@ -36,7 +37,9 @@ const _: () = assert!(args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
 /// One line: attaching refused, an output that cannot be written, nothing sampled.
 pub fn run(asked: &Recording) -> Result<()> {
     let launched = matches!(asked.source, Source::Launch(_) | Source::Demo);
+    let files = OutputFiles::new();
     let destinations = Destinations {
+        files: &files,
         asked: &asked.outputs,
         default_format: asked.default_format,
         demo: asked.source == Source::Demo,
@@ -51,7 +54,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let options = sampling_options(asked, launched);
     let &Recording { way, kernel, children, children_needed, .. } = asked;
     let how = sampling::How { way, kernel, children, children_needed };
-    let (profile, files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
+    let (profile, target_files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
         return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu));
     }
@@ -60,7 +63,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let begun = Instant::now();
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
     let lines = asked.naming.lines || outputs.iter().any(keeps_lines);
-    let options = naming::options(Naming { lines, ..asked.naming }, &*files);
+    let options = naming::options(Naming { lines, ..asked.naming }, &*target_files);
     let options = symbol::Options { files_by_process: &profile.files, ..options };
     let frames = profile.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
@@ -70,7 +73,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     // Write.
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-    outputs::write(&saved, &outputs, &shown(asked, &profile))?;
+    outputs::write(&files, &saved, &outputs, &shown(asked, &profile))?;
     drop(saved);
 
     // Tell.
@@ -78,7 +81,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     figures.symbolicate_s = (named - begun).as_secs_f64();
     figures.write_s = named.elapsed().as_secs_f64();
     if let Some(to) = &asked.stats {
-        tell::stats(to, &profile, &figures)?;
+        tell::stats(&files, to, &profile, &figures)?;
     }
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);
     tell::cut_short(&profile).map_or(Ok(()), Err)

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
+use super::file::OutputFiles;
 use super::outputs::{self, Shown};
 use super::text::plural;
 use super::{messages, saved_files};
@@ -18,7 +19,8 @@ use crate::profile::{Full, Refused, Saved, SavedBuilder};
 /// # Errors
 /// One line: a file that is no profile, profiles that do not fit together, nothing left.
 pub fn run(render: &Render) -> Result<()> {
-    saved_files::check_outputs(&render.profiles, render.outputs.iter().map(|output| &output.to))?;
+    let files = OutputFiles::new();
+    saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_reverse(render.reverse, &render.outputs)?;
     let saved = filtered(render, merged(&render.profiles)?)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
@@ -36,7 +38,7 @@ pub fn run(render: &Render) -> Result<()> {
         lines: render.lines,
         reverse: render.reverse,
     };
-    outputs::write(&saved, &render.outputs, &shown)?;
+    outputs::write(&files, &saved, &render.outputs, &shown)?;
     if render.verbosity != Verbosity::Quiet {
         let files: Vec<String> =
             render.outputs.iter().map(|output| output.to.as_path().display().to_string()).collect();

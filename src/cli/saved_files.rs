@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::args::Destination;
-use crate::cli::file;
+use crate::cli::file::OutputFiles;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::Saved;
 use crate::profile::formats::detect;
@@ -33,6 +33,7 @@ pub(super) fn identity(path: &Path) -> PathBuf {
 /// # Errors
 /// One line that names the output.
 pub(super) fn check_outputs<'a>(
+    files: &OutputFiles,
     inputs: impl IntoIterator<Item = &'a PathBuf>,
     outputs: impl IntoIterator<Item = &'a Destination>,
 ) -> Result<()> {
@@ -46,7 +47,7 @@ pub(super) fn check_outputs<'a>(
             let text = format!("`{}` is read and written; name another output", path.display());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        file::check_writable(path)?;
+        files.check(path)?;
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ pub mod gdb;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
+pub mod output;
 pub mod pushed;
 pub mod sim;
 

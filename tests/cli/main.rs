@@ -11,6 +11,7 @@ mod codesign;
 mod compare;
 mod completions;
 mod help;
+mod hostile_directory;
 mod outputs;
 #[cfg(unix)]
 mod perf_regression;

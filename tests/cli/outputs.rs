@@ -224,6 +224,7 @@ fn under_sudo_outputs_belong_to_the_user_who_asked() {
         return skip("only root can give a file away");
     }
     let place = Place::new();
+    std::os::unix::fs::chown(place.path("."), Some(1234), Some(1235)).unwrap();
     place.write("kept.folded", "of root, and stays so");
     let owner = |name: &str| {
         let metadata = fs::metadata(place.path(name)).unwrap();
@@ -231,23 +232,17 @@ fn under_sudo_outputs_belong_to_the_user_who_asked() {
     };
     let mut command = place.command();
     command.env("SUDO_UID", "1234").env("SUDO_GID", "1235");
-    command.args([
-        "--target",
-        "sim:1",
-        "-o",
-        "a.svg",
-        "-o",
-        "a.folded",
-        "-o",
-        "kept.folded",
-        "--stats",
-        "s.json",
-    ]);
+    command.args(["--target", "sim:1", "-o", "a.svg", "-o", "a.folded", "--stats", "s.json"]);
     crate::support::run(command).succeeds();
     for name in ["a.svg", "a.folded", "s.json"] {
         assert_eq!(owner(name), (1234, 1235), "{name}");
     }
-    assert_eq!(owner("kept.folded"), (0, 0));
+    // Without sudo that user could not write to it.
+    let mut command = place.command();
+    command.env("SUDO_UID", "1234").env("SUDO_GID", "1235");
+    command.args(["-q", "--target", "sim:1", "-o", "kept.folded"]);
+    crate::support::run(command).fails_with(1, &["cannot write `kept.folded`: permission denied"]);
+    assert_eq!((owner("kept.folded"), place.read("kept.folded").as_str()), ((0, 0), "of root, and stays so"));
     place.run("-q --target sim:1 -o b.svg").succeeds();
     assert_eq!(owner("b.svg"), (0, 0), "no sudo, no other owner");
 }

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 
 use crate::cli::args::{Destination, Output};
-use crate::cli::file;
+use crate::cli::file::OutputFiles;
 use crate::cli::format::Format;
 use crate::cli::outputs::check_reverse;
 use crate::error::{Error, Result};
@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 /// Where the profile goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destinations<'a> {
+    /// Keeps the directories of outputs open until they are written.
+    pub(super) files: &'a OutputFiles,
     /// Outputs asked for; none means the default one, `stackprof-NAME-PID.svg`.
     pub(super) asked: &'a [Output],
     /// Form of the default one.
@@ -47,7 +49,7 @@ impl Destinations<'_> {
         check_reverse(reverse, &self.outputs(process, pid))?;
         for to in self.asked.iter().map(|output| &output.to).chain(stats) {
             if let Destination::File(path) = to {
-                file::check_writable(path)?;
+                self.files.check(path)?;
             }
         }
         self.check_default(process, pid)
@@ -63,7 +65,7 @@ impl Destinations<'_> {
         }
         self.outputs(process, pid)
             .iter()
-            .try_for_each(|output| file::check_writable(output.to.as_path()))
+            .try_for_each(|output| self.files.check(output.to.as_path()))
             .map_err(|error| {
                 Error::new(error.kind(), format!("{error}; name another output with -o FILE"))
                     .caused_by(error)
@@ -87,7 +89,8 @@ mod tests {
     use super::*;
 
     fn outputs(asked: &[Output], default_format: Format, demo: bool, name: &str) -> Vec<(String, Format)> {
-        let outputs = Destinations { asked, default_format, demo }.outputs(name, 42);
+        let files = &OutputFiles::default();
+        let outputs = Destinations { files, asked, default_format, demo }.outputs(name, 42);
         outputs.iter().map(|output| (output.to.as_path().display().to_string(), output.format)).collect()
     }
 

@@ -14,6 +14,7 @@ use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
 use crate::sources::gdb;
+use crate::sources::output;
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Recordable, Sampling, Way};
 
@@ -106,6 +107,7 @@ fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
         if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
             // A stub would leave its target standing.
             gdb::wait_until_it_runs();
+            output::remove_unfinished();
             std::process::exit(GIVEN_UP);
         }
         live.ask_to_stop();

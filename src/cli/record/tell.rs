@@ -1,6 +1,7 @@
 //! How a recording went: statistics, the closing summary, or why there is nothing.
 
 use crate::cli::args::{Destination, Output, Verbosity};
+use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
@@ -32,9 +33,14 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
 ///
 /// # Errors
 /// One line that names the file and what stands in the way.
-pub(super) fn stats(to: &Destination, profile: &Profile, figures: &RunFigures) -> Result<()> {
+pub(super) fn stats(
+    files: &OutputFiles,
+    to: &Destination,
+    profile: &Profile,
+    figures: &RunFigures,
+) -> Result<()> {
     let json = stats::json(&profile.process, profile.hz, &profile.stats, figures);
-    outputs::write_to(to, &mut |out| out.write_all(json.as_bytes()))
+    outputs::write_to(files, to, &mut |out| out.write_all(json.as_bytes()))
 }
 
 /// Prints the closing summary; `how` is how stacks were walked, which decides what could help.

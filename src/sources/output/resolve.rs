@@ -1,0 +1,351 @@
+//! From a path to a [`Place`], one component at a time.
+//!
+//! Each directory is opened relative to the one before and without following a link; a link is
+//! read and its target walked in the same way. So what was examined is what is used, and the
+//! rules for links are applied to each of them:
+//!
+//! - In a sticky directory that everyone may write to, a link is followed only if it belongs to
+//!   the user who writes or to the owner of the directory: fs.protected_symlinks of
+//!   Documentation/admin-guide/sysctl/fs.rst, whether the kernel has it switched on or not.
+//! - A link of another user who is not root is followed only into a directory of that user, who
+//!   gains nothing by it then.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::place::Place;
+use super::{Status, Step, caller, calls, reached};
+
+/// Most links of a path, as in Linux (MAXSYMLINKS).
+const LINKS_MAX: u32 = 40;
+/// Most components of a path with all of its links; most directories above the working directory.
+const COMPONENTS_MAX: u32 = 100_000;
+
+/// Whom the directories of a path may belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Anybody.
+    Anyone,
+    /// Root alone, and nobody else may change what a component of the path leads to.
+    Root,
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// A file to be written: links are followed, the last one too.
+    File,
+    /// A name in a directory: the last component is not followed.
+    Name,
+}
+
+/// Where a path leads.
+#[derive(Debug)]
+pub enum Resolved {
+    /// To a name in a directory.
+    Place(Place),
+    /// To an open file of this process (`/dev/stdout`, `/dev/fd/3`).
+    Descriptor(OwnedFd),
+}
+
+/// Why a path leads nowhere.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The system said no.
+    System(io::Error),
+    /// A directory of the path does not exist.
+    NoDirectory,
+    /// A component of the path is not a directory.
+    NotDirectory,
+    /// The path names a directory.
+    Directory,
+    /// The path ends in a slash, and there is no such directory.
+    NoName,
+    /// A link to a file that does not exist.
+    Dangling,
+    /// A link of this user, which is not followed.
+    Link(u32),
+    /// A directory or link of the path is not root's alone.
+    Untrusted,
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Refusal {
+        Refusal::System(error)
+    }
+}
+
+/// Where the path leads.
+///
+/// # Errors
+/// [`Refusal`].
+pub fn resolve(path: &Path, goal: Goal, trust: Trust) -> Result<Resolved, Refusal> {
+    let bytes = path.as_os_str().as_bytes();
+    let last = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    if matches!(last, b"" | b"." | b"..") {
+        let is_there = !bytes.is_empty() && Walk::new(bytes, trust).and_then(Walk::into_directory).is_ok();
+        return Err(if is_there { Refusal::Directory } else { Refusal::NoName });
+    }
+    let resolved = Walk::new(bytes, trust)?.into_name(goal)?;
+    reached(Step::Resolved);
+    Ok(resolved)
+}
+
+/// Makes the directories of a path that are missing.
+///
+/// # Errors
+/// [`Refusal`].
+pub fn make_directories(path: &Path, trust: Trust) -> Result<(), Refusal> {
+    let mut walk = Walk::new(path.as_os_str().as_bytes(), trust)?;
+    walk.makes_directories = true;
+    walk.into_directory().map(drop)
+}
+
+/// A directory on the way, and the components that are left.
+struct Walk {
+    directory: OwnedFd,
+    components: VecDeque<CString>,
+    trust: Trust,
+    /// Missing directories are made.
+    makes_directories: bool,
+    links: u32,
+    steps: u32,
+    /// Another user, whose link was followed.
+    link_owner: Option<u32>,
+}
+
+impl Walk {
+    fn new(path: &[u8], trust: Trust) -> Result<Walk, Refusal> {
+        let start = if path.starts_with(b"/") { c"/" } else { c"." };
+        let directory = calls::open_at(calls::working_directory(), start, calls::SEARCH, 0)?;
+        let walk = Walk {
+            directory,
+            components: components(path)?.into(),
+            trust,
+            makes_directories: false,
+            links: 0,
+            steps: 0,
+            link_owner: None,
+        };
+        if trust == Trust::Root && start == c"." {
+            walk.check_ancestors()?;
+        }
+        walk.check_directory()?;
+        Ok(walk)
+    }
+
+    /// Walks to the end, which must be a directory.
+    fn into_directory(mut self) -> Result<OwnedFd, Refusal> {
+        while let Some(name) = self.components.pop_front() {
+            self.enter(&name)?;
+        }
+        self.check_end()?;
+        Ok(self.directory)
+    }
+
+    /// Walks to the directory of the last component.
+    fn into_name(mut self, goal: Goal) -> Result<Resolved, Refusal> {
+        let mut is_linked = false;
+        while let Some(name) = self.components.pop_front() {
+            if !self.components.is_empty() || name.as_c_str() == c".." {
+                self.enter(&name)?;
+                continue;
+            }
+            let at = self.directory.as_fd();
+            if let Some(number) = descriptor(at, &name) {
+                return Ok(Resolved::Descriptor(calls::duplicate(number)?));
+            }
+            let is_proc = calls::is_proc(at);
+            let found = calls::status_at(at, &name);
+            reached(Step::Examined);
+            match found {
+                Ok(found) if found.is_link() && !is_proc && goal == Goal::File => {
+                    self.follow(&name)?;
+                    is_linked = true;
+                }
+                Ok(found) if found.is_directory() => return Err(Refusal::Directory),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.check_end()?;
+                    if is_linked {
+                        return Err(Refusal::Dangling);
+                    }
+                    return Ok(self.place(name, is_proc));
+                }
+                Err(error) => return Err(error.into()),
+                Ok(_) => {
+                    self.check_end()?;
+                    return Ok(self.place(name, is_proc));
+                }
+            }
+        }
+        Err(Refusal::Directory)
+    }
+
+    fn place(self, name: CString, is_proc: bool) -> Resolved {
+        Resolved::Place(Place { directory: Arc::new(self.directory), name, is_proc })
+    }
+
+    /// Goes on into the directory of this name, or to the target of a link.
+    fn enter(&mut self, name: &CStr) -> Result<(), Refusal> {
+        self.steps += 1;
+        if self.steps > COMPONENTS_MAX {
+            return Err(io::Error::from_raw_os_error(libc::ELOOP).into());
+        }
+        let at = self.directory.as_fd();
+        if calls::is_proc(at) && calls::status_at(at, name).is_ok_and(|found| found.is_link()) {
+            // Its text is not where it leads; the kernel knows.
+            if self.trust == Trust::Root {
+                return Err(Refusal::Untrusted);
+            }
+            self.directory = calls::open_at(at, name, calls::SEARCH, 0)?;
+            return Ok(());
+        }
+        let found = match calls::status_at(at, name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.makes_directories => {
+                self.check_end()?;
+                calls::make_directory(at, name)?;
+                // It is in a directory of the link's owner, who gains nothing by it.
+                self.link_owner = None;
+                calls::status_at(self.directory.as_fd(), name)?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Refusal::NoDirectory),
+            other => other?,
+        };
+        reached(Step::Examined);
+        if found.is_link() {
+            return self.follow(name);
+        }
+        if !found.is_directory() {
+            return Err(Refusal::NotDirectory);
+        }
+        let flags = calls::SEARCH | libc::O_NOFOLLOW;
+        self.directory = calls::open_at(self.directory.as_fd(), name, flags, 0)?;
+        self.check_directory()
+    }
+
+    /// Puts the target of the link in front of the components that are left, if it may be followed.
+    fn follow(&mut self, name: &CStr) -> Result<(), Refusal> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(io::Error::from_raw_os_error(libc::ELOOP).into());
+        }
+        let (link, target) = calls::read_link(self.directory.as_fd(), name)?;
+        let directory = calls::status(self.directory.as_fd())?;
+        let own = caller::file_uid();
+        if !may_follow(own, &link, &directory)
+            || self.link_owner.is_some_and(|owner| owner != link.uid && link.uid != 0)
+        {
+            return Err(Refusal::Link(link.uid));
+        }
+        if link.uid != 0 && link.uid != own {
+            self.link_owner = Some(link.uid);
+        }
+        if self.trust == Trust::Root && link.uid != 0 {
+            return Err(Refusal::Untrusted);
+        }
+        let target = target.as_bytes();
+        if target.starts_with(b"/") {
+            self.directory = calls::open_at(calls::working_directory(), c"/", calls::SEARCH, 0)?;
+            self.check_directory()?;
+        }
+        for component in components(target)?.into_iter().rev() {
+            self.components.push_front(component);
+        }
+        Ok(())
+    }
+
+    /// What root writes to must be reached through what only root can change: in a sticky directory
+    /// others can add names, but not move what belongs to root.
+    fn check_directory(&self) -> Result<(), Refusal> {
+        if self.trust == Trust::Root {
+            is_roots(self.directory.as_fd())?;
+        }
+        Ok(())
+    }
+
+    fn check_ancestors(&self) -> Result<(), Refusal> {
+        let mut directory = self.directory.try_clone()?;
+        for _ in 0..COMPONENTS_MAX {
+            let parent = calls::open_at(directory.as_fd(), c"..", calls::SEARCH, 0)?;
+            is_roots(parent.as_fd())?;
+            if calls::status(parent.as_fd())?.identity == calls::status(directory.as_fd())?.identity {
+                return Ok(());
+            }
+            directory = parent;
+        }
+        Err(Refusal::Untrusted)
+    }
+
+    /// Checks the directory in which something is to be made.
+    fn check_end(&self) -> Result<(), Refusal> {
+        let directory = calls::status(self.directory.as_fd())?;
+        if let Some(owner) = self.link_owner.filter(|owner| *owner != directory.uid) {
+            return Err(Refusal::Link(owner));
+        }
+        if self.trust == Trust::Root && directory.mode & 0o022 != 0 {
+            return Err(Refusal::Untrusted);
+        }
+        Ok(())
+    }
+}
+
+/// The rule for links in directories like `/tmp` (`may_follow_link` in fs/namei.c).
+fn may_follow(own: u32, link: &Status, directory: &Status) -> bool {
+    !directory.is_sticky_for_all() || link.uid == own || link.uid == directory.uid
+}
+
+fn is_roots(directory: BorrowedFd<'_>) -> Result<(), Refusal> {
+    let status = calls::status(directory)?;
+    let is_writable = status.mode & 0o022 != 0 && !status.is_sticky();
+    if status.uid != 0 || is_writable { Err(Refusal::Untrusted) } else { Ok(()) }
+}
+
+/// The components of a path, without those that lead nowhere.
+fn components(path: &[u8]) -> Result<Vec<CString>, Refusal> {
+    path.split(|byte| *byte == b'/')
+        .filter(|component| !matches!(*component, b"" | b"."))
+        .map(|component| CString::new(component).map_err(|error| Refusal::System(error.into())))
+        .collect()
+}
+
+/// The number of an open file, if the name is one in the directory of this process's open files.
+fn descriptor(directory: BorrowedFd<'_>, name: &CStr) -> Option<libc::c_int> {
+    let number: libc::c_int = name.to_str().ok()?.parse().ok().filter(|number| *number >= 0)?;
+    let here = calls::status(directory).ok()?.identity;
+    let is_here = |path: &CStr| {
+        let opened = calls::open_at(calls::working_directory(), path, calls::SEARCH, 0);
+        opened.and_then(|opened| calls::status(opened.as_fd())).is_ok_and(|status| status.identity == here)
+    };
+    [c"/proc/self/fd", c"/dev/fd"].into_iter().any(is_here).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_as_by_protected_symlinks() {
+        let status = |uid, mode| Status { identity: (1, 1), uid, gid: 0, mode, links: 1 };
+        // The user who writes, the link's owner, the directory's owner and its mode.
+        for (own, link, owner, mode, expected) in [
+            (0, 1000, 0, 0o1777, false),
+            (1000, 1001, 0, 0o1777, false),
+            (1000, 1001, 1002, 0o1777, false),
+            (1000, 1000, 0, 0o1777, true),
+            (1000, 0, 0, 0o1777, true),
+            (0, 1000, 1000, 0o1777, true),
+            (0, 1000, 0, 0o1773, false),
+            (0, 1000, 0, 0o777, true),
+            (0, 1000, 0, 0o1775, true),
+            (0, 1000, 0, 0o755, true),
+        ] {
+            let followed = may_follow(own, &status(link, 0o120_777), &status(owner, 0o040_000 | mode));
+            assert_eq!(followed, expected, "{own} {link} {owner} {mode:o}");
+        }
+    }
+}
