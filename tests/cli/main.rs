@@ -11,6 +11,7 @@ mod codesign;
 mod compare;
 mod completions;
 mod help;
+mod invisible;
 mod outputs;
 #[cfg(unix)]
 mod perf_regression;
