@@ -97,7 +97,8 @@ for file in usr/share/man/man1/stackprof.1.gz usr/share/man/man1/stackprof-gate.
     gzip -t "$root/$file"
 done
 for file in bash-completion/completions/stackprof fish/vendor_completions.d/stackprof.fish \
-    zsh/vendor-completions/_stackprof doc/stackprof/copyright doc/stackprof/LICENSE-MIT; do
+    zsh/vendor-completions/_stackprof doc/stackprof/copyright doc/stackprof/LICENSE-MIT \
+    doc/stackprof/third-party-licenses.txt; do
     [[ -s $root/usr/share/$file ]] || fail "the package has no usr/share/$file"
 done
 "$installed" demo -d 1 -o "$work/demo.pb.gz"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The lint gate: files at the root, format, clippy, documentation, layers, the other processor
-# of Linux, a release build. Run it before a pull request, and check-macos.sh, which does the
+# The lint gate: files at the root, format, clippy, documentation, layers, licences, the other
+# processor of Linux, a release build. Run it before a pull request, and check-macos.sh, which does the
 # same for macOS. Ends at the first complaint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,6 +39,11 @@ step cargo fmt --check
 step cargo clippy --all-targets --locked -- -D warnings
 step cargo doc --no-deps --locked
 step cargo test --locked --quiet --test layering
+# What the packages say of the code of others, and the rules of deny.toml.
+step scripts/licenses.py --check
+if cargo deny --version >/dev/null 2>&1; then
+    step cargo deny --locked check bans licenses sources
+fi
 
 # The other processor of the Linux backend.
 target=aarch64-unknown-linux-gnu

@@ -26,6 +26,7 @@ pub mod binary;
 pub mod clock;
 pub mod diff;
 pub mod error;
+pub mod escape;
 pub mod flamegraph;
 pub mod gate;
 pub mod images;

@@ -10,6 +10,7 @@ class Stackprof < Formula
   def install
     system "cargo", "install", *std_cargo_args
     man1.install Dir["packaging/man/*.1"]
+    doc.install "packaging/third-party-licenses.txt"
     generate_completions_from_executable(bin/"stackprof", "completions", shells: [:bash, :zsh, :fish])
   end
 

@@ -9,9 +9,10 @@ use std::io::Read as _;
 use std::path::Path;
 
 use super::args::{Addresses, Verbosity};
-use super::{messages, naming, text};
+use super::{messages, naming};
 use crate::binary::{Files as _, LocalFiles};
 use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::escape::escape_line;
 use crate::symbol;
 
 /// Prints the names.
@@ -43,10 +44,10 @@ pub fn run(asked: &Addresses) -> Result<()> {
         match functions {
             Ok(functions) => {
                 for function in functions.iter().rev() {
-                    let _ = writeln!(out, "{}", text::visible(function.name.as_deref().unwrap_or("??")));
+                    let _ = writeln!(out, "{}", escape_line(function.name.as_deref().unwrap_or("??")));
                     if asked.naming.lines {
                         let file = function.file.as_deref().unwrap_or("??");
-                        let _ = writeln!(out, "{}:{}", text::visible(file), function.line);
+                        let _ = writeln!(out, "{}:{}", escape_line(file), function.line);
                     }
                 }
             }

@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
-use super::text::visible;
 use super::{messages, naming, system};
 use crate::addr::LookupAvma;
 use crate::binary::Mapping;
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
+use crate::escape::escape_line;
 use crate::images::Images;
 use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
@@ -125,7 +125,7 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     let mut rows = Vec::new();
     for (id, _) in list {
         let Ok(look) = target.look(id) else { continue };
-        rows.push((id, look, visible(&target.thread_name(id).unwrap_or_default())));
+        rows.push((id, look, escape_line(&target.thread_name(id).unwrap_or_default()).into_owned()));
     }
     let is_untold = |look: &Look| look.activity == Activity::Untold;
     let asked: Vec<ThreadId> = rows.iter().filter(|row| is_untold(&row.1)).map(|row| row.0).collect();
@@ -175,7 +175,7 @@ fn images(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
         let problem = located.and_then(|located| located.image.problem());
         let problem = problem.map(|problem| format!("  ({problem})")).unwrap_or_default();
         let range = format!("{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0);
-        let _ = writeln!(out, "{range:<33}  {build_id:<16}  {}{problem}", visible(path));
+        let _ = writeln!(out, "{range:<33}  {build_id:<16}  {}{problem}", escape_line(path));
     }
     Ok(out)
 }
@@ -184,7 +184,7 @@ fn symbols(target: &mut dyn Target, clock: &dyn Clock, style: Style) -> Result<S
     let (_, images) = read_images(target, clock)?;
     let mut out = String::new();
     for image in images.images() {
-        let _ = writeln!(out, "{}", visible(&image.path));
+        let _ = writeln!(out, "{}", escape_line(&image.path));
         let table = match &image.bytes {
             Ok(bytes) => SymbolTable::parse(bytes).map_err(|why| why.to_string()),
             Err(why) => Err(why.to_string()),
@@ -197,7 +197,7 @@ fn symbols(target: &mut dyn Target, clock: &dyn Clock, style: Style) -> Result<S
                         Style::Readable => demangle::demangle(symbol.name),
                         Style::Short => short::shorten(&demangle::demangle(symbol.name)),
                     };
-                    let name = visible(&name);
+                    let name = escape_line(&name);
                     let _ =
                         writeln!(out, "  {:#014x} {:>7}  {name}", symbol.start.0, symbol.end - symbol.start);
                 }
@@ -259,12 +259,13 @@ fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) 
             Err(why) => format!(", no stack: {why}"),
         };
         let state = activity_name(stack.activity);
-        let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, visible(&stack.name));
+        let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, escape_line(&stack.name));
         for (depth, (address, method)) in stack.addresses.iter().zip(&stack.methods).enumerate() {
             let method = method.name();
             // Inlined functions, if any, stand outermost first; the leaf is shown first here.
             for name in name_of(address).iter().rev() {
-                let _ = writeln!(out, "  #{depth:<3} {:#014x}  {method:<7}  {}", address.0, visible(name));
+                let _ =
+                    writeln!(out, "  #{depth:<3} {:#014x}  {method:<7}  {}", address.0, escape_line(name));
             }
         }
         out.push('\n');

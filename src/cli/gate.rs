@@ -76,7 +76,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     }
     let on_stdout = asked.outputs.iter().any(|output| output.to == Destination::Stdout);
     if asked.verbosity != Verbosity::Quiet && !on_stdout {
-        messages::lines(&text::text(&report, asked.top));
+        messages::result(&text::text(&report, asked.top));
     }
     match report.verdict {
         Verdict::Pass => update(&outputs, asked, &kept)?,

@@ -1,12 +1,13 @@
 //! The one place that writes to the terminal: results on standard output, all else on
 //! standard error after one prefix.
 //!
-//! A terminal that has gone is no reason to fail, so nothing here returns an error.
+//! Whatever a text quotes, no character of it steers the terminal: only line ends are written as
+//! they are. A terminal that has gone is no reason to fail, so nothing here returns an error.
 
 use std::io::Write;
 
-use super::text::visible;
 use crate::error::Error;
+use crate::escape::{escape_line, escape_lines};
 
 /// Prints an error as its one line.
 pub fn error(error: &Error) {
@@ -15,24 +16,18 @@ pub fn error(error: &Error) {
 
 /// Prints a remark as one line.
 pub fn note(text: &str) {
-    to_stderr(&format!("stackprof: {}\n", visible(text)));
+    to_stderr(&format!("stackprof: {}\n", escape_line(text)));
 }
 
 /// Prints text that brings its own prefix and line ends (the closing summary).
 pub fn block(text: &str) {
-    to_stderr(text);
+    to_stderr(&escape_lines(text));
 }
 
 /// Prints a result (help, version, dumps) on standard output.
 pub fn result(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-}
-
-/// Prints a result of several lines that quote names from profiles.
-pub fn lines(text: &str) {
-    let lines: String = text.lines().flat_map(|line| [visible(line), "\n".to_owned()]).collect();
-    result(&lines);
+    let _ = out.write_all(escape_lines(text).as_bytes()).and_then(|()| out.flush());
 }
 
 fn to_stderr(text: &str) {

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::text::{grouped, plural, visible};
+use super::text::{grouped, plural};
+use crate::escape::escape_line;
 use crate::live::Live;
 
 /// Between two drawings: often enough to look alive, rare enough to cost nothing.
@@ -36,7 +37,7 @@ impl Progress {
             return Progress::default();
         };
         bar.set_style(style);
-        let process = visible(&process);
+        let process = escape_line(&process).into_owned();
         let (end, ended) = channel();
         let started = Instant::now();
         let draw = move || {

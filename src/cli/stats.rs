@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
+use crate::escape::escape_json;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
 use crate::walk::Method;
@@ -109,7 +110,7 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
     // Serializing numbers, strings and maps with string keys into memory cannot fail.
     let mut text = serde_json::to_string_pretty(&report).unwrap_or_default();
     text.push('\n');
-    text
+    escape_json(&text).into_owned()
 }
 
 /// Nanoseconds as seconds: an integer below 2^53 is exact before the division.

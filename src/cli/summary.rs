@@ -3,7 +3,8 @@
 //! Pure. Lines and categories that would say "none" are left out.
 
 use super::stats::{RunFigures, frames_by_method, hz_achieved};
-use super::text::{causes, duration, percent, plural, visible};
+use super::text::{causes, duration, percent, plural};
+use crate::escape::escape_line;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
 
@@ -29,7 +30,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
         }
     }
     for hint in hints {
-        text += &format!("  {:<8} {}\n", "hint", visible(hint));
+        text += &format!("  {:<8} {}\n", "hint", escape_line(hint));
     }
     text
 }
@@ -154,7 +155,7 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
 
 fn source(process: &Process) -> Option<String> {
     let Process { backend, backend_why, .. } = process;
-    (!backend_why.is_empty()).then(|| format!("{backend}; {}", visible(backend_why)))
+    (!backend_why.is_empty()).then(|| format!("{backend}; {}", escape_line(backend_why)))
 }
 
 fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {
@@ -172,10 +173,10 @@ fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {
 }
 
 fn wrote(figures: &RunFigures) -> Option<String> {
-    let named: Vec<&str> = figures
+    let named: Vec<_> = figures
         .outputs
         .iter()
-        .map(|output| if output == "-" { "standard output" } else { output.as_str() })
+        .map(|output| if output == "-" { "standard output".into() } else { escape_line(output) })
         .collect();
     (!named.is_empty()).then(|| named.join(", "))
 }

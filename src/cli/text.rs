@@ -1,10 +1,13 @@
 //! Numbers as people read them, shared by the summary and the progress line.
 //! Pure functions; none of them rounds "almost all" to 100% or "a few" to 0%.
 
+use crate::escape::escape_line;
+
 /// `work (pid 4242)`; what stands for several processes has no number.
 #[must_use]
 pub fn process(name: &str, pid: u32) -> String {
-    if pid == 0 { visible(name) } else { format!("{} (pid {pid})", visible(name)) }
+    let name = escape_line(name);
+    if pid == 0 { name.into_owned() } else { format!("{name} (pid {pid})") }
 }
 
 /// `1 sample`, `2 samples`.
@@ -59,17 +62,6 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
     counts.iter().map(|(cause, count)| format!("{count} {cause}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A text from outside as one line for a terminal: a process may put escape sequences
-/// into its name.
-#[must_use]
-pub fn visible(text: &str) -> String {
-    // The quick way: nearly all names, of which there may be many thousands, are plain ASCII.
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
-        return text.to_owned();
-    }
-    text.replace(|c: char| c.is_control(), "?")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +111,6 @@ mod tests {
         assert_eq!(grouped(1_000_000), "1,000,000");
         assert_eq!(causes([("a", 5), ("b", 14), ("none", 0), ("c", 5)]), "14 b, 5 a, 5 c");
         assert_eq!(causes([("none", 0)]), "");
-        assert_eq!(visible("a\u{1b}[31mé\n"), "a?[31mé?");
+        assert_eq!(process("a\u{1b}[31mé\n", 0), "a\\u{1b}[31mé\\u{a}");
     }
 }

@@ -11,6 +11,7 @@ use std::io::{self, Write};
 
 use super::layout::{Picture, Shown};
 use super::{Compared, Frame};
+use crate::escape::escape_line;
 
 /// Inferno's width of the picture without the margins it is drawn with, and of a character.
 const PICTURE_PX: f64 = 1200.0;
@@ -89,8 +90,8 @@ impl<'a, W: Write> Labels<'a, W> {
             let shown = shown.ok_or_else(unexpected)?;
             (self.tooltip(shown), fitting(shown, self.picture.width))
         };
-        write!(self.out, "{OPEN}<title>{}</title>{rect}", escaped(&tooltip))?;
-        write!(self.out, "<text{attributes}>{}</text>{CLOSE}", escaped(&label))
+        write!(self.out, "{OPEN}<title>{}</title>{rect}", in_xml(&tooltip))?;
+        write!(self.out, "<text{attributes}>{}</text>{CLOSE}", in_xml(&label))
     }
 
     /// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
@@ -101,7 +102,7 @@ impl<'a, W: Write> Labels<'a, W> {
             None => format!("{}, {:.2}%", counted(new, self.unit), percent(new, self.picture.new)),
             Some(compared) => self.change(base, new, compared),
         };
-        format!("{} ({figures})", printable(name))
+        format!("{} ({figures})", escape_line(name))
     }
 
     fn whole(&self) -> String {
@@ -182,7 +183,7 @@ fn counted(count: u64, unit: &str) -> String {
     }
     let one = unit.strip_suffix('s').filter(|_| count == 1);
     // Parentheses would end the name for inferno's script.
-    let unit = printable(one.unwrap_or(unit)).replace(['(', ')'], " ");
+    let unit = escape_line(one.unwrap_or(unit)).replace(['(', ')'], " ");
     format!("{text} {unit}")
 }
 
@@ -191,7 +192,7 @@ fn counted(count: u64, unit: &str) -> String {
 fn fitting<'t>(shown: &Shown<'t>, whole: u64) -> Cow<'t, str> {
     let px = PICTURE_PX * shown.width as f64 / whole.max(1) as f64 - 3.0;
     let room = (px / CHARACTER_PX).max(0.0) as usize;
-    let name = printable(shown.node.name);
+    let name = escape_line(shown.node.name);
     let length = name.chars().count();
     if length <= room {
         return name;
@@ -205,13 +206,8 @@ fn fitting<'t>(shown: &Shown<'t>, whole: u64) -> Cow<'t, str> {
     }))
 }
 
-/// The text without the characters that XML 1.0 cannot hold.
-pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    let bad = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
-    if text.contains(bad) { Cow::Owned(text.replace(bad, " ")) } else { Cow::Borrowed(text) }
-}
-
-fn escaped(text: &str) -> Cow<'_, str> {
+/// The text as content of an element; what XML 1.0 cannot hold is escaped already.
+fn in_xml(text: &str) -> Cow<'_, str> {
     if !text.contains(['&', '<', '>']) {
         return Cow::Borrowed(text);
     }

@@ -17,8 +17,10 @@ use std::io::{self, Write};
 use inferno::flamegraph::color::{BackgroundColor, PaletteMap};
 use inferno::flamegraph::{self, Direction, Options};
 
+use crate::escape::escape_line;
+
 pub use caption::Caption;
-use labels::{Labels, NOTHING, printable};
+use labels::{Labels, NOTHING};
 pub use layout::{FRAMES_DRAWN_MAX, LEVELS_DRAWN_MAX};
 use layout::{Picture, Shown};
 pub use palette::Colors;
@@ -94,8 +96,8 @@ fn draw(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>, out: i
     }
     let mut palette = palette(picture, graph.colors, compared);
     let mut options = Options::default();
-    options.title = printable(&graph.title).into_owned();
-    options.subtitle = Some(printable(&subtitle(graph, picture, compared)).into_owned());
+    options.title = escape_line(&graph.title).into_owned();
+    options.subtitle = Some(escape_line(&subtitle(graph, picture, compared)).into_owned());
     options.uicolor = page.text;
     options.direction = if graph.inverted { Direction::Inverted } else { Direction::Straight };
     options.bgcolors = Some(BackgroundColor::Flat(page.background));

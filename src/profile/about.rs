@@ -3,8 +3,11 @@
 //! `None` and empty mean "not told": folded text tells nothing, pprof nearly everything.
 //! Merging keeps what is true of both.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+
+use crate::escape::{escape_line, escape_lines};
 
 /// What the counts of a profile of stackprof are.
 pub const SAMPLES: &str = "samples";
@@ -96,6 +99,28 @@ impl About {
     #[must_use]
     pub fn period_ns(&self) -> Option<f64> {
         self.hz.filter(|hz| *hz > 0).map(|hz| 1e9 / f64::from(hz))
+    }
+
+    /// Escapes what cannot be seen of its texts, as those of stacks are. Command lines and comments
+    /// may have lines.
+    pub(super) fn escape(&mut self) {
+        let reescape = |text: &mut String, escape: fn(&str) -> Cow<'_, str>| {
+            if let Cow::Owned(escaped) = escape(text) {
+                *text = escaped;
+            }
+        };
+        reescape(&mut self.unit, escape_line);
+        self.arch.iter_mut().chain(&mut self.version).for_each(|text| reescape(text, escape_line));
+        self.command.iter_mut().chain(&mut self.comments).for_each(|text| reescape(text, escape_lines));
+        for counts in [&mut self.lost, &mut self.incomplete] {
+            let invisible: Vec<String> =
+                counts.keys().filter(|why| matches!(escape_line(why), Cow::Owned(_))).cloned().collect();
+            for why in invisible {
+                let count = counts.remove(&why).unwrap_or_default();
+                let sum = counts.entry(escape_line(&why).into_owned()).or_default();
+                *sum = sum.saturating_add(count);
+            }
+        }
     }
 
     /// Takes in what another profile tells, so that this describes both together.

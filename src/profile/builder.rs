@@ -94,7 +94,8 @@ impl SavedBuilder {
 
     /// The finished profile.
     #[must_use]
-    pub fn finish(self) -> Saved {
+    pub fn finish(mut self) -> Saved {
+        self.saved.about.escape();
         self.saved
     }
 

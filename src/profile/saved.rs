@@ -12,6 +12,7 @@ use std::ops::Range;
 use super::about::About;
 use super::stack_frame::StackFrame;
 use super::texts::{TextId, Texts};
+use crate::escape::file_name;
 use crate::module_offset::ModuleOffset;
 use crate::trie::{self, FrameId, Trie};
 
@@ -273,7 +274,7 @@ impl Saved {
         let name = self.text(function.shown_name());
         let name = if name.is_empty() { UNKNOWN } else { name };
         // The function says which of several files of one name it is.
-        let file = self.text(function.file).rsplit(['/', '\\']).next().unwrap_or_default();
+        let file = file_name(self.text(function.file));
         match (lines && !file.is_empty(), line.line) {
             (false, _) => Cow::Borrowed(name),
             (true, 0) => Cow::Owned(format!("{name} ({file})")),
@@ -285,7 +286,7 @@ impl Saved {
     fn place_of(&self, frame: &Frame) -> String {
         let mapping = frame.mapping.and_then(|mapping| self.mappings.get(mapping as usize));
         let Some(mapping) = mapping else { return UNKNOWN.to_owned() };
-        let module = self.text(mapping.path).rsplit(['/', '\\']).next().unwrap_or_default();
+        let module = file_name(self.text(mapping.path));
         if module.is_empty() {
             return UNKNOWN.to_owned();
         }

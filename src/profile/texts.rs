@@ -1,15 +1,17 @@
 //! Interned texts: each distinct name once, as a number.
 //!
 //! Input: names of functions, files, threads. Output: a [`TextId`] each, and the text
-//! behind one. All texts lie in one allocation, so that a million names cost little more
+//! behind one, in which what cannot be seen is escaped. All texts lie in one allocation, so that a million names cost little more
 //! than their letters. Not for: one text per stack.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::Full;
+use crate::escape::escape_line;
 use crate::trie::{FrameWords, Key};
 
 /// Most bytes of all texts together; the ends are kept in 32 bits.
@@ -62,7 +64,9 @@ impl Texts {
         texts
     }
 
-    /// The number of a text, which is known from now on.
+    /// The number of a text, which is known from now on. Texts come from programs and files of
+    /// anybody and go to terminals and pages: their invisible characters are escaped here, for
+    /// all forms of a profile at once.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -70,6 +74,10 @@ impl Texts {
         let hash = self.hasher.hash_one(text);
         if let Some(&id) = self.index.find(hash, |&id| self.get(TextId(id)) == text) {
             return Ok(TextId(id));
+        }
+        // What is known is escaped, so that only new texts are searched.
+        if let Cow::Owned(escaped) = escape_line(text) {
+            return self.intern(&escaped);
         }
         if text.len() > MAX_TEXT_BYTES - self.bytes.len() {
             return Err(Full { what: "bytes of names", limit: MAX_TEXT_BYTES });
@@ -85,7 +93,7 @@ impl Texts {
         Ok(TextId(id))
     }
 
-    /// The number of a text that is known.
+    /// The number of a text that is known, as it is kept: escaped.
     #[must_use]
     pub fn find(&self, text: &str) -> Option<TextId> {
         let hash = self.hasher.hash_one(text);
@@ -138,6 +146,14 @@ mod tests {
         assert_eq!(texts.find("a;b"), Some(TextId(3)));
         assert_eq!(texts.find("a"), None);
         assert_eq!(texts.count(), 4);
+    }
+
+    #[test]
+    fn a_text_and_its_escaped_form_are_one() {
+        let mut texts = Texts::new();
+        let ids = ["a\u{202e}b", "a\\u{202e}b", "a\u{202e}b"].map(|text| texts.intern(text).expect("fits"));
+        assert_eq!(ids, [TextId(1); 3]);
+        assert_eq!((texts.get(TextId(1)), texts.count()), ("a\\u{202e}b", 2));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod compare;
 mod completions;
 mod help;
 mod hostile_directory;
+mod invisible;
 mod outputs;
 #[cfg(unix)]
 mod perf_regression;

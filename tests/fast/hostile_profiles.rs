@@ -322,6 +322,64 @@ fn weights_of_firefox_have_a_type() {
     assert!(parse(newer).unwrap_err().ends_with("its threads share their tables (`shared`)"));
 }
 
+/// A packed file of equal members; counts the bytes that are read of it.
+struct Members {
+    packed: Vec<u8>,
+    member_bytes: usize,
+    read: usize,
+}
+
+impl Members {
+    /// As many members of this text as make a file of some length.
+    fn of(text: &str, length: usize) -> Members {
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        packer.write_all(text.as_bytes()).unwrap();
+        let member = packer.finish().unwrap();
+        let packed = member.repeat(length.div_ceil(member.len()));
+        Members { packed, member_bytes: member.len(), read: 0 }
+    }
+}
+
+impl Read for &mut Members {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let rest = &self.packed[self.read..];
+        let read = rest.len().min(into.len());
+        into[..read].copy_from_slice(&rest[..read]);
+        self.read += read;
+        Ok(read)
+    }
+}
+
+#[test]
+fn packed_text_is_refused_by_what_came_of_it_so_far() {
+    const FILE_BYTES: usize = 3 << 20;
+    const INPUT_BUFFER: usize = 512;
+    let noise = |n: u64| format!("p;{:x} 1\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let noise: String = (0..20_000).map(noise).collect();
+    let mixed = |repeats: usize| noise.clone() + &"p;main;work;f 1\n".repeat(repeats);
+    let large = "larger than 96 MiB and more than 32 times larger";
+    for (text, most_mib, what) in [
+        // More of each byte than of any real file: refused at the beginning.
+        ("a;b;c 1\nb;c;d 1\n".repeat(1 << 17), 32, "more than 500 times larger (MAX_RATIO)"),
+        ("a 1\n".repeat(1 << 20), 32, "more than 500 times larger (MAX_RATIO)"),
+        ("\n".repeat(1 << 22), 32, "more than 500 times larger (MAX_RATIO)"),
+        // Less, but all of it is more than a file of this length may be.
+        ("work 1/1 [000] 1.1: 1 cycles:\n\n".repeat(1 << 17), 96, large),
+        (mixed(3 << 20), 96, large),
+        (mixed(1 << 20), 96, large),
+    ] {
+        let mut members = Members::of(&text, FILE_BYTES);
+        let input = std::io::BufReader::with_capacity(INPUT_BUFFER, &mut members);
+        let error = detect::read(input, "a.gz", FILE_BYTES as u64).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+        // Whole members count whole, so that one and what is buffered may be beyond the limit.
+        let ratio = text.len() / members.member_bytes;
+        let most = (most_mib << 20) + text.len() + (ratio + 1) * INPUT_BUFFER + (1 << 20);
+        let unpacked = members.read / members.member_bytes * text.len();
+        assert!(unpacked <= most, "{unpacked} bytes were unpacked, {most} at most: {error}");
+    }
+}
+
 #[test]
 fn bombs_are_not_unpacked() {
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());

@@ -27,6 +27,7 @@ mod frames;
 mod gdb_stub;
 mod handlers;
 mod images;
+mod invisible_names;
 mod killed;
 mod lifecycle;
 mod nameless;

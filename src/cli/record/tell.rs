@@ -5,6 +5,7 @@ use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
+use crate::escape::escape_line;
 use crate::recording::Profile;
 use crate::sources::ExitStatus;
 use crate::symbol::Names;
@@ -67,11 +68,11 @@ fn missing_names(profile: &Profile, names: &Names) -> String {
     for unnamed in &names.unnamed_by_image {
         let image = profile.images.images().get(unnamed.image as usize);
         let path = image.map_or("", |image| image.path.as_str());
-        out += &text::visible(&format!("  unnamed  {} of {path}: {}", unnamed.addresses, unnamed.why));
+        out += &escape_line(&format!("  unnamed  {} of {path}: {}", unnamed.addresses, unnamed.why));
         out.push('\n');
     }
     for note in &names.notes {
-        out += &text::visible(&format!("  symbols  {note}"));
+        out += &escape_line(&format!("  symbols  {note}"));
         out.push('\n');
     }
     out

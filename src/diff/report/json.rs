@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::notes;
 use crate::diff::compare::{Comparison, Measure, Pair, Side};
+use crate::escape::escape_json;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -87,7 +88,7 @@ pub fn json(comparison: &Comparison) -> String {
     // Plain strings and finite numbers: there is nothing that JSON cannot hold.
     let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
     text.push('\n');
-    text
+    escape_json(&text).into_owned()
 }
 
 fn profile(side: &Side) -> Profile<'_> {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::{change, changed, headline, measure_words, notes, relative, value};
 use crate::diff::compare::Comparison;
+use crate::escape::escape_line;
 
 /// The comparison with its `top` largest changes.
 #[must_use]
@@ -51,18 +52,18 @@ pub fn code(name: &str) -> String {
     let longest = name.split(|c| c != '`').map(str::len).max().unwrap_or(0);
     let fence = "`".repeat(longest + 1);
     let space = if name.starts_with('`') || name.ends_with('`') { " " } else { "" };
-    format!("{fence}{space}{}{space}{fence}", name.replace('|', "\\|"))
+    format!("{fence}{space}{}{space}{fence}", escape_line(name).replace('|', "\\|"))
 }
 
 /// Text in a table or a sentence: nothing of it is markup.
 #[must_use]
 pub fn cell(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in escape_line(text).chars() {
         if matches!(c, '|' | '*' | '_' | '`' | '[' | ']' | '<' | '>' | '\\' | '#') {
             out.push('\\');
         }
-        out.push(if c.is_control() { ' ' } else { c });
+        out.push(c);
     }
     out
 }
@@ -75,6 +76,6 @@ mod tests {
     fn names_do_not_become_markup() {
         assert_eq!(code("a|b<c>"), "`a\\|b<c>`");
         assert_eq!(code("``x`"), "``` ``x` ```");
-        assert_eq!(cell("a_b|c*\n"), "a\\_b\\|c\\* ");
+        assert_eq!(cell("a_b|c*\n"), "a\\_b\\|c\\*\\\\u{a}");
     }
 }

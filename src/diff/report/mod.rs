@@ -10,6 +10,7 @@ pub mod text;
 
 use super::compare::{Comparison, Measure, Pair, Side};
 use super::lost::LOST_NOTED;
+use crate::escape::escape_line;
 
 /// A value as people read it: `0.39 s`, `12.3%`, `412`.
 #[must_use]
@@ -133,7 +134,8 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
         if side.waiting_left_out > 0 {
             notes.push(format!(
                 "{}: {} samples of waiting threads left out (--idle takes them in)",
-                side.source, side.waiting_left_out
+                escape_line(&side.source),
+                side.waiting_left_out
             ));
         }
     }

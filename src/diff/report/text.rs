@@ -4,13 +4,20 @@ use std::fmt::Write as _;
 
 use super::{change, changed, headline, measure_words, notes, relative, value};
 use crate::diff::compare::{Comparison, Row};
+use crate::escape::escape_line;
 
 /// The comparison with its `top` largest changes.
 #[must_use]
 pub fn text(comparison: &Comparison, top: usize) -> String {
     let Comparison { base, new, .. } = comparison;
     let mut out = String::new();
-    let _ = writeln!(out, "{} -> {}: {}", base.source, new.source, headline(comparison));
+    let _ = writeln!(
+        out,
+        "{} -> {}: {}",
+        escape_line(&base.source),
+        escape_line(&new.source),
+        headline(comparison)
+    );
     let _ = writeln!(out, "compared by {}: {}", measure_words(comparison), comparison.why);
     for note in notes(comparison) {
         let _ = writeln!(out, "note: {note}");

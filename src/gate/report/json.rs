@@ -5,6 +5,7 @@
 use serde::Serialize;
 
 use super::headline;
+use crate::escape::escape_json;
 use crate::gate::interval::Interval;
 use crate::gate::verdict::{CallPath, Change, Nameless, Report, Strength, Verdict};
 
@@ -120,7 +121,7 @@ pub fn json(report: &Report) -> String {
     // Plain strings and finite numbers: there is nothing that JSON cannot hold.
     let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
     text.push('\n');
-    text
+    escape_json(&text).into_owned()
 }
 
 fn figures(change: &Change) -> Figures {

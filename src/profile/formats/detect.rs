@@ -2,7 +2,7 @@
 //!
 //! What a file is, its content says; its name is for messages only. Input: bytes, hostile.
 //! Output: [`Saved`], or one line that names the file and the place. Nothing is held that is
-//! not in a limit: packed files by [`MAX_RATIO`], formats by their own.
+//! not in a limit: packed files by [`MAX_RATIO`] and [`MAX_SMALL_BYTES`], formats by their own.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -23,11 +23,17 @@ pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
 /// times their text in memory, so that this is 2.5 GiB beside the profile made of it.
 pub const MAX_JSON_BYTES: u64 = 256 << 20;
 
-/// Most that a packed text may be larger than its file. Text of stacks repeats itself: real
-/// files reach 100; deflate itself ends at 1032.
+/// Most bytes that may come of one packed byte. Text of stacks repeats itself: real files reach
+/// 100; deflate itself ends at 1032. It counts what was read so far, not the length of the file,
+/// so that a file that unpacks to more is refused at its beginning.
 pub const MAX_RATIO: u64 = 500;
 /// Packed files are unpacked to this size whatever their ratio.
-const RATIO_FREE_BYTES: u64 = 64 << 20;
+const RATIO_FREE_BYTES: u64 = 32 << 20;
+/// Most bytes that a small packed file is unpacked to; one of more than a part in
+/// [`MAX_LARGE_RATIO`] of it is large. Reading costs CPU time by the unpacked byte.
+pub const MAX_SMALL_BYTES: u64 = 96 << 20;
+/// Most that a large packed file may be larger when unpacked.
+pub const MAX_LARGE_RATIO: u64 = 32;
 
 /// Bytes at the front by which formats are told apart.
 const HEAD_BYTES: u64 = 4096;
@@ -216,10 +222,18 @@ impl<R: BufRead> Read for Bounded<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(into)?;
         self.unpacked_bytes = self.unpacked_bytes.saturating_add(read as u64);
-        let packed_bytes = self.packed_bytes.max(self.inner.get_ref().consumed);
-        if self.unpacked_bytes > packed_bytes.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES) {
-            let text = format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        let consumed = self.inner.get_ref().consumed;
+        let refused = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        if self.unpacked_bytes > consumed.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES) {
+            return refused(format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)"));
+        }
+        let packed_bytes = self.packed_bytes.max(consumed);
+        if self.unpacked_bytes > packed_bytes.saturating_mul(MAX_LARGE_RATIO).max(MAX_SMALL_BYTES) {
+            return refused(format!(
+                "unpacked it is larger than {} MiB and more than {MAX_LARGE_RATIO} times larger than packed \
+                 (MAX_SMALL_BYTES); unpack it with gunzip if it is to be read",
+                MAX_SMALL_BYTES >> 20
+            ));
         }
         Ok(read)
     }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::extra::Extra;
 use super::lists::Lists;
 use super::malformed::Malformed;
+use crate::escape::{escape_json, escape_line};
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
@@ -32,7 +33,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
     let by_thread = ByThread::of(saved);
     let frames = Frames::of(saved);
     let about = &saved.about;
-    let title = title.map_or_else(|| saved.processes().join(", "), str::to_owned);
+    let title = title.map_or_else(|| saved.processes().join(", ").into(), escape_line);
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
     write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
     write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&Extra::of(about))?)?;
@@ -107,7 +108,7 @@ fn one(
 }
 
 fn json(value: &(impl Serialize + ?Sized)) -> io::Result<String> {
-    serde_json::to_string(value).map_err(io::Error::other)
+    serde_json::to_string(value).map(|text| escape_json(&text).into_owned()).map_err(io::Error::other)
 }
 
 /// The frames of the file: one for each name with its file and line.

@@ -19,6 +19,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use super::proto::{self, field};
 use super::values::{Chosen, chosen};
 use super::{label, metadata};
+use crate::escape::file_name;
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
 use crate::profile::builder::SavedBuilder;
@@ -275,7 +276,7 @@ impl Reader<'_, '_> {
         let frames = self.locations(&mappings, &functions)?;
         let main =
             tables.mappings.first().map_or(Ok(""), |main| tables.string(main.filename, "a mapping"))?;
-        let process = main.rsplit(['/', '\\']).next().unwrap_or_default();
+        let process = file_name(main);
         let process = self.builder.text(process)?;
         Ok(Known { frames, process })
     }
