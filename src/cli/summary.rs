@@ -2,7 +2,7 @@
 //! Input: the profile's counters and the run's figures; output: text for standard error.
 //! Pure. Lines and categories that would say "none" are left out.
 
-use super::stats::{RunFigures, frames_by_method, hz_achieved};
+use super::stats::{CommandState, RunFigures, frames_by_method, hz_achieved};
 use super::text::{causes, duration, percent, plural, visible};
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
@@ -13,6 +13,8 @@ use crate::sources::{ExitStatus, Process};
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
     let lines = [
+        ("command", still_runs(process, figures)),
+        ("user", user(figures)),
         ("stacks", stacks(stats)),
         ("frames", frames(stats)),
         ("lost", lost(stats)),
@@ -56,6 +58,20 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
             &format!(", {} left out to keep stops short (--max-stop)", plural(stats.ticks_spared, "tick"));
     }
     line
+}
+
+fn still_runs(process: &Process, figures: &RunFigures) -> Option<String> {
+    let why = match figures.command {
+        CommandState::Ended | CommandState::Killed => return None,
+        CommandState::Runs => "--kill-after ends it with the recording",
+        CommandState::Survived => "SIGTERM and SIGKILL of --kill-after did not end it",
+    };
+    Some(format!("still runs (pid {}); {why}", process.pid))
+}
+
+fn user(figures: &RunFigures) -> Option<String> {
+    let user = visible(figures.user_behind_root.as_ref()?);
+    Some(format!("the command ran as root; --as {user} runs it as {user}"))
 }
 
 fn machine(idle: f64) -> String {
@@ -161,14 +177,17 @@ fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {
     if !figures.launched {
         return None;
     }
-    match stats.exit_status? {
-        ExitStatus::Code(0) | ExitStatus::Unknown => None,
-        ExitStatus::Code(code) => Some(format!("the command ended with status {code}")),
-        ExitStatus::Signal(signal) => Some(match signal_name(signal) {
+    let killed = figures.command == CommandState::Killed;
+    let how = match stats.exit_status? {
+        ExitStatus::Unknown => return None,
+        ExitStatus::Code(0) if !killed => return None,
+        ExitStatus::Code(code) => format!("the command ended with status {code}"),
+        ExitStatus::Signal(signal) => match signal_name(signal) {
             Some(name) => format!("the command was ended by signal {signal} ({name})"),
             None => format!("the command was ended by signal {signal}"),
-        }),
-    }
+        },
+    };
+    Some(if killed { how + ", by --kill-after" } else { how })
 }
 
 fn wrote(figures: &RunFigures) -> Option<String> {

@@ -52,6 +52,7 @@ const KEYS: [&str; 43] = [
     "profiler_peak_rss_bytes",
     "symbolicate_s",
     "write_s",
+    "still_runs",
     "exit_status",
 ];
 
