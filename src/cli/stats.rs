@@ -273,6 +273,8 @@ pub(super) mod tests {
     fn the_object_has_the_keys_of_the_contract_in_its_order() {
         let figures = RunFigures {
             launched: true,
+            command: CommandState::Ended,
+            user_behind_root: None,
             distinct_stacks: 10,
             trie_nodes: 20,
             trie_bytes: 30,
@@ -343,6 +345,7 @@ pub(super) mod tests {
   "profiler_peak_rss_bytes": 1048576,
   "symbolicate_s": 0.5,
   "write_s": 0.25,
+  "still_runs": false,
   "exit_status": 3,
   "outputs": [
     "a.svg",

@@ -366,6 +366,49 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
     }
 
     #[test]
+    fn a_command_that_runs_on_is_told_first() {
+        let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns, 0.0 of 997 Hz\n";
+        for (command, status, expected) in [
+            (
+                CommandState::Runs,
+                None,
+                "  command  still runs (pid 4242); --kill-after ends it with the recording\n",
+            ),
+            (
+                CommandState::Survived,
+                None,
+                "  command  still runs (pid 4242); SIGTERM and SIGKILL of --kill-after did not end it\n",
+            ),
+            (
+                CommandState::Killed,
+                Some(ExitStatus::Signal(15)),
+                "  exit     the command was ended by signal 15 (SIGTERM), by --kill-after\n",
+            ),
+            (
+                CommandState::Killed,
+                Some(ExitStatus::Code(0)),
+                "  exit     the command ended with status 0, by --kill-after\n",
+            ),
+        ] {
+            let figures = RunFigures { launched: true, command, ..RunFigures::default() };
+            let stats = Stats { exit_status: status, ..Stats::default() };
+            check(&stats, &figures, &[], &format!("{head}{expected}"));
+        }
+    }
+
+    #[test]
+    fn a_command_that_ran_as_root_is_told() {
+        let figures = RunFigures {
+            launched: true,
+            user_behind_root: Some("al\u{1b}ice".into()),
+            ..RunFigures::default()
+        };
+        let expected = "the command ran as root; --as al?ice runs it as al?ice";
+        assert_eq!(user(&figures).as_deref(), Some(expected));
+        assert_eq!(user(&RunFigures::default()), None);
+    }
+
+    #[test]
     fn a_tiny_pause_is_not_told_as_none() {
         let mut stats = Stats { target_cpu_ns: 1_000_000_000_000, ..Stats::default() };
         stats.pause.add(900);

@@ -50,7 +50,7 @@ pub(super) fn summary(
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let hints = hints::of(profile, names, how, figures.launched);
+    let hints = hints::of(profile, names, how);
     messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(profile, names));
