@@ -40,11 +40,13 @@ pub fn end_child(pid: u32) -> Option<ExitStatus> {
         if let Some(status) = child_end(pid) {
             return Some(status);
         }
-        for signal in signals {
-            if let Some(pid) = number(pid) {
-                // SAFETY: kill(2) takes two numbers. The child was not waited for, so the number is its own.
-                unsafe { libc::kill(pid, *signal) };
-            }
+        let send = |signal: libc::c_int| {
+            // SAFETY: kill(2) takes two numbers. The child was not waited for, so the number is its own.
+            number(pid).is_some_and(|pid| unsafe { libc::kill(pid, signal) } == 0)
+        };
+        // Refused where the child has become another user's (a setuid program).
+        if signals.iter().filter(|signal| send(**signal)).count() == 0 {
+            break;
         }
         let begun = Instant::now();
         while begun.elapsed() < GRACE {

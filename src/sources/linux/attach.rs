@@ -204,6 +204,7 @@ fn program(command: &Launch) -> String {
 pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
     let next = match error.raw_os_error() {
         Some(libc::ENOENT) => "; check the name or give a path",
+        Some(libc::EPERM) if command.account.is_some() => "; root here may lack CAP_SETUID or CAP_SETGID",
         Some(libc::EACCES) if command.account.is_some() => {
             "; that user must be able to run it and to enter its folder"
         }
