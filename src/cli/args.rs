@@ -28,7 +28,7 @@ use crate::walk::How;
 
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, What};
 pub use output::{Destination, Output};
-pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, Recording};
+pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, Recording};
 
 /// Commands of the contract that this version does not have; their names stay free.
 const LATER: [&str; 1] = ["top"];
@@ -175,7 +175,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
         return Err(stray_words(&flags.stray));
     }
     let source = several(&flags.source, flags.several, launch)?;
-    Ok(Command::Record(record::recording(source, flags.recording)?))
+    let launch = record::launch_options(&source, flags.launch)?;
+    Ok(Command::Record(record::recording(source, launch, flags.recording)?))
 }
 
 fn help(topic: &[OsString]) -> Result<Command> {
@@ -200,7 +201,7 @@ fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
     if let Some(word) = flags.stray.first().or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!("demo profiles its own workload; `{}` is too much", word.display())));
     }
-    Ok(Command::Record(record::recording(Source::Demo, flags.recording)?))
+    Ok(Command::Record(record::recording(Source::Demo, LaunchOptions::default(), flags.recording)?))
 }
 
 enum Split<F> {

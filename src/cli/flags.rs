@@ -69,6 +69,8 @@ pub(super) struct RecordFlags {
     #[command(flatten)]
     pub(super) several: SeveralFlags,
     #[command(flatten)]
+    pub(super) launch: LaunchFlags,
+    #[command(flatten)]
     pub(super) recording: RecordingFlags,
     /// Words before `--` that are not options: always a mistake, kept for the message.
     #[arg(hide = true, trailing_var_arg = true)]
@@ -174,6 +176,20 @@ pub(super) struct SeveralFlags {
     /// The processes of a user
     #[arg(long, value_name = "NAME")]
     pub(super) user: Option<OsString>,
+}
+
+/// How a command is launched, and ended.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Process")]
+pub(super) struct LaunchFlags {
+    /// Linux, as root: run the command as this user, with a login's groups and
+    /// environment
+    #[arg(long = "as", value_name = "USER")]
+    pub(super) run_as: Option<OsString>,
+    /// End a command that still runs when the recording ends: SIGTERM, after 5 s
+    /// SIGKILL [default: it runs on]
+    #[arg(long)]
+    pub(super) kill_after: bool,
 }
 
 /// How to record and what to write.

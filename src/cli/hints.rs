@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::text::{self, percent};
+use super::text::percent;
 use crate::binary::MappingKind;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
@@ -64,9 +64,8 @@ fn is_worth(count: u64, of: u64) -> bool {
     count * 100 > of * WORTH_PERCENT
 }
 
-/// The hints, at most a few lines; `how` is how stacks were walked, `launched` that the process
-/// was started to be recorded.
-pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> Vec<String> {
+/// The hints, at most a few lines; `how` is how stacks were walked.
+pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &profile.stats;
     let seen = Seen::of(profile, names);
@@ -98,9 +97,6 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How, launched: bool) -> 
             "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
                 .to_owned(),
         );
-    }
-    if launched && stats.exit_status.is_none() {
-        hints.push(format!("{} still runs", text::process(&profile.process.name, profile.process.pid)));
     }
     let problems = names.unnamed_by_image.iter().filter_map(|unnamed| {
         let image = profile.images.images().get(unnamed.image as usize)?;

@@ -14,7 +14,7 @@ use super::args::{self, Naming, Output, Recording, Source};
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Shown};
-use super::{naming, text};
+use super::{naming, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::{Circumstances, Saved};
@@ -54,9 +54,10 @@ pub fn run(asked: &Recording) -> Result<()> {
     let options = sampling_options(asked, launched);
     let &Recording { way, kernel, children, children_needed, .. } = asked;
     let how = sampling::How { way, kernel, children, children_needed };
-    let (profile, target_files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
+    let ((profile, target_files), command) =
+        sampling::run(&asked.source, &asked.launch, how, &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
-        return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu));
+        return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu, command));
     }
 
     // Name.
@@ -78,6 +79,10 @@ pub fn run(asked: &Recording) -> Result<()> {
 
     // Tell.
     let mut figures = tell::figures(&profile, &names, launched, &outputs);
+    figures.command = command;
+    if matches!(asked.source, Source::Launch(_)) && asked.launch.run_as.is_none() {
+        figures.user_behind_root = system::user_behind_root();
+    }
     figures.symbolicate_s = (named - begun).as_secs_f64();
     figures.write_s = named.elapsed().as_secs_f64();
     if let Some(to) = &asked.stats {

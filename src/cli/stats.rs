@@ -11,11 +11,37 @@ use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
 use crate::walk::Method;
 
+/// What became of a launched command at the end of its recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CommandState {
+    /// It had ended; or none was launched.
+    #[default]
+    Ended,
+    /// It still runs.
+    Runs,
+    /// `--kill-after` ended it.
+    Killed,
+    /// It still runs, although `--kill-after` sent it SIGKILL.
+    Survived,
+}
+
+impl CommandState {
+    /// Whether it still runs.
+    #[must_use]
+    pub fn still_runs(self) -> bool {
+        matches!(self, CommandState::Runs | CommandState::Survived)
+    }
+}
+
 /// Numbers of a run that are not in the profile's own counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunFigures {
     /// The command was started by us: its exit status is ours to tell.
     pub launched: bool,
+    /// What became of that command.
+    pub command: CommandState,
+    /// The user who had the command run as root without saying so to stackprof.
+    pub user_behind_root: Option<String>,
     /// Distinct stacks in the trie.
     pub distinct_stacks: u64,
     /// Nodes of the trie.
@@ -104,6 +130,7 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         profiler_peak_rss_bytes: figures.profiler_peak_rss_bytes,
         symbolicate_s: rounded(figures.symbolicate_s),
         write_s: rounded(figures.write_s),
+        still_runs: figures.command.still_runs(),
         exit_status: stats.exit_status.filter(|_| figures.launched),
         outputs: &figures.outputs,
     };
@@ -168,6 +195,7 @@ struct Report<'a> {
     profiler_peak_rss_bytes: u64,
     symbolicate_s: f64,
     write_s: f64,
+    still_runs: bool,
     #[serde(serialize_with = "exit_status")]
     exit_status: Option<ExitStatus>,
     outputs: &'a [String],
@@ -246,6 +274,8 @@ pub(super) mod tests {
     fn the_object_has_the_keys_of_the_contract_in_its_order() {
         let figures = RunFigures {
             launched: true,
+            command: CommandState::Ended,
+            user_behind_root: None,
             distinct_stacks: 10,
             trie_nodes: 20,
             trie_bytes: 30,
@@ -316,6 +346,7 @@ pub(super) mod tests {
   "profiler_peak_rss_bytes": 1048576,
   "symbolicate_s": 0.5,
   "write_s": 0.25,
+  "still_runs": false,
   "exit_status": 3,
   "outputs": [
     "a.svg",

@@ -2,7 +2,7 @@
 //! Input: the profile's counters and the run's figures; output: text for standard error.
 //! Pure. Lines and categories that would say "none" are left out.
 
-use super::stats::{RunFigures, frames_by_method, hz_achieved};
+use super::stats::{CommandState, RunFigures, frames_by_method, hz_achieved};
 use super::text::{causes, duration, percent, plural};
 use crate::escape::escape_line;
 use crate::recording::Stats;
@@ -14,6 +14,8 @@ use crate::sources::{ExitStatus, Process};
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
     let lines = [
+        ("command", still_runs(process, figures)),
+        ("user", user(figures)),
         ("stacks", stacks(stats)),
         ("frames", frames(stats)),
         ("lost", lost(stats)),
@@ -57,6 +59,20 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
             &format!(", {} left out to keep stops short (--max-stop)", plural(stats.ticks_spared, "tick"));
     }
     line
+}
+
+fn still_runs(process: &Process, figures: &RunFigures) -> Option<String> {
+    let why = match figures.command {
+        CommandState::Ended | CommandState::Killed => return None,
+        CommandState::Runs => "--kill-after ends it with the recording",
+        CommandState::Survived => "SIGTERM and SIGKILL of --kill-after did not end it",
+    };
+    Some(format!("still runs (pid {}); {why}", process.pid))
+}
+
+fn user(figures: &RunFigures) -> Option<String> {
+    let user = escape_line(figures.user_behind_root.as_ref()?);
+    Some(format!("the command ran as root; --as {user} runs it as {user}"))
 }
 
 fn machine(idle: f64) -> String {
@@ -162,14 +178,17 @@ fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {
     if !figures.launched {
         return None;
     }
-    match stats.exit_status? {
-        ExitStatus::Code(0) | ExitStatus::Unknown => None,
-        ExitStatus::Code(code) => Some(format!("the command ended with status {code}")),
-        ExitStatus::Signal(signal) => Some(match signal_name(signal) {
+    let killed = figures.command == CommandState::Killed;
+    let how = match stats.exit_status? {
+        ExitStatus::Unknown => return None,
+        ExitStatus::Code(0) if !killed => return None,
+        ExitStatus::Code(code) => format!("the command ended with status {code}"),
+        ExitStatus::Signal(signal) => match signal_name(signal) {
             Some(name) => format!("the command was ended by signal {signal} ({name})"),
             None => format!("the command was ended by signal {signal}"),
-        }),
-    }
+        },
+    };
+    Some(if killed { how + ", by --kill-after" } else { how })
 }
 
 fn wrote(figures: &RunFigures) -> Option<String> {
@@ -345,6 +364,49 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
             let stats = Stats { exit_status: status, ..Stats::default() };
             assert_eq!(exit(&stats, figures).as_deref(), expected, "{status:?}");
         }
+    }
+
+    #[test]
+    fn a_command_that_runs_on_is_told_first() {
+        let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns, 0.0 of 997 Hz\n";
+        for (command, status, expected) in [
+            (
+                CommandState::Runs,
+                None,
+                "  command  still runs (pid 4242); --kill-after ends it with the recording\n",
+            ),
+            (
+                CommandState::Survived,
+                None,
+                "  command  still runs (pid 4242); SIGTERM and SIGKILL of --kill-after did not end it\n",
+            ),
+            (
+                CommandState::Killed,
+                Some(ExitStatus::Signal(15)),
+                "  exit     the command was ended by signal 15 (SIGTERM), by --kill-after\n",
+            ),
+            (
+                CommandState::Killed,
+                Some(ExitStatus::Code(0)),
+                "  exit     the command ended with status 0, by --kill-after\n",
+            ),
+        ] {
+            let figures = RunFigures { launched: true, command, ..RunFigures::default() };
+            let stats = Stats { exit_status: status, ..Stats::default() };
+            check(&stats, &figures, &[], &format!("{head}{expected}"));
+        }
+    }
+
+    #[test]
+    fn a_command_that_ran_as_root_is_told() {
+        let figures = RunFigures {
+            launched: true,
+            user_behind_root: Some("al\u{1b}ice".into()),
+            ..RunFigures::default()
+        };
+        let expected = "the command ran as root; --as al?ice runs it as al?ice";
+        assert_eq!(user(&figures).as_deref(), Some(expected));
+        assert_eq!(user(&RunFigures::default()), None);
     }
 
     #[test]

@@ -7,14 +7,14 @@ use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
 use crate::sources::Way;
-use crate::sources::{Recordable, Sampling, Target};
+use crate::sources::{ExitStatus, Recordable, Sampling, Target};
 
 /// Which process.
 pub(super) enum Process {
     /// A running one, by process id.
     Running(u32),
-    /// A new one: program and arguments.
-    New(Vec<OsString>),
+    /// A new one: program and arguments, and the user that it runs as where that is another.
+    New { words: Vec<OsString>, user: Option<OsString> },
     /// Several that run.
     Several(Several),
 }
@@ -30,10 +30,13 @@ pub(super) fn prepare() {
 
 #[cfg(target_os = "linux")]
 fn linux_source(process: &Process) -> Result<crate::sources::linux::Source> {
-    use crate::sources::linux::Source;
+    use crate::sources::linux::{self, Source};
     Ok(match process {
         Process::Running(pid) => Source::Attach(*pid),
-        Process::New(command) => Source::Launch(command.clone()),
+        Process::New { words, user } => {
+            let account = user.as_deref().map(linux::account).transpose()?;
+            Source::Launch(linux::Launch { words: words.clone(), account })
+        }
         Process::Several(several) => Source::Several(linux_chosen(several)?),
     })
 }
@@ -91,6 +94,10 @@ pub(super) fn with_source<R: Send>(
     let linux_only = match process {
         Process::Several(several) if !several.pids.is_empty() => Some("a second --pid"),
         Process::Several(_) => Some("-a, --cgroup, --container and --user"),
+        Process::New { user: Some(_), .. } => {
+            let why = "--as is for Linux; run stackprof as that user: sudo -u USER stackprof -- ./prog";
+            return Err(Error::new(ErrorKind::Usage, why));
+        }
         _ => sampling.children_needed.then_some("--children"),
     };
     if sampling.off_cpu {
@@ -132,7 +139,7 @@ pub(super) fn with_target<R: Send>(
     use crate::sources::mach::xnu::Xnu;
     let mut target = match process {
         Process::Running(pid) => MachTarget::attach(&Xnu, *pid)?,
-        Process::New(command) => MachTarget::launch(&Xnu, command)?,
+        Process::New { words, .. } => MachTarget::launch(&Xnu, words)?,
         Process::Several(_) => unreachable!("refused before"),
     };
     let clock = target.clock();
@@ -151,10 +158,37 @@ pub(super) fn with_target<R: Send>(
     use crate::error::{Error, ErrorKind};
     let what = match process {
         Process::Running(pid) => format!("pid {pid}"),
-        Process::New(command) => format!("`{}`", command.join(" ".as_ref()).display()),
+        Process::New { words, .. } => format!("`{}`", words.join(" ".as_ref()).display()),
         Process::Several(_) => "several processes".to_owned(),
     };
     Err(Error::new(ErrorKind::System, format!("cannot look at {what}: stackprof works on macOS and Linux")))
+}
+
+/// How a launched command has ended, whose recording is over; `None` while it runs. With `kill` it is
+/// ended first.
+#[cfg(unix)]
+pub(super) fn command_end(pid: u32, kill: bool) -> Option<ExitStatus> {
+    use crate::sources::child;
+    if kill { child::end_child(pid) } else { child::child_end(pid) }
+}
+
+/// This system has no backend that launches commands.
+#[cfg(not(unix))]
+pub(super) fn command_end(_pid: u32, _kill: bool) -> Option<ExitStatus> {
+    None
+}
+
+/// The user who had sudo or doas run this process as root, where `--as` can run a command as them.
+pub(super) fn user_behind_root() -> Option<String> {
+    #[cfg(target_os = "linux")]
+    if crate::sources::linux::is_root() {
+        // The number stands for a name that is not given.
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let by_sudo = variable("SUDO_UID").filter(|uid| uid != "0");
+        let by_sudo = by_sudo.map(|uid| variable("SUDO_USER").unwrap_or(uid));
+        return by_sudo.or_else(|| variable("DOAS_USER")).filter(|user| user != "root");
+    }
+    None
 }
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes; zero

@@ -15,6 +15,8 @@ use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError};
 
+#[cfg(unix)]
+pub mod child;
 pub mod gdb;
 #[cfg(target_os = "linux")]
 pub mod linux;
@@ -22,6 +24,8 @@ pub mod mach;
 pub mod output;
 pub mod pushed;
 pub mod sim;
+#[cfg(unix)]
+mod startup;
 
 /// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
 /// `None` if it is none, and where there is no Swift runtime to ask.
@@ -36,7 +40,7 @@ pub fn swift_demangle(name: &str) -> Option<String> {
     }
 }
 
-/// Starts a command with the signal mask and limits that this process was started with.
+/// Starts a command as this process was started: with the same signals, limits and standard error.
 #[cfg(unix)]
 fn spawn_as_we_began(command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
     #[cfg(target_os = "linux")]

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 43] = [
+const KEYS: [&str; 44] = [
     "version",
     "command",
     "pid",
@@ -52,6 +52,7 @@ const KEYS: [&str; 43] = [
     "profiler_peak_rss_bytes",
     "symbolicate_s",
     "write_s",
+    "still_runs",
     "exit_status",
 ];
 

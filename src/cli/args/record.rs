@@ -1,12 +1,12 @@
 //! What a recording is asked for: the options of `stackprof`, `record` and `demo` as
 //! [`Recording`], or one usage error.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::{Naming, Source, Verbosity, bad, colors, min_width_percent, number, percent, unwind, verbosity};
-use crate::cli::flags::RecordingFlags;
+use crate::cli::flags::{LaunchFlags, RecordingFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
@@ -29,11 +29,22 @@ pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
 /// The same for a target behind a stub, percent: each stop takes several round trips.
 const MAX_STOP_STUB_PERCENT: f64 = 5.0;
 
+/// How a command is launched, and ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaunchOptions {
+    /// The user that it runs as; `None`: as stackprof does.
+    pub run_as: Option<OsString>,
+    /// It is ended when the recording ends.
+    pub kill_after: bool,
+}
+
 /// A recording as asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
     /// What is recorded.
     pub source: Source,
+    /// How it is launched, and ended.
+    pub launch: LaunchOptions,
     /// Ticks per second, 1 to [`HZ_MAX`].
     pub hz: u32,
     /// When to stop; `None` is at the end of the target or Ctrl-C.
@@ -86,8 +97,24 @@ pub struct Recording {
     pub seed: Option<u64>,
 }
 
+/// Checks the options of a command: there must be one.
+pub(super) fn launch_options(source: &Source, flags: LaunchFlags) -> Result<LaunchOptions> {
+    let LaunchFlags { run_as, kill_after } = flags;
+    let given = [
+        (run_as.is_some(), "--as is for a command that stackprof runs: sudo stackprof --as USER -- ./prog"),
+        (
+            kill_after,
+            "--kill-after ends a command that stackprof runs: stackprof --kill-after -d 10 -- ./prog",
+        ),
+    ];
+    match given.iter().find(|(given, _)| *given && !matches!(source, Source::Launch(_))) {
+        Some((_, why)) => Err(Error::new(ErrorKind::Usage, *why)),
+        None => Ok(LaunchOptions { run_as, kill_after }),
+    }
+}
+
 /// Checks the options of a recording.
-pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recording> {
+pub(super) fn recording(source: Source, launch: LaunchOptions, flags: RecordingFlags) -> Result<Recording> {
     let format =
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
@@ -129,6 +156,7 @@ pub(super) fn recording(source: Source, flags: RecordingFlags) -> Result<Recordi
     let unwind = unwind(flags.unwind.as_deref(), &source)?;
     Ok(Recording {
         source,
+        launch,
         hz,
         duration: flags.duration.as_deref().map(duration).transpose()?,
         outputs,

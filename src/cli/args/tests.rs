@@ -38,6 +38,7 @@ fn file(path: &str, format: Format) -> Output {
 fn the_defaults_are_those_of_the_contract() {
     let expected = Recording {
         source: Source::Pid(4242),
+        launch: LaunchOptions::default(),
         hz: 997,
         duration: None,
         outputs: Vec::new(),
@@ -76,6 +77,7 @@ fn every_option_is_understood() {
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
     let expected = Recording {
         source: Source::Pid(1),
+        launch: LaunchOptions::default(),
         hz: 99,
         duration: Some(Duration::from_millis(500)),
         outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
@@ -117,6 +119,26 @@ fn sources() {
         ("demo --hz 499 -o x.svg", Source::Demo),
     ] {
         assert_eq!(record(line).source, expected, "{line}");
+    }
+}
+
+#[test]
+fn how_a_command_is_launched_and_ended() {
+    let line = "--as alice --kill-after -d 1 -- ./prog --as bob";
+    let expected = LaunchOptions { run_as: Some("alice".into()), kill_after: true };
+    assert_eq!(record(line).launch, expected);
+    assert_eq!(record("-- ./prog --kill-after").launch, LaunchOptions::default());
+    const AS: &str = "--as is for a command that stackprof runs: sudo stackprof --as USER -- ./prog";
+    const KILL: &str =
+        "--kill-after ends a command that stackprof runs: stackprof --kill-after -d 10 -- ./prog";
+    for process in ["--pid 1", "--pid 1 --pid 2", "-a", "--user root", "--gdb :1", "--target sim:1"] {
+        assert_eq!(refused(&format!("--as alice {process}")), AS);
+        assert_eq!(refused(&format!("--kill-after {process}")), KILL);
+    }
+    for command in ["demo", "dump stacks --pid 1"] {
+        for option in ["--as=alice", "--kill-after"] {
+            assert!(refused(&format!("{command} {option}")).starts_with("there is no option"), "{command}");
+        }
     }
 }
 

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::binary::Files;
-use crate::cli::args::{Source, Verbosity};
+use crate::cli::args::{LaunchOptions, Source, Verbosity};
 use crate::cli::progress::Progress;
+use crate::cli::stats::CommandState;
 use crate::cli::{demo, system, text};
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
@@ -23,6 +24,9 @@ const GIVEN_UP: i32 = 130;
 
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
+
+/// The number of a process that is not known yet.
+const NO_PID: u32 = 0;
 
 /// How a process is sampled, as far as systems differ.
 #[derive(Clone, Copy, Debug)]
@@ -43,17 +47,20 @@ pub(super) struct How {
 /// One line: attaching refused, or what `check_name` says.
 pub(super) fn run(
     source: &Source,
+    launch: &LaunchOptions,
     how: How,
     options: &Options,
     verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
-) -> Result<Sampled> {
+) -> Result<(Sampled, CommandState)> {
     let live = Arc::new(Live::default());
+    let pid = AtomicU32::new(NO_PID);
     let record = |mut sampled: Recordable<'_>, clock: &dyn Clock| -> Result<Sampled> {
         let observed = sampled.observed();
         // Now: when the profile is there, the target may be gone.
         let files = observed.files();
         let process = observed.process();
+        pid.store(process.pid, Ordering::Relaxed);
         check_name(&process.name, process.pid)?;
         let title = text::process(&process.name, process.pid);
         let limit = options.duration_ns.map(Duration::from_nanos);
@@ -69,7 +76,7 @@ pub(super) fn run(
         Source::Sim { seed } => {
             let clock = FakeClock::default();
             let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
-            return record(Recordable::Stopped(&mut target), &clock);
+            return record(Recordable::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Gdb(stub) => {
             system::prepare();
@@ -77,17 +84,18 @@ pub(super) fn run(
             let clock = RealClock::new();
             let mut target =
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
-            return record(Recordable::Stopped(&mut target), &clock);
+            return record(Recordable::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Pid(pid) => system::Process::Running(*pid),
-        Source::Launch(command) => system::Process::New(command.clone()),
+        Source::Launch(words) => system::Process::New { words: words.clone(), user: launch.run_as.clone() },
         Source::Several(several) => system::Process::Several(several.clone()),
         Source::Demo => {
             let program = std::env::current_exe().map_err(|error| {
                 Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
                     .caused_by(error)
             })?;
-            system::Process::New(vec![program.into_os_string(), demo::WORKLOAD.into()])
+            let words = vec![program.into_os_string(), demo::WORKLOAD.into()];
+            system::Process::New { words, user: None }
         }
     };
     system::prepare();
@@ -95,7 +103,40 @@ pub(super) fn run(
     let How { way, kernel, children, children_needed } = how;
     let &Options { hz, idle, off_cpu, .. } = options;
     let sampling = Sampling { way, hz, idle, off_cpu, kernel, children, children_needed };
-    system::with_source(&process, sampling, record)?
+    let sampled = system::with_source(&process, sampling, record).and_then(|sampled| sampled);
+    if !matches!(process, system::Process::New { .. }) {
+        return sampled.map(not_launched);
+    }
+    end_command(pid.into_inner(), launch.kill_after, sampled)
+}
+
+fn not_launched(sampled: Sampled) -> (Sampled, CommandState) {
+    (sampled, CommandState::Ended)
+}
+
+/// Finds out whether a launched command still runs, and ends it if it shall not: nothing samples it any
+/// more, so that the profile has nothing of its end.
+fn end_command(pid: u32, kill: bool, sampled: Result<Sampled>) -> Result<(Sampled, CommandState)> {
+    if pid == NO_PID {
+        // It has not been run.
+        return sampled.map(not_launched);
+    }
+    let before = system::command_end(pid, false);
+    let end = if kill { before.or_else(|| system::command_end(pid, true)) } else { before };
+    let state = match (before, end) {
+        (Some(_), _) => CommandState::Ended,
+        (None, Some(_)) => CommandState::Killed,
+        (None, None) if kill => CommandState::Survived,
+        (None, None) => CommandState::Runs,
+    };
+    let (mut profile, files) = sampled.map_err(|error| match state {
+        _ if state.still_runs() => {
+            Error::new(error.kind(), format!("{error}; the command runs on as pid {pid}"))
+        }
+        _ => error,
+    })?;
+    profile.stats.exit_status = profile.stats.exit_status.or(end);
+    Ok(((profile, files), state))
 }
 
 /// The first Ctrl-C ends the recording and lets the outputs be written, a second one

@@ -2,7 +2,7 @@
 
 use crate::cli::args::{Destination, Output, Verbosity};
 use crate::cli::file::OutputFiles;
-use crate::cli::stats::{self, RunFigures};
+use crate::cli::stats::{self, CommandState, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
@@ -16,6 +16,8 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
     let (profiler_cpu_ns, profiler_peak_rss_bytes) = system::own_usage();
     RunFigures {
         launched,
+        command: CommandState::default(),
+        user_behind_root: None,
         distinct_stacks: profile.trie.distinct_stacks() as u64,
         trie_nodes: profile.trie.node_count() as u64,
         trie_bytes: profile.trie.memory_bytes() as u64,
@@ -55,7 +57,7 @@ pub(super) fn summary(
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let hints = hints::of(profile, names, how, figures.launched);
+    let hints = hints::of(profile, names, how);
     messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(profile, names));
@@ -86,14 +88,17 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
 }
 
 /// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
-pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> Error {
+/// `command`: what became of a launched one.
+pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool, command: CommandState) -> Error {
     let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
     if let Some(why) = &profile.stats.cut_short {
         let text = format!("nothing was sampled of {process}: after {seconds:.1} s {why}");
         return Error::new(ErrorKind::System, text);
     }
-    let why = match profile.stats.exit_status {
+    // One that --kill-after ended was not too short.
+    let ended_by_itself = profile.stats.exit_status.filter(|_| command != CommandState::Killed);
+    let why = match ended_by_itself {
         _ if off_cpu => {
             format!(
                 "in {seconds:.1} s no thread waited for a period; without --off-cpu the CPU time is recorded"
@@ -120,5 +125,10 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> E
         None if profile.process.pid == 0 => format!("in {seconds:.1} s they used no CPU time"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };
-    Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"))
+    let command = match command {
+        CommandState::Runs => "; the command still runs, --kill-after ends it with the recording",
+        CommandState::Survived => "; the command still runs, although it was sent SIGKILL",
+        CommandState::Ended | CommandState::Killed => "",
+    };
+    Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{command}"))
 }

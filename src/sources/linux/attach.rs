@@ -1,10 +1,10 @@
 //! The two beginnings of a trace: seizing a running process, and starting one.
 
-use std::ffi::OsString;
 use std::fs;
 
 use libc::pid_t;
 
+use super::launch::{Launch, Spawner};
 use super::perf::{all_processes, parent_of};
 use super::trace::LinuxTarget;
 use super::traced::Traced;
@@ -134,9 +134,14 @@ fn seize_started(target: &mut LinuxTarget) {
 
 /// Starts a command and returns with its program loaded and let run. With `children` what it starts
 /// is traced, too.
-pub(super) fn launch(command: &[OsString], children: bool, clock: RealClock) -> Result<LinuxTarget> {
+pub(super) fn launch(
+    command: &Launch,
+    children: bool,
+    clock: RealClock,
+    spawner: &Spawner,
+) -> Result<LinuxTarget> {
     let failed = |error: &std::io::Error| cannot_run(command, error);
-    let held = launch::hold(command).map_err(|error| failed(&error))?;
+    let held = launch::hold(spawner, command).map_err(|error| failed(&error))?;
     let pid = held.pid;
     // If refused, `held` is dropped, and the new process ends without running the command.
     sys::seize(pid, children).map_err(|error| refusal::explain(pid, &error))?;
@@ -154,7 +159,7 @@ pub(super) fn launch(command: &[OsString], children: bool, clock: RealClock) -> 
             Ok(Event::Exited(ExitStatus::Signal(signal))) => {
                 return Err(Error::new(
                     ErrorKind::Attach,
-                    format!("cannot run `{}`: killed by signal {signal}", program(command)),
+                    format!("cannot run {}: killed by signal {signal}", program(command)),
                 ));
             }
             Ok(Event::Exited(_)) | Err(_) => {
@@ -188,19 +193,26 @@ pub(super) fn process_id(pid: u32) -> Result<pid_t> {
     })
 }
 
-fn program(command: &[OsString]) -> String {
-    command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
+/// The program of a command, quoted, and the user who is to run it, for messages.
+fn program(command: &Launch) -> String {
+    let program = command.words.first().map(|program| program.to_string_lossy()).unwrap_or_default();
+    let user = command.account.as_ref().map(|account| format!(" as {}", account.name().display()));
+    format!("`{program}`{}", user.unwrap_or_default())
 }
 
 /// The words for a command that could not be started.
-pub(super) fn cannot_run(command: &[OsString], error: &std::io::Error) -> Error {
+pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
     let next = match error.raw_os_error() {
         Some(libc::ENOENT) => "; check the name or give a path",
+        Some(libc::EPERM) if command.account.is_some() => "; root here may lack CAP_SETUID or CAP_SETGID",
+        Some(libc::EACCES) if command.account.is_some() => {
+            "; that user must be able to run it and to enter its folder"
+        }
         Some(libc::EMFILE) => "; raise `ulimit -n`",
         _ => "",
     };
     let program = program(command);
-    Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(error)))
+    Error::new(ErrorKind::Attach, format!("cannot run {program}: {}{next}", io_text(error)))
 }
 
 /// What stands for several processes.

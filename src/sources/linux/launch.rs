@@ -1,8 +1,12 @@
-//! Starting a command so that it is traced from its first instruction after `exec`.
+//! Starting a command so that it is traced from its first instruction after `exec`, and finds everything
+//! as if it had been started without the profiler.
 //!
-//! The new process waits on a pipe between `fork` and `exec` until it is seized. It is
-//! started by a helper thread, because `Command::spawn` returns only after the `exec`
-//! that the tracer has to let pass.
+//! The new process waits on a pipe between `fork` and `exec` until it is seized. It is forked by the
+//! thread that [`serves`](Requests::serve) while the sampler's thread waits: `Command::spawn` returns only
+//! after the `exec` that the tracer has to let pass, and the thread that forks is, to the kernel, the
+//! parent. When that thread ends, the command gets the signal that it asked for by PR_SET_PDEATHSIG, and
+//! what the thread set for itself (priority, timer slack) the command inherits. So the thread is the
+//! profiler's first one, which sets nothing and ends with the process.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -11,60 +15,91 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use libc::pid_t;
 
+use super::account::Account;
 use super::sys;
+use crate::sources::startup;
 
-/// What this process was started with and changes for itself: a command gets it as it was.
-#[derive(Clone, Copy)]
-struct Inheritance {
-    mask: libc::sigset_t,
-    files: Option<libc::rlimit>,
-    /// Ctrl-C is ignored, as in what a script starts in the background.
-    interrupt_ignored: bool,
+/// A command to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Program and arguments.
+    pub words: Vec<OsString>,
+    /// The user that it runs as; `None`: as this process does.
+    pub account: Option<Account>,
 }
 
-impl Inheritance {
-    /// For the calling thread; allocates nothing.
-    fn restore(&self) {
-        if let Some(files) = &self.files {
-            sys::set_file_limit(files);
-        }
-        if self.interrupt_ignored {
-            // Our handler is none after `exec`, but what was ignored would be so still.
-            sys::ignore_interrupt();
-        }
-        sys::set_signal_mask(&self.mask);
+/// The limit of open files that this process was started with, before it raised its own.
+static FILE_LIMIT: OnceLock<libc::rlimit> = OnceLock::new();
+
+/// Has launched commands get this limit of open files.
+pub(super) fn inherit(files: Option<libc::rlimit>) {
+    if let Some(files) = files {
+        let _ = FILE_LIMIT.set(files);
     }
 }
 
-static INHERITANCE: OnceLock<Inheritance> = OnceLock::new();
-
-/// The signal mask and the limit of open files that launched commands shall have; Ctrl-C is as it
-/// is now.
-pub(super) fn inherit(mask: libc::sigset_t, files: Option<libc::rlimit>) {
-    let interrupt_ignored = sys::is_interrupt_ignored();
-    let _ = INHERITANCE.set(Inheritance { mask, files, interrupt_ignored });
+/// Undoes, in a new process, what this process has changed for itself: the limit of open files,
+/// dispositions and mask of signals, and those of the `streams` that were closed. Only system calls,
+/// nothing is allocated.
+fn restore(streams: &[RawFd]) {
+    if let Some(files) = FILE_LIMIT.get() {
+        sys::set_file_limit(files);
+    }
+    for stream in streams.iter().filter(|stream| startup::was_closed(**stream)) {
+        // SAFETY: of this process's standard streams, which nothing of ours uses between fork and exec.
+        unsafe { libc::close(*stream) };
+    }
+    startup::restore_signals();
 }
 
-/// Starts a command that is not traced, as this process was started.
+/// Starts a command that is not traced, whose standard input and output are set. To be called in the
+/// first thread.
 ///
 /// # Errors
 /// When it could not be run.
 pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
-    if let Some(inheritance) = INHERITANCE.get().copied() {
-        // SAFETY: between fork and exec the closure only makes the system calls sigprocmask,
-        // sigaction and setrlimit; it allocates nothing and takes no lock (signal-safety(7)).
-        unsafe {
-            command.pre_exec(move || {
-                inheritance.restore();
-                Ok(())
-            });
+    // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing and takes
+    // no lock (signal-safety(7)).
+    unsafe {
+        command.pre_exec(|| {
+            restore(&[libc::STDERR_FILENO]);
+            Ok(())
+        });
+    }
+    startup::with_signals_blocked(|| command.spawn())
+}
+
+/// Has commands forked by another thread, the one with the [`Requests`].
+pub(super) struct Spawner(Sender<Request>);
+
+/// What a [`Spawner`] asks for.
+pub(super) struct Requests(Receiver<Request>);
+
+struct Request {
+    command: Command,
+    outcome: Sender<io::Result<()>>,
+}
+
+/// The two ends of the way from a sampler to the thread that forks for it.
+pub(super) fn spawner() -> (Spawner, Requests) {
+    let (ask, asked) = channel();
+    (Spawner(ask), Requests(asked))
+}
+
+impl Requests {
+    /// Forks in the calling thread what is asked for, until the [`Spawner`] is gone.
+    pub(super) fn serve(self) {
+        for Request { mut command, outcome } in self.0 {
+            let result = startup::with_signals_blocked(|| command.spawn()).map(drop);
+            // With it the ends of its pipes go.
+            drop(command);
+            let _ = outcome.send(result);
         }
     }
-    command.spawn()
 }
 
 /// A process that waits to be let go to its `exec`.
@@ -72,42 +107,55 @@ pub(super) struct Held {
     /// Its process id.
     pub(super) pid: pid_t,
     /// There until it is let go.
-    waits: Option<(PipeWriter, JoinHandle<io::Result<()>>)>,
+    waits: Option<(PipeWriter, Outcome)>,
+}
+
+/// How `Command::spawn` goes in the other thread.
+struct Outcome(Receiver<io::Result<()>>);
+
+impl Outcome {
+    fn wait(self) -> io::Result<()> {
+        self.0.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    }
 }
 
 /// Forks; the new process waits before `exec`.
 ///
 /// # Errors
 /// When no process could be made.
-pub(super) fn hold(command: &[OsString]) -> io::Result<Held> {
+pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<Held> {
     let (program, arguments) =
-        command.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        launch.words.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let (mut ready, tell_ready) = io::pipe()?;
     let (wait_go, go) = io::pipe()?;
     let mut command = Command::new(program);
     command.args(arguments);
+    let account = launch.account.clone();
+    if let Some(account) = &account {
+        command.env_clear().envs(account.environment());
+    }
     let go_fd = go.as_raw_fd();
-    let inheritance = INHERITANCE.get().copied();
-    // SAFETY: between fork and exec the closure only makes the system calls sigprocmask,
-    // sigaction, setrlimit, write, close and read, on descriptors that it owns or that the parent keeps
-    // open until then; it allocates nothing and takes no lock (signal-safety(7)).
+    // SAFETY: between fork and exec the closure only makes system calls, on descriptors that it owns or
+    // that the parent keeps open until then; it allocates nothing and takes no lock (signal-safety(7)).
     unsafe {
         let (mut tell_ready, mut wait_go) = (tell_ready, wait_go);
         command.pre_exec(move || {
-            if let Some(inheritance) = inheritance {
-                inheritance.restore();
-            }
-            announce_and_wait(&mut tell_ready, &mut wait_go, go_fd)
+            restore(&[libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO]);
+            announce_and_wait(&mut tell_ready, &mut wait_go, go_fd)?;
+            // Last: until `exec` the process has the profiler's memory and descriptors.
+            account.as_ref().map_or(Ok(()), Account::take_on)
         });
     }
-    let spawner =
-        std::thread::Builder::new().name("spawn".to_owned()).spawn(move || command.spawn().map(drop))?;
+    let (tell_outcome, outcome) = channel();
+    let request = Request { command, outcome: tell_outcome };
+    spawner.0.send(request).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+    let outcome = Outcome(outcome);
     let mut pid = [0; 4];
     if ready.read_exact(&mut pid).is_err() {
-        // The other ends are closed: fork itself failed, and the spawner knows why.
-        return Err(joined(spawner).err().unwrap_or_else(|| io::ErrorKind::Other.into()));
+        // The other ends are closed: fork itself failed, and the outcome says why.
+        return Err(outcome.wait().err().unwrap_or_else(|| io::ErrorKind::Other.into()));
     }
-    Ok(Held { pid: pid_t::from_ne_bytes(pid), waits: Some((go, spawner)) })
+    Ok(Held { pid: pid_t::from_ne_bytes(pid), waits: Some((go, outcome)) })
 }
 
 fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
@@ -121,40 +169,42 @@ fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: 
     wait_go.read_exact(&mut [0])
 }
 
-fn joined(spawner: JoinHandle<io::Result<()>>) -> io::Result<()> {
-    spawner.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
-}
-
 impl Held {
     /// Lets the process go on to its `exec`; the result of that is for [`Started::join`].
     pub(super) fn go(mut self) -> io::Result<Started> {
-        let (mut go, spawner) = self.waits.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let (mut go, outcome) = self.waits.take().ok_or(io::ErrorKind::BrokenPipe)?;
         go.write_all(&[1])?;
-        Ok(Started(spawner))
+        Ok(Started { outcome, known: None })
     }
 }
 
 impl Drop for Held {
-    /// Waits for the end of a process that is not let go: it tells its spawner that it could not run
-    /// the command, and aborts with a message of its own if nobody is there any more.
+    /// Waits for the end of a process that is not let go: it tells the thread that forked it that it
+    /// could not run the command, and aborts with a message of its own if nobody is there any more.
     fn drop(&mut self) {
-        if let Some((go, spawner)) = self.waits.take() {
+        if let Some((go, outcome)) = self.waits.take() {
             drop(go);
-            let _ = joined(spawner);
+            let _ = outcome.wait();
         }
     }
 }
 
 /// A process on its way through `exec`.
-pub(super) struct Started(JoinHandle<io::Result<()>>);
+pub(super) struct Started {
+    outcome: Outcome,
+    known: Option<io::Result<()>>,
+}
 
 impl Started {
-    /// Whether it is known how `exec` went, so that [`Started::join`] returns at once. The spawner
-    /// waits for a process that could not run its command, and such a wait, by any thread of the
+    /// Whether it is known how `exec` went, so that [`Started::join`] returns at once. The thread that
+    /// forked waits for a process that could not run its command, and such a wait, by any thread of the
     /// tracer's process, takes its stop before its end as well (kernel/exit.c,
     /// `wait_consider_task`): the tracer may never see one.
-    pub(super) fn is_known(&self) -> bool {
-        self.0.is_finished()
+    pub(super) fn is_known(&mut self) -> bool {
+        if self.known.is_none() {
+            self.known = self.outcome.0.try_recv().ok();
+        }
+        self.known.is_some()
     }
 
     /// Whether `exec` worked. To be called once the tracer has seen the exec, or the end
@@ -163,6 +213,6 @@ impl Started {
     /// # Errors
     /// What `exec` failed with.
     pub(super) fn join(self) -> io::Result<()> {
-        joined(self.0)
+        self.known.unwrap_or_else(|| self.outcome.wait())
     }
 }

@@ -11,6 +11,7 @@
 //! releases everything without a stop (no EINTR, no register touched). So a target lives
 //! in a thread of its own ([`with_target`]), which ends with it — also by panic.
 
+mod account;
 mod attach;
 mod cgroup;
 mod files;
@@ -29,12 +30,15 @@ mod threads;
 mod trace;
 mod traced;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::{Chosen, Recordable, Sampling, Way};
+use launch::Spawner;
 
+pub use account::{Account, account, is_root};
+pub use launch::Launch;
 pub use trace::LinuxTarget;
 
 /// Which process.
@@ -42,17 +46,19 @@ pub use trace::LinuxTarget;
 pub enum Source {
     /// A running one, by process id.
     Attach(u32),
-    /// A new one: program and arguments.
-    Launch(Vec<OsString>),
+    /// A new one.
+    Launch(Launch),
     /// Running ones, of which there may be more later.
     Several(Chosen),
 }
 
 /// Prepares this process for tracing; call it from the first thread before others start,
 /// since they inherit the signal mask: the tracer waits for these signals and nobody else
-/// may take them.
+/// may take them. A parent may have had them ignored, too: then nobody could see how a command ends.
 pub fn prepare() {
-    launch::inherit(sys::block_signals(&trace::SIGNALS), sys::raise_file_limit());
+    launch::inherit(sys::raise_file_limit());
+    sys::heed_child_signal();
+    sys::block_signals(&trace::SIGNALS);
 }
 
 /// Attaches or launches and runs `body` with the target, in a thread of its own. When
@@ -66,8 +72,8 @@ pub fn with_target<R: Send>(
     clock: RealClock,
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
-    in_thread(move || {
-        let mut target = trace(source, false, clock)?;
+    in_thread(move |spawner| {
+        let mut target = trace(source, false, clock, spawner)?;
         Ok(body(&mut target))
     })
 }
@@ -83,7 +89,7 @@ pub fn with_source<R: Send>(
     clock: RealClock,
     body: impl FnOnce(Recordable<'_>) -> R + Send,
 ) -> Result<R> {
-    in_thread(move || {
+    in_thread(move |spawner| {
         let Sampling { way, off_cpu, children, .. } = sampling;
         let by_kernel = match way {
             Way::Ptrace => Err("--source ptrace".to_owned()),
@@ -96,7 +102,7 @@ pub fn with_source<R: Send>(
                     let chosen = Chosen { children, ..chosen.clone() };
                     perf::attach(&chosen, &sampling, clock.clone())?
                 }
-                Source::Launch(command) => perf::launch(command, &sampling, clock.clone())?,
+                Source::Launch(launch) => perf::launch(launch, &sampling, clock.clone(), spawner)?,
             },
         };
         match by_kernel {
@@ -113,7 +119,7 @@ pub fn with_source<R: Send>(
                     Err(Error::new(ErrorKind::Attach, why))
                 }
                 _ => {
-                    let mut target = trace(source, children, clock)?;
+                    let mut target = trace(source, children, clock, spawner)?;
                     target.chosen_because(why);
                     Ok(body(Recordable::Stopped(&mut target)))
                 }
@@ -122,23 +128,26 @@ pub fn with_source<R: Send>(
     })
 }
 
-fn trace(source: &Source, children: bool, clock: RealClock) -> Result<LinuxTarget> {
+fn trace(source: &Source, children: bool, clock: RealClock, spawner: &Spawner) -> Result<LinuxTarget> {
     let target = match source {
         Source::Attach(pid) => attach::attach(&[*pid], children, clock)?,
-        Source::Launch(command) => attach::launch(command, children, clock)?,
+        Source::Launch(launch) => attach::launch(launch, children, clock, spawner)?,
         Source::Several(chosen) => attach::attach(&chosen.pids, children, clock)?,
     };
-    // Not sooner: a launched command inherits the priority of the thread that starts it.
     sys::prefer_this_thread();
     Ok(target)
 }
 
-fn in_thread<R: Send>(body: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+/// Runs `body` in a thread of its own. Commands that it launches are forked by the calling thread.
+fn in_thread<R: Send>(body: impl FnOnce(&Spawner) -> Result<R> + Send) -> Result<R> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("sampler".to_owned()).spawn_scoped(scope, body);
+        let (spawner, requests) = launch::spawner();
+        let thread = std::thread::Builder::new().name("sampler".to_owned());
+        let thread = thread.spawn_scoped(scope, move || body(&spawner));
         let thread = thread.map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;
+        requests.serve();
         thread.join().unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
             let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();

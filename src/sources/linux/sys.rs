@@ -221,16 +221,10 @@ pub(super) fn reap(tid: pid_t) -> io::Result<Option<Waited>> {
     wait_traced(libc::P_PID, tid, libc::WEXITED)
 }
 
-/// Whether a child of this process, whichever thread started it, has ended, and how; it stays to
-/// be asked for its CPU time.
+/// Whether a child of this process, whichever thread started it, has ended, and how; it stays a
+/// zombie, to be asked for its CPU time.
 pub(super) fn child_end(pid: pid_t) -> Option<ExitStatus> {
     wait(libc::P_PID, pid, libc::WEXITED | libc::WNOWAIT).ok()??.exit_status()
-}
-
-/// Takes the end of a child that [`child_end`] showed.
-pub(super) fn reap_child(pid: pid_t) {
-    // Fails where somebody else has done that.
-    let _ = wait(libc::P_PID, pid, libc::WEXITED);
 }
 
 fn signal_set(signals: &[c_int]) -> libc::sigset_t {
@@ -246,19 +240,11 @@ fn signal_set(signals: &[c_int]) -> libc::sigset_t {
     set
 }
 
-/// Blocks signals for the calling thread and those it starts; the mask of before.
-pub(super) fn block_signals(signals: &[c_int]) -> libc::sigset_t {
+/// Blocks signals for the calling thread and those it starts.
+pub(super) fn block_signals(signals: &[c_int]) {
     let set = signal_set(signals);
-    let mut before = signal_set(&[]);
-    // SAFETY: both sets are live and initialised.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) };
-    before
-}
-
-/// Sets the calling thread's signal mask. Allocates nothing.
-pub(super) fn set_signal_mask(mask: &libc::sigset_t) {
-    // SAFETY: the mask is live and initialised; the old one is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
+    // SAFETY: the set is live and initialised; the old one is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
 /// Sleeps until one of the (blocked) signals comes or the time has passed; which signal.
@@ -309,20 +295,11 @@ pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
     Some(before)
 }
 
-/// Whether this process ignores SIGINT.
-pub(super) fn is_interrupt_ignored() -> bool {
-    // SAFETY: all bytes zero are a `sigaction`; the call only writes to it.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut action) == 0
-            && action.sa_sigaction == libc::SIG_IGN
-    }
-}
-
-/// Ignores SIGINT from now on; for between fork and `exec`.
-pub(super) fn ignore_interrupt() {
-    // SAFETY: no handler of ours is set, and signal(2) is safe in a forked child (signal-safety(7)).
-    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+/// Ends that SIGCHLD is ignored, as a parent may have left it: the kernel would take the ends of
+/// children before this process can.
+pub(super) fn heed_child_signal() {
+    // SAFETY: no handler is set.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
 /// Sets the limit of open files. Allocates nothing.

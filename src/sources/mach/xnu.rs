@@ -10,7 +10,7 @@
 
 use std::ffi::{CString, OsString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use mach2::kern_return::kern_return_t;
 use mach2::mach_port::mach_port_deallocate;
@@ -31,6 +31,7 @@ use super::layout::{
 use super::memory::DEEPEST;
 use crate::arch::Arch;
 use crate::binary::ImageBytes;
+use crate::sources::startup;
 
 // SAFETY: the declarations of osfmk/mach/mach_traps.h, bsd/sys/codesign.h and
 // dyld's include/mach-o/dyld_priv.h.
@@ -328,17 +329,18 @@ impl MachKernel for Xnu {
         let mut arguments: Vec<*mut c_char> = words.iter().map(|word| word.as_ptr().cast_mut()).collect();
         arguments.push(null_mut());
         let attributes = SpawnAttributes::new()?;
+        let actions = FileActions::new()?;
         let mut pid = 0;
         // SAFETY: _NSGetEnviron gives the address of `environ`, which is set.
         let environment = unsafe { *libc::_NSGetEnviron() };
         // SAFETY: `program` and `arguments` are NUL-ended texts of the live `words`, the
-        // array ends with null, `attributes` is initialised, null file actions keep the
-        // descriptors, and posix_spawnp changes none of them.
+        // array ends with null, `attributes` and `actions` are initialised, and posix_spawnp changes
+        // none of them.
         let failed = unsafe {
             libc::posix_spawnp(
                 &raw mut pid,
                 program.as_ptr(),
-                null(),
+                &raw const actions.0,
                 &raw const attributes.0,
                 arguments.as_ptr(),
                 environment.cast_const(),
@@ -407,6 +409,31 @@ impl MachKernel for Xnu {
     }
 }
 
+/// Closes in a new process the standard streams that were closed when this process was started.
+struct FileActions(libc::posix_spawn_file_actions_t);
+
+impl FileActions {
+    fn new() -> Result<FileActions, Errno> {
+        let returned = |code: c_int| if code == 0 { Ok(()) } else { Err(Errno(code)) };
+        let mut raw = null_mut();
+        // SAFETY: `raw` is live; on success it is given back in `drop`.
+        returned(unsafe { libc::posix_spawn_file_actions_init(&raw mut raw) })?;
+        let mut actions = FileActions(raw);
+        for stream in (0..=2).filter(|stream| startup::was_closed(*stream)) {
+            // SAFETY: initialised above.
+            returned(unsafe { libc::posix_spawn_file_actions_addclose(&raw mut actions.0, stream) })?;
+        }
+        Ok(actions)
+    }
+}
+
+impl Drop for FileActions {
+    fn drop(&mut self) {
+        // SAFETY: initialised in `new`, and not used after this.
+        unsafe { libc::posix_spawn_file_actions_destroy(&raw mut self.0) };
+    }
+}
+
 /// Attributes of a process that starts suspended, with no signal blocked and SIGPIPE as
 /// it was before Rust's runtime ignored it. Handlers end with exec by themselves, and
 /// what the user's shell ignores (nohup) stays ignored.
@@ -427,7 +454,9 @@ impl SpawnAttributes {
         unsafe {
             libc::sigemptyset(&raw mut none);
             libc::sigemptyset(&raw mut default);
-            libc::sigaddset(&raw mut default, libc::SIGPIPE);
+            if !startup::was_pipe_ignored() {
+                libc::sigaddset(&raw mut default, libc::SIGPIPE);
+            }
             returned(libc::posix_spawnattr_setsigmask(attr, &raw const none))?;
             returned(libc::posix_spawnattr_setsigdefault(attr, &raw const default))?;
             returned(libc::posix_spawnattr_setflags(attr, flags as libc::c_short))?;

@@ -39,13 +39,13 @@ mod waits;
 mod window;
 mod woken;
 
-use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
 
 use libc::pid_t;
 
 use super::files::TargetFiles;
+use super::launch::{Launch, Spawner};
 use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Result;
@@ -108,9 +108,9 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
-pub(super) fn launch(command: &[OsString], sampling: &Sampling, clock: RealClock) -> Attempt {
+pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, spawner: &Spawner) -> Attempt {
     let Sampling { children, kernel: kernel_frames, .. } = *sampling;
-    let held = launch::hold(command).map_err(|error| attach::cannot_run(command, &error))?;
+    let held = launch::hold(spawner, command).map_err(|error| attach::cannot_run(command, &error))?;
     let pid = held.pid;
     let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.

@@ -461,11 +461,3 @@ impl PushedSource for PerfSource {
         Some(self.told.used_ns())
     }
 }
-
-impl Drop for PerfSource {
-    fn drop(&mut self) {
-        if self.launched {
-            linux_sys::reap_child(self.main);
-        }
-    }
-}
