@@ -29,6 +29,7 @@ need() {
 }
 need python3 python3
 need unshare util-linux
+need mount mount
 printf '#include <stdlib.h>\n' | cc -E - >/dev/null 2>&1 || packages+=(gcc libc6-dev)
 if ((${#packages[@]} > 0)); then
     install_packages "${packages[@]}"

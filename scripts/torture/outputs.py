@@ -38,6 +38,14 @@ def whole(name, data):
     return None
 
 
+def same(path, data):
+    """Whether it is a file with that content."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read() == data
+
+
 def judge(folder, allowed, before):
     """What is wrong in a folder. `allowed`: a function of a name; `before`: names and their old contents."""
     found = []

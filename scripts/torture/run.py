@@ -282,13 +282,11 @@ class Run:
         return not self.ended(0)
 
     def run_delay_s(self):
-        """The longest time that one of its threads has waited for a CPU."""
-        most = 0
-        for tid in targets.threads(self.child.pid):
-            fields = targets.read(f"/proc/{self.child.pid}/task/{tid}/schedstat").split()
-            if len(fields) > 1:
-                most = max(most, int(fields[1]))
-        return most / 1e9
+        """The longest time that one of its threads has waited for a CPU, and how long we have."""
+        pid = self.child.pid
+        delays = [targets.read(f"/proc/{pid}/task/{tid}/schedstat").split() for tid in targets.threads(pid)]
+        own = targets.read("/proc/self/schedstat").split()
+        return (max([int(fields[1]) for fields in delays if len(fields) > 1], default=0) + int(own[1])) / 1e9
 
     def cpu_trace(self):
         """Changes whenever one of its threads has been on a CPU; None if one is runnable."""
@@ -355,6 +353,8 @@ class Run:
                 os.kill(self.child.pid, signal.SIGKILL)
                 self.killed = True
         end = time.monotonic()
+        # Of one that is not waited for yet, the main thread's can still be read.
+        delay = max(delay, self.run_delay_s())
         self.took_s = end - self.began
         self.code = self.child.wait()
         os.close(self.pidfd)
@@ -464,6 +464,18 @@ class Run:
         if self.held_pipe is not None:
             os.close(self.held_pipe)
         self.faults += outputs.judge(self.folder, self.allowed, self.before)
+        if self.code == 0:
+            # What says that all went well has written all.
+            for name in self.names:
+                path = os.path.join(self.folder, name)
+                if not os.path.exists(path):
+                    self.faults.append(f"exit code 0, and there is no {name}")
+                elif name in self.before and outputs.same(path, self.before[name]):
+                    self.faults.append(f"exit code 0, and {name} is the old one")
+            if self.what.kind.startswith("dump") and self.what.condition == "plain":
+                text = targets.read(self.written)
+                if not text.endswith("\n"):
+                    self.faults.append(f"exit code 0, and half of a listing of {len(text)} bytes")
         if self.what.kind == "gate-baseline" and os.path.isdir(self.baseline):
             self.faults += outputs.judge(self.baseline, lambda name: re.fullmatch(r"\d\.folded", name), {})
         self.faults += outputs.judge(self.files.temporary, lambda name: False, {})

@@ -94,6 +94,11 @@ class Worker:
                 return 0.3
             trial = run.Run(plain, self.files, self.target if what.attaches else None, self.mach, f"{os.getpid()}-plain", 1)
             trial.do()
+            # What does nothing here even when left alone, tries nothing.
+            # Code 3 is a gate's, 4 of a target that got no CPU in that time.
+            if trial.code not in (0, 3, 4):
+                trial.faults.append(f"ended with {trial.code} where nothing disturbed it: {targets.read(trial.errors).strip()[-300:]}")
+            self.undisturbed = [f"without signals: {fault}" for fault in trial.faults]
             self.expected[what.kind] = max(0.02, trial.took_s - length)
             with open(os.path.join(self.options.work, f"expected-{what.kind}"), "w", encoding="ascii") as file:
                 file.write(str(self.expected[what.kind]))
@@ -102,6 +107,7 @@ class Worker:
     def one(self, number):
         what = Try(self.options.seed, number, self.options.mach)
         what.shared_program = what.kind.startswith("launch-p")
+        self.undisturbed = []
         earlier = self.fresh_target()
         self.target_tries += 1
         expected = self.expected_s(what)
@@ -116,6 +122,7 @@ class Worker:
         if any("target" in fault or "stopped" in fault for fault in trial.faults):
             self.target.kill()
             self.target = None
+        trial.faults += self.undisturbed
         trial.faults += [f"at the end of a target: {fault}" for fault in earlier]
         if self.options.only is not None:
             print("command:", " ".join(trial.line))
