@@ -4,13 +4,14 @@ import os
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import time
 
 import outputs
 import targets
-from tries import ENDING, LAUNCH
+from tries import ATTACH, ENDING, LAUNCH
 
 GOOD_CODES = (0, 1, 2, 3, 4)
 # All threads sleep, and none has been on a CPU for so long: it hangs.
@@ -38,7 +39,9 @@ class Files:
         for side in ("base", "new"):
             os.makedirs(os.path.join(self.runs, side), exist_ok=True)
             for index in range(5):
-                self.profile(f"runs/{side}/{index}.folded", 800, index)
+                self.profile(f"runs/{side}/{index}.folded", 800, index + (side == "new") * 10)
+        self.kept = os.path.join(work, "kept")
+        subprocess.run([program, "gate", "-q", "--new", f"{self.runs}/base", "--update-baseline", self.kept], check=True)
 
     def folder(self, name):
         path = os.path.join(self.work, name)
@@ -93,13 +96,13 @@ class Run:
         what, folder = self.what, self.where()
         for path in (self.files.out, self.files.full, self.files.temporary):
             remove_all(path)
-        self.folder, self.before = folder, {}
+        self.folder, self.watched, self.before = folder, folder, {}
         self.names = list(what.formats)
         if what.kind == "diff":
             self.names = [name for name in ("diff.svg", "diff.json", "diff.md", "diff.folded")][:len(what.formats) + 1]
-        elif what.kind.startswith("gate"):
+        elif what.kind == "gate":
             self.names = ["gate.md", "gate.json"]
-        elif what.kind.startswith("dump"):
+        elif what.kind.startswith("dump") or what.kind == "gate-baseline":
             self.names = []
         if what.condition == "no-folder":
             self.names[0] = "missing/" + self.names[0]
@@ -131,9 +134,15 @@ class Run:
                                                stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if what.kind == "gate-baseline":
             baseline = os.path.join(folder, "kept")
+            self.baseline, self.kept = baseline, {}
             if writable:
                 os.mkdir(baseline)
-            self.baseline = baseline
+                self.watched = baseline
+                if what.old_files and what.condition == "plain":
+                    for name in os.listdir(self.files.kept):
+                        shutil.copy(os.path.join(self.files.kept, name), baseline)
+                        with open(os.path.join(baseline, name), "rb") as file:
+                            self.kept[name] = file.read()
         if what.condition == "dev-full" and self.names:
             self.names[0] = "/dev/full"
 
@@ -168,7 +177,7 @@ class Run:
         if what.kind == "gate":
             return [program, "gate", "--base", f"{self.files.runs}/base", "--new", f"{self.files.runs}/new", *options, *out]
         if what.kind == "gate-baseline":
-            return [program, "gate", "--new", f"{self.files.runs}/new", "--update-baseline", "kept", *options, *out]
+            return [program, "gate", "--new", f"{self.files.runs}/new", "--update-baseline", "kept", *options]
         if what.kind == "mach-attach":
             return [self.mach.loader, self.mach.program, "-p", str(self.target.pid), "-d", str(what.seconds), "--max-stop", "100",
                     *options, *out]
@@ -270,7 +279,7 @@ class Run:
             if trigger == "new-file":
                 self.phase()
                 try:
-                    if any(name.startswith(".") for name in os.listdir(self.folder)):
+                    if any(name.startswith(".") for name in os.listdir(self.watched)):
                         if time.monotonic() - self.began > 0.05 or share < 0.3:
                             return not self.ended(0)
                 except OSError:
@@ -372,6 +381,9 @@ class Run:
         if "panicked at" in text or "RUST_BACKTRACE" in text or self.code == 101:
             self.faults.append("panic: " + next((line for line in text.splitlines() if "panicked" in line), text[:200])
                                + " | " + text[text.find("panicked"):][:300].replace("\n", " "))
+        if self.what.condition == "ignored-hup" and self.what.kind in ATTACH and self.code == 0 \
+                and {name for name, *_ in self.ending_sent} == {"HUP"} and self.took_s < self.what.seconds:
+            self.faults.append(f"ended after {self.took_s:.2f} of {self.what.seconds} s by HUP, which it was started to ignore (nohup)")
         sent = {int(getattr(signal, f"SIG{name}")) for name, *_ in self.ending_sent}
         if self.killed:
             sent.add(9)
@@ -477,7 +489,10 @@ class Run:
                 if not text.endswith("\n"):
                     self.faults.append(f"exit code 0, and half of a listing of {len(text)} bytes")
         if self.what.kind == "gate-baseline" and os.path.isdir(self.baseline):
-            self.faults += outputs.judge(self.baseline, lambda name: re.fullmatch(r"\d\.folded", name), {})
+            self.faults += outputs.judge(self.baseline, lambda name: re.fullmatch(r"base-\d{3}\.pb\.gz", name), self.kept)
+            old = sum(outputs.same(os.path.join(self.baseline, name), data) for name, data in self.kept.items())
+            if 0 < old < len(self.kept):
+                self.notes.append("a baseline of old and new recordings")
         self.faults += outputs.judge(self.files.temporary, lambda name: False, {})
 
     def stop_target(self):

@@ -50,12 +50,12 @@ class Try:
         self.stop_share = rng.random()
 
     def draw_condition(self, rng):
-        writes = not self.kind.startswith("dump")
+        writes = not self.kind.startswith("dump") and self.kind != "gate-baseline"
         choices = ["plain"] * 9 + ["memory", "descriptors", "stdout-closed", "file-size", "ignored-hup"]
         if writes:
             choices += ["disk-full", "disk-full", "file-size", "read-only", "fifo", "fifo", "fifo-read", "dev-full", "no-folder"]
         else:
-            choices += ["dev-full", "pipe-closed"]
+            choices += ["disk-full", "file-size"] if self.kind == "gate-baseline" else ["dev-full", "pipe-closed"]
         if self.kind.startswith("mach"):
             # What the loader itself needs of these is not the program's.
             choices = ["plain"] * 4 + ["disk-full", "fifo", "read-only", "stdout-closed"]
@@ -97,8 +97,9 @@ class Try:
         stops = [index for index, name in enumerate(pattern) if name in ("TSTP", "STOP")]
         if stops and "CONT" not in pattern[stops[-1]:]:
             steps.append(("after", rng.random(), "CONT", "profiler"))
-        if (self.condition == "fifo" or self.kind == "render-stdin") and not set(pattern) & {"KILL", *ENDING}:
-            steps.append(("late" if self.condition == "fifo" else "after", rng.random(), rng.choice(ENDING), "profiler"))
+        ends = {"KILL", "INT", "TERM"} if self.condition == "ignored-hup" else {"KILL", *ENDING}
+        if (self.condition == "fifo" or self.kind == "render-stdin") and not set(pattern) & ends:
+            steps.append(("late" if self.condition == "fifo" else "after", rng.random(), rng.choice(("INT", "TERM")), "profiler"))
         return steps
 
     def names(self):
