@@ -298,7 +298,7 @@ class Run:
         return (max([int(fields[1]) for fields in delays if len(fields) > 1], default=0) + int(own[1])) / 1e9
 
     def cpu_trace(self):
-        """Changes whenever one of its threads has been on a CPU; None if one is runnable."""
+        """Changes whenever one of its threads was on a CPU; None if one can run."""
         trace = []
         for tid in targets.threads(self.child.pid):
             if targets.state(self.child.pid, tid) == "R":
@@ -441,8 +441,10 @@ class Run:
             self.reap()
             if not left:
                 break
-            trace = [(pid, targets.read(f"/proc/{pid}/schedstat")) for pid in left]
-            if trace != last:
+            tasks = [f"/proc/{pid}/task/{tid}" for pid in left for tid in targets.threads(pid)]
+            trace = [(task, targets.read(f"{task}/schedstat")) for task in tasks]
+            # One that waits for a CPU gets on as soon as it has one.
+            if trace != last or any(") R " in targets.read(f"{task}/stat") for task in tasks):
                 quiet, last = time.monotonic(), trace
             if time.monotonic() - quiet > 10:
                 self.faults.append("left running: " + "; ".join(
