@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 
 for argument in "$@"; do
     if [[ $argument == --help || $argument == -h ]]; then
-        exec python3 scripts/soak/soak.py --help
+        exec python3 -B scripts/soak/soak.py --help
     fi
 done
 packages=()
@@ -35,4 +35,4 @@ if (($# > 0)) && [[ -x ${!#} && -f ${!#} ]]; then
 elif [[ ! -x $stackprof ]]; then
     cargo build --release --locked
 fi
-exec python3 scripts/soak/soak.py "${arguments[@]}" "$stackprof"
+exec python3 -B scripts/soak/soak.py "${arguments[@]}" "$stackprof"

@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 mach=false
 for argument in "$@"; do
     case $argument in
-        -h | --help) exec python3 scripts/torture/torture.py --help ;;
+        -h | --help) exec python3 -B scripts/torture/torture.py --help ;;
         --mach) mach=true ;;
     esac
 done
@@ -50,4 +50,4 @@ namespace=()
 if ((EUID == 0)) && unshare --mount --propagation private mount -t tmpfs torture /mnt 2>/dev/null; then
     namespace=(unshare --mount --propagation private env STACKPROF_TORTURE_MOUNTS=1)
 fi
-exec "${namespace[@]}" python3 scripts/torture/torture.py "${arguments[@]}" "$stackprof"
+exec "${namespace[@]}" python3 -B scripts/torture/torture.py "${arguments[@]}" "$stackprof"

@@ -253,7 +253,7 @@ def main():
                     os.path.join(ROOT, "scripts/torture/self.c")], check=True)
     print(f"torture: seed {options.seed}, {len(numbers(options))} tries{' over Mach' if options.mach else ''}, {jobs} at once"
           + ("" if mounts_work() else "; NOT TRIED: full disks and read-only ones, which need root's mounts"), flush=True)
-    workers = [subprocess.Popen([sys.executable, os.path.abspath(__file__), *sys.argv[1:-1], "--seed", str(options.seed),
+    workers = [subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), *sys.argv[1:-1], "--seed", str(options.seed),
                                  "--share", f"{index}/{jobs}", "--work", folder, options.stackprof]) for index in range(jobs)]
     began, told = time.monotonic(), time.monotonic()
     try:
