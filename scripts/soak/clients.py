@@ -16,7 +16,9 @@ class Client(threading.Thread):
 
     def __init__(self, port, per_s):
         super().__init__(daemon=True)
-        self.port, self.pause_s = port, 1 / per_s
+        self.port, self.pause_s, self.began = port, 1 / per_s, time.monotonic()
+        # In words, what the server does: for complaints.
+        self.look = str
         self.requests = self.errors = 0
         self.complaints, self.latencies = [], []
         self.ends = threading.Event()
@@ -24,7 +26,7 @@ class Client(threading.Thread):
     def complain(self, text):
         self.errors += 1
         if len(self.complaints) < 5:
-            self.complaints.append(text)
+            self.complaints.append(f"after {time.monotonic() - self.began:.0f} s: {text}; {self.look()}")
 
     def run(self):
         due = time.monotonic()
@@ -52,6 +54,20 @@ class Client(threading.Thread):
     def percentile_ms(self, percent):
         values = sorted(self.latencies)
         return values[min(len(values) - 1, len(values) * percent // 100)] * 1e3 if values else 0.0
+
+
+class Gaps(threading.Thread):
+    """The longest time for which clients themselves got no CPU: no fault of a server's."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.longest_s = 0.0
+
+    def run(self):
+        while True:
+            before = time.monotonic()
+            time.sleep(0.05)
+            self.longest_s = max(self.longest_s, time.monotonic() - before - 0.05)
 
 
 class Redis(Client):

@@ -76,7 +76,20 @@ class Pair:
                 time.sleep(0.1)
         kind = clients.Redis if self.name == "redis" else clients.Jvm
         self.client = kind(self.port, per_s)
+        self.client.look = self.look
         self.client.start()
+
+    def look(self):
+        """State, CPU time and time waited for a CPU of the server, and how busy the machine is."""
+        try:
+            with open(f"/proc/{self.server.pid}/stat", encoding="utf-8") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+            with open(f"/proc/{self.server.pid}/schedstat", encoding="utf-8") as file:
+                used_ns, waited_ns = file.read().split()[:2]
+            return (f"server {state}, used {int(used_ns) / 1e9:.1f} s, waited for a CPU {int(waited_ns) / 1e9:.1f} s, "
+                    f"load {os.getloadavg()[0]:.0f}")
+        except OSError:
+            return "no server"
 
     def start_profiler(self, program, seconds):
         with open(f"{self.path}-profiler.log", "w", encoding="utf-8") as log:
@@ -172,6 +185,8 @@ def main():
         for pair in pairs:
             pair.start_profiler(program, seconds)
         since = time.monotonic()
+        gaps = clients.Gaps()
+        gaps.start()
         print(f"soak: {len(pairs)} recordings of {arguments.minutes:g} minutes; files in {place}", flush=True)
         while any(pair.profiler.poll() is None for pair in pairs):
             for pair in pairs:
@@ -188,6 +203,7 @@ def main():
         for pair in pairs:
             pair.end()
     errors = report(pairs, seconds)
+    print(f"clients themselves stood for at most {gaps.longest_s:.2f} s; load {os.getloadavg()[2]:.0f}")
     if not arguments.keep and not errors and all(pair.profiler.returncode == 0 for pair in pairs):
         shutil.rmtree(place, ignore_errors=True)
     print(f"soak: {errors} client errors")
