@@ -16,12 +16,13 @@ import tempfile
 import time
 import traceback
 
+import folders
 import mach
 import run
 import targets
 from tries import ATTACH, ENDING, KINDS, Try
 
-CI_SEED, CI_TRIES, CI_MACH_TRIES = 31, 168, 16
+CI_SEED, CI_TRIES, CI_MACH_TRIES = 31, 144, 12
 # After so many tries a target ends, and tells what it saw.
 TARGET_TRIES = 25
 PR_SET_CHILD_SUBREAPER = 36
@@ -62,7 +63,7 @@ class Worker:
         self.options, self.work = options, work
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.self_program = os.path.join(os.path.dirname(work), "self")
-        self.files = run.Files(work, options.stackprof, self.self_program, mounts_work())
+        self.files = folders.Files(work, options.stackprof, self.self_program, mounts_work())
         self.mach = mach.Mach(ROOT) if options.mach else None
         self.target, self.target_tries, self.targets = None, 0, 0
         self.expected = {}
