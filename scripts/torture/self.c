@@ -398,6 +398,16 @@ static void posix_timer(void)
 
 /* ---- children and threads that come and go */
 
+/* A fork that fails for want of memory or processes is no fault; its -1 would mean everybody to kill and waitpid. */
+#define FORK_OR_RETURN(child)          \
+    do {                               \
+        (child) = fork();              \
+        if ((child) == -1) {           \
+            nap(1000);                 \
+            return;                    \
+        }                              \
+    } while (0)
+
 static int wait_status(pid_t child, int options, const char *what)
 {
     int status = -1;
@@ -416,12 +426,14 @@ static void children(void)
     char code[16];
     switch (number % 5) {
     case 0: /* ends by itself */
-        if ((child = fork()) == 0) _exit(number % 128);
+        FORK_OR_RETURN(child);
+        if (child == 0) _exit(number % 128);
         status = wait_status(child, 0, "a child that ends");
         if (!WIFEXITED(status) || WEXITSTATUS(status) != number % 128) wrong("exit status %x instead of %d", (unsigned)status, number % 128);
         break;
     case 1: /* ends by a signal */
-        if ((child = fork()) == 0) {
+        FORK_OR_RETURN(child);
+        if (child == 0) {
             signal(killed_by[number / 5 % 3], SIG_DFL);
             raise(killed_by[number / 5 % 3]);
             _exit(99);
@@ -438,7 +450,8 @@ static void children(void)
         break;
     }
     case 3: /* stops, goes on, ends */
-        if ((child = fork()) == 0) {
+        FORK_OR_RETURN(child);
+        if (child == 0) {
             /* Where its parent is killed meanwhile, nobody else would continue it. */
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             raise(SIGSTOP);
@@ -458,10 +471,12 @@ static void children(void)
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 33) wrong("status %x of a child that stopped and went on", (unsigned)status);
         break;
     case 4: /* a child of a thread, with a child of its own */
-        if ((child = fork()) == 0) {
+        FORK_OR_RETURN(child);
+        if (child == 0) {
             int inner = 0;
             pid_t grandchild = fork();
             if (grandchild == 0) _exit(5);
+            if (grandchild == -1) _exit(6);
             _exit(waitpid(grandchild, &inner, 0) == grandchild && WIFEXITED(inner) && WEXITSTATUS(inner) == 5 ? 6 : 98);
         }
         status = wait_status(child, 0, "a child with a child");
