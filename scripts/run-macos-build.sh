@@ -3,7 +3,8 @@
 # for Mach-O programs with a libSystem and a Mach kernel of its own, written apart from
 # src/sources/mach. So xnu.rs and all of the macOS backend run, on real processes.
 #
-#   scripts/run-macos-build.sh       after scripts/check-macos.sh, whose programs it runs
+#   scripts/run-macos-build.sh             after scripts/check-macos.sh, whose programs it runs
+#   scripts/run-macos-build.sh --build     the programs and the loader only, into target/macos/run
 #
 # Prints a line for each check and, at the end, `N passed, N failed`.
 # shellcheck disable=SC2317 # checks are functions that `check` calls by their names
@@ -98,6 +99,9 @@ cp "$work/dyld.dylib" "$work/with-cache/"
 cp "$work/pthread.dylib" "$work/with-cache/cached-pthread.dylib"
 printf '\200' | dd "of=$work/with-cache/cached-pthread.dylib" bs=1 seek=27 conv=notrunc status=none
 printf 'dyld_v1 x86_64h' >"$work/with-cache/cache"
+if [[ ${1:-} == --build ]]; then
+    exit 0
+fi
 export DARWIN_RUN_SYSTEM="$work" DARWIN_RUN_REPORT="$work/report"
 
 # ---- checks
