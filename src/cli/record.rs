@@ -53,7 +53,11 @@ pub fn run(asked: &Recording) -> Result<()> {
     let how = sampling::How { way, kernel, children, children_needed };
     let (profile, files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
-        return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu));
+        let program = match &asked.source {
+            Source::Launch(command) => command.first().map(|program| &**program),
+            _ => None,
+        };
+        return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu, program));
     }
 
     // Name.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::binary::Files;
 use crate::cli::args::{Source, Verbosity};
 use crate::cli::progress::Progress;
-use crate::cli::{demo, system, text};
+use crate::cli::{demo, messages, system, text};
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
@@ -78,7 +78,14 @@ pub(super) fn run(
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
             return record(Recordable::Stopped(&mut target), &clock);
         }
-        Source::Pid(pid) => system::Process::Running(*pid),
+        Source::Pid(pid) => {
+            if verbosity != Verbosity::Quiet
+                && let Some(why) = system::why_it_stands(*pid)
+            {
+                messages::note(&format!("pid {pid} does not run now: {why}"));
+            }
+            system::Process::Running(*pid)
+        }
         Source::Launch(command) => system::Process::New(command.clone()),
         Source::Several(several) => system::Process::Several(several.clone()),
         Source::Demo => {

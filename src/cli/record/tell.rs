@@ -1,5 +1,7 @@
 //! How a recording went: statistics, the closing summary, or why there is nothing.
 
+use std::ffi::OsStr;
+
 use crate::cli::args::{Destination, Output, Verbosity};
 use crate::cli::stats::{self, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text};
@@ -79,12 +81,41 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
 }
 
 /// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
-pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> Error {
+/// `program` was launched.
+pub(super) fn nothing_sampled(
+    profile: &Profile,
+    idle: bool,
+    off_cpu: bool,
+    program: Option<&OsStr>,
+) -> Error {
     let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
     if let Some(why) = &profile.stats.cut_short {
         let text = format!("nothing was sampled of {process}: after {seconds:.1} s {why}");
         return Error::new(ErrorKind::System, text);
+    }
+    let is_of_this_system = matches!(profile.process.backend, "ptrace" | "perf_event");
+    let why_it_stands = match profile.process.pid {
+        0 => None,
+        pid if is_of_this_system && profile.stats.exit_status.is_none() => system::why_it_stands(pid),
+        _ => None,
+    };
+    let ended = |status| match status {
+        ExitStatus::Code(code) => format!("it exited with code {code}"),
+        ExitStatus::Signal(signal) => format!("it was ended by signal {signal}"),
+        ExitStatus::Unknown => "it exited".to_owned(),
+    };
+    let error = |why: &str| Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"));
+    if let Some(program) = program.filter(|program| system::gains_rights(program)) {
+        let how = profile.stats.exit_status.map_or("it runs on".to_owned(), ended);
+        let program = program.display();
+        return error(&format!(
+            "{how}; `{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
+             may sample such programs: sudo stackprof -- {program} ..."
+        ));
+    }
+    if let Some(why) = why_it_stands {
+        return error(&format!("in {seconds:.1} s it did not run: {why}"));
     }
     let why = match profile.stats.exit_status {
         _ if off_cpu => {
@@ -93,13 +124,9 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> E
             )
         }
         Some(status) => {
-            let how = match status {
-                ExitStatus::Code(code) => format!("exited with code {code}"),
-                ExitStatus::Signal(signal) => format!("was ended by signal {signal}"),
-                ExitStatus::Unknown => "exited".to_owned(),
-            };
+            let how = ended(status);
             format!(
-                "it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
+                "{how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
             )
         }
         None if idle && profile.stats.samples_lost.contains_key("stopped by job control") => {
@@ -113,5 +140,5 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool) -> E
         None if profile.process.pid == 0 => format!("in {seconds:.1} s they used no CPU time"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };
-    Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}"))
+    error(&why)
 }

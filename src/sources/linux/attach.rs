@@ -70,7 +70,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
             }
             match sys::seize(tid, children) {
                 Ok(()) => {
-                    target.adopt_found(pid, tid);
+                    target.adopt_found(pid, tid).map_err(|error| refusal::explain(pid, &error))?;
                     found_new = true;
                 }
                 // Ended since the listing, or followed by the kernel in the meantime.
@@ -141,7 +141,7 @@ pub(super) fn launch(command: &[OsString], children: bool, clock: RealClock) -> 
     // If refused, `held` is dropped, and the new process ends without running the command.
     sys::seize(pid, children).map_err(|error| refusal::explain(pid, &error))?;
     let mut target = LinuxTarget::new(pid, describe(pid), children, clock.clone());
-    target.adopt_found(pid, pid);
+    target.adopt_found(pid, pid).map_err(|error| failed(&error))?;
     target.end_with(pid);
     target.set_launched();
     let mut started = Some(held.go().map_err(|error| failed(&error))?);
@@ -196,7 +196,7 @@ fn program(command: &[OsString]) -> String {
 pub(super) fn cannot_run(command: &[OsString], error: &std::io::Error) -> Error {
     let next = match error.raw_os_error() {
         Some(libc::ENOENT) => "; check the name or give a path",
-        Some(libc::EMFILE) => "; raise `ulimit -n`",
+        Some(libc::EMFILE | libc::ENFILE) => "; raise `ulimit -n`",
         _ => "",
     };
     let program = program(command);

@@ -23,7 +23,10 @@ mod perf;
 mod proc;
 mod refusal;
 mod registers;
+mod repeated_wait;
+mod sleeping_thread;
 mod standing;
+mod standstill;
 mod sys;
 mod threads;
 mod trace;
@@ -35,6 +38,8 @@ use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::{Chosen, Recordable, Sampling, Way};
 
+pub use refusal::gains_rights;
+pub use standstill::{why_it_is_frozen, why_it_stands};
 pub use trace::LinuxTarget;
 
 /// Which process.
@@ -67,6 +72,7 @@ pub fn with_target<R: Send>(
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
     in_thread(move || {
+        refusal::check_open_files(source)?;
         let mut target = trace(source, false, clock)?;
         Ok(body(&mut target))
     })
@@ -85,6 +91,7 @@ pub fn with_source<R: Send>(
 ) -> Result<R> {
     in_thread(move || {
         let Sampling { way, off_cpu, children, .. } = sampling;
+        refusal::check_open_files(source)?;
         let by_kernel = match way {
             Way::Ptrace => Err("--source ptrace".to_owned()),
             Way::Auto | Way::Perf => match source {
