@@ -95,13 +95,18 @@ impl Block {
     }
 
     /// Whether the kernel will continue the interrupted call by `restart_syscall`.
-    pub(super) fn is_restarted_by_kernel(&self) -> bool {
+    pub(super) fn is_continued(&self) -> bool {
         self.call_result() == Some(ERESTART_RESTARTBLOCK)
     }
 
-    /// The wait that it will so continue, if that would last longer when it is made again.
+    /// Whether the call was interrupted and may be one that is made again.
+    pub(super) fn is_interrupted_wait(&self) -> bool {
+        self.is_continued() || self.call_result() == Some(EINTR)
+    }
+
+    /// The interrupted wait, if that would last longer when it is made again.
     pub(super) fn timed_wait(&self) -> Option<TimedWait> {
-        if !self.is_restarted_by_kernel() {
+        if !self.is_interrupted_wait() {
             return None;
         }
         match self.code() {
@@ -260,7 +265,7 @@ mod tests {
         assert!(!sleep.repair_interrupted_call(&mut calls, || true, || true), "a handler ends it");
         assert!(sleep.repair_interrupted_call(&mut calls, || false, || true));
         assert_eq!(sleep.raw.rax.cast_signed(), ERESTARTNOHAND);
-        assert_eq!((sleep.timed_wait(), sleep.is_restarted_by_kernel()), (None, false));
+        assert_eq!((sleep.timed_wait(), sleep.is_continued()), (None, false));
         sleep.set_call_result(-110);
         assert_eq!(sleep.raw.rax.cast_signed(), -110);
     }

@@ -1,9 +1,10 @@
-//! Timed waits of threads under a seccomp filter that a signal interrupted which the process ignores.
+//! Timed waits that a signal interrupted which the process ignores, and that are made again.
 //!
-//! The kernel wakes a traced thread for such a signal, and would continue the wait by `restart_syscall`
-//! for the rest of its time, which a filter may punish. So the call is made again with its own arguments
-//! (`registers.rs`), which would wait for the whole time anew. The tracer knows when the wait had
-//! ended without a signal, and ends it then, with the result of a wait whose time has passed.
+//! The kernel wakes a traced thread for such a signal. Some calls then fail with EINTR (epoll_wait). Others it
+//! would continue by `restart_syscall` for the rest of their time, which a seccomp filter may punish. Both are
+//! made again with their own arguments (`registers.rs`), which would wait for the whole time anew. The
+//! tracer knows when the wait had ended without a signal, and ends it then, with the result of a wait whose
+//! time has passed.
 //!
 //! The thread stops at the entry and at the exit of that call (PTRACE_SYSCALL), so that no other wait
 //! can be taken for it.
@@ -22,9 +23,9 @@ pub(super) const AT_CALL: c_int = libc::SIGTRAP | 0x80;
 /// How long the threads are given to stop that are let go one by one, nanoseconds.
 const RELEASE_NS: u64 = 50_000_000;
 
-/// The calls that the kernel continues by `restart_syscall`.
+/// The calls that wait for a relative time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // other kernels do not show that they do
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // elsewhere the kernel does not show what it will do
 pub(super) enum WaitCall {
     /// nanosleep(2)
     Nanosleep,
@@ -34,6 +35,14 @@ pub(super) enum WaitCall {
     Poll,
     /// futex(2)
     Futex,
+    /// epoll_wait(2), epoll_pwait(2)
+    Epoll,
+    /// epoll_pwait2(2)
+    EpollTimespec,
+    /// semtimedop(2)
+    Semaphore,
+    /// sigtimedwait(2)
+    Signal,
 }
 
 /// When an interrupted wait ends.
@@ -68,6 +77,14 @@ impl TimedWait {
             rest if rest == at => None,
             at => Some(TimedWait { timeout: Timeout::Rest { at, word_bytes }, result: 0 }),
         };
+        let milliseconds = |ms: u64| {
+            let ms = u64::try_from(ms as i32).ok()?;
+            Some(TimedWait { timeout: Timeout::Milliseconds(ms), result: 0 })
+        };
+        let timespec = |at: u64, error: c_int| {
+            let timeout = Timeout::Timespec { at, word_bytes };
+            (at != 0).then(|| TimedWait { timeout, result: -i64::from(error) })
+        };
         match call {
             WaitCall::Nanosleep => sleep(first, second),
             // Other clocks need not pass as the tracer's does.
@@ -77,14 +94,13 @@ impl TimedWait {
                 let relative = second as i32 & libc::TIMER_ABSTIME == 0;
                 if known && relative { sleep(third, fourth) } else { None }
             }
-            WaitCall::Poll => u64::try_from(third as i32)
-                .ok()
-                .map(|ms| TimedWait { timeout: Timeout::Milliseconds(ms), result: 0 }),
-            WaitCall::Futex => (second & FUTEX_COMMAND & u64::from(u32::MAX) == FUTEX_WAIT && fourth != 0)
-                .then(|| TimedWait {
-                    timeout: Timeout::Timespec { at: fourth, word_bytes },
-                    result: -i64::from(libc::ETIMEDOUT),
-                }),
+            WaitCall::Poll => milliseconds(third),
+            WaitCall::Epoll => milliseconds(fourth),
+            WaitCall::EpollTimespec => timespec(fourth, 0),
+            WaitCall::Semaphore => timespec(fourth, libc::EAGAIN),
+            WaitCall::Signal => timespec(third, libc::EAGAIN),
+            WaitCall::Futex if second & FUTEX_COMMAND & u64::from(u32::MAX) != FUTEX_WAIT => None,
+            WaitCall::Futex => timespec(fourth, libc::ETIMEDOUT),
         }
     }
 
@@ -129,21 +145,20 @@ pub(super) struct RepeatedWait {
 
 impl LinuxTarget {
     /// Repairs the call that a stop interrupted, of the thread whose registers were read, and decides how
-    /// it goes on.
-    pub(super) fn repair(&mut self, standing: &mut Standing) {
+    /// it goes on. `asked`: the stop is one that was asked for, which finds waits that have just begun.
+    pub(super) fn repair(&mut self, standing: &mut Standing, asked: bool) {
         let (tid, signal) = (standing.tid, standing.signal);
         let Some(thread) = self.threads.get_mut(&tid) else { return };
         thread.job_stopped = false;
         let is_handled = || signal != 0 && !ignores(tid, signal);
-        let wait = self.raw.timed_wait();
+        let (wait, continued) = (self.raw.timed_wait(), self.raw.is_continued());
         let filtered = || sleeping_thread::is_filtered(tid);
         if self.raw.repair_interrupted_call(&mut thread.calls, is_handled, filtered) {
             let _ = self.raw.write(tid);
-            // Our own stop comes when the wait has just begun.
-            if let (Some(wait), None, true) = (wait, thread.repeated, signal != 0) {
+            if let (Some(wait), None, false) = (wait, thread.repeated, asked) {
                 let now_ns = self.clock.now_ns();
                 let waited_ns = thread.waited_ns(now_ns);
-                thread.woken = true;
+                thread.woken |= continued;
                 if let Some(deadline_ns) = wait.deadline_ns(tid, now_ns, waited_ns) {
                     thread.repeated = Some(RepeatedWait { deadline_ns, result: wait.result, entered: false });
                     self.deadlines.push((deadline_ns, tid));
@@ -182,7 +197,7 @@ impl LinuxTarget {
             return true;
         }
         let wait = *wait;
-        if self.raw.read(tid).is_err() || !self.raw.is_restarted_by_kernel() {
+        if self.raw.read(tid).is_err() || !self.raw.is_interrupted_wait() {
             thread.repeated = None;
             return false;
         }
@@ -267,6 +282,9 @@ mod tests {
         let futex = |operation, at| of(WaitCall::Futex, [0, operation, 0, at]).map(|wait| wait.result);
         assert_eq!((futex(128, 0x10), futex(0, 0x10)), (Some(-110), Some(-110)));
         assert_eq!((futex(0, 0), futex(9, 0x10)), (None, None), "none, and an absolute one");
+        let wait = |call, result| of(call, [0, 0, 0x10, 0x10]).is_some_and(|wait| wait.result == result);
+        assert!(wait(WaitCall::Epoll, 0) && wait(WaitCall::EpollTimespec, 0));
+        assert!(wait(WaitCall::Semaphore, -11) && wait(WaitCall::Signal, -11));
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl LinuxTarget {
         let of_job_control = standing.signal == 0
             && self.threads.get_mut(&tid).is_some_and(|thread| std::mem::take(&mut thread.job_stopped));
         if !of_job_control && self.raw.read(tid).is_ok() {
-            self.repair(&mut standing);
+            self.repair(&mut standing, false);
         }
         self.let_go(standing);
     }
@@ -129,7 +129,8 @@ impl LinuxTarget {
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_standing(tid, pending, seen_ns, capture);
         if !matches!(outcome, Outcome::Unreadable(_)) {
-            self.repair(&mut standing);
+            let asked = standing.signal == 0;
+            self.repair(&mut standing, asked);
         }
         self.let_go(standing);
         self.stood(tid, pending, seen_ns, outcome, capture);

@@ -98,7 +98,7 @@ pub(super) fn set_call_result(words: &mut RawCompat, result: i64) {
     words[EAX] = (result as i32).cast_unsigned();
 }
 
-/// The relative wait among the calls that the kernel continues by `restart_syscall`.
+/// The call as one that waits for a relative time.
 pub(super) fn timed_wait(words: &RawCompat) -> Option<TimedWait> {
     let (call, word_bytes) = match words[ORIG_EAX] {
         162 => (WaitCall::Nanosleep, 4),
@@ -107,6 +107,11 @@ pub(super) fn timed_wait(words: &RawCompat) -> Option<TimedWait> {
         168 => (WaitCall::Poll, 4),
         240 => (WaitCall::Futex, 4),
         422 => (WaitCall::Futex, 8),
+        256 | 319 => (WaitCall::Epoll, 4),
+        441 => (WaitCall::EpollTimespec, 8),
+        420 => (WaitCall::Semaphore, 8),
+        177 => (WaitCall::Signal, 4),
+        421 => (WaitCall::Signal, 8),
         _ => return None,
     };
     TimedWait::of(call, [EBX, ECX, EDX, ESI].map(|word| words[word].into()), word_bytes)

@@ -96,13 +96,17 @@ pub(super) fn set_call_result(raw: &mut RawRegisters, result: i64) {
     raw.rax = result.cast_unsigned();
 }
 
-/// The relative wait among the calls that the kernel continues by `restart_syscall`.
+/// The call as one that waits for a relative time.
 pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
     let call = match raw.orig_rax.cast_signed() {
         libc::SYS_nanosleep => WaitCall::Nanosleep,
         libc::SYS_clock_nanosleep => WaitCall::ClockNanosleep,
         libc::SYS_poll => WaitCall::Poll,
         libc::SYS_futex => WaitCall::Futex,
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => WaitCall::Epoll,
+        libc::SYS_epoll_pwait2 => WaitCall::EpollTimespec,
+        libc::SYS_semtimedop => WaitCall::Semaphore,
+        libc::SYS_rt_sigtimedwait => WaitCall::Signal,
         _ => return None,
     };
     TimedWait::of(call, [raw.rdi, raw.rsi, raw.rdx, raw.r10], 8)
