@@ -51,7 +51,7 @@ fn waits_that_begin_as_the_thread_is_stopped_end_as_always() {
     for how in WAITS {
         // Those of whole milliseconds are no shorter.
         let us = if matches!(how, "poll" | "epoll") { "1000" } else { "50" };
-        run(&[how, "2000", us, "kill"], &BY_PTRACE);
+        run(&[how, "500", us, "kill"], &BY_PTRACE);
     }
 }
 

@@ -216,7 +216,7 @@ fn a_program_that_gains_rights_for_somebody_else() {
         fs::set_permissions(&command, fs::Permissions::from_mode(mode)).unwrap();
         let mut setpriv = Command::new("setpriv");
         setpriv.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
-        setpriv.args(["-q", "--hz", "1", "--source", "ptrace", "--output"]).arg(dir.path().join("x.folded"));
+        setpriv.args(["-q", "--hz", "1", "--source", "ptrace", "-o"]).arg(dir.path().join("x.folded"));
         let output = setpriv.arg("--").arg(&command).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{mode:o}: {said}");

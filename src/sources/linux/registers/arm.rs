@@ -101,6 +101,9 @@ mod tests {
             (words[0], words[R7], words[Arm::PC]) = ((-4i32).cast_unsigned(), 6, 0xf00);
             calls.waits_in(b"6 0x6 0x1 0x2 0x3 0x4 0x5 0xd00 0xf00");
             assert!(!repair(&mut words, &mut calls, || false, || false));
+            assert_eq!(timed_wait(&words), None);
+            set_call_result(&mut words, -110);
+            assert_eq!(words[0].cast_signed(), -110);
         }
     }
 
