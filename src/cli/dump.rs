@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
 use super::{messages, naming, system};
 use crate::addr::LookupAvma;
-use crate::binary::Mapping;
+use crate::binary::{Files, Mapping};
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
@@ -46,19 +46,20 @@ pub fn run(dump: &Dump) -> Result<()> {
             What::Symbols => symbols(target, clock, dump.naming.style).map(Shown::whole),
             What::Stacks => {
                 let files = target.files();
-                let options = naming::options(dump.naming, &*files);
                 let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
-                let text = stacks(&snapshot, dump.max_depth, &options);
-                Ok(Shown { text, missing: missing(&snapshot) })
+                Ok(Shown { snapshot: Some((snapshot, files)), ..Shown::whole(String::new()) })
             }
         }
     };
-    let shown = match &dump.source {
+    let mut shown = match &dump.source {
         Source::Sim { seed } => {
             let clock = FakeClock::default();
             show(&mut SimTarget::new(SimConfig::from_seed(*seed), clock.clone()), &clock)?
         }
         Source::Pid(pid) => {
+            if let Some(why) = system::why_it_is_frozen(*pid) {
+                messages::note(&format!("pid {pid} does not run now: {why}"));
+            }
             system::prepare();
             system::with_target(&system::Process::Running(*pid), show)??
         }
@@ -71,6 +72,12 @@ pub fn run(dump: &Dump) -> Result<()> {
         }
         Source::Launch(_) | Source::Demo | Source::Several(_) => Shown::whole(String::new()),
     };
+    // Names take longer than a signal to the target can wait: it is let go before.
+    if let Some((snapshot, files)) = shown.snapshot.take() {
+        let options = naming::options(dump.naming, &*files);
+        shown.text = stacks(&snapshot, dump.max_depth, &options);
+        shown.missing = missing(&snapshot);
+    }
     messages::result(&shown.text);
     shown.missing.map_or(Ok(()), Err)
 }
@@ -79,11 +86,13 @@ pub fn run(dump: &Dump) -> Result<()> {
 struct Shown {
     text: String,
     missing: Option<Error>,
+    /// Stacks that are named when the target is let go, and the files of its process.
+    snapshot: Option<(Snapshot, Arc<dyn Files>)>,
 }
 
 impl Shown {
     fn whole(text: String) -> Shown {
-        Shown { text, missing: None }
+        Shown { text, missing: None, snapshot: None }
     }
 }
 

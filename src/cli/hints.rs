@@ -92,12 +92,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
             percent(in_kernel, stats.samples + in_kernel)
         ));
     }
-    if hides_names(profile, names) {
-        hints.push(
-            "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
-                .to_owned(),
-        );
-    }
+    hints.extend(hidden_names(&seen, stats.samples));
     let problems = names.unnamed_by_image.iter().filter_map(|unnamed| {
         let image = profile.images.images().get(unnamed.image as usize)?;
         let problem = match &unnamed.why {
@@ -111,13 +106,12 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
     hints
 }
 
-/// Whether the system does not show the names of its kernel's functions.
-fn hides_names(profile: &Profile, names: &Names) -> bool {
-    let mut frames = profile.trie.frames().enumerate();
-    frames.any(|(index, frame)| {
-        let in_kernel = matches!(frame, Frame::Code { address, .. } if address.at().is_kernel());
-        let named = |name: &Arc<str>| **name != *kernel::UNNAMED;
-        in_kernel && !names.get(FrameId(index as u32)).iter().any(named)
+/// The hint about functions of the kernel whose names the system hides. Where it shows any, it hides none:
+/// code that was loaded later has no name for anybody.
+fn hidden_names(seen: &Seen, samples: u64) -> Option<String> {
+    (!seen.kernel_named && is_worth(seen.kernel_nameless, samples)).then(|| {
+        "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
+            .to_owned()
     })
 }
 
@@ -139,6 +133,10 @@ struct Seen {
     nameless: BTreeMap<Arc<str>, u64>,
     /// Outermost frames of incomplete stacks.
     outermost: BTreeSet<FrameId>,
+    /// Stacks with frames of the kernel without a name.
+    kernel_nameless: u64,
+    /// A frame of the kernel has a name.
+    kernel_named: bool,
     /// Stacks through the interpreter of Python that have no frame of a function of Python.
     python: u64,
 }
@@ -164,6 +162,15 @@ impl Seen {
             let frames = (0..makers.len()).map(|index| names.get(FrameId(index as u32)));
             frames.map(|names| names.iter().any(|name| name.starts_with(with))).collect()
         };
+        let frames = profile.trie.frames().enumerate();
+        let kernel: Vec<Option<bool>> = frames
+            .map(|(index, frame)| {
+                let of_kernel = matches!(frame, Frame::Code { address, .. } if address.at().is_kernel());
+                let named = |name: &Arc<str>| **name != *kernel::UNNAMED;
+                of_kernel.then(|| names.get(FrameId(index as u32)).iter().any(named))
+            })
+            .collect();
+        seen.kernel_named = kernel.contains(&Some(true));
         let (evaluate, of_python) = (begin(PYTHON_EVALUATES), begin(PYTHON_FUNCTION));
         profile.trie.for_each_stack(|path, count| {
             let Some((root, code)) = path.split_first() else { return };
@@ -174,6 +181,9 @@ impl Seen {
                 *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
             }
             let has = |those: &[bool]| code.iter().any(|frame| those.get(frame.0 as usize) == Some(&true));
+            if code.iter().any(|frame| kernel.get(frame.0 as usize) == Some(&Some(false))) {
+                seen.kernel_nameless += count;
+            }
             if has(&evaluate) && !has(&of_python) {
                 seen.python += count;
             }
@@ -327,6 +337,14 @@ mod tests {
         let hint = unseen_python(&seen(60), 100).unwrap_or_default();
         assert!(hint.starts_with("60.0% of the samples are below Python's interpreter"), "{hint}");
         assert!(hint.ends_with("start python3 (3.12 and later) with -X perf"), "{hint}");
+    }
+
+    #[test]
+    fn names_of_the_kernel_are_hidden_where_it_shows_none() {
+        let seen = |kernel_nameless, kernel_named| Seen { kernel_nameless, kernel_named, ..Seen::default() };
+        assert!(hidden_names(&seen(60, false), 100).is_some_and(|hint| hint.contains("kptr_restrict")));
+        assert_eq!(hidden_names(&seen(60, true), 100), None, "one function without a name");
+        assert_eq!(hidden_names(&seen(10, false), 100), None, "too few to matter");
     }
 
     #[test]

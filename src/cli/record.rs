@@ -57,7 +57,12 @@ pub fn run(asked: &Recording) -> Result<()> {
     let ((profile, target_files), command) =
         sampling::run(&asked.source, &asked.launch, how, &options, asked.verbosity, &check_name)?;
     if profile.stats.samples == 0 {
-        return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu, command));
+        let program = match &asked.source {
+            Source::Launch(command) => command.first().map(|program| &**program),
+            _ => None,
+        };
+        let nothing = tell::Nothing { idle: asked.idle, off_cpu: asked.off_cpu, program, command };
+        return Err(tell::nothing_sampled(&profile, &nothing));
     }
 
     // Name.

@@ -191,6 +191,40 @@ pub(super) fn user_behind_root() -> Option<String> {
     None
 }
 
+/// Who keeps a process from running, and the next step; `None` if nobody is known to.
+pub(super) fn why_it_stands(pid: u32) -> Option<String> {
+    #[cfg(target_os = "linux")]
+    return crate::sources::linux::why_it_stands(pid);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = pid;
+        None
+    }
+}
+
+/// The frozen control group of a process, and the next step.
+pub(super) fn why_it_is_frozen(pid: u32) -> Option<String> {
+    #[cfg(target_os = "linux")]
+    return crate::sources::linux::why_it_is_frozen(pid);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = pid;
+        None
+    }
+}
+
+/// Whether a program gains rights when it is started that this process lacks, so that it cannot be
+/// recorded as it is.
+pub(super) fn gains_rights(program: &std::ffi::OsStr) -> bool {
+    #[cfg(target_os = "linux")]
+    return crate::sources::linux::gains_rights(program);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = program;
+        false
+    }
+}
+
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes; zero
 /// where the system is not known.
 pub(super) fn own_usage() -> (u64, u64) {

@@ -104,7 +104,7 @@ impl StopDriver<'_> {
                 stop.waits = Waits::With { stack, look };
                 stack
             }
-            _ => return self.ask(id, true),
+            _ => return self.capture_waiting(id),
         };
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
         let weight_ns = account.weigh_wall(look, self.clock.now_ns());

@@ -16,6 +16,7 @@ mod postponed;
 mod process;
 pub mod pushed;
 mod recorder;
+mod sleeping;
 mod snapshot;
 mod stops;
 mod thread;

@@ -1,9 +1,10 @@
-//! One stack of every thread, once: what `dump stacks` shows. The same stops and walks as
+//! One stack of every thread, once: what `dump stacks` shows. The stops and walks of
 //! a recording, without ticks and weights.
 
 use super::Options;
 use super::process::FIRST;
 use super::recorder::Sample;
+use super::sleeping::leads_as_far_as_a_stop;
 use super::stops::{EVENTS_AT_ONCE, StopDriver};
 use super::window::FIRST_WINDOW_BYTES;
 use crate::addr::LookupAvma;
@@ -11,7 +12,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
-use crate::sources::{Activity, Fault, Target, ThreadId};
+use crate::sources::{Activity, Capture, Fault, SleepingThread, Target, ThreadId};
 use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Ended, Frames, How, Method};
 
@@ -32,6 +33,9 @@ const PROGRAMS_MAX: usize = 4;
 /// Why there is no stack of a thread that never came to its stop.
 const NO_CPU: &str = "it got no CPU in 10 s, so it could not stop";
 const UNINTERRUPTIBLE: &str = "it waits in the kernel where nothing can stop it";
+/// Why there is none of one that must not be stopped where it waits.
+const UNSHOWN: &str =
+    "its seccomp filter forbids to stop it in a wait, and /proc does not show where it waits";
 /// Why there is none of one that could not be asked, and whose end was not told.
 const ENDED: &str = "it ended before it was stopped";
 
@@ -61,7 +65,8 @@ pub struct ThreadStack {
     pub ended: std::result::Result<Ended, &'static str>,
 }
 
-/// Stops each thread once, for as long as its registers and stack take to copy.
+/// Reads each thread once: one that waits as it is, where that leads to a whole stack, others while they
+/// are stopped, for as long as registers and stack take to copy.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`] when the process has gone.
@@ -129,7 +134,9 @@ impl StopDriver<'_> {
             for stack in stacks.iter_mut().filter(deeper) {
                 if let Some(account) = self.recorder.accounts.get_mut(&stack.thread) {
                     account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
-                    self.ask(stack.thread, stack.activity != Activity::Runnable);
+                    if !self.walk_sleeping(stack, &mut frames) {
+                        self.ask(stack.thread, stack.activity != Activity::Runnable);
+                    }
                 }
             }
             let samples = self.collect_asked()?;
@@ -150,6 +157,7 @@ impl StopDriver<'_> {
             for stack in &mut stacks {
                 if let Some(stop) = self.stops.get(&stack.thread)
                     && stack.addresses.is_empty()
+                    && stack.ended != Err(UNSHOWN)
                     && let Ok(look) = self.target.look(stack.thread)
                 {
                     let why = match look.activity {
@@ -163,6 +171,38 @@ impl StopDriver<'_> {
             window_bytes *= WINDOW_GROWTH;
         }
         Ok(stacks)
+    }
+
+    /// Captures a thread that waits without a stop, and walks what that shows. False where a stop may
+    /// show more: registers that the stack alone does not lead through.
+    fn walk_sleeping(&mut self, stack: &mut ThreadStack, frames: &mut Frames) -> bool {
+        let id = stack.thread;
+        if stack.activity != Activity::Waiting {
+            return false;
+        }
+        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let seen = self.target.capture_sleeping(id, self.window_bytes(id), &mut capture);
+        let shown = match seen {
+            // A wait that has just begun bears a stop.
+            SleepingThread::Awake => false,
+            SleepingThread::Hidden => {
+                let forbidden = self.target.is_harmed_by_stops(id);
+                if forbidden {
+                    stack.ended = Err(UNSHOWN);
+                }
+                forbidden
+            }
+            SleepingThread::Captured => {
+                let most = self.budget.window_max_bytes();
+                let (ended, _) = self.recorder.walk(self.target, id, &capture, most, frames);
+                stack.addresses.clone_from(&frames.addresses);
+                stack.methods.clone_from(&frames.methods);
+                stack.ended = Ok(ended);
+                leads_as_far_as_a_stop(ended) || self.target.is_harmed_by_stops(id)
+            }
+        };
+        self.spare.push(capture);
+        shown
     }
 
     /// Takes the stops of all threads that were asked, and waits no longer than there is

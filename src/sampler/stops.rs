@@ -87,6 +87,8 @@ pub(super) struct StopDriver<'a> {
     pub(super) captured: Vec<Sample>,
     pub(super) spare: Vec<Capture>,
     pub(super) frames: Frames,
+    /// Threads that wait, captured in this tick without a stop.
+    pub(super) sleeping: Vec<(ThreadId, Capture)>,
     order: Vec<ThreadId>,
     /// The source tells of some threads that they certainly are on a CPU, or are not.
     tells_running: bool,
@@ -131,6 +133,7 @@ impl<'a> StopDriver<'a> {
             captured: Vec::new(),
             spare: Vec::new(),
             frames: Frames::default(),
+            sleeping: Vec::new(),
             order: Vec::new(),
             tells_running: false,
             next_look: None,
@@ -277,7 +280,7 @@ impl<'a> StopDriver<'a> {
         self.ask_doubtful(cpus.saturating_sub(on_the_way))?;
         self.collect()?;
         self.walk_captured();
-        Ok(())
+        self.walk_sleeping_threads()
     }
 
     /// Whether the recording shall end, and nothing more be begun.
@@ -379,7 +382,7 @@ impl<'a> StopDriver<'a> {
     }
 
     /// The weight of a thread's sample that was just stopped, nanoseconds; `None` if it is accounted for already.
-    fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
+    pub(super) fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let look = stopped.or_else(|| self.target.look(id).ok());
         self.inherit(id, look);

@@ -251,6 +251,17 @@ pub enum Outcome {
     Unreadable(&'static str),
 }
 
+/// What a source shows of a thread that waits, without a stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SleepingThread {
+    /// Registers and stack bytes are in the [`Capture`], of one moment.
+    Captured,
+    /// The thread does not wait, or was on a CPU in between.
+    Awake,
+    /// The source does not show it.
+    Hidden,
+}
+
 /// One thread's registers and stack bytes; reused from sample to sample.
 #[derive(Clone, Debug)]
 pub struct Capture {
@@ -479,6 +490,23 @@ pub trait Target: Observed {
     /// # Errors
     /// [`Fault::Gone`] after the process has ended, [`Fault::Fatal`] when the system fails.
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
+
+    /// Captures a thread that waits without stopping it: stack pointer, program counter and up to
+    /// `stack_bytes` of its stack. Its other registers are [unknown](crate::arch::UNKNOWN_REGISTER).
+    fn capture_sleeping(
+        &mut self,
+        _thread: ThreadId,
+        _stack_bytes: usize,
+        _capture: &mut Capture,
+    ) -> SleepingThread {
+        SleepingThread::Hidden
+    }
+
+    /// Whether a stop may end this thread's wait in another way than without a profiler, so that the
+    /// thread must not be stopped in one (Linux: it runs under a seccomp filter).
+    fn is_harmed_by_stops(&mut self, _thread: ThreadId) -> bool {
+        false
+    }
 
     /// Stack pointer and program counter of a waiting thread, read without stopping it;
     /// `None` where the system does not tell or the thread does not wait.

@@ -165,18 +165,17 @@ fn stacks_are_shown_as_deep_as_asked() {
 }
 
 #[test]
-fn a_thread_that_cannot_be_stopped_is_named_and_an_error() {
+fn a_thread_that_cannot_be_stopped_is_shown_as_it_waits() {
     let Some(_one) = live() else { return };
     let mut target = Fixture::start::<&str>("vfork", []);
     target.line("ready");
     let pid = target.pid();
     wait_for("its vfork", || states(pid) == "D");
     let (code, stacks, stderr) = run(&["stacks"], pid);
-    assert_eq!(code, Some(1), "{stacks} {stderr}");
-    let why = "it waits in the kernel where nothing can stop it";
-    assert_eq!(stacks, format!("thread {pid} (vfork) waiting, no stack: {why}\n\n"));
-    let expected = format!("stackprof: no stack of 1 of 1 threads; thread {pid}: {why}; try again later\n");
-    assert_eq!(stderr, expected);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stacks}");
+    // Its return address is in a register, which nothing shows.
+    assert!(stacks.starts_with(&format!("thread {pid} (vfork) waiting")), "{stacks}");
+    assert!(stacks.contains("vfork\n"), "{stacks}");
     assert_untouched(pid, "dumped in vain");
     assert!(target.finish().0.success());
 }

@@ -23,6 +23,8 @@ mod command_end;
 mod counts;
 mod dump;
 mod families;
+#[cfg(target_arch = "x86_64")] // elsewhere the kernel does not show how it continues a wait
+mod filtered;
 mod frames;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;

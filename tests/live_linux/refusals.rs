@@ -145,3 +145,82 @@ fn a_process_of_root_for_somebody_else() {
     }
     check_runs_on(&target);
 }
+
+/// Fewer open files than a recording needs: the limit is named, whoever attaches, and not the profiler itself
+/// as a tracer.
+#[test]
+fn too_few_open_files() {
+    let Some(_one) = live() else { return };
+    let target = Fixture::start("shares", ["60"]);
+    let pid = target.pid().to_string();
+    let ways: [&[&str]; 4] = [
+        &["--source", "ptrace", "--pid", &pid],
+        &["--source", "perf", "--pid", &pid],
+        &["dump", "stacks", "--pid", &pid],
+        &["--source", "ptrace", "--", "true"],
+    ];
+    for limit in 4..=12 {
+        let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
+        for way in ways {
+            let mut command = Command::new("sh");
+            let output =
+                command.args(["-c", &script, env!("CARGO_BIN_EXE_stackprof")]).args(way).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let named = said.ends_with(": the limit of open files is too low; raise it: ulimit -n 1024\n");
+            assert!(output.status.code() == Some(1) && named, "{limit} files, {way:?}: {said}");
+        }
+    }
+    check_runs_on(&target);
+}
+
+/// What is stopped is no refusal, but nothing can be sampled: the line says who has stopped it.
+#[test]
+fn a_stopped_program_is_said_to_be_stopped() {
+    let Some(_one) = live() else { return };
+    let target = Fixture::start("shares", ["60"]);
+    let pid = target.pid();
+    crate::support::kill("STOP", pid);
+    wait_for("the stop", || states(pid).chars().all(|state| state == 'T'));
+    for options in [&["--source", "ptrace"][..], &["--source", "perf"], &["--source", "ptrace", "--idle"]] {
+        let pid_text = pid.to_string();
+        let recorded = record([options, &["--duration", "0.2", "--pid", &pid_text]].concat()).wait();
+        if recorded.stderr.contains("cannot sample by --source perf") {
+            println!("SKIP {options:?}: {}", recorded.stderr);
+            continue;
+        }
+        let why = format!("it is stopped by job control; let it run: kill -CONT {pid}\n");
+        let lines: Vec<&str> = recorded.stderr.split_inclusive('\n').collect();
+        let before = format!("stackprof: pid {pid} does not run now: {why}");
+        recorded.check(recorded.status.code() == Some(4), "the exit code is not 4");
+        recorded.check(lines.first() == Some(&&*before), "it is not told before");
+        recorded.check(lines.last().is_some_and(|line| line.ends_with(&why)), "it is not told after");
+    }
+    crate::support::kill("CONT", pid);
+}
+
+#[test]
+fn a_program_that_gains_rights_for_somebody_else() {
+    let Some(_one) = live() else { return };
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return not_here("only root can make a program setuid, and run it as another user");
+    }
+    if Command::new("setpriv").arg("--version").output().is_err() {
+        return not_here("there is no setpriv");
+    }
+    let dir = tempfile::TempDir::new().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (program, command) = (dir.path().join("stackprof"), dir.path().join("command"));
+    copy_program(env!("CARGO_BIN_EXE_stackprof").as_ref(), &program);
+    copy_program("/bin/true".as_ref(), &command);
+    for (mode, gains) in [(0o4755, true), (0o2755, true), (0o755, false)] {
+        fs::set_permissions(&command, fs::Permissions::from_mode(mode)).unwrap();
+        let mut setpriv = Command::new("setpriv");
+        setpriv.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
+        setpriv.args(["-q", "--hz", "1", "--source", "ptrace", "-o"]).arg(dir.path().join("x.folded"));
+        let output = setpriv.arg("--").arg(&command).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{mode:o}: {said}");
+        assert_eq!(said.contains("gains rights when it starts"), gains, "{mode:o}: {said}");
+        assert_eq!(said.contains("a higher --hz"), !gains, "{mode:o}: {said}");
+    }
+}

@@ -8,7 +8,7 @@ use crate::binary::Files;
 use crate::cli::args::{LaunchOptions, Source, Verbosity};
 use crate::cli::progress::Progress;
 use crate::cli::stats::CommandState;
-use crate::cli::{demo, system, text};
+use crate::cli::{demo, messages, system, text};
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
@@ -86,7 +86,14 @@ pub(super) fn run(
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
             return record(Recordable::Stopped(&mut target), &clock).map(not_launched);
         }
-        Source::Pid(pid) => system::Process::Running(*pid),
+        Source::Pid(pid) => {
+            if verbosity != Verbosity::Quiet
+                && let Some(why) = system::why_it_stands(*pid)
+            {
+                messages::note(&format!("pid {pid} does not run now: {why}"));
+            }
+            system::Process::Running(*pid)
+        }
         Source::Launch(words) => system::Process::New { words: words.clone(), user: launch.run_as.clone() },
         Source::Several(several) => system::Process::Several(several.clone()),
         Source::Demo => {

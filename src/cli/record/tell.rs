@@ -1,5 +1,7 @@
 //! How a recording went: statistics, the closing summary, or why there is nothing.
 
+use std::ffi::OsStr;
+
 use crate::cli::args::{Destination, Output, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
@@ -88,8 +90,21 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
 }
 
 /// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
-/// `command`: what became of a launched one.
-pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool, command: CommandState) -> Error {
+/// What was asked for where a recording has no samples.
+pub(super) struct Nothing<'a> {
+    /// Waiting threads were to be recorded, too.
+    pub(super) idle: bool,
+    /// Waiting threads alone.
+    pub(super) off_cpu: bool,
+    /// The program that was launched.
+    pub(super) program: Option<&'a OsStr>,
+    /// What became of a launched command.
+    pub(super) command: CommandState,
+}
+
+/// Why a recording has no samples.
+pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
+    let &Nothing { idle, off_cpu, program, command } = asked;
     let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
     if let Some(why) = &profile.stats.cut_short {
@@ -98,6 +113,35 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool, comm
     }
     // One that --kill-after ended was not too short.
     let ended_by_itself = profile.stats.exit_status.filter(|_| command != CommandState::Killed);
+    let is_of_this_system = matches!(profile.process.backend, "ptrace" | "perf_event");
+    let why_it_stands = match profile.process.pid {
+        0 => None,
+        pid if is_of_this_system && profile.stats.exit_status.is_none() => system::why_it_stands(pid),
+        _ => None,
+    };
+    let ended = |status| match status {
+        ExitStatus::Code(code) => format!("it exited with code {code}"),
+        ExitStatus::Signal(signal) => format!("it was ended by signal {signal}"),
+        ExitStatus::Unknown => "it exited".to_owned(),
+    };
+    let after = match command {
+        CommandState::Runs => "; the command still runs, --kill-after ends it with the recording",
+        CommandState::Survived => "; the command still runs, although it was sent SIGKILL",
+        CommandState::Ended | CommandState::Killed => "",
+    };
+    let error =
+        |why: &str| Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{after}"));
+    if let Some(program) = program.filter(|program| system::gains_rights(program)) {
+        let how = profile.stats.exit_status.map_or("it runs on".to_owned(), ended);
+        let program = program.display();
+        return error(&format!(
+            "{how}; `{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
+             may sample such programs: sudo stackprof -- {program} ..."
+        ));
+    }
+    if let Some(why) = why_it_stands {
+        return error(&format!("in {seconds:.1} s it did not run: {why}"));
+    }
     let why = match ended_by_itself {
         _ if off_cpu => {
             format!(
@@ -105,13 +149,9 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool, comm
             )
         }
         Some(status) => {
-            let how = match status {
-                ExitStatus::Code(code) => format!("exited with code {code}"),
-                ExitStatus::Signal(signal) => format!("was ended by signal {signal}"),
-                ExitStatus::Unknown => "exited".to_owned(),
-            };
+            let how = ended(status);
             format!(
-                "it {how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
+                "{how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
             )
         }
         None if idle && profile.stats.samples_lost.contains_key("stopped by job control") => {
@@ -125,10 +165,5 @@ pub(super) fn nothing_sampled(profile: &Profile, idle: bool, off_cpu: bool, comm
         None if profile.process.pid == 0 => format!("in {seconds:.1} s they used no CPU time"),
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };
-    let command = match command {
-        CommandState::Runs => "; the command still runs, --kill-after ends it with the recording",
-        CommandState::Survived => "; the command still runs, although it was sent SIGKILL",
-        CommandState::Ended | CommandState::Killed => "",
-    };
-    Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{command}"))
+    error(&why)
 }

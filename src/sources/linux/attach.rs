@@ -70,7 +70,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
             }
             match sys::seize(tid, children) {
                 Ok(()) => {
-                    target.adopt_found(pid, tid);
+                    target.adopt_found(pid, tid).map_err(|error| refusal::explain(pid, &error))?;
                     found_new = true;
                 }
                 // Ended since the listing, or followed by the kernel in the meantime.
@@ -146,7 +146,7 @@ pub(super) fn launch(
     // If refused, `held` is dropped, and the new process ends without running the command.
     sys::seize(pid, children).map_err(|error| refusal::explain(pid, &error))?;
     let mut target = LinuxTarget::new(pid, describe(pid), children, clock.clone());
-    target.adopt_found(pid, pid);
+    target.adopt_found(pid, pid).map_err(|error| failed(&error))?;
     target.end_with(pid);
     target.set_launched();
     let mut started = Some(held.go().map_err(|error| failed(&error))?);
@@ -208,7 +208,7 @@ pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
         Some(libc::EACCES) if command.account.is_some() => {
             "; that user must be able to run it and to enter its folder"
         }
-        Some(libc::EMFILE) => "; raise `ulimit -n`",
+        Some(libc::EMFILE | libc::ENFILE) => "; raise `ulimit -n`",
         _ => "",
     };
     let program = program(command);

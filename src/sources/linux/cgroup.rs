@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Where the hierarchies are mounted: the only one (version 2), or one for each controller.
-const MOUNTED: &str = "/sys/fs/cgroup";
+pub(super) const MOUNTED: &str = "/sys/fs/cgroup";
 
 /// The path of a group: `/system.slice/nginx.service`, or that of its directory.
 ///

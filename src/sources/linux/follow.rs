@@ -4,6 +4,8 @@
 //! starter stops in an event that names it, in any order. What has ended stays a zombie until it is
 //! reaped here; then its real parent is told, as it would be without a tracer.
 
+use std::io;
+
 use libc::pid_t;
 
 use super::standing::Standing;
@@ -49,20 +51,29 @@ impl LinuxTarget {
         }
     }
 
-    /// Takes a seized thread of a known process in. False if it is none of it, or cannot be looked at.
-    pub(super) fn adopt(&mut self, pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> bool {
-        let Ok(thread) = Thread::open(pid, tid, stack_top) else { return false };
-        let Some(process) = self.processes.get_mut(&pid) else { return false };
+    /// Takes a seized thread of a known process in.
+    ///
+    /// # Errors
+    /// It is none of it, or its files cannot be opened.
+    pub(super) fn adopt(&mut self, pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<()> {
+        let thread = Thread::open(pid, tid, stack_top)?;
+        let process = self.processes.get_mut(&pid).ok_or(io::ErrorKind::NotFound)?;
         process.threads.insert(tid);
         self.threads.insert(tid, thread);
-        true
+        Ok(())
     }
 
-    /// The same of a thread that was found running.
-    pub(super) fn adopt_found(&mut self, pid: pid_t, tid: pid_t) -> bool {
+    /// Takes in a thread that was found running.
+    ///
+    /// # Errors
+    /// Its files cannot be opened for want of descriptors. One that has ended meanwhile is no error.
+    pub(super) fn adopt_found(&mut self, pid: pid_t, tid: pid_t) -> io::Result<()> {
         let first = self.processes.get(&pid).filter(|_| tid == pid);
         let stack_top = first.and_then(Traced::start_stack);
-        self.adopt(pid, tid, stack_top)
+        self.adopt(pid, tid, stack_top).or_else(|error| match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Err(error),
+            _ => Ok(()),
+        })
     }
 
     /// A thread stands because it has started another, or a process.
@@ -103,12 +114,12 @@ impl LinuxTarget {
         } else {
             None
         };
-        if self.adopt(pid, tid, stack_top) {
+        if self.adopt(pid, tid, stack_top).is_ok() {
             return Some(Event::ThreadStarted { thread: thread_id(tid), stack_top });
         }
         // A process made by clone() with another exit signal than SIGCHLD: not ours.
         if standing.is_some() && !self.processes.contains_key(&pid) {
-            let _ = sys::detach(tid);
+            let _ = sys::detach(tid, 0);
         }
         None
     }
@@ -124,7 +135,7 @@ impl LinuxTarget {
         let process = self.processes.get_mut(&pid)?;
         process.replaced();
         let stack_top = process.start_stack();
-        self.adopt(pid, pid, stack_top);
+        let _ = self.adopt(pid, pid, stack_top);
         Some(Event::Exec { thread: thread_id(pid), stack_top })
     }
 

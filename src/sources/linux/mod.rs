@@ -24,7 +24,10 @@ mod perf;
 mod proc;
 mod refusal;
 mod registers;
+mod repeated_wait;
+mod sleeping_thread;
 mod standing;
+mod standstill;
 mod sys;
 mod threads;
 mod trace;
@@ -39,6 +42,8 @@ use launch::Spawner;
 
 pub use account::{Account, account, is_root};
 pub use launch::Launch;
+pub use refusal::gains_rights;
+pub use standstill::{why_it_is_frozen, why_it_stands};
 pub use trace::LinuxTarget;
 
 /// Which process.
@@ -73,6 +78,7 @@ pub fn with_target<R: Send>(
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
     in_thread(move |spawner| {
+        refusal::check_open_files(source)?;
         let mut target = trace(source, false, clock, spawner)?;
         Ok(body(&mut target))
     })
@@ -91,6 +97,7 @@ pub fn with_source<R: Send>(
 ) -> Result<R> {
     in_thread(move |spawner| {
         let Sampling { way, off_cpu, children, .. } = sampling;
+        refusal::check_open_files(source)?;
         let by_kernel = match way {
             Way::Ptrace => Err("--source ptrace".to_owned()),
             Way::Auto | Way::Perf => match source {

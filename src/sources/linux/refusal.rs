@@ -3,11 +3,16 @@
 //! The kernel answers EPERM for a dozen reasons (ptrace(2), "Ptrace access mode
 //! checking"); a person needs the one that holds and the command that changes it.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use libc::pid_t;
 
-use super::{proc, sys, threads};
+use super::{Source, proc, sys, threads};
 use crate::error::{Error, ErrorKind, io_text};
 
 /// CAP_SYS_PTRACE of capabilities(7).
@@ -50,6 +55,9 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
     let Some(Facts { name, tracer, .. }) = facts(pid).filter(|facts| facts.tracer != 0) else {
         return Ok(());
     };
+    if is_own_thread(tracer) {
+        return Ok(());
+    }
     let by = fs::read_to_string(format!("/proc/{tracer}/comm")).unwrap_or_default();
     let by = by.trim();
     let by = if by.is_empty() { String::new() } else { format!(" ({by})") };
@@ -59,7 +67,70 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
 /// Whether a thread of this process traces a process.
 pub(super) fn is_traced_by_us(pid: pid_t) -> bool {
     let tracer = facts(pid).map_or(0, |facts| facts.tracer);
-    tracer != 0 && fs::metadata(format!("/proc/self/task/{tracer}")).is_ok()
+    is_own_thread(tracer)
+}
+
+/// Whether a number is that of a thread of this process. Needs no file descriptor.
+fn is_own_thread(tid: pid_t) -> bool {
+    tid != 0 && fs::metadata(format!("/proc/self/task/{tid}")).is_ok()
+}
+
+/// Files that a recording needs at the least beside those that are open when it begins.
+const OPEN_FILES_MIN: usize = 10;
+
+/// Refuses to begin where so few files may be opened that what is read of a process would be missing.
+///
+/// # Errors
+/// One line for a person.
+pub(super) fn check_open_files(source: &Source) -> Result<(), Error> {
+    let opened: io::Result<Vec<fs::File>> =
+        (0..OPEN_FILES_MIN).map(|_| fs::File::open("/proc/self")).collect();
+    let why = match opened.map_err(|error| error.raw_os_error()) {
+        Err(Some(libc::EMFILE)) => "the limit of open files is too low; raise it: ulimit -n 1024",
+        Err(Some(libc::ENFILE)) => {
+            "the system has too many open files; raise it: sudo sysctl fs.file-max=1000000"
+        }
+        _ => return Ok(()),
+    };
+    let what = match source {
+        Source::Attach(pid) => format!("cannot attach to pid {pid}"),
+        Source::Launch(command) => {
+            let program = command.words.first().map(|program| program.display().to_string());
+            format!("cannot run `{}`", program.unwrap_or_default())
+        }
+        Source::Several(_) => "cannot attach".to_owned(),
+    };
+    Err(Error::new(ErrorKind::Attach, format!("{what}: {why}")))
+}
+
+/// Whether a program gains rights when it is started, by its owner, its group or its capabilities, that
+/// this process lacks: the kernel shows such a program to nobody who lacks them, and gives it none while
+/// it is traced.
+#[must_use]
+pub fn gains_rights(program: &OsStr) -> bool {
+    if has_capability(CAP_SYS_PTRACE) {
+        return false;
+    }
+    let path = Path::new(program);
+    let found = if program.as_bytes().contains(&b'/') {
+        Some(path.to_owned()).filter(|path| path.is_file())
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&folders).map(|folder| folder.join(path)).find(|path| path.is_file())
+    };
+    let Some(found) = found else { return false };
+    let Ok(metadata) = fs::metadata(&found) else { return false };
+    let by_owner = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != sys::effective_uid();
+    let by_group = metadata.mode() & libc::S_ISGID != 0 && metadata.mode() & libc::S_IXGRP != 0;
+    by_owner || by_group || sys::has_file_capabilities(&found)
+}
+
+/// Whether this process holds a capability.
+fn has_capability(number: u32) -> bool {
+    let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    proc::status_value(&own, "CapEff")
+        .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+        .is_some_and(|effective| effective >> number & 1 == 1)
 }
 
 /// The same, but a process that another one traces will do.
@@ -135,7 +206,7 @@ fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
 /// The words for PTRACE_SEIZE having failed with `error`.
 pub(super) fn explain(pid: pid_t, error: &std::io::Error) -> Error {
     // Nothing can be found out of it then.
-    if error.raw_os_error() == Some(libc::EMFILE) {
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
         return refuse(pid, None, &format!("{}; raise `ulimit -n`", io_text(error)));
     }
     // It may have become a zombie or been traced by another since the check.
@@ -147,10 +218,7 @@ pub(super) fn explain(pid: pid_t, error: &std::io::Error) -> Error {
     if error.raw_os_error() != Some(libc::EPERM) {
         return refuse(pid, name, &io_text(error));
     }
-    let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let capable = proc::status_value(&own, "CapEff")
-        .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-        .is_some_and(|effective| effective >> CAP_SYS_PTRACE & 1 == 1);
+    let capable = has_capability(CAP_SYS_PTRACE);
     let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let uid = sys::effective_uid();
     let why = match (yama.trim(), uid) {

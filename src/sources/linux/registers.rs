@@ -14,6 +14,7 @@ mod i386;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use super::repeated_wait::TimedWait;
 use super::sys::{self, RawRegisters};
 use crate::arch::Registers;
 
@@ -82,12 +83,50 @@ impl Block {
     /// `-EINTR` or a restart code as the call's result while the thread stands in the stop
     /// (kernel/signal.c, arch/*/kernel/signal.c).
     pub(super) fn interrupted_call(&self) -> bool {
-        let result = match self.code() {
+        self.call_result().is_some_and(|result| result == EINTR || RESTART_CODES.contains(&result))
+    }
+
+    fn call_result(&self) -> Option<i64> {
+        match self.code() {
             Code::Native => native::call_result(&self.raw),
             Code::Compat => compat::call_result(&sys::compat_of(&self.raw)),
             Code::Other => None,
-        };
-        result.is_some_and(|result| result == EINTR || RESTART_CODES.contains(&result))
+        }
+    }
+
+    /// Whether the kernel will continue the interrupted call by `restart_syscall`.
+    pub(super) fn is_continued(&self) -> bool {
+        self.call_result() == Some(ERESTART_RESTARTBLOCK)
+    }
+
+    /// Whether the call was interrupted and may be one that is made again.
+    pub(super) fn is_interrupted_wait(&self) -> bool {
+        self.is_continued() || self.call_result() == Some(EINTR)
+    }
+
+    /// The interrupted wait, if that would last longer when it is made again.
+    pub(super) fn timed_wait(&self) -> Option<TimedWait> {
+        if !self.is_interrupted_wait() {
+            return None;
+        }
+        match self.code() {
+            Code::Native => native::timed_wait(&self.raw),
+            Code::Compat => compat::timed_wait(&sys::compat_of(&self.raw)),
+            Code::Other => None,
+        }
+    }
+
+    /// Sets what the call returns that the thread is leaving.
+    pub(super) fn set_call_result(&mut self, result: i64) {
+        match self.code() {
+            Code::Native => native::set_call_result(&mut self.raw, result),
+            Code::Compat => {
+                let mut words = sys::compat_of(&self.raw);
+                compat::set_call_result(&mut words, result);
+                sys::set_compat(&mut self.raw, words);
+            }
+            Code::Other => {}
+        }
     }
 
     /// Makes a call that would return `EINTR` because of our stop restart instead, if it is
@@ -98,18 +137,23 @@ impl Block {
     /// "Interruption of system calls and library functions by stop signals" fail with EINTR:
     /// these are made again, unless a handler of the target runs, which has to cause the EINTR.
     ///
+    /// Some waits the kernel continues by another call, `restart_syscall`, which a seccomp filter may
+    /// punish: they are made again, too, where `is_filtered` says that the thread has one. On aarch64 the
+    /// kernel does not show that it will.
+    ///
     /// To be asked at every stop that is not job control's; `is_handled` tells whether a signal is on
     /// its way to the thread that runs a handler.
     pub(super) fn repair_interrupted_call(
         &mut self,
         calls: &mut Calls,
         is_handled: impl FnMut() -> bool,
+        is_filtered: impl FnMut() -> bool,
     ) -> bool {
         match self.code() {
-            Code::Native => native::repair(&mut self.raw, calls, is_handled),
+            Code::Native => native::repair(&mut self.raw, calls, is_handled, is_filtered),
             Code::Compat => {
                 let mut words = sys::compat_of(&self.raw);
-                let repaired = compat::repair(&mut words, calls, is_handled);
+                let repaired = compat::repair(&mut words, calls, is_handled, is_filtered);
                 if repaired {
                     sys::set_compat(&mut self.raw, words);
                 }
@@ -132,7 +176,8 @@ impl Block {
 const EINTR: i64 = -4;
 const ERESTARTNOHAND: i64 = -514;
 /// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
-const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, -516];
+const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+const ERESTART_RESTARTBLOCK: i64 = -516;
 
 /// Whether a call of 64-bit code, by its number, returns EINTR only before it did anything: repeating it is safe.
 /// Sockets are here for those with SO_RCVTIMEO or SO_SNDTIMEO.
@@ -163,6 +208,7 @@ const RESTARTABLE: [i64; 16] = [
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
+    use crate::sources::linux::repeated_wait::Timeout;
 
     fn in_call(number: i64, result: i64) -> Block {
         let (orig_rax, rax) = (number.cast_unsigned(), result.cast_unsigned());
@@ -172,7 +218,8 @@ mod tests {
 
     #[test]
     fn only_calls_that_changed_nothing_are_repeated() {
-        let repair = |block: &mut Block| block.repair_interrupted_call(&mut Calls::default(), || false);
+        let repair =
+            |block: &mut Block| block.repair_interrupted_call(&mut Calls::default(), || false, || false);
         let mut epoll = in_call(libc::SYS_epoll_wait, EINTR);
         assert!(epoll.interrupted_call() && repair(&mut epoll));
         assert_eq!(epoll.raw.rax.cast_signed(), ERESTARTNOHAND);
@@ -188,23 +235,39 @@ mod tests {
         let mut block = in_call(libc::SYS_epoll_wait, EINTR);
         (block.raw.rip, block.raw.rsp) = (0x4002, 0x7ff0);
         let mut calls = Calls::default();
-        assert!(block.repair_interrupted_call(&mut calls, || false));
+        assert!(block.repair_interrupted_call(&mut calls, || false, || false));
         // The kernel sets it back; we stop it there once more, then a signal comes.
         (block.raw.rip, block.raw.rax) = (0x4000, block.raw.orig_rax);
         let set_back = block.raw;
-        assert!(!block.repair_interrupted_call(&mut calls, || false));
-        assert!(block.repair_interrupted_call(&mut calls, || true));
+        assert!(!block.repair_interrupted_call(&mut calls, || false, || false));
+        assert!(block.repair_interrupted_call(&mut calls, || true, || false));
         assert_eq!((block.raw.rip, block.raw.rax.cast_signed()), (0x4002, EINTR));
         assert!(!block.interrupted_call(), "the kernel does not repeat it");
         // Once; and not on another stack, or after another call.
         block.raw = set_back;
-        assert!(!block.repair_interrupted_call(&mut calls, || true));
+        assert!(!block.repair_interrupted_call(&mut calls, || true, || false));
         let mut calls = Calls::default();
         let mut again = in_call(libc::SYS_epoll_wait, EINTR);
         (again.raw.rip, again.raw.rsp) = (0x4002, 0x7ff0);
-        assert!(again.repair_interrupted_call(&mut calls, || false));
+        assert!(again.repair_interrupted_call(&mut calls, || false, || false));
         block.raw.rsp = 0x7fe0;
-        assert!(!block.repair_interrupted_call(&mut calls, || true));
+        assert!(!block.repair_interrupted_call(&mut calls, || true, || false));
+    }
+
+    #[test]
+    fn a_wait_that_the_kernel_continues_by_another_call_is_made_again_under_a_filter() {
+        let mut calls = Calls::default();
+        let mut sleep = in_call(libc::SYS_clock_nanosleep, ERESTART_RESTARTBLOCK);
+        sleep.raw.rdx = 0x10;
+        let timeout = sleep.timed_wait().map(|wait| wait.timeout);
+        assert_eq!(timeout, Some(Timeout::Timespec { at: 0x10, word_bytes: 8 }));
+        assert!(!sleep.repair_interrupted_call(&mut calls, || false, || false), "without one");
+        assert!(!sleep.repair_interrupted_call(&mut calls, || true, || true), "a handler ends it");
+        assert!(sleep.repair_interrupted_call(&mut calls, || false, || true));
+        assert_eq!(sleep.raw.rax.cast_signed(), ERESTARTNOHAND);
+        assert_eq!((sleep.timed_wait(), sleep.is_continued()), (None, false));
+        sleep.set_call_result(-110);
+        assert_eq!(sleep.raw.rax.cast_signed(), -110);
     }
 
     #[test]

@@ -35,6 +35,18 @@ pub(super) struct Standing {
     pub(super) signal: c_int,
     /// Job control has stopped it: it stays so until SIGCONT.
     pub(super) by_job_control: bool,
+    /// How it goes on otherwise.
+    pub(super) resume: Resume,
+}
+
+/// How a thread goes on after a stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resume {
+    Continue,
+    /// It stops again at the entry of its next system call, or at the exit of the one that it is in.
+    UntilCall,
+    /// It is no longer traced.
+    Detach,
 }
 
 impl Standing {
@@ -44,14 +56,19 @@ impl Standing {
 
     /// With a signal on its way to it.
     pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> Standing {
-        Standing { tid, signal, by_job_control: false }
+        Standing { tid, signal, by_job_control: false, resume: Resume::Continue }
     }
 }
 
 impl Drop for Standing {
     fn drop(&mut self) {
         // Fails only for a thread that was killed meanwhile, which needs nothing.
-        let _ = if self.by_job_control { sys::listen(self.tid) } else { sys::cont(self.tid, self.signal) };
+        let _ = match self.resume {
+            _ if self.by_job_control => sys::listen(self.tid),
+            Resume::Continue => sys::cont(self.tid, self.signal),
+            Resume::UntilCall => sys::cont_until_call(self.tid, self.signal),
+            Resume::Detach => sys::detach(self.tid, self.signal),
+        };
     }
 }
 
@@ -85,33 +102,37 @@ impl LinuxTarget {
         stopped.or_else(|| self.queue.pop_front())
     }
 
-    /// Lets a signal through. A traced thread is woken even by a signal that its process
-    /// ignores, so a call that fails with EINTR then is repaired as after our own stops.
-    fn pass_on(&mut self, standing: Standing) {
-        let Standing { tid, signal, .. } = standing;
-        if signal != 0 && self.raw.read(tid).is_ok() {
-            self.repair(tid, signal);
+    /// Lets a signal through, or the end of a stop by job control. The kernel wakes a traced thread even
+    /// for a signal that its process ignores, SIGCONT among them, so a call that fails with EINTR then is
+    /// repaired as after our own stops.
+    fn pass_on(&mut self, mut standing: Standing) {
+        let tid = standing.tid;
+        // That call was interrupted by job control, as it would be without a tracer.
+        let of_job_control = standing.signal == 0
+            && self.threads.get_mut(&tid).is_some_and(|thread| std::mem::take(&mut thread.job_stopped));
+        if !of_job_control && self.raw.read(tid).is_ok() {
+            self.repair(&mut standing, false);
         }
+        self.let_go(standing);
     }
 
-    /// Repairs the call that this stop interrupted, of the thread whose registers were read.
-    fn repair(&mut self, tid: pid_t, signal: c_int) {
-        let Some(thread) = self.threads.get_mut(&tid) else { return };
-        let is_handled = || signal != 0 && !ignores(tid, signal);
-        if self.raw.repair_interrupted_call(&mut thread.calls, is_handled) {
-            let _ = self.raw.write(tid);
+    /// Lets a thread run; one that is not traced any more is none of the target's.
+    pub(super) fn let_go(&mut self, standing: Standing) {
+        if standing.resume == Resume::Detach {
+            self.threads.remove(&standing.tid);
         }
     }
 
     /// Registers and stack bytes of a thread that stands; it runs again on return.
-    fn collect(&mut self, standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
+    fn collect(&mut self, mut standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
         let tid = standing.tid;
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_standing(tid, pending, seen_ns, capture);
         if !matches!(outcome, Outcome::Unreadable(_)) {
-            self.repair(tid, standing.signal);
+            let asked = standing.signal == 0;
+            self.repair(&mut standing, asked);
         }
-        drop(standing);
+        self.let_go(standing);
         self.stood(tid, pending, seen_ns, outcome, capture);
         outcome
     }
@@ -205,7 +226,7 @@ impl LinuxTarget {
 }
 
 /// Whether the process of a thread ignores a signal.
-fn ignores(tid: pid_t, signal: c_int) -> bool {
+pub(super) fn ignores(tid: pid_t, signal: c_int) -> bool {
     let status = fs::read(format!("/proc/{tid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
     let bit = |key| {

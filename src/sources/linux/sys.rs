@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use libc::{c_int, c_void, pid_t};
@@ -59,7 +60,7 @@ fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> io:
 /// the same options (kernel/fork.c, `ptrace_init_task`). There is no EXITKILL, so the kernel lets
 /// everything run when the tracer thread ends.
 pub(super) fn seize(tid: pid_t, children: bool) -> io::Result<()> {
-    const ALWAYS: c_int = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+    const ALWAYS: c_int = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
     const CHILDREN: c_int = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACEEXIT;
     let options = if children { ALWAYS | CHILDREN } else { ALWAYS };
     ptrace(libc::PTRACE_SEIZE, tid, 0, options as usize)
@@ -88,9 +89,14 @@ pub(super) fn listen(tid: pid_t) -> io::Result<()> {
     ptrace(libc::PTRACE_LISTEN, tid, 0, 0)
 }
 
-/// PTRACE_DETACH of a stopped thread.
-pub(super) fn detach(tid: pid_t) -> io::Result<()> {
-    ptrace(libc::PTRACE_DETACH, tid, 0, 0)
+/// PTRACE_SYSCALL: as [`cont`], up to the next entry or exit of a system call.
+pub(super) fn cont_until_call(tid: pid_t, signal: c_int) -> io::Result<()> {
+    ptrace(libc::PTRACE_SYSCALL, tid, 0, signal as usize)
+}
+
+/// PTRACE_DETACH of a stopped thread, delivering `signal` unless it is 0.
+pub(super) fn detach(tid: pid_t, signal: c_int) -> io::Result<()> {
+    ptrace(libc::PTRACE_DETACH, tid, 0, signal as usize)
 }
 
 /// The general registers as the kernel gives them (NT_PRSTATUS).
@@ -381,6 +387,13 @@ pub(super) fn open_below(root: &File, path: &str) -> io::Result<File> {
         return std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     }
     Err(error)
+}
+
+/// Whether a file gives capabilities to who runs it (capabilities(7), "File capabilities").
+pub(super) fn has_file_capabilities(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: both are strings that end with NUL; no value is asked for, only its size.
+    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
 /// The effective user id of this process.

@@ -12,6 +12,7 @@ use libc::pid_t;
 use super::on_cpu::{self, Sched};
 use super::proc;
 use super::registers::Calls;
+use super::repeated_wait::RepeatedWait;
 use crate::addr::Avma;
 use crate::sources::{Activity, Fault, Look};
 
@@ -58,6 +59,14 @@ pub(super) struct Thread {
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
     pub(super) calls: Calls,
+    /// When a look first showed that nothing had moved since the one before it.
+    still_since_ns: Option<u64>,
+    /// A timed wait that it makes again.
+    pub(super) repeated: Option<RepeatedWait>,
+    /// A signal that its process ignores has woken it from a wait that had to be made again.
+    pub(super) woken: bool,
+    /// Job control has stopped it, and it has not gone on since.
+    pub(super) job_stopped: bool,
 }
 
 impl Thread {
@@ -76,6 +85,10 @@ impl Thread {
             pending: None,
             stack_top,
             calls: Calls::default(),
+            still_since_ns: None,
+            repeated: None,
+            woken: false,
+            job_stopped: false,
         })
     }
 
@@ -89,6 +102,7 @@ impl Thread {
         self.looked_ns = now_ns;
         let sched = self.sched().ok_or(Fault::ThreadGone)?;
         let moved = std::mem::replace(&mut self.sched, sched) != sched;
+        self.still_since_ns = if moved { None } else { self.still_since_ns.or(Some(now_ns)) };
         // A thread that slept and was not put on a CPU since sleeps still, or has not
         // used what woke it: no need to ask for its state.
         if let Some(last) = self.last
@@ -140,6 +154,14 @@ impl Thread {
     /// When the last look began, and the figures that it was made of.
     pub(super) fn looked(&self) -> (u64, Sched) {
         (self.looked_ns, self.sched)
+    }
+
+    /// How long the wait had lasted at least from which the thread was woken by a stop, nanoseconds.
+    pub(super) fn waited_ns(&self, now_ns: u64) -> u64 {
+        let slept = self.last.is_some_and(|last| last.activity == Activity::Waiting);
+        let once = self.sched().is_some_and(|sched| sched.switches == self.sched.switches.wrapping_add(1));
+        let since_ns = self.still_since_ns.filter(|_| slept && once);
+        since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
     }
 
     /// The thread stands, with these figures.

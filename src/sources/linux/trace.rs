@@ -11,6 +11,8 @@ use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
 use super::own::Own;
+use super::repeated_wait::AT_CALL;
+use super::sleeping_thread;
 use super::standing::Standing;
 use super::sys::{self, Waited};
 use super::threads::{Pending, Thread, Wchan};
@@ -19,7 +21,9 @@ use super::{proc, registers};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
+use crate::sources::{
+    Capture, Event, ExitStatus, Fault, Look, Observed, Process, SleepingThread, Target, ThreadId,
+};
 
 /// Signals that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
@@ -64,6 +68,10 @@ pub struct LinuxTarget {
     /// `Command::spawn` has not returned: where its `exec` fails it waits for the process.
     pub(super) spawning: bool,
     ended: bool,
+    /// When repeated waits end, and of which threads.
+    pub(super) deadlines: Vec<(u64, pid_t)>,
+    /// Threads that stop are no longer traced after that.
+    pub(super) releasing: bool,
     not_send: PhantomData<*const ()>,
 }
 
@@ -71,7 +79,7 @@ pub(super) fn thread_id(tid: pid_t) -> ThreadId {
     ThreadId(tid.unsigned_abs().into())
 }
 
-fn tid_of(thread: ThreadId) -> pid_t {
+pub(super) fn tid_of(thread: ThreadId) -> pid_t {
     pid_t::try_from(thread.0).unwrap_or(0)
 }
 
@@ -100,6 +108,8 @@ impl LinuxTarget {
             launched: false,
             spawning: false,
             ended: false,
+            deadlines: Vec::new(),
+            releasing: false,
             not_send: PhantomData,
         }
     }
@@ -152,15 +162,23 @@ impl LinuxTarget {
     /// Acts on a stop; an event if the engine has to know.
     fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int, capture: &mut Capture) -> Option<Event> {
         match event {
+            0 if signal == AT_CALL => {
+                self.at_call(tid);
+                None
+            }
             // A signal of the target's own, on its way to it.
             0 => self.collect_if_pending(Standing::on_its_way(tid, signal), capture),
             libc::PTRACE_EVENT_STOP => {
                 let by_job_control = signal != libc::SIGTRAP;
-                let standing = Standing { tid, signal: 0, by_job_control };
+                let mut standing = Standing::new(tid);
+                standing.by_job_control = by_job_control;
                 match () {
                     () if !self.knows(tid) => self.new_thread(standing),
                     // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
                     () if by_job_control => {
+                        if let Some(thread) = self.threads.get_mut(&tid) {
+                            (thread.job_stopped, thread.repeated) = (true, None);
+                        }
                         let pending = self.no_longer_pending(tid)?;
                         let outcome = self.read_stopped(tid, pending, capture);
                         Some(Event::Stopped { thread: thread_id(tid), outcome })
@@ -203,6 +221,62 @@ impl LinuxTarget {
             return None;
         }
         Some(Event::Terminate)
+    }
+
+    /// As [`Target::next`].
+    pub(super) fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        if !matches!(self.queue.front(), Some(Event::Leaving { .. })) {
+            self.leaving = None;
+        }
+        for pid in self.gone.drain(..) {
+            self.processes.remove(&pid);
+        }
+        loop {
+            if let Some(event) = self.queue.pop_front() {
+                return Ok(event);
+            }
+            if self.ended {
+                return Err(Fault::Gone);
+            }
+            let before_ns = self.clock.now_ns();
+            match sys::look_for_stopped() {
+                Ok(Some(Waited::Stopped { tid, signal, event })) => {
+                    if let Some(event) = self.stopped(tid, signal, event, capture) {
+                        return Ok(event);
+                    }
+                    // A target that lives on signals must not keep the engine from its ticks.
+                    if before_ns >= until_ns {
+                        return Ok(Event::Timeout);
+                    }
+                    continue;
+                }
+                Ok(_) if self.outstanding > 0 && before_ns < self.poll_until_ns => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // An error says that nothing is left that could stop, only what has ended.
+                Ok(_) | Err(_) => {}
+            }
+            match sys::peek_exited() {
+                Ok(Some(how)) => {
+                    self.ended(how);
+                    continue;
+                }
+                Ok(_) => {}
+                // Nothing is traced any more.
+                Err(_) => {
+                    self.all_ended(ExitStatus::Unknown);
+                    continue;
+                }
+            }
+            if before_ns >= until_ns {
+                return Ok(Event::Timeout);
+            }
+            let until_ns = until_ns.min(self.end_repeated_waits());
+            if let Some(event) = self.sleep(until_ns.saturating_sub(before_ns)) {
+                return Ok(event);
+            }
+        }
     }
 }
 
@@ -282,57 +356,15 @@ impl Target for LinuxTarget {
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
-        if !matches!(self.queue.front(), Some(Event::Leaving { .. })) {
-            self.leaving = None;
-        }
-        for pid in self.gone.drain(..) {
-            self.processes.remove(&pid);
-        }
-        loop {
-            if let Some(event) = self.queue.pop_front() {
-                return Ok(event);
-            }
-            if self.ended {
-                return Err(Fault::Gone);
-            }
-            let before_ns = self.clock.now_ns();
-            match sys::look_for_stopped() {
-                Ok(Some(Waited::Stopped { tid, signal, event })) => {
-                    if let Some(event) = self.stopped(tid, signal, event, capture) {
-                        return Ok(event);
-                    }
-                    // A target that lives on signals must not keep the engine from its ticks.
-                    if before_ns >= until_ns {
-                        return Ok(Event::Timeout);
-                    }
-                    continue;
-                }
-                Ok(_) if self.outstanding > 0 && before_ns < self.poll_until_ns => {
-                    std::hint::spin_loop();
-                    continue;
-                }
-                // An error says that nothing is left that could stop, only what has ended.
-                Ok(_) | Err(_) => {}
-            }
-            match sys::peek_exited() {
-                Ok(Some(how)) => {
-                    self.ended(how);
-                    continue;
-                }
-                Ok(_) => {}
-                // Nothing is traced any more.
-                Err(_) => {
-                    self.all_ended(ExitStatus::Unknown);
-                    continue;
-                }
-            }
-            if before_ns >= until_ns {
-                return Ok(Event::Timeout);
-            }
-            if let Some(event) = self.sleep(until_ns - before_ns) {
-                return Ok(event);
-            }
-        }
+        self.next_event(until_ns, capture)
+    }
+
+    fn capture_sleeping(&mut self, thread: ThreadId, bytes: usize, capture: &mut Capture) -> SleepingThread {
+        self.capture_unstopped(thread, bytes, capture)
+    }
+
+    fn is_harmed_by_stops(&mut self, thread: ThreadId) -> bool {
+        sleeping_thread::is_filtered(tid_of(thread))
     }
 
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
@@ -351,5 +383,6 @@ impl Drop for LinuxTarget {
                 return;
             }
         }
+        self.release_woken();
     }
 }

@@ -58,6 +58,7 @@ use source::Begin;
 use window::Window;
 
 pub(super) use choice::{all_processes, parent_of};
+pub(super) use registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.

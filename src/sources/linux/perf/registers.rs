@@ -92,7 +92,7 @@ pub(super) fn read(bytes: &[u8], compat: bool) -> Option<Registers> {
 
 /// The registers of a thread of which only stack pointer and program counter are known, and whether
 /// its program is one of 32 bits.
-pub(super) fn of_waiting(sp: Avma, pc: Avma, of_32_bits: bool) -> Registers {
+pub(in crate::sources::linux) fn of_waiting(sp: Avma, pc: Avma, of_32_bits: bool) -> Registers {
     arch::of_waiting(sp, pc, of_32_bits)
 }
 

@@ -3,6 +3,7 @@
 use super::again::{At, Calls};
 use super::{EINTR, is_restartable};
 use crate::arch::{Aarch64, Registers};
+use crate::sources::linux::repeated_wait::TimedWait;
 use crate::sources::linux::sys::RawRegisters;
 
 /// Length of `svc #0`.
@@ -17,13 +18,28 @@ pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
 }
 
 /// The call is made again; see [`Calls::make_again`].
-pub(super) fn repair(raw: &mut RawRegisters, calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
+pub(super) fn repair(
+    raw: &mut RawRegisters,
+    calls: &mut Calls,
+    is_handled: impl FnOnce() -> bool,
+    _is_filtered: impl FnOnce() -> bool,
+) -> bool {
     let number = raw.regs[8].cast_signed();
     let at = At { pc: raw.pc, sp: raw.sp, first: raw.regs[0], number, svc_bytes: SVC_BYTES };
     let fails = call_result(raw).is_some() && is_restartable(number);
     let Some((pc, first)) = calls.make_again(&at, fails, is_handled) else { return false };
     (raw.pc, raw.regs[0]) = (pc, first.unwrap_or(EINTR.cast_unsigned()));
     true
+}
+
+/// Sets the result of the call that the thread is leaving.
+pub(super) fn set_call_result(raw: &mut RawRegisters, result: i64) {
+    raw.regs[0] = result.cast_unsigned();
+}
+
+/// Not shown: a call that the kernel continues by `restart_syscall` looks like one that is about to be made.
+pub(super) fn timed_wait(_raw: &RawRegisters) -> Option<TimedWait> {
+    None
 }
 
 /// The engine's registers.

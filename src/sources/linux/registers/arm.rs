@@ -3,6 +3,7 @@
 use super::EINTR;
 use super::again::{At, Calls};
 use crate::arch::{Arm, Registers};
+use crate::sources::linux::repeated_wait::TimedWait;
 
 /// r0 to r15, CPSR, and r0 as it was before the system call (`COMPAT_ELF_NGREG` and `compat_gpr_get` of
 /// arch/arm64/kernel/ptrace.c).
@@ -21,7 +22,12 @@ pub(super) fn call_result(words: &Words) -> Option<i64> {
 }
 
 /// The call is made again; see [`Calls::make_again`].
-pub(super) fn repair(words: &mut Words, calls: &mut Calls, is_handled: impl FnOnce() -> bool) -> bool {
+pub(super) fn repair(
+    words: &mut Words,
+    calls: &mut Calls,
+    is_handled: impl FnOnce() -> bool,
+    _is_filtered: impl FnOnce() -> bool,
+) -> bool {
     let svc_bytes = if words[CPSR] & STATUS_T32 != 0 { 2 } else { 4 };
     let number = i64::from(words[R7].cast_signed());
     let [first, sp, pc] = [0, Arm::SP, Arm::PC].map(|register| u64::from(words[register]));
@@ -32,6 +38,16 @@ pub(super) fn repair(words: &mut Words, calls: &mut Calls, is_handled: impl FnOn
     words[Arm::PC] = pc as u32;
     words[0] = first.map_or((EINTR as i32).cast_unsigned(), |first| first as u32);
     true
+}
+
+/// Sets the result of the call that the thread is leaving.
+pub(super) fn set_call_result(words: &mut Words, result: i64) {
+    words[0] = (result as i32).cast_unsigned();
+}
+
+/// Not shown: a call that the kernel continues by `restart_syscall` looks like one that is about to be made.
+pub(super) fn timed_wait(_words: &Words) -> Option<TimedWait> {
+    None
 }
 
 /// The engine's registers.
@@ -77,14 +93,17 @@ mod tests {
             let mut words: Words = std::array::from_fn(|word| 0x100 * word as u32);
             (words[0], words[R7], words[CPSR]) = ((-4i32).cast_unsigned(), 252, status);
             let mut calls = Calls::default();
-            assert!(!repair(&mut words, &mut calls, || false), "it was not seen to wait");
+            assert!(!repair(&mut words, &mut calls, || false, || false), "it was not seen to wait");
             calls.waits_in(b"252 0x6 0x1 0x2 0x3 0x4 0x5 0xd00 0xf00");
-            assert!(repair(&mut words, &mut calls, || false));
+            assert!(repair(&mut words, &mut calls, || false, || false));
             assert_eq!((words[0], words[Arm::PC]), (6, 0xf00 - svc_bytes));
             // close(2) has closed the descriptor when it returns EINTR.
             (words[0], words[R7], words[Arm::PC]) = ((-4i32).cast_unsigned(), 6, 0xf00);
             calls.waits_in(b"6 0x6 0x1 0x2 0x3 0x4 0x5 0xd00 0xf00");
-            assert!(!repair(&mut words, &mut calls, || false));
+            assert!(!repair(&mut words, &mut calls, || false, || false));
+            assert_eq!(timed_wait(&words), None);
+            set_call_result(&mut words, -110);
+            assert_eq!(words[0].cast_signed(), -110);
         }
     }
 

@@ -1,8 +1,9 @@
 //! Registers and system calls of a thread that runs 32-bit code of i386, on x86_64.
 
 use super::x86_64::{Before, CALL_BYTES};
-use super::{Calls, EINTR, ERESTARTNOHAND};
+use super::{Calls, EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND};
 use crate::arch::{Registers, X86};
+use crate::sources::linux::repeated_wait::{TimedWait, WaitCall};
 use crate::sources::linux::sys::RawCompat;
 
 // Words of `struct user_regs_struct32`: ebx ecx edx esi edi ebp eax ds es fs gs orig_eax eip cs
@@ -25,7 +26,12 @@ pub(super) fn call_result(words: &RawCompat) -> Option<i64> {
 
 /// As for 64-bit code: the kernel decides by the result as sign-extended from 32 bits
 /// (arch/x86/include/asm/syscall.h, `syscall_get_error`), and keeps the call's number.
-pub(super) fn repair(words: &mut RawCompat, calls: &mut Calls, mut is_handled: impl FnMut() -> bool) -> bool {
+pub(super) fn repair(
+    words: &mut RawCompat,
+    calls: &mut Calls,
+    mut is_handled: impl FnMut() -> bool,
+    mut is_filtered: impl FnMut() -> bool,
+) -> bool {
     let (eip, esp) = (words[EIP], words[ESP]);
     match calls.ends_before((eip.into(), esp.into(), words[EAX].into()), &mut is_handled) {
         Before::GoesOn => return false,
@@ -37,8 +43,11 @@ pub(super) fn repair(words: &mut RawCompat, calls: &mut Calls, mut is_handled: i
         }
         Before::Elsewhere => {}
     }
-    let repairable =
-        call_result(words) == Some(EINTR) && is_restartable(words[ORIG_EAX], words[EBX]) && !is_handled();
+    let repairable = match call_result(words) {
+        Some(EINTR) => is_restartable(words[ORIG_EAX], words[EBX]) && !is_handled(),
+        Some(ERESTART_RESTARTBLOCK) => !is_handled() && is_filtered(),
+        _ => false,
+    };
     if repairable {
         calls.makes_again(eip.into(), esp.into(), words[ORIG_EAX].into());
         words[EAX] = (ERESTARTNOHAND as i32).cast_unsigned();
@@ -84,6 +93,30 @@ fn is_restartable(number: u32, first: u32) -> bool {
     }
 }
 
+/// Sets the result of the call that the thread is leaving.
+pub(super) fn set_call_result(words: &mut RawCompat, result: i64) {
+    words[EAX] = (result as i32).cast_unsigned();
+}
+
+/// The call as one that waits for a relative time.
+pub(super) fn timed_wait(words: &RawCompat) -> Option<TimedWait> {
+    let (call, word_bytes) = match words[ORIG_EAX] {
+        162 => (WaitCall::Nanosleep, 4),
+        267 => (WaitCall::ClockNanosleep, 4),
+        407 => (WaitCall::ClockNanosleep, 8),
+        168 => (WaitCall::Poll, 4),
+        240 => (WaitCall::Futex, 4),
+        422 => (WaitCall::Futex, 8),
+        256 | 319 => (WaitCall::Epoll, 4),
+        441 => (WaitCall::EpollTimespec, 8),
+        420 => (WaitCall::Semaphore, 8),
+        177 => (WaitCall::Signal, 4),
+        421 => (WaitCall::Signal, 8),
+        _ => return None,
+    };
+    TimedWait::of(call, [EBX, ECX, EDX, ESI].map(|word| words[word].into()), word_bytes)
+}
+
 pub(super) fn convert(words: &RawCompat) -> Registers {
     let order = [EAX, ECX, EDX, EBX, ESP, EBP, ESI, EDI];
     Registers::X86(X86 { gpr: order.map(|word| words[word].into()), eip: words[EIP].into() })
@@ -92,6 +125,7 @@ pub(super) fn convert(words: &RawCompat) -> Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::linux::repeated_wait::Timeout;
 
     fn in_call(number: u32, first: u32, result: i32) -> RawCompat {
         let mut words = [0; 17];
@@ -103,7 +137,7 @@ mod tests {
     fn only_calls_that_changed_nothing_are_repeated() {
         let repaired = |number, first| {
             let mut words = in_call(number, first, -4);
-            let repaired = repair(&mut words, &mut Calls::default(), || false);
+            let repaired = repair(&mut words, &mut Calls::default(), || false, || false);
             assert_eq!(repaired, words[EAX].cast_signed() == -514);
             repaired
         };
@@ -113,8 +147,23 @@ mod tests {
         assert!(!repaired(3, 0) && !repaired(6, 0) && !repaired(232, 0));
         assert!(!repaired(102, 2) && !repaired(117, 12));
         let mut handled = in_call(256, 0, -4);
-        assert!(!repair(&mut handled, &mut Calls::default(), || true));
+        assert!(!repair(&mut handled, &mut Calls::default(), || true, || false));
         assert_eq!(call_result(&in_call(u32::MAX, 0, -4)), None, "user mode");
+    }
+
+    #[test]
+    fn a_wait_that_the_kernel_continues_by_another_call_is_made_again_under_a_filter() {
+        let mut words = in_call(407, 1, -516);
+        words[EDX] = 0x10;
+        assert_eq!(
+            timed_wait(&words).map(|wait| wait.timeout),
+            Some(Timeout::Timespec { at: 0x10, word_bytes: 8 })
+        );
+        assert!(!repair(&mut words, &mut Calls::default(), || false, || false), "without one");
+        assert!(repair(&mut words, &mut Calls::default(), || false, || true));
+        assert_eq!(words[EAX].cast_signed(), -514);
+        set_call_result(&mut words, -110);
+        assert_eq!(words[EAX].cast_signed(), -110);
     }
 
     #[test]
@@ -122,13 +171,13 @@ mod tests {
         let mut words = in_call(256, 0, -4);
         (words[EIP], words[ESP]) = (0x4002, 0x7ff0);
         let mut calls = Calls::default();
-        assert!(repair(&mut words, &mut calls, || false));
+        assert!(repair(&mut words, &mut calls, || false, || false));
         // The kernel sets it back before its `int 0x80`.
         (words[EIP], words[EAX]) = (0x4000, 256);
-        assert!(!repair(&mut words, &mut calls, || false));
-        assert!(repair(&mut words, &mut calls, || true));
+        assert!(!repair(&mut words, &mut calls, || false, || false));
+        assert!(repair(&mut words, &mut calls, || true, || false));
         assert_eq!((words[EIP], words[EAX].cast_signed(), call_result(&words)), (0x4002, -4, None));
-        assert!(!repair(&mut words, &mut calls, || true), "once");
+        assert!(!repair(&mut words, &mut calls, || true, || false), "once");
     }
 
     #[test]

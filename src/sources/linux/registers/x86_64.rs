@@ -1,7 +1,8 @@
 //! Registers and system calls of a thread that runs code of x86_64.
 
-use super::{EINTR, ERESTARTNOHAND, is_restartable};
+use super::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
+use crate::sources::linux::repeated_wait::{TimedWait, WaitCall};
 use crate::sources::linux::sys::RawRegisters;
 
 /// The call that a thread makes again.
@@ -65,6 +66,7 @@ pub(super) fn repair(
     raw: &mut RawRegisters,
     calls: &mut Calls,
     mut is_handled: impl FnMut() -> bool,
+    mut is_filtered: impl FnMut() -> bool,
 ) -> bool {
     match calls.ends_before((raw.rip, raw.rsp, raw.rax), &mut is_handled) {
         Before::GoesOn => return false,
@@ -77,13 +79,37 @@ pub(super) fn repair(
         }
         Before::Elsewhere => {}
     }
-    let repairable =
-        call_result(raw) == Some(EINTR) && is_restartable(raw.orig_rax.cast_signed()) && !is_handled();
+    let repairable = match call_result(raw) {
+        Some(EINTR) => is_restartable(raw.orig_rax.cast_signed()) && !is_handled(),
+        Some(ERESTART_RESTARTBLOCK) => !is_handled() && is_filtered(),
+        _ => false,
+    };
     if repairable {
         calls.makes_again(raw.rip, raw.rsp, raw.orig_rax);
         raw.rax = ERESTARTNOHAND.cast_unsigned();
     }
     repairable
+}
+
+/// Sets the result of the call that the thread is leaving.
+pub(super) fn set_call_result(raw: &mut RawRegisters, result: i64) {
+    raw.rax = result.cast_unsigned();
+}
+
+/// The call as one that waits for a relative time.
+pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
+    let call = match raw.orig_rax.cast_signed() {
+        libc::SYS_nanosleep => WaitCall::Nanosleep,
+        libc::SYS_clock_nanosleep => WaitCall::ClockNanosleep,
+        libc::SYS_poll => WaitCall::Poll,
+        libc::SYS_futex => WaitCall::Futex,
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => WaitCall::Epoll,
+        libc::SYS_epoll_pwait2 => WaitCall::EpollTimespec,
+        libc::SYS_semtimedop => WaitCall::Semaphore,
+        libc::SYS_rt_sigtimedwait => WaitCall::Signal,
+        _ => return None,
+    };
+    TimedWait::of(call, [raw.rdi, raw.rsi, raw.rdx, raw.r10], 8)
 }
 
 /// Calls beside [`super::RESTARTABLE`]: one that other processors lack, and one that `libc` does not name.

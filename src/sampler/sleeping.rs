@@ -1,0 +1,72 @@
+//! Threads that wait, in a recording of wall-clock time: captured without a stop where that leads as far
+//! as a stop would.
+
+use super::lifecycle::observed;
+use super::recorder::Sample;
+use super::stops::StopDriver;
+use crate::sources::{Capture, Fault, SleepingThread, ThreadId};
+use crate::walk::Ended;
+
+/// Why a thread that waits has no stack.
+const UNSHOWN: &str = "waits under a seccomp filter, where /proc does not show it";
+
+/// Whether more registers than stack pointer and program counter would lead a walk no further.
+pub(super) fn leads_as_far_as_a_stop(ended: Ended) -> bool {
+    ended.is_complete() || matches!(ended, Ended::WindowRanOut | Ended::DepthLimit)
+}
+
+impl StopDriver<'_> {
+    /// Captures a thread that waits without a stop, to be walked when no thread stands; where the source
+    /// does not show it, asks it to stop. True if a stop is on its way.
+    pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
+        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let seen = self.target.capture_sleeping(id, self.window_bytes(id), &mut capture);
+        if seen == SleepingThread::Captured {
+            self.sleeping.push((id, capture));
+            return false;
+        }
+        self.spare.push(capture);
+        if seen == SleepingThread::Hidden && self.target.is_harmed_by_stops(id) {
+            let waited_ns = self.weigh(id, None).unwrap_or(0);
+            self.recorder.lose(UNSHOWN, waited_ns);
+            return false;
+        }
+        // A wait that has just begun bears a stop.
+        self.ask(id, true)
+    }
+
+    /// Walks the threads that were captured so, and stops those of which a stop shows more.
+    pub(super) fn walk_sleeping_threads(&mut self) -> std::result::Result<(), Fault> {
+        if self.sleeping.is_empty() {
+            return Ok(());
+        }
+        let mut sleeping = std::mem::take(&mut self.sleeping);
+        for (id, capture) in sleeping.drain(..) {
+            if self.is_shown_whole(id, &capture) || self.target.is_harmed_by_stops(id) {
+                if let Some(stop) = self.stops.get_mut(&id) {
+                    stop.asked_waiting = true;
+                }
+                let at_ns = self.clock.now_ns();
+                self.captured.push(Sample { thread: id, capture, at_ns, waiting: true });
+            } else {
+                self.spare.push(capture);
+                self.ask(id, true);
+            }
+        }
+        self.sleeping = sleeping;
+        self.collect()?;
+        self.walk_captured();
+        Ok(())
+    }
+
+    fn is_shown_whole(&mut self, id: ThreadId, capture: &Capture) -> bool {
+        let Some(pid) = self.stops.get(&id).map(|stop| stop.process) else { return false };
+        if !self.place_thread(pid, id) {
+            return false;
+        }
+        let most = self.budget.window_max_bytes();
+        let Some(process) = observed(self.target, pid) else { return false };
+        let (ended, _) = self.recorder.walk(process, id, capture, most, &mut self.frames);
+        leads_as_far_as_a_stop(ended)
+    }
+}

@@ -1,0 +1,109 @@
+//! The registers and the stack of a thread that waits, read without a stop.
+//!
+//! Input: a process and a thread of it; output: what it shows, certain to be of one moment.
+//! `/proc/PID/task/TID/syscall` shows stack pointer and program counter of a thread that waits
+//! (proc_pid_syscall(5)), and its memory can be read. It was off its CPU throughout if the scheduler
+//! counted nothing in between. The other registers are unknown: a walk goes on where the
+//! rows of unwind information restore them, or the instructions show where a frame pointer points.
+
+use std::fs;
+
+use libc::pid_t;
+
+use super::trace::{LinuxTarget, tid_of};
+use super::{images, perf, proc, sys};
+use crate::sources::{Capture, SleepingThread, ThreadId};
+
+/// Captures up to `stack_bytes` of a thread's stack.
+pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread {
+    let path = |file: &str| format!("/proc/{pid}/task/{tid}/{file}");
+    let figures = || (fs::read(path("syscall")).ok(), fs::read(path("schedstat")).ok());
+    let before = figures();
+    let (Some(call), Some(_)) = &before else {
+        let stat = fs::read(path("stat")).ok();
+        let waits = stat.and_then(|stat| proc::stat_state(&stat)).is_some_and(|state| state != b'R');
+        return if waits { SleepingThread::Hidden } else { SleepingThread::Awake };
+    };
+    let Some((sp, pc)) = proc::waits_at(call) else { return SleepingThread::Awake };
+    // By the thread's own number: the first thread may have left, and its memory with it.
+    let read = sys::read_memory_into(tid, sp.0, stack_bytes, &mut capture.stack);
+    if figures() != before {
+        return SleepingThread::Awake;
+    }
+    if read.is_err() {
+        return SleepingThread::Hidden;
+    }
+    // What is above 4 GiB is of 64 bits; below there may be either.
+    let stat = u32::try_from(sp.0.max(pc.0)).ok().and_then(|_| fs::read(path("stat")).ok());
+    let start_stack = stat.and_then(|stat| proc::stat_start_stack(&stat));
+    capture.registers = perf::registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
+    (capture.stack_base, capture.only_kernel) = (sp, false);
+    capture.kernel.clear();
+    (capture.pause_ns, capture.stood_ns, capture.stack_limit, capture.look) = (0, 0, None, None);
+    SleepingThread::Captured
+}
+
+/// Whether the system calls of a thread are filtered by seccomp; also if that cannot be read.
+///
+/// The kernel continues some waits that a stop interrupts by `restart_syscall`, which a filter may
+/// punish: a thread in such a wait must not be stopped.
+pub(super) fn is_filtered(tid: pid_t) -> bool {
+    let Ok(status) = fs::read(format!("/proc/{tid}/status")) else { return true };
+    proc::status_value(&String::from_utf8_lossy(&status), "Seccomp").is_some_and(|mode| mode != "0")
+}
+
+impl LinuxTarget {
+    /// Captures a thread that waits, unless a stop was asked for.
+    pub(super) fn capture_unstopped(
+        &mut self,
+        thread: ThreadId,
+        stack_bytes: usize,
+        into: &mut Capture,
+    ) -> SleepingThread {
+        let tid = tid_of(thread);
+        let Some(entry) = self.threads.get(&tid).filter(|entry| entry.pending.is_none()) else {
+            return SleepingThread::Awake;
+        };
+        capture(entry.pid, tid, stack_bytes, into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_child_that_waits_shows_its_stack_and_one_that_is_gone_shows_nothing() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let mut buffer = Capture::with_capacity(0);
+        let shown = || fs::read(format!("/proc/{pid}/task/{pid}/syscall")).is_ok();
+        // It reads sooner or later; in the middle of its exec it has no memory to show.
+        let seen = loop {
+            match capture(pid, pid, 60 << 10, &mut buffer) {
+                SleepingThread::Captured if !buffer.stack.is_empty() => break SleepingThread::Captured,
+                SleepingThread::Hidden if !shown() => break SleepingThread::Hidden,
+                _ => std::thread::yield_now(),
+            }
+        };
+        match seen {
+            SleepingThread::Captured => assert_eq!(buffer.registers.sp(), buffer.stack_base),
+            // Who may not trace the child.
+            other => assert!(!shown(), "{other:?}"),
+        }
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(capture(pid, pid, 4096, &mut buffer), SleepingThread::Awake);
+    }
+
+    #[test]
+    fn a_thread_whose_filter_cannot_be_read_counts_as_filtered() {
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        let filtered = proc::status_value(&own, "Seccomp").is_some_and(|mode| mode != "0");
+        assert_eq!(is_filtered(std::process::id().cast_signed()), filtered);
+        assert!(is_filtered(pid_t::MAX));
+    }
+}

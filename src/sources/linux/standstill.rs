@@ -1,0 +1,103 @@
+//! Why a process that is there uses no CPU time: who has stopped it, and how it goes on.
+//!
+//! Input: a process; output: a part of a line for people. By what /proc and the control group show.
+
+use std::fs;
+use std::path::Path;
+
+use libc::pid_t;
+
+use super::{cgroup, proc, threads};
+
+/// Who keeps all threads of a process from running, and the next step. `None`: nobody that is known.
+#[must_use]
+pub fn why_it_stands(pid: u32) -> Option<String> {
+    let pid = pid_t::try_from(pid).ok()?;
+    let stat = |tid: pid_t| fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok();
+    let states = threads::list(pid).ok()?.into_iter().filter_map(|tid| proc::stat_state(&stat(tid)?));
+    // The first thread may have left before the others.
+    let states: Vec<u8> = states.filter(|state| !matches!(state, b'Z' | b'X')).collect();
+    let all = |of: &[u8]| !states.is_empty() && states.iter().all(|state| of.contains(state));
+    if all(b"T") {
+        return Some(format!("it is stopped by job control; let it run: kill -CONT {pid}"));
+    }
+    if all(b"tT") {
+        let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = String::from_utf8_lossy(&status);
+        let tracer: pid_t = proc::status_value(&status, "TracerPid")?.parse().ok()?;
+        let name = threads::name(tracer, tracer).map(|name| format!(" ({name})")).unwrap_or_default();
+        return Some(format!("pid {tracer}{name} traces it and has stopped it; let it go on there"));
+    }
+    if let Some(why) = why_frozen(pid) {
+        return Some(why);
+    }
+    all(b"D").then(|| {
+        "it waits in the kernel where no signal wakes it (state D), mostly for a disk or a file system"
+            .to_owned()
+    })
+}
+
+/// The control group that is frozen, and the next step; `None` if the process may run.
+#[must_use]
+pub fn why_it_is_frozen(pid: u32) -> Option<String> {
+    why_frozen(pid_t::try_from(pid).ok()?)
+}
+
+fn why_frozen(pid: pid_t) -> Option<String> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        frozen_group(Path::new(cgroup::MOUNTED), controllers, path)
+    })
+}
+
+/// The group at `path`, or the one above it, that is frozen, as the next step of a line.
+fn frozen_group(mounted: &Path, controllers: &str, path: &str) -> Option<String> {
+    // Version 2 has one hierarchy, version 1 one for the freezer.
+    let (root, file, frozen, thawed) = match controllers {
+        "" => (mounted.to_owned(), "cgroup.freeze", "1", "0"),
+        "freezer" => (mounted.join("freezer"), "freezer.state", "FROZEN", "THAWED"),
+        _ => return None,
+    };
+    let groups = Path::new(path).ancestors().filter_map(|group| group.strip_prefix("/").ok());
+    groups.map(|group| root.join(group)).find_map(|group| {
+        let state = fs::read_to_string(group.join(file)).ok()?;
+        let group = group.display();
+        (state.trim() == frozen)
+            .then(|| format!("its control group is frozen; let it run: echo {thawed} > {group}/{file}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_frozen_group_is_found_in_both_versions_and_above() {
+        let mounted = tempfile::TempDir::new().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = mounted.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        write("a/cgroup.freeze", "1\n");
+        write("a/b/cgroup.freeze", "0\n");
+        write("c/cgroup.freeze", "0\n");
+        write("freezer/d/freezer.state", "FROZEN\n");
+        let found = |controllers, path| frozen_group(mounted.path(), controllers, path);
+        let said = found("", "/a/b").unwrap();
+        assert!(said.starts_with("its control group is frozen; let it run: echo 0 > /"), "{said}");
+        assert!(said.ends_with("/a/cgroup.freeze"), "{said}");
+        assert_eq!((found("", "/c"), found("memory", "/a/b"), found("", "/")), (None, None, None));
+        let said = found("freezer", "/d").unwrap();
+        assert!(said.contains("echo THAWED > ") && said.ends_with("/freezer/d/freezer.state"), "{said}");
+    }
+
+    #[test]
+    fn a_process_that_runs_does_not_stand() {
+        assert_eq!(why_it_stands(std::process::id()), None);
+        assert_eq!(why_it_stands(u32::MAX), None);
+    }
+}
