@@ -64,7 +64,7 @@ class Pair:
     def path(self):
         return os.path.join(self.place, f"{self.name}-{self.source}")
 
-    def start_client(self, per_s):
+    def start_client(self, per_s, gaps):
         end = time.monotonic() + 60
         while True:
             try:
@@ -76,7 +76,7 @@ class Pair:
                 time.sleep(0.1)
         kind = clients.Redis if self.name == "redis" else clients.Jvm
         self.client = kind(self.port, per_s)
-        self.client.look = self.look
+        self.client.look, self.client.gaps = self.look, gaps
         self.client.start()
 
     def look(self):
@@ -178,15 +178,15 @@ def main():
             for source in SOURCES:
                 if not chosen or f"{name}-{source}" in chosen:
                     pairs.append(Pair(name, source, place))
+        gaps = clients.Gaps()
+        gaps.start()
         for pair in pairs:
-            pair.start_client(80 if pair.name == "redis" else 50)
+            pair.start_client(80 if pair.name == "redis" else 50, gaps)
         # The JVM compiles most of what it will in its first seconds.
         time.sleep(5)
         for pair in pairs:
             pair.start_profiler(program, seconds)
         since = time.monotonic()
-        gaps = clients.Gaps()
-        gaps.start()
         print(f"soak: {len(pairs)} recordings of {arguments.minutes:g} minutes; files in {place}", flush=True)
         while any(pair.profiler.poll() is None for pair in pairs):
             for pair in pairs:
@@ -203,7 +203,8 @@ def main():
         for pair in pairs:
             pair.end()
     errors = report(pairs, seconds)
-    print(f"clients themselves stood for at most {gaps.longest_s:.2f} s; load {os.getloadavg()[2]:.0f}")
+    print(f"clients themselves stood for at most {gaps.longest_s:.2f} s, and {sum(pair.client.starved for pair in pairs)} "
+          f"requests timed out then, which are no errors; load {os.getloadavg()[2]:.0f}")
     if not arguments.keep and not errors and all(pair.profiler.returncode == 0 for pair in pairs):
         shutil.rmtree(place, ignore_errors=True)
     print(f"soak: {errors} client errors")

@@ -36,7 +36,8 @@ class Judge:
         if self.killed:
             sent.add(9)
         code = self.code
-        if code in GOOD_CODES or -code in sent or code - 128 in sent:
+        # Where a second signal ends the profiler at once, the code may be that of Ctrl-C whatever it was.
+        if code in GOOD_CODES or -code in sent or code - 128 in sent or (code == 130 and len(self.ending_sent) > 1):
             return
         if code == -signal.SIGXFSZ and self.what.condition == "file-size":
             return
