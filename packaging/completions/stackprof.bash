@@ -71,7 +71,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --hz --duration --idle --off-cpu --children --no-children --per-process --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version record demo dump render diff gate completions help"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --off-cpu --children --no-children --per-process --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version record demo dump render diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -102,6 +102,10 @@ _stackprof() {
                     return 0
                     ;;
                 --user)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --as)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -521,7 +525,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__record)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --hz --duration --idle --off-cpu --children --no-children --per-process --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --off-cpu --children --no-children --per-process --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -552,6 +556,10 @@ _stackprof() {
                     return 0
                     ;;
                 --user)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --as)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= F/hz= d/duration= idle off-cpu children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle off-cpu children no-children per-process threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version
 end
 
 function __fish_stackprof_needs_command
@@ -30,6 +30,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l exec -d 'With --gdb
 complete -c stackprof -n "__fish_stackprof_needs_command" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l container -d 'The processes of a container, by the beginning of its id' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l user -d 'The processes of a user' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -l as -d 'Linux, as root: run the command as this user, with a login\'s groups and environment' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
@@ -53,6 +54,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave
 complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also record the processes that it starts [default for a command]'
@@ -86,6 +88,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l exec -d '
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l container -d 'The processes of a container, by the beginning of its id' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l user -d 'The processes of a user' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l as -d 'Linux, as root: run the command as this user, with a login\'s groups and environment' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
@@ -109,6 +112,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record threads that wait: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that it starts [default for a command]'
