@@ -29,6 +29,7 @@ pub mod error;
 pub mod flamegraph;
 pub mod gate;
 pub mod images;
+pub mod interruption;
 pub mod live;
 pub mod module_offset;
 pub mod profile;

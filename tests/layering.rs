@@ -12,10 +12,11 @@ use std::path::Path;
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them
 /// are allowed. Each names only modules that stand above it, so there is no circle. The command line may name everything, and nothing may name it.
-const ALLOWED: [(&str, &[&str]); 19] = [
+const ALLOWED: [(&str, &[&str]); 20] = [
     ("addr", &[]),
     ("error", &[]),
     ("clock", &[]),
+    ("interruption", &[]),
     ("live", &[]),
     ("module_offset", &[]),
     ("rng", &[]),
@@ -23,7 +24,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("arch", &["addr"]),
     ("binary", &["addr", "error"]),
     // Whether a file is the one that is mapped is decided by its head.
-    ("sources", &["addr", "arch", "binary", "clock", "error", "rng"]),
+    ("sources", &["addr", "arch", "binary", "clock", "error", "interruption", "live", "rng"]),
     ("walk", &["addr", "arch", "binary::frame_rule"]),
     ("images", &["addr", "binary", "walk::Code"]),
     // The names of the ways to find a frame, which are counted.

@@ -58,12 +58,8 @@ pub fn run(dump: &Dump) -> Result<()> {
             let clock = FakeClock::default();
             show(&mut SimTarget::new(SimConfig::from_seed(*seed), clock.clone()), &clock)?
         }
-        Source::Pid(pid) => {
-            system::prepare();
-            system::with_target(&system::Process::Running(*pid), show)??
-        }
+        Source::Pid(pid) => system::with_target(&system::Process::Running(*pid), show)??,
         Source::Gdb(stub) => {
-            system::prepare();
             let clock = RealClock::new();
             let mut target =
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Standing, clock.clone())?;

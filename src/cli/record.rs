@@ -19,6 +19,7 @@ use crate::flamegraph::{Caption, Graph};
 use crate::profile::{Circumstances, Saved};
 use crate::recording::Profile;
 use crate::sampler;
+use crate::sources::signals::{self, Phase};
 use crate::symbol;
 use crate::trie::FrameId;
 use destinations::Destinations;
@@ -52,6 +53,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let &Recording { way, kernel, children, children_needed, .. } = asked;
     let how = sampling::How { way, kernel, children, children_needed };
     let (profile, files) = sampling::run(&asked.source, how, &options, asked.verbosity, &check_name)?;
+    signals::enter(Phase::Output);
     if profile.stats.samples == 0 {
         return Err(tell::nothing_sampled(&profile, asked.idle, asked.off_cpu));
     }
@@ -70,14 +72,25 @@ pub fn run(asked: &Recording) -> Result<()> {
     // Write.
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-    outputs::write(&saved, &outputs, &shown(asked, &profile))?;
-    drop(saved);
-
-    // Tell.
+    // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
+    let shown = shown(asked, &profile);
+    let may_wait = |output: &Output| destinations::may_wait(&output.to);
+    let (waiting, files): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
+    outputs::write(&saved, &files, &shown)?;
     let mut figures = tell::figures(&profile, &names, launched, &outputs);
     figures.symbolicate_s = (named - begun).as_secs_f64();
     figures.write_s = named.elapsed().as_secs_f64();
-    if let Some(to) = &asked.stats {
+    let (stats_waits, stats_file): (Vec<_>, Vec<_>) =
+        asked.stats.iter().partition(|to| destinations::may_wait(to));
+    for to in stats_file {
+        tell::stats(to, &profile, &figures)?;
+    }
+    outputs::write(&saved, &waiting, &shown)?;
+    drop(saved);
+    figures.write_s = named.elapsed().as_secs_f64();
+
+    // Tell.
+    for to in stats_waits {
         tell::stats(to, &profile, &figures)?;
     }
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);

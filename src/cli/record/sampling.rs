@@ -1,7 +1,6 @@
 //! Attaches or launches, samples until the end, and gives back the profile.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::binary::Files;
@@ -14,11 +13,9 @@ use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
 use crate::sources::gdb;
+use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Recordable, Sampling, Way};
-
-/// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
-const GIVEN_UP: i32 = 130;
 
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
@@ -48,6 +45,7 @@ pub(super) fn run(
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
 ) -> Result<Sampled> {
     let live = Arc::new(Live::default());
+    signals::watch(&live, matches!(source, Source::Launch(_) | Source::Demo));
     let record = |mut sampled: Recordable<'_>, clock: &dyn Clock| -> Result<Sampled> {
         let observed = sampled.observed();
         // Now: when the profile is there, the target may be gone.
@@ -57,6 +55,7 @@ pub(super) fn run(
         let title = text::process(&process.name, process.pid);
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
+        signals::enter(Phase::Recording);
         let profile = match sampled {
             Recordable::Stopped(target) => sampler::record(target, clock, options, &live),
             Recordable::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
@@ -71,8 +70,6 @@ pub(super) fn run(
             return record(Recordable::Stopped(&mut target), &clock);
         }
         Source::Gdb(stub) => {
-            system::prepare();
-            end_on_interrupt(&live)?;
             let clock = RealClock::new();
             let mut target =
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
@@ -89,28 +86,8 @@ pub(super) fn run(
             system::Process::New(vec![program.into_os_string(), demo::WORKLOAD.into()])
         }
     };
-    system::prepare();
-    end_on_interrupt(&live)?;
     let How { way, kernel, children, children_needed } = how;
     let &Options { hz, idle, off_cpu, .. } = options;
     let sampling = Sampling { way, hz, idle, off_cpu, kernel, children, children_needed };
     system::with_source(&process, sampling, record)?
-}
-
-/// The first Ctrl-C ends the recording and lets the outputs be written, a second one
-/// gives up at once. Either way the target runs on.
-fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
-    let live = Arc::clone(live);
-    let pressed = AtomicU32::new(0);
-    ctrlc::set_handler(move || {
-        if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
-            // A stub would leave its target standing.
-            gdb::wait_until_it_runs();
-            std::process::exit(GIVEN_UP);
-        }
-        live.ask_to_stop();
-    })
-    .map_err(|error| {
-        Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")).caused_by(error)
-    })
 }

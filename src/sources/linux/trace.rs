@@ -15,19 +15,24 @@ use super::standing::Standing;
 use super::sys::{self, Waited};
 use super::threads::{Pending, Thread, Wchan};
 use super::traced::Traced;
+use super::tracer::Tracer;
 use super::{proc, registers};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
+use crate::sources::{
+    CallThread, Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId, signals,
+};
 
-/// Signals that the tracer thread waits for; blocked in every thread of the profiler.
-pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
+/// The signal that the tracer thread waits for; blocked in every thread of the profiler.
+pub(super) const SIGNALS: [c_int; 1] = [libc::SIGCHLD];
 
 /// How long to poll for a thread asked to stop on another CPU before sleeping: it takes a
 /// few microseconds, less than a sleep and a wake-up. One that was on this CPU gets to its
 /// stop only when we sleep.
 const POLL_NS: u64 = 30_000;
+/// How long threads that were asked to stop are waited for when nobody wants their stops any more.
+const RELEASE_NS: u64 = 2_000_000;
 
 /// Processes traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
@@ -64,6 +69,7 @@ pub struct LinuxTarget {
     /// `Command::spawn` has not returned: where its `exec` fails it waits for the process.
     pub(super) spawning: bool,
     ended: bool,
+    tracer: Option<Arc<Tracer>>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -100,6 +106,7 @@ impl LinuxTarget {
             launched: false,
             spawning: false,
             ended: false,
+            tracer: None,
             not_send: PhantomData,
         }
     }
@@ -187,22 +194,42 @@ impl LinuxTarget {
         self.queue.push_back(Event::Exited(status));
     }
 
-    /// Sleeps until something may have happened; an event if it concerns the profiler.
-    fn sleep(&mut self, at_most_ns: u64) -> Option<Event> {
+    /// Sleeps until something may have happened.
+    fn sleep(&mut self, at_most_ns: u64) {
         let due_ns = self.clock.now_ns().saturating_add(at_most_ns);
         let signal = sys::sleep_for_signal(&SIGNALS, Duration::from_nanos(at_most_ns));
         self.slept_until_ns = self.clock.now_ns();
         self.own.woke(signal.is_none().then(|| self.slept_until_ns.saturating_sub(due_ns)));
-        let signal = signal?;
-        if signal == libc::SIGCHLD {
-            return None;
+    }
+
+    /// Lets no thread stand that was asked to stop, as far as they come in a moment; what stops later, or
+    /// stands for another reason, the kernel lets go when the tracer ends.
+    pub(super) fn release(&mut self) {
+        let mut capture = Capture::with_capacity(0);
+        let until_ns = self.clock.now_ns() + RELEASE_NS;
+        while self.outstanding > 0 && self.clock.now_ns() < until_ns {
+            if self.next(until_ns, &mut capture).is_err() {
+                return;
+            }
         }
-        if self.launched {
-            // The command decides what it does; the recording ends when it ends.
-            let _ = sys::kill(self.main, signal);
-            return None;
-        }
-        Some(Event::Terminate)
+    }
+
+    /// Nothing of it is traced any more: forgets what was asked of whom.
+    pub(super) fn forget_stops(&mut self) {
+        self.leaving = None;
+        self.announced.clear();
+        self.outstanding = 0;
+        self.threads.values_mut().for_each(|thread| thread.pending = None);
+    }
+
+    /// Its calls are made in this thread, which can end and be followed by another.
+    pub(super) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
+        self.tracer = Some(tracer);
+    }
+
+    /// Whether the recording is over when the process has ended that it launched.
+    pub(super) fn is_launched(&self) -> bool {
+        self.launched
     }
 }
 
@@ -295,6 +322,12 @@ impl Target for LinuxTarget {
             if self.ended {
                 return Err(Fault::Gone);
             }
+            if self.launched
+                && let Some(signal) = signals::take_passed_on()
+            {
+                // The command decides what it does; the recording ends when it ends.
+                let _ = sys::kill(self.main, signal);
+            }
             let before_ns = self.clock.now_ns();
             match sys::look_for_stopped() {
                 Ok(Some(Waited::Stopped { tid, signal, event })) => {
@@ -329,27 +362,28 @@ impl Target for LinuxTarget {
             if before_ns >= until_ns {
                 return Ok(Event::Timeout);
             }
-            if let Some(event) = self.sleep(until_ns - before_ns) {
-                return Ok(event);
-            }
+            self.sleep(until_ns - before_ns);
         }
     }
 
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
         proc::waits_at(&fs::read(format!("/proc/{0}/task/{0}/syscall", thread.0)).ok()?)
     }
+
+    fn call_thread(&self) -> Option<Arc<dyn CallThread>> {
+        self.tracer.clone().map(|tracer| tracer as Arc<dyn CallThread>)
+    }
+
+    fn take_up(&mut self) -> Result<(), Fault> {
+        self.trace_again()
+    }
 }
 
 impl Drop for LinuxTarget {
-    /// Threads asked to stop are collected for a moment and let run; what stops later, or
-    /// stands for another reason, the kernel lets go when this thread ends.
+    /// Without a thread of its own it is dropped by the one that traces.
     fn drop(&mut self) {
-        let mut capture = Capture::with_capacity(0);
-        let until_ns = self.clock.now_ns() + 2_000_000;
-        while self.outstanding > 0 && self.clock.now_ns() < until_ns {
-            if self.next(until_ns, &mut capture).is_err() {
-                return;
-            }
+        if self.tracer.is_none() {
+            self.release();
         }
     }
 }
