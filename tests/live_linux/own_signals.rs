@@ -126,7 +126,7 @@ fn a_command_gets_the_first_sigterm_and_the_second_ends_the_recording() {
         let (ready, got) = (dir.path().join("ready"), dir.path().join("got"));
         write_script(
             &script,
-            "#!/bin/sh\ntrap 'echo >\"$2\"' TERM HUP\necho $$ >\"$1\"\nwhile :; do sleep 0.01; done\n",
+            "#!/bin/sh\ntrap 'echo >\"$2\"' TERM HUP\necho $$ >\"$1\"\nwhile :; do :; done\n",
             0o755,
         );
         let running = record(["--".as_ref(), script.as_os_str(), ready.as_os_str(), got.as_os_str()]);

@@ -217,6 +217,8 @@ impl LinuxTarget {
     /// Nothing of it is traced any more: forgets what was asked of whom.
     pub(super) fn forget_stops(&mut self) {
         self.leaving = None;
+        // Of the thread that traces from now on.
+        self.own = Own::new();
         self.announced.clear();
         self.outstanding = 0;
         self.threads.values_mut().for_each(|thread| thread.pending = None);

@@ -4,9 +4,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::interruption::Signal;
 
-/// Exit code of a process that gave up on Ctrl-C, as shells number it.
-const GIVEN_UP: i32 = 130;
-
 /// Each time that `ctrlc`'s thread was woken.
 static CAME: AtomicU32 = AtomicU32::new(0);
 
@@ -29,7 +26,7 @@ pub(super) fn number(_signal: Signal) -> i32 {
 }
 
 pub(super) fn end_by(_signal: Signal) -> ! {
-    std::process::exit(GIVEN_UP)
+    std::process::abort()
 }
 
 pub(super) fn stop_wanted() -> bool {
