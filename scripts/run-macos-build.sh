@@ -443,11 +443,12 @@ interrupted() {
     local profiler=$!
     wait_for target_is_held
     target_works $((150 * times))
-    kill -INT "$profiler"
+    # Not INT, which a script has its background jobs ignore.
+    kill -TERM "$profiler"
     wait "$profiler"
     sampled_well
 }
-check 'Ctrl-C ends the recording and writes it' interrupted
+check 'SIGTERM ends the recording as Ctrl-C does, and writes it' interrupted
 
 # refused_with TEXT ARGUMENT...: exit code 1, and these words.
 refused_with() {

@@ -30,6 +30,7 @@ pub mod escape;
 pub mod flamegraph;
 pub mod gate;
 pub mod images;
+pub mod interruption;
 pub mod live;
 pub mod module_offset;
 pub mod profile;

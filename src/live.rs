@@ -1,9 +1,22 @@
-//! What a running recording lets others see: counters that it raises and a wish to stop.
+//! What a running recording lets others see: counters that it raises, and wishes that it answers.
 //!
-//! A leaf: the sampler writes, the progress line and the Ctrl-C handler read and wish.
-//! Nothing depends on these numbers; the profile's own are in `profile::Stats`.
+//! A leaf: the sampler writes and answers, the progress line reads, whoever takes signals wishes.
+//! Nothing depends on these numbers; the profile's own are in `recording::Stats`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Whether a recording is to be suspended, and whether it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Suspension {
+    /// It records.
+    #[default]
+    None,
+    /// It is to be.
+    Wanted,
+    /// Nothing of the target is held, and nothing is done until [`Live::resume`].
+    Parked,
+}
 
 /// Shared between a recording and those who watch it. All zero until the first tick.
 #[derive(Debug, Default)]
@@ -19,7 +32,13 @@ pub struct Live {
     /// CPU time the target used while recorded, nanoseconds; 0 where not known.
     pub target_cpu_ns: AtomicU64,
     /// Set when the recording shall end: the sampler looks at it once per tick.
-    pub stop: AtomicBool,
+    stop: AtomicBool,
+    /// The sampler has seen that, or has ended by itself.
+    answered: AtomicBool,
+    /// That `suspension` is not `None`, for a look that costs nothing.
+    suspends: AtomicBool,
+    suspension: Mutex<Suspension>,
+    resumed: Condvar,
 }
 
 impl Live {
@@ -28,9 +47,108 @@ impl Live {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked the recording to end.
+    /// Whether somebody asked the recording to end; asked by the sampler, whose answer it is.
     #[must_use]
     pub fn shall_stop(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        let stop = self.stop.load(Ordering::Relaxed);
+        if stop {
+            self.answer();
+        }
+        stop
+    }
+
+    /// The sampler has ended, or has seen that it shall.
+    pub fn answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the sampler has seen that it shall end, or has ended by itself.
+    #[must_use]
+    pub fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Asks the recording to let its target go for a while.
+    pub fn ask_to_suspend(&self) {
+        let mut suspension = self.suspension();
+        if *suspension == Suspension::None {
+            *suspension = Suspension::Wanted;
+            self.suspends.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody asked for that.
+    #[must_use]
+    pub fn shall_suspend(&self) -> bool {
+        self.suspends.load(Ordering::Relaxed)
+    }
+
+    /// Says that nothing of the target is held, and waits until [`Live::resume`]. Returns at once where
+    /// nobody asks any more.
+    pub fn park(&self) {
+        let mut suspension = self.suspension();
+        if *suspension == Suspension::None {
+            return;
+        }
+        *suspension = Suspension::Parked;
+        while *suspension != Suspension::None {
+            suspension = self.resumed.wait(suspension).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether the recording waits in [`Live::park`].
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        *self.suspension() == Suspension::Parked
+    }
+
+    /// Lets the recording go on.
+    pub fn resume(&self) {
+        *self.suspension() = Suspension::None;
+        self.suspends.store(false, Ordering::Relaxed);
+        self.resumed.notify_all();
+    }
+
+    fn suspension(&self) -> MutexGuard<'_, Suspension> {
+        self.suspension.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_to_stop_is_answered_by_who_looks_at_it() {
+        let live = Live::default();
+        assert!(!live.shall_stop() && !live.has_answered());
+        live.ask_to_stop();
+        assert!(!live.has_answered());
+        assert!(live.shall_stop() && live.has_answered());
+    }
+
+    #[test]
+    fn a_wish_to_suspend_that_was_taken_back_parks_nobody() {
+        let live = Live::default();
+        live.park();
+        live.ask_to_suspend();
+        assert!(live.shall_suspend());
+        live.resume();
+        live.park();
+        assert!(!live.shall_suspend() && !live.is_parked());
+    }
+
+    #[test]
+    fn who_is_parked_goes_on_when_that_is_over() {
+        let live = Live::default();
+        live.ask_to_suspend();
+        std::thread::scope(|scope| {
+            let parked = scope.spawn(|| live.park());
+            while !live.is_parked() {
+                std::thread::yield_now();
+            }
+            live.resume();
+            assert!(parked.join().is_ok());
+        });
     }
 }

@@ -17,6 +17,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
     ("error", &[]),
     ("escape", &[]),
     ("clock", &[]),
+    ("interruption", &[]),
     ("live", &[]),
     ("module_offset", &[]),
     ("rng", &[]),
@@ -24,7 +25,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
     ("arch", &["addr"]),
     ("binary", &["addr", "error"]),
     // Whether a file is the one that is mapped is decided by its head.
-    ("sources", &["addr", "arch", "binary", "clock", "error", "rng"]),
+    ("sources", &["addr", "arch", "binary", "clock", "error", "interruption", "live", "rng"]),
     ("walk", &["addr", "arch", "binary::frame_rule"]),
     ("images", &["addr", "binary", "walk::Code"]),
     // The names of the ways to find a frame, which are counted.

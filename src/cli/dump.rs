@@ -60,11 +60,9 @@ pub fn run(dump: &Dump) -> Result<()> {
             if let Some(why) = system::why_it_is_frozen(*pid) {
                 messages::note(&format!("pid {pid} does not run now: {why}"));
             }
-            system::prepare();
             system::with_target(&system::Process::Running(*pid), show)??
         }
         Source::Gdb(stub) => {
-            system::prepare();
             let clock = RealClock::new();
             let mut target =
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Standing, clock.clone())?;

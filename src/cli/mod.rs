@@ -34,6 +34,7 @@ use std::ffi::OsString;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Verdict;
+use crate::sources::{gdb, output, signals};
 
 /// Runs the program with its arguments (without its own name) and returns the exit code.
 /// A mistake or failure is one line on standard error.
@@ -53,10 +54,22 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
+/// What is done before a signal ends the process, by the thread that takes signals: nothing that could wait
+/// for another thread for long.
+const BEFORE_END: &[fn()] = &[
+    // The target of a stub would stand.
+    gdb::wait_until_it_runs,
+    output::remove_unfinished,
+];
+
 /// Exit code of `gate` when something got slower.
 const REGRESSION: u8 = 3;
 
 fn execute(command: args::Command) -> Result<u8> {
+    if !matches!(command, args::Command::Completions(_) | args::Command::Print(_)) {
+        system::prepare();
+        signals::own(BEFORE_END)?;
+    }
     match command {
         args::Command::Record(recording) => record::run(&recording)?,
         args::Command::Dump(what) => dump::run(&what)?,

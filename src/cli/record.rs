@@ -20,6 +20,7 @@ use crate::flamegraph::{Caption, Graph};
 use crate::profile::{Circumstances, Saved};
 use crate::recording::Profile;
 use crate::sampler;
+use crate::sources::signals::{self, Phase};
 use crate::symbol;
 use crate::trie::FrameId;
 use destinations::Destinations;
@@ -56,6 +57,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let how = sampling::How { way, kernel, children, children_needed };
     let ((profile, target_files), command) =
         sampling::run(&asked.source, &asked.launch, how, &options, asked.verbosity, &check_name)?;
+    signals::enter(Phase::Output);
     if profile.stats.samples == 0 {
         let program = match &asked.source {
             Source::Launch(command) => command.first().map(|program| &**program),
@@ -79,10 +81,11 @@ pub fn run(asked: &Recording) -> Result<()> {
     // Write.
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-    outputs::write(&files, &saved, &outputs, &shown(asked, &profile))?;
-    drop(saved);
-
-    // Tell.
+    // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
+    let shown = shown(asked, &profile);
+    let may_wait = |output: &Output| destinations::may_wait(&output.to);
+    let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
+    outputs::write(&files, &saved, &immediate, &shown)?;
     let mut figures = tell::figures(&profile, &names, launched, &outputs);
     figures.command = command;
     if matches!(asked.source, Source::Launch(_)) && asked.launch.run_as.is_none() {
@@ -90,7 +93,17 @@ pub fn run(asked: &Recording) -> Result<()> {
     }
     figures.symbolicate_s = (named - begun).as_secs_f64();
     figures.write_s = named.elapsed().as_secs_f64();
-    if let Some(to) = &asked.stats {
+    let (stats_waits, stats_file): (Vec<_>, Vec<_>) =
+        asked.stats.iter().partition(|to| destinations::may_wait(to));
+    for to in stats_file {
+        tell::stats(&files, to, &profile, &figures)?;
+    }
+    outputs::write(&files, &saved, &waiting, &shown)?;
+    drop(saved);
+    figures.write_s = named.elapsed().as_secs_f64();
+
+    // Tell.
+    for to in stats_waits {
         tell::stats(&files, to, &profile, &figures)?;
     }
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);

@@ -20,6 +20,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
         ("frames", frames(stats)),
         ("lost", lost(stats)),
         ("symbols", symbols(figures)),
+        ("suspend", suspended(stats)),
         ("pause", pause(process, stats)),
         ("machine", stats.machine_idle.map(machine)),
         ("source", source(process)),
@@ -116,6 +117,11 @@ fn lost(stats: &Stats) -> Option<String> {
         let why = causes(stats.samples_lost.iter().map(|(why, n)| (*why, *n)));
         format!("{}; {why}", plural(lost, "sample"))
     })
+}
+
+fn suspended(stats: &Stats) -> Option<String> {
+    let time = Some(stats.suspended_ns).filter(|ns| *ns > 0).map(duration)?;
+    Some(format!("stackprof itself was suspended for {time}, which is no part of the recording"))
 }
 
 fn symbols(figures: &RunFigures) -> Option<String> {
@@ -274,6 +280,15 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
   wrote    flame.svg, flame.folded
 ",
         );
+    }
+
+    #[test]
+    fn a_suspension_has_its_line() {
+        let stats = Stats { suspended_ns: 61_500_000_000, ..stats() };
+        let text = text(&process(), 997, &stats, &figures(), &[]);
+        let line =
+            "\n  suspend  stackprof itself was suspended for 61.5 s, which is no part of the recording\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

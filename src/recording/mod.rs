@@ -95,6 +95,8 @@ impl Profile {
 pub struct Stats {
     /// From the first tick to the end, nanoseconds.
     pub duration_ns: u64,
+    /// Of no part of that: how long the profiler itself was suspended (Ctrl-Z), nanoseconds.
+    pub suspended_ns: u64,
     /// Ticks that happened; of samples that the system takes by itself, as many as there would
     /// have been of a thread that runs all the time.
     pub ticks: u64,

@@ -19,6 +19,7 @@ mod recorder;
 mod sleeping;
 mod snapshot;
 mod stops;
+mod suspension;
 mod thread;
 mod ticks;
 mod waits;
@@ -71,7 +72,9 @@ pub struct Options {
 /// lost its statistics say why.
 pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, live: &Live) -> Result<Profile> {
     let mut driver = StopDriver::new(target, clock, options, live);
-    match driver.run() {
+    let ended = driver.record();
+    live.answer();
+    match ended {
         Ok(()) | Err(Fault::Gone) => Ok(driver.finish()),
         Err(Fault::Lost(why)) => {
             driver.recorder.stats.cut_short = Some(why);

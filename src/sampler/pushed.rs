@@ -71,10 +71,18 @@ pub fn record(
     };
     // Waits are told of, each with its own time.
     driver.recorder.by_wall = false;
-    let end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
+    let mut start_ns = start_ns;
+    let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
     let mut waiting: Vec<Record> = Vec::new();
     let mut ends = false;
     loop {
+        if live.shall_suspend() {
+            // Whoever samples does so as far as there is room: what there is none for is lost and counted.
+            let suspended_ns = away_ns(clock, live);
+            driver.recorder.stats.suspended_ns += suspended_ns;
+            start_ns += suspended_ns;
+            end_ns = end_ns.saturating_add(suspended_ns);
+        }
         if !ends && (live.shall_stop() || clock.now_ns() >= end_ns) {
             source.end();
             ends = true;
@@ -104,6 +112,7 @@ pub fn record(
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
+    live.answer();
     driver.settle_all(source);
     if live.shall_stop() && driver.recorder.stats.exit_status.is_none() {
         let until_ns = clock.now_ns().saturating_add(options.linger_ns);
@@ -123,6 +132,13 @@ pub fn record(
         ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns)
     };
     Ok(profile)
+}
+
+/// Waits as long as the recording is suspended; for how long that was, nanoseconds.
+pub(super) fn away_ns(clock: &dyn Clock, live: &Live) -> u64 {
+    let begun_ns = clock.now_ns();
+    live.park();
+    clock.now_ns().saturating_sub(begun_ns)
 }
 
 /// As many ticks as a thread that ran all of the time that has passed would have had samples.
@@ -165,7 +181,6 @@ impl PushedDriver<'_> {
             What::Dropped(samples, reason) => return self.recorder.lose_samples(reason, samples),
             What::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
             What::Exited(status) => return self.recorder.stats.exit_status = Some(status),
-            What::Terminate => return self.live.ask_to_stop(),
             _ => {}
         }
         let Some(process) = source.observed(pid) else { return };
@@ -255,7 +270,7 @@ impl PushedDriver<'_> {
                 self.recorder.read_images(of, process);
             }
             What::ImagesMayHaveChanged => self.recorder.images_changed(of, process),
-            What::Dropped(..) | What::Late(_) | What::Exited(_) | What::Terminate => {}
+            What::Dropped(..) | What::Late(_) | What::Exited(_) => {}
         }
         self.spare.clear();
     }

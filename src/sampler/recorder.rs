@@ -141,6 +141,16 @@ impl<'a> Recorder<'a> {
         }
     }
 
+    /// Leaves out the time up to now, in which a thread was not recorded: what it used in that is lost for
+    /// this reason. `cpu_ns` is all that it used.
+    pub(super) fn skip(&mut self, id: ThreadId, cpu_ns: u64, reason: &'static str) {
+        let now_ns = self.clock.now_ns();
+        if let Some(account) = self.accounts.get_mut(&id) {
+            let lost_ns = account.skip(cpu_ns, now_ns, self.by_wall);
+            self.lose(reason, lost_ns);
+        }
+    }
+
     /// Closes a thread's account as [`Recorder::remove_thread`] does, but what it used since its last
     /// sample is not lost: it is given back, nanoseconds.
     pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {

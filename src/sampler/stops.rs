@@ -66,7 +66,16 @@ impl Stop {
     }
 }
 
-/// See the top of this file.
+/// Why [`StopDriver::run`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stretch {
+    /// The recording is over.
+    Over,
+    /// The profiler is to be suspended, and the recording goes on later.
+    Suspended,
+}
+
+/// Samples a target by stopping its threads at each tick.
 pub(super) struct StopDriver<'a> {
     pub(super) target: &'a mut dyn Target,
     pub(super) clock: &'a dyn Clock,
@@ -74,7 +83,8 @@ pub(super) struct StopDriver<'a> {
     pub(super) live: &'a Live,
     pub(super) start_ns: u64,
     /// When the recording is over, whatever calls of the target cost.
-    end_ns: u64,
+    pub(super) end_ns: u64,
+    pub(super) ticks: Ticks,
     pub(super) recorder: Recorder<'a>,
     pub(super) stops: HashMap<ThreadId, Stop>,
     /// Processes that have not ended, by their numbers.
@@ -100,7 +110,7 @@ pub(super) struct StopDriver<'a> {
     /// The tick may stop threads: the target has not stood for too long.
     pub(super) may_stop: bool,
     /// Up to when the target's time was taken into account.
-    earned_until_ns: u64,
+    pub(super) earned_until_ns: u64,
     /// From the tick before to this one, nanoseconds.
     pub(super) interval_ns: u64,
     /// This is the last tick.
@@ -126,6 +136,7 @@ impl<'a> StopDriver<'a> {
             live,
             start_ns: clock.now_ns(),
             end_ns: u64::MAX,
+            ticks: Ticks::new(clock.now_ns(), options.hz, options.seed),
             recorder,
             stops: HashMap::new(),
             known,
@@ -149,19 +160,28 @@ impl<'a> StopDriver<'a> {
         }
     }
 
-    pub(super) fn run(&mut self) -> std::result::Result<(), Fault> {
+    /// Takes in what there is at the beginning.
+    pub(super) fn begin(&mut self) {
         self.add_threads();
         self.recorder.read_images(FIRST, self.target);
         self.start_ns = self.clock.now_ns();
         self.end_ns =
             self.options.duration_ns.map_or(u64::MAX, |duration| self.start_ns.saturating_add(duration));
-        let end_ns = self.end_ns;
-        let mut ticks = Ticks::new(self.start_ns, self.options.hz, self.options.seed);
+        self.ticks = Ticks::new(self.start_ns, self.options.hz, self.options.seed);
+    }
+
+    /// Records to the end, or until the recording is to be suspended: then no thread is asked to stop, and
+    /// none stands.
+    pub(super) fn run(&mut self) -> std::result::Result<Stretch, Fault> {
         while !self.ended {
-            let due_ns = ticks.deadline_ns().min(end_ns);
+            let due_ns = self.ticks.deadline_ns().min(self.end_ns);
             self.attend_until(due_ns)?;
-            if self.ended || self.live.shall_stop() || self.clock.now_ns() >= end_ns {
+            if self.ended || self.live.shall_stop() || self.clock.now_ns() >= self.end_ns {
                 break;
+            }
+            if self.live.shall_suspend() {
+                self.await_stops()?;
+                return Ok(Stretch::Suspended);
             }
             self.tick()?;
             *if self.may_stop {
@@ -169,8 +189,8 @@ impl<'a> StopDriver<'a> {
             } else {
                 &mut self.recorder.stats.ticks_spared
             } += 1;
-            ticks.done(self.clock.now_ns());
-            self.recorder.stats.ticks_late = ticks.late();
+            self.ticks.done(self.clock.now_ns());
+            self.recorder.stats.ticks_late = self.ticks.late();
             self.publish();
         }
         if !self.ended {
@@ -178,11 +198,7 @@ impl<'a> StopDriver<'a> {
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
             self.closing = true;
             self.tick()?;
-            let until_ns = self.clock.now_ns() + LAST_STOPS_NS;
-            while self.stops.values().any(|stop| stop.asked) && self.clock.now_ns() < until_ns {
-                self.one_event(until_ns)?;
-            }
-            self.walk_captured();
+            self.await_stops()?;
             let until_ns = self.clock.now_ns().saturating_add(self.options.linger_ns);
             while self.live.shall_stop()
                 && !self.ended
@@ -190,6 +206,16 @@ impl<'a> StopDriver<'a> {
                 && self.one_event(until_ns)?
             {}
         }
+        Ok(Stretch::Over)
+    }
+
+    /// Waits a moment for the stops that were asked for, and walks what they show.
+    fn await_stops(&mut self) -> std::result::Result<(), Fault> {
+        let until_ns = self.clock.now_ns() + LAST_STOPS_NS;
+        while self.stops.values().any(|stop| stop.asked) && self.clock.now_ns() < until_ns {
+            self.one_event(until_ns)?;
+        }
+        self.walk_captured();
         Ok(())
     }
 
@@ -203,7 +229,7 @@ impl<'a> StopDriver<'a> {
                 self.collect()?;
                 self.walk_captured();
             }
-            if self.clock.now_ns() >= until_ns || self.live.shall_stop() {
+            if self.clock.now_ns() >= until_ns || self.live.shall_stop() || self.live.shall_suspend() {
                 break;
             }
         }

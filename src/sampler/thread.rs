@@ -156,6 +156,15 @@ impl Account {
         if wall { passed_ns } else { used_ns.saturating_add(inherited_ns) }
     }
 
+    /// Leaves out the time up to now, in which the thread was not recorded: the CPU time that it used in that,
+    /// nanoseconds, where this is `wall`-clock time none. Its next sample stands for what comes after.
+    pub(super) fn skip(&mut self, cpu_ns: u64, now_ns: u64, wall: bool) -> u64 {
+        let inherited_ns = std::mem::take(&mut self.inherited_ns);
+        let used_ns = self.unsampled(Some(cpu_ns), now_ns, false);
+        self.inherited_ns = inherited_ns;
+        if wall { 0 } else { used_ns }
+    }
+
     /// CPU time since the last sample, `most_ns` at most: a thread cannot use more than
     /// passes. What is beyond was not used by it, or before we came.
     fn used_since_sample(&mut self, look: Look, most_ns: u64) -> u64 {
@@ -202,6 +211,21 @@ mod tests {
             weighed_ns += account.weigh_cpu(Some(look(cpu_ns)), u64::MAX / 2);
         }
         assert_eq!((account.used_cpu_ns(), weighed_ns), (cpu_ns - 7_000, cpu_ns - 7_000));
+    }
+
+    #[test]
+    fn what_is_left_out_and_what_is_weighed_add_up_to_the_cpu_time() {
+        let mut account = Account::new(FIRST, 0, 0, None, look(5_000), 0, true);
+        account.inherit(700);
+        let before_ns = account.weigh_cpu(Some(look(1_005_000)), 2_000_000);
+        account.inherit(300);
+        let skipped_ns = account.skip(9_005_000, 12_000_000, false);
+        let after_ns = account.weigh_cpu(Some(look(9_505_000)), 13_000_000);
+        assert_eq!((before_ns, skipped_ns, after_ns), (1_000_700, 8_000_000, 500_300));
+        assert_eq!(account.used_cpu_ns(), 9_500_000);
+        // Of wall-clock time nothing is lost: it is not recorded.
+        assert_eq!(account.skip(9_600_000, 20_000_000, true), 0);
+        assert_eq!(account.weigh_wall(look(9_600_000), 20_000_400), 400);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod linux;
 pub mod mach;
 pub mod output;
 pub mod pushed;
+pub mod signals;
 pub mod sim;
 #[cfg(unix)]
 mod startup;
@@ -53,14 +54,6 @@ fn spawn_as_we_began(command: &mut std::process::Command) -> std::io::Result<std
 fn prefer_this_thread() {
     #[cfg(target_os = "linux")]
     linux::prefer_this_thread();
-}
-
-/// Whether somebody asked this process to end (SIGTERM, SIGHUP) in a way that only sources see.
-fn is_asked_to_end() -> bool {
-    #[cfg(target_os = "linux")]
-    return linux::is_asked_to_end();
-    #[cfg(not(target_os = "linux"))]
-    false
 }
 
 /// Which way of sampling is wanted, where a system has several.
@@ -392,7 +385,7 @@ pub enum Event {
     },
     /// The process has ended, or all of those that the recording ends with.
     Exited(ExitStatus),
-    /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
+    /// The recording shall end though the process goes on.
     Terminate,
 }
 
@@ -435,6 +428,21 @@ pub trait Observed {
     /// # Errors
     /// [`Fault::Transient`] when not even the first byte is mapped.
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
+}
+
+/// The thread that makes the calls of a target, where the system binds them to one.
+pub trait CallThread {
+    /// Runs `body` in that thread, and waits for it.
+    fn call(&self, body: &mut dyn FnMut());
+
+    /// Ends the thread: nothing of the target is held any more, and nothing of it was stopped for that.
+    fn let_go(&self);
+
+    /// Starts it anew, for [`Target::take_up`].
+    ///
+    /// # Errors
+    /// [`Fault::Lost`] when the system starts none.
+    fn begin_anew(&self) -> Result<(), Fault>;
 }
 
 /// A process that can be sampled, or several: what it is itself, as [`Observed`], is the first of
@@ -512,5 +520,23 @@ pub trait Target: Observed {
     /// `None` where the system does not tell or the thread does not wait.
     fn waits_at(&mut self, _thread: ThreadId) -> Option<(Avma, Avma)> {
         None
+    }
+
+    /// The thread that [`Target::interrupt`], [`Target::next`], [`Target::release`] and [`Target::take_up`] have to be called
+    /// in; `None` where any will do.
+    fn call_thread(&self) -> Option<Arc<dyn CallThread>> {
+        None
+    }
+
+    /// Lets go of what the end of the calling thread would harm; called before that thread ends.
+    fn release(&mut self) {}
+
+    /// Holds the target again after it was let go for a while. What came and went meanwhile is among the
+    /// next events.
+    ///
+    /// # Errors
+    /// [`Fault::Lost`]: it may not be held any more.
+    fn take_up(&mut self) -> Result<(), Fault> {
+        Ok(())
     }
 }

@@ -82,8 +82,6 @@ pub enum What {
     Late(u64),
     /// The process that the recording is of has ended, and the recording does.
     Exited(ExitStatus),
-    /// Somebody asked the profiler itself to end (SIGTERM, SIGHUP).
-    Terminate,
 }
 
 /// What became of a sample's walk: by it the source decides how much of a stack it copies.

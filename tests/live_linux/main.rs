@@ -36,6 +36,7 @@ mod killed;
 mod lifecycle;
 mod nameless;
 mod narrow;
+mod own_signals;
 mod refusals;
 mod rewritten;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes

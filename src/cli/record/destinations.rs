@@ -9,6 +9,16 @@ use crate::cli::format::Format;
 use crate::cli::outputs::check_reverse;
 use crate::error::{Error, Result};
 
+/// Whether writing there may wait for a reader: to a pipe, a terminal, standard output.
+pub(super) fn may_wait(to: &Destination) -> bool {
+    match to {
+        Destination::File(path) => {
+            std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
+        }
+        Destination::Stdout => true,
+    }
+}
+
 /// Where the profile goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destinations<'a> {

@@ -15,12 +15,9 @@ use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
 use crate::sources::gdb;
-use crate::sources::output;
+use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Recordable, Sampling, Way};
-
-/// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
-const GIVEN_UP: i32 = 130;
 
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
@@ -55,6 +52,7 @@ pub(super) fn run(
 ) -> Result<(Sampled, CommandState)> {
     let live = Arc::new(Live::default());
     let pid = AtomicU32::new(NO_PID);
+    signals::watch(&live, matches!(source, Source::Launch(_) | Source::Demo));
     let record = |mut sampled: Recordable<'_>, clock: &dyn Clock| -> Result<Sampled> {
         let observed = sampled.observed();
         // Now: when the profile is there, the target may be gone.
@@ -65,6 +63,7 @@ pub(super) fn run(
         let title = text::process(&process.name, process.pid);
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
+        signals::enter(Phase::Recording);
         let profile = match sampled {
             Recordable::Stopped(target) => sampler::record(target, clock, options, &live),
             Recordable::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
@@ -79,8 +78,6 @@ pub(super) fn run(
             return record(Recordable::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Gdb(stub) => {
-            system::prepare();
-            end_on_interrupt(&live)?;
             let clock = RealClock::new();
             let mut target =
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
@@ -105,8 +102,6 @@ pub(super) fn run(
             system::Process::New { words, user: None }
         }
     };
-    system::prepare();
-    end_on_interrupt(&live)?;
     let How { way, kernel, children, children_needed } = how;
     let &Options { hz, idle, off_cpu, .. } = options;
     let sampling = Sampling { way, hz, idle, off_cpu, kernel, children, children_needed };
@@ -144,23 +139,4 @@ fn end_command(pid: u32, kill: bool, sampled: Result<Sampled>) -> Result<(Sample
     })?;
     profile.stats.exit_status = profile.stats.exit_status.or(end);
     Ok(((profile, files), state))
-}
-
-/// The first Ctrl-C ends the recording and lets the outputs be written, a second one
-/// gives up at once. Either way the target runs on.
-fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
-    let live = Arc::clone(live);
-    let pressed = AtomicU32::new(0);
-    ctrlc::set_handler(move || {
-        if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
-            // A stub would leave its target standing.
-            gdb::wait_until_it_runs();
-            output::remove_unfinished();
-            std::process::exit(GIVEN_UP);
-        }
-        live.ask_to_stop();
-    })
-    .map_err(|error| {
-        Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")).caused_by(error)
-    })
 }

@@ -21,6 +21,8 @@ pub enum Broken {
     Nonsense(String),
     /// What the system says.
     System(String),
+    /// It was given up: this process is about to end by a signal.
+    GivenUp,
 }
 
 impl fmt::Display for Broken {
@@ -41,6 +43,7 @@ impl fmt::Display for Broken {
                 time.as_secs()
             ),
             Broken::Nonsense(what) => write!(f, "sent {what}"),
+            Broken::GivenUp => f.write_str("was given up on a signal"),
             Broken::System(why) => write!(f, "cannot be reached: {why}"),
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::broken::Broken;
 use super::packet::{self, Decoder, Item};
 use super::transport::Transport;
+use crate::sources::signals;
 
 /// How often in a row one packet may be damaged, here or there.
 const TRIES: u32 = 3;
@@ -14,6 +15,8 @@ const TRIES: u32 = 3;
 const WAITING_MAX: usize = 65_536;
 /// The byte that asks a running target to stop.
 const INTERRUPT: u8 = 3;
+/// How long is waited at once, so that it is seen when this process is to end.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// See the top of this file.
 pub(super) struct Link {
@@ -31,6 +34,8 @@ pub(super) struct Link {
     damaged: u32,
     /// Questions that have no answer yet.
     unanswered: u64,
+    /// Whoever waited for an answer heard that this process is to end.
+    given_up: bool,
 }
 
 impl Link {
@@ -50,6 +55,7 @@ impl Link {
             sends: 0,
             damaged: 0,
             unanswered: 0,
+            given_up: false,
         };
         // What gdb begins with, and lldb-server waits for.
         link.transport.write(b"+")?;
@@ -153,7 +159,11 @@ impl Link {
     }
 
     fn pump(&mut self, at_most: Duration) -> Result<(), Broken> {
-        let bytes = self.transport.read(at_most)?;
+        // Once: what follows lets the target go.
+        if signals::is_ending() && !std::mem::replace(&mut self.given_up, true) {
+            return Err(Broken::GivenUp);
+        }
+        let bytes = self.transport.read(at_most.min(LOOK))?;
         self.decoder.take(bytes, &mut self.items);
         while let Some(item) = self.items.pop_front() {
             match item {

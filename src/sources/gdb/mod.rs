@@ -124,11 +124,19 @@ pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock
 /// A target of this process stands.
 static STANDS: AtomicBool = AtomicBool::new(false);
 
-/// Waits until the target that this process holds by a stub runs, for as long as a stop may take;
-/// for whoever ends the process at once.
+/// How long a process that is to end waits for its stub to let the target run.
+const LET_GO: Duration = Duration::from_millis(800);
+
+/// Whether a target that this process holds by a stub stands.
+pub(super) fn stands() -> bool {
+    STANDS.load(Ordering::SeqCst)
+}
+
+/// Waits a moment until the target that this process holds by a stub runs; for whoever ends the process
+/// at once.
 pub fn wait_until_it_runs() {
     let begun = Instant::now();
-    while STANDS.load(Ordering::SeqCst) && begun.elapsed() < run::STOP {
+    while stands() && begun.elapsed() < LET_GO {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

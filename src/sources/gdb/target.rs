@@ -58,7 +58,6 @@ pub struct GdbTarget {
     place: String,
     /// Why it cannot be talked to any more.
     lost: Option<String>,
-    terminating: bool,
 }
 
 /// What a target is made of.
@@ -95,7 +94,6 @@ impl GdbTarget {
             events: VecDeque::new(),
             place,
             lost: None,
-            terminating: false,
         };
         match target.let_go(begin) {
             Ok(()) => Ok(target),
@@ -349,10 +347,6 @@ impl Target for GdbTarget {
             }
             if self.stub.run.ended {
                 return Err(Fault::Gone);
-            }
-            if !self.terminating && crate::sources::is_asked_to_end() {
-                self.terminating = true;
-                return Ok(Event::Terminate);
             }
             let done = if self.stops.asked.is_empty() {
                 let left_ns = until_ns.saturating_sub(self.clock.now_ns());

@@ -91,7 +91,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
 
 /// Seizes what traced processes have started, as far as that is allowed. What those start that are
 /// seized already the kernel attaches.
-fn seize_started(target: &mut LinuxTarget) {
+pub(super) fn seize_started(target: &mut LinuxTarget) {
     let mut refused: Vec<(pid_t, Error)> = Vec::new();
     for _ in 0..MAX_PASSES {
         let mut found_new = false;

@@ -14,7 +14,7 @@ use super::threads::{self, Thread};
 use super::trace::{LinuxTarget, thread_id};
 use super::traced::Traced;
 use crate::addr::Avma;
-use crate::sources::{Event, Observed};
+use crate::sources::{Event, ExitStatus, Observed};
 
 /// Numbers of what is new that are kept until it is seen: mostly that is the next stop.
 const ANNOUNCED_MAX: usize = 4096;
@@ -157,6 +157,11 @@ impl LinuxTarget {
             let _ = sys::reap(tid);
         }
         self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
+        self.process_ended(tid, status);
+    }
+
+    /// A process has ended, if it is one that is known: with its first thread, which is seen to end last.
+    pub(super) fn process_ended(&mut self, tid: pid_t, status: ExitStatus) {
         let Some(process) = self.processes.get(&tid) else { return };
         // None is left of them: a process is told to have ended with its last thread.
         for other in process.threads.iter().copied().collect::<Vec<_>>() {

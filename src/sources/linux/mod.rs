@@ -5,11 +5,13 @@
 //! that waits is never touched; whether it was on a CPU when it was asked to stop tells
 //! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `standing.rs` one stop, `follow.rs` keeps up with threads and
 //! processes that come and go, `traced.rs` is one of the processes, `attach.rs`
-//! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed.
+//! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed, `resume.rs` traces again
+//! after the profiler was suspended.
 //!
 //! Only the thread that seized may make ptrace calls, and when it ends the kernel
-//! releases everything without a stop (no EINTR, no register touched). So a target lives
-//! in a thread of its own ([`with_target`]), which ends with it — also by panic.
+//! releases everything without a stop (no EINTR, no register touched). So a target is traced by
+//! a thread of its own (`tracer.rs`), which ends with it, also by panic, and while the profiler is
+//! suspended.
 
 mod account;
 mod attach;
@@ -25,6 +27,7 @@ mod proc;
 mod refusal;
 mod registers;
 mod repeated_wait;
+mod resume;
 mod sleeping_thread;
 mod standing;
 mod standstill;
@@ -32,13 +35,16 @@ mod sys;
 mod threads;
 mod trace;
 mod traced;
+mod tracer;
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{Chosen, Recordable, Sampling, Way};
+use crate::sources::{CallThread, Chosen, Recordable, Sampling, Target, Way, signals};
 use launch::Spawner;
+use tracer::Tracer;
 
 pub use account::{Account, account, is_root};
 pub use launch::Launch;
@@ -58,8 +64,9 @@ pub enum Source {
 }
 
 /// Prepares this process for tracing; call it from the first thread before others start,
-/// since they inherit the signal mask: the tracer waits for these signals and nobody else
-/// may take them. A parent may have had them ignored, too: then nobody could see how a command ends.
+/// since they inherit the signal mask: the tracer waits for SIGCHLD and nobody else may take it. And
+/// before anything else of signals is changed. A parent may have had SIGCHLD ignored: then nobody could
+/// see how a command ends.
 pub fn prepare() {
     launch::inherit(sys::raise_file_limit());
     sys::heed_child_signal();
@@ -77,15 +84,17 @@ pub fn with_target<R: Send>(
     clock: RealClock,
     body: impl FnOnce(&mut LinuxTarget) -> R + Send,
 ) -> Result<R> {
+    let _hold = signals::Hold::new();
+    refusal::check_open_files(source)?;
     in_thread(move |spawner| {
-        refusal::check_open_files(source)?;
         let mut target = trace(source, false, clock, spawner)?;
         Ok(body(&mut target))
     })
 }
 
-/// Attaches or launches and runs `body` with what samples the process at this rate, in a thread of
-/// its own: with what the kernel samples, or with a target whose threads are stopped.
+/// Attaches or launches and runs `body` with what samples the process at this rate: with what the kernel
+/// samples, in a thread of its own, or with a target whose threads are stopped, by a thread that
+/// the target tells ([`Target::call_thread`](crate::sources::Target::call_thread)).
 ///
 /// # Errors
 /// As [`with_target`]; and where `way` asks for what the kernel refuses.
@@ -95,44 +104,65 @@ pub fn with_source<R: Send>(
     clock: RealClock,
     body: impl FnOnce(Recordable<'_>) -> R + Send,
 ) -> Result<R> {
-    in_thread(move |spawner| {
-        let Sampling { way, off_cpu, children, .. } = sampling;
-        refusal::check_open_files(source)?;
-        let by_kernel = match way {
-            Way::Ptrace => Err("--source ptrace".to_owned()),
-            Way::Auto | Way::Perf => match source {
-                Source::Attach(pid) => {
-                    let chosen = Chosen { pids: vec![*pid], children, ..Chosen::default() };
-                    perf::attach(&chosen, &sampling, clock.clone())?
-                }
-                Source::Several(chosen) => {
-                    let chosen = Chosen { children, ..chosen.clone() };
-                    perf::attach(&chosen, &sampling, clock.clone())?
-                }
-                Source::Launch(launch) => perf::launch(launch, &sampling, clock.clone(), spawner)?,
-            },
-        };
-        match by_kernel {
+    let Sampling { way, off_cpu, children, .. } = sampling;
+    refusal::check_open_files(source)?;
+    let by_kernel = in_thread(|spawner| {
+        signals::note_sampler();
+        Ok(match by_kernel(source, &sampling, &clock, spawner)? {
             Ok(mut source) => Ok(body(Recordable::Pushed(&mut source))),
-            Err(why) if way == Way::Perf => {
-                Err(Error::new(ErrorKind::Attach, format!("cannot sample by --source perf: {why}")))
-            }
-            Err(why) if off_cpu => {
-                Err(Error::new(ErrorKind::Attach, format!("--off-cpu is recorded by perf_event only: {why}")))
-            }
-            Err(why) => match source {
-                Source::Several(chosen) if !chosen.is_listed() => {
-                    let why = format!("a part of the machine can be recorded by perf_event only: {why}");
-                    Err(Error::new(ErrorKind::Attach, why))
-                }
-                _ => {
-                    let mut target = trace(source, children, clock, spawner)?;
-                    target.chosen_because(why);
-                    Ok(body(Recordable::Stopped(&mut target)))
-                }
-            },
+            Err(why) => Err((why, body)),
+        })
+    })?;
+    let (why, body) = match by_kernel {
+        Ok(result) => return Ok(result),
+        Err(refused) => refused,
+    };
+    let refused = |why: String| Err(Error::new(ErrorKind::Attach, why));
+    match source {
+        _ if way == Way::Perf => return refused(format!("cannot sample by --source perf: {why}")),
+        _ if off_cpu => return refused(format!("--off-cpu is recorded by perf_event only: {why}")),
+        Source::Several(chosen) if !chosen.is_listed() => {
+            return refused(format!("a part of the machine can be recorded by perf_event only: {why}"));
         }
-    })
+        _ => {}
+    }
+    let tracer = Arc::new(Tracer::start()?);
+    unless_panic(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        // Commands are forked by this thread.
+        let (spawner, requests) = launch::spawner();
+        let begin = move || trace(source, children, clock, &spawner);
+        let mut target = tracer.call_while(begin, || requests.serve())?;
+        target.chosen_because(why);
+        target.set_tracer(Arc::clone(&tracer));
+        let result = body(Recordable::Stopped(&mut target));
+        tracer.call(&mut || target.release());
+        drop(target);
+        // The last of it: now everything runs, and is not traced.
+        tracer.let_go();
+        Ok(result)
+    })))
+}
+
+/// What the kernel samples, or why it does not.
+fn by_kernel(
+    source: &Source,
+    sampling: &Sampling,
+    clock: &RealClock,
+    spawner: &Spawner,
+) -> Result<std::result::Result<perf::PerfSource, String>> {
+    let children = sampling.children;
+    match source {
+        _ if sampling.way == Way::Ptrace => Ok(Err("--source ptrace".to_owned())),
+        Source::Attach(pid) => {
+            let chosen = Chosen { pids: vec![*pid], children, ..Chosen::default() };
+            perf::attach(&chosen, sampling, clock.clone())
+        }
+        Source::Several(chosen) => {
+            let chosen = Chosen { children, ..chosen.clone() };
+            perf::attach(&chosen, sampling, clock.clone())
+        }
+        Source::Launch(launch) => perf::launch(launch, sampling, clock.clone(), spawner),
+    }
 }
 
 fn trace(source: &Source, children: bool, clock: RealClock, spawner: &Spawner) -> Result<LinuxTarget> {
@@ -155,14 +185,19 @@ fn in_thread<R: Send>(body: impl FnOnce(&Spawner) -> Result<R> + Send) -> Result
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;
         requests.serve();
-        thread.join().unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
-            let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Err(Error::new(
-                ErrorKind::System,
-                format!("internal error, please report it: {said}; the target was let go and runs on"),
-            ))
-        })
+        unless_panic(thread.join())
+    })
+}
+
+/// The result of what may have panicked.
+fn unless_panic<R>(result: std::thread::Result<Result<R>>) -> Result<R> {
+    result.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::new(
+            ErrorKind::System,
+            format!("internal error, please report it: {said}; the target was let go and runs on"),
+        ))
     })
 }
 
@@ -189,11 +224,6 @@ pub(super) fn spawn(command: &mut std::process::Command) -> std::io::Result<std:
 /// Lets the calling thread run before others when it wakes, and its timers fire on time.
 pub(super) fn prefer_this_thread() {
     sys::prefer_this_thread();
-}
-
-/// Whether SIGTERM or SIGHUP came since this was asked last; [`prepare`] keeps them for that.
-pub(super) fn is_asked_to_end() -> bool {
-    sys::sleep_for_signal(&[libc::SIGTERM, libc::SIGHUP], std::time::Duration::ZERO).is_some()
 }
 
 pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};

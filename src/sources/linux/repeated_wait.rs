@@ -248,7 +248,9 @@ impl LinuxTarget {
         }
         let until_ns = self.clock.now_ns() + RELEASE_NS;
         let mut capture = crate::sources::Capture::with_capacity(0);
-        while woken.iter().any(|tid| self.threads.contains_key(tid)) && self.clock.now_ns() < until_ns {
+        let is_traced =
+            |target: &LinuxTarget, tid| target.threads.get(tid).is_some_and(|thread| !thread.detached);
+        while woken.iter().any(|tid| is_traced(self, tid)) && self.clock.now_ns() < until_ns {
             if self.next_event(until_ns, &mut capture).is_err() {
                 return;
             }

@@ -116,10 +116,12 @@ impl LinuxTarget {
         self.let_go(standing);
     }
 
-    /// Lets a thread run; one that is not traced any more is none of the target's.
+    /// Lets a thread run.
     pub(super) fn let_go(&mut self, standing: Standing) {
-        if standing.resume == Resume::Detach {
-            self.threads.remove(&standing.tid);
+        if standing.resume == Resume::Detach
+            && let Some(thread) = self.threads.get_mut(&standing.tid)
+        {
+            thread.detached = true;
         }
     }
 

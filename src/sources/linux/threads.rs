@@ -65,6 +65,8 @@ pub(super) struct Thread {
     pub(super) repeated: Option<RepeatedWait>,
     /// A signal that its process ignores has woken it from a wait that had to be made again.
     pub(super) woken: bool,
+    /// It is not traced any more, before the tracer ends.
+    pub(super) detached: bool,
     /// Job control has stopped it, and it has not gone on since.
     pub(super) job_stopped: bool,
 }
@@ -88,6 +90,7 @@ impl Thread {
             still_since_ns: None,
             repeated: None,
             woken: false,
+            detached: false,
             job_stopped: false,
         })
     }

@@ -17,21 +17,25 @@ use super::standing::Standing;
 use super::sys::{self, Waited};
 use super::threads::{Pending, Thread, Wchan};
 use super::traced::Traced;
+use super::tracer::Tracer;
 use super::{proc, registers};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{
-    Capture, Event, ExitStatus, Fault, Look, Observed, Process, SleepingThread, Target, ThreadId,
+    CallThread, Capture, Event, ExitStatus, Fault, Look, Observed, Process, SleepingThread, Target, ThreadId,
+    signals,
 };
 
-/// Signals that the tracer thread waits for; blocked in every thread of the profiler.
-pub(super) const SIGNALS: [c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGHUP];
+/// The signal that the tracer thread waits for; blocked in every thread of the profiler.
+pub(super) const SIGNALS: [c_int; 1] = [libc::SIGCHLD];
 
 /// How long to poll for a thread asked to stop on another CPU before sleeping: it takes a
 /// few microseconds, less than a sleep and a wake-up. One that was on this CPU gets to its
 /// stop only when we sleep.
 const POLL_NS: u64 = 30_000;
+/// How long threads that were asked to stop are waited for when nobody wants their stops any more.
+const RELEASE_NS: u64 = 2_000_000;
 
 /// Processes traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
@@ -72,6 +76,7 @@ pub struct LinuxTarget {
     pub(super) deadlines: Vec<(u64, pid_t)>,
     /// Threads that stop are no longer traced after that.
     pub(super) releasing: bool,
+    tracer: Option<Arc<Tracer>>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -110,6 +115,7 @@ impl LinuxTarget {
             ended: false,
             deadlines: Vec::new(),
             releasing: false,
+            tracer: None,
             not_send: PhantomData,
         }
     }
@@ -205,22 +211,49 @@ impl LinuxTarget {
         self.queue.push_back(Event::Exited(status));
     }
 
-    /// Sleeps until something may have happened; an event if it concerns the profiler.
-    fn sleep(&mut self, at_most_ns: u64) -> Option<Event> {
+    /// Sleeps until something may have happened.
+    fn sleep(&mut self, at_most_ns: u64) {
         let due_ns = self.clock.now_ns().saturating_add(at_most_ns);
         let signal = sys::sleep_for_signal(&SIGNALS, Duration::from_nanos(at_most_ns));
         self.slept_until_ns = self.clock.now_ns();
         self.own.woke(signal.is_none().then(|| self.slept_until_ns.saturating_sub(due_ns)));
-        let signal = signal?;
-        if signal == libc::SIGCHLD {
-            return None;
+    }
+
+    /// Lets no thread stand that was asked to stop, as far as they come in a moment; what stops later, or
+    /// stands for another reason, the kernel lets go when the tracer ends.
+    fn await_asked(&mut self) {
+        let mut capture = Capture::with_capacity(0);
+        let until_ns = self.clock.now_ns() + RELEASE_NS;
+        while self.outstanding > 0 && self.clock.now_ns() < until_ns {
+            if self.next_event(until_ns, &mut capture).is_err() {
+                return;
+            }
         }
-        if self.launched {
-            // The command decides what it does; the recording ends when it ends.
-            let _ = sys::kill(self.main, signal);
-            return None;
+    }
+
+    /// Nothing of it is traced any more: forgets what was asked of whom.
+    pub(super) fn forget_stops(&mut self) {
+        self.leaving = None;
+        // Of the thread that traces from now on.
+        self.own = Own::new();
+        self.announced.clear();
+        self.outstanding = 0;
+        self.releasing = false;
+        self.deadlines.clear();
+        for thread in self.threads.values_mut() {
+            (thread.pending, thread.repeated) = (None, None);
+            (thread.woken, thread.detached) = (false, false);
         }
-        Some(Event::Terminate)
+    }
+
+    /// Its calls are made in this thread, which can end and be followed by another.
+    pub(super) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
+        self.tracer = Some(tracer);
+    }
+
+    /// Whether the recording is over when the process has ended that it launched.
+    pub(super) fn is_launched(&self) -> bool {
+        self.launched
     }
 
     /// As [`Target::next`].
@@ -237,6 +270,12 @@ impl LinuxTarget {
             }
             if self.ended {
                 return Err(Fault::Gone);
+            }
+            if self.launched
+                && let Some(signal) = signals::take_passed_on()
+            {
+                // The command decides what it does; the recording ends when it ends.
+                let _ = sys::kill(self.main, signal);
             }
             let before_ns = self.clock.now_ns();
             match sys::look_for_stopped() {
@@ -273,9 +312,7 @@ impl LinuxTarget {
                 return Ok(Event::Timeout);
             }
             let until_ns = until_ns.min(self.end_repeated_waits());
-            if let Some(event) = self.sleep(until_ns.saturating_sub(before_ns)) {
-                return Ok(event);
-            }
+            self.sleep(until_ns.saturating_sub(before_ns));
         }
     }
 }
@@ -370,19 +407,26 @@ impl Target for LinuxTarget {
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
         proc::waits_at(&fs::read(format!("/proc/{0}/task/{0}/syscall", thread.0)).ok()?)
     }
+
+    fn call_thread(&self) -> Option<Arc<dyn CallThread>> {
+        self.tracer.clone().map(|tracer| tracer as Arc<dyn CallThread>)
+    }
+
+    fn release(&mut self) {
+        self.await_asked();
+        self.release_woken();
+    }
+
+    fn take_up(&mut self) -> Result<(), Fault> {
+        self.trace_again()
+    }
 }
 
 impl Drop for LinuxTarget {
-    /// Threads asked to stop are collected for a moment and let run; what stops later, or
-    /// stands for another reason, the kernel lets go when this thread ends.
+    /// Without a thread of its own it is dropped by the one that traces.
     fn drop(&mut self) {
-        let mut capture = Capture::with_capacity(0);
-        let until_ns = self.clock.now_ns() + 2_000_000;
-        while self.outstanding > 0 && self.clock.now_ns() < until_ns {
-            if self.next(until_ns, &mut capture).is_err() {
-                return;
-            }
+        if self.tracer.is_none() {
+            self.release();
         }
-        self.release_woken();
     }
 }

@@ -124,7 +124,7 @@ impl Traced {
     }
 
     /// Whether it runs the program that the engine was told of, as far as can be known.
-    fn runs_known_program(&self) -> bool {
+    pub(super) fn runs_known_program(&self) -> bool {
         threads::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
     }
 }

@@ -3,7 +3,6 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use libc::{c_int, pid_t};
 
@@ -23,12 +22,10 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::{proc, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
-use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
+use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
 mod reopen;
 
-/// Signals that ask the profiler to end; blocked in all of its threads.
-const SIGNALS: [c_int; 2] = [libc::SIGTERM, libc::SIGHUP];
 /// Records are read at least this often, nanoseconds: what they tell is asked of /proc while it
 /// is still there.
 const BATCH_NS: u64 = 50_000_000;
@@ -377,13 +374,11 @@ impl PushedSource for PerfSource {
             return Ok(None);
         }
         self.wait(until_ns);
-        if let Some(signal) = linux_sys::sleep_for_signal(&SIGNALS, Duration::ZERO) {
-            if self.launched {
-                // The command decides what it does; the recording ends when it ends.
-                let _ = linux_sys::kill(self.main, signal);
-            } else {
-                into.push(self.of_nobody(What::Terminate));
-            }
+        if self.launched
+            && let Some(signal) = signals::take_passed_on()
+        {
+            // The command decides what it does; the recording ends when it ends.
+            let _ = linux_sys::kill(self.main, signal);
         }
         self.over = self.has_ended();
         let told_ns = self.read(into);

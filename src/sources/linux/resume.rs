@@ -1,0 +1,140 @@
+//! Tracing again after the profiler was suspended: what is still there is seized by a new thread, and what
+//! came, went or began another program meanwhile is told as events.
+
+use hashbrown::HashSet;
+use libc::pid_t;
+
+use super::trace::{LinuxTarget, thread_id};
+use super::{attach, refusal, sys, threads};
+use crate::error::Error;
+use crate::sources::{Event, ExitStatus, Fault};
+
+/// Passes over the thread list until one finds nothing new, as when attaching.
+const MAX_PASSES: u32 = 16;
+
+impl LinuxTarget {
+    /// Seizes everything again; called in a thread that traces nothing yet.
+    ///
+    /// # Errors
+    /// [`Fault::Lost`]: the main process may not be traced any more.
+    pub(super) fn trace_again(&mut self) -> Result<(), Fault> {
+        self.forget_stops();
+        let known: HashSet<pid_t> = self.threads.keys().copied().collect();
+        // What stands for several processes is none itself.
+        let mut pids: Vec<pid_t> = self.processes.keys().copied().filter(|pid| *pid != 0).collect();
+        pids.sort_unstable();
+        for pid in pids {
+            if !self.lives(pid) {
+                self.ended_meanwhile(pid);
+                continue;
+            }
+            self.seize_again(pid)?;
+            if self.processes.get(&pid).is_some_and(|process| !process.runs_known_program()) {
+                self.began_program_meanwhile(pid);
+            }
+        }
+        if self.children {
+            attach::seize_started(self);
+        }
+        // A number may be that of another thread by now.
+        let has_ended = |tid: pid_t| {
+            let thread = thread_id(tid);
+            self.queue
+                .iter()
+                .any(|event| matches!(event, Event::ThreadExited { thread: of, .. } if *of == thread))
+        };
+        let tids = self.threads.keys().copied();
+        let mut new: Vec<pid_t> = tids.filter(|tid| !known.contains(tid) || has_ended(*tid)).collect();
+        new.sort_unstable();
+        for tid in new {
+            let stack_top = self.threads.get(&tid).and_then(|thread| thread.stack_top);
+            self.queue.push_back(Event::ThreadStarted { thread: thread_id(tid), stack_top });
+        }
+        Ok(())
+    }
+
+    /// Whether a process is the one that was traced, and runs. A file of a thread that was opened before
+    /// tells nothing any more when its number has become another's.
+    fn lives(&self, pid: pid_t) -> bool {
+        let is_another = self.threads.get(&pid).is_some_and(|first| first.sched().is_none());
+        !is_another && threads::living(pid).is_some()
+    }
+
+    fn seize_again(&mut self, pid: pid_t) -> Result<(), Fault> {
+        let threads = self.processes.get(&pid).map(|process| process.threads.clone()).unwrap_or_default();
+        for tid in threads {
+            if self.threads.get(&tid).is_none_or(|thread| thread.sched().is_none()) {
+                self.forget_thread(pid, tid);
+            }
+        }
+        let mut seized = HashSet::new();
+        for _ in 0..MAX_PASSES {
+            let before = seized.len();
+            for tid in threads::list(pid).unwrap_or_default() {
+                if seized.contains(&tid) {
+                    continue;
+                }
+                match sys::seize(tid, self.children) {
+                    Ok(()) => {
+                        seized.insert(tid);
+                        if !self.knows(tid) {
+                            self.adopt_found(pid, tid)
+                                .map_err(|error| lost(&refusal::explain(pid, &error)))?;
+                        }
+                    }
+                    // Followed by the kernel in the meantime, it reports itself.
+                    Err(_) if refusal::is_traced_by_us(tid) => {}
+                    Err(_) if tid != pid || pid != self.main || threads::living(pid) != Some(pid) => {
+                        self.forget_thread(pid, tid);
+                    }
+                    Err(error) => {
+                        return Err(lost(&refusal::explain(pid, &error)));
+                    }
+                }
+            }
+            if seized.len() == before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread is not traced any more: it has ended, or may not be.
+    fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.threads.remove(&tid);
+        }
+        if let Some(thread) = self.threads.remove(&tid) {
+            let cpu_ns = thread.sched().map(|sched| sched.cpu_ns);
+            self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
+        }
+    }
+
+    /// No event of the kernel told of that `exec`.
+    fn began_program_meanwhile(&mut self, pid: pid_t) {
+        let before = self.processes.get(&pid).map(|process| process.threads.clone()).unwrap_or_default();
+        for tid in &before {
+            self.threads.remove(tid);
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        process.replaced();
+        let stack_top = process.start_stack();
+        // Without descriptors for its files a thread is not recorded, and runs.
+        let _ = self.adopt(pid, pid, stack_top);
+        self.queue.push_back(Event::Exec { thread: thread_id(pid), stack_top });
+        // Threads that the new program has started since.
+        for tid in before.into_iter().filter(|tid| *tid != pid) {
+            let _ = self.adopt_found(pid, tid);
+        }
+    }
+
+    fn ended_meanwhile(&mut self, pid: pid_t) {
+        let launched = pid == self.main && self.is_launched();
+        let status = launched.then(|| sys::child_end(pid)).flatten();
+        self.process_ended(pid, status.unwrap_or(ExitStatus::Unknown));
+    }
+}
+
+fn lost(why: &Error) -> Fault {
+    Fault::Lost(format!("after the suspension: {why}"))
+}

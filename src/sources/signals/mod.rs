@@ -1,0 +1,213 @@
+//! Signals to the profiler itself: one thread, that of the package `ctrlc`, takes them all.
+//!
+//! The handler of every signal here does what `ctrlc`'s own does, it wakes that thread, and notes before
+//! which signal it was. SIGINT, SIGTERM and SIGHUP are answered as [`Interruption`] says, also while other
+//! threads hang in the kernel: the thread joins nobody and runs no destructor. SIGTSTP, SIGTTIN and
+//! SIGTTOU suspend the process once nothing of a target is held. A signal that was ignored when the
+//! process began stays ignored.
+
+#[cfg(not(unix))]
+#[path = "plain.rs"]
+mod sys;
+#[cfg(unix)]
+mod sys;
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+pub use crate::interruption::Phase;
+use crate::interruption::{Answer, Interruption, Signal};
+use crate::live::Live;
+
+/// How long an output may take to become whole after a signal, and a sampler to answer one.
+pub const FINISH: Duration = Duration::from_millis(800);
+/// How often is looked whether something has become so far.
+const STEP: Duration = Duration::from_millis(2);
+
+static STATE: Mutex<Interruption> = Mutex::new(Interruption::new());
+/// The recording that is under way, or was.
+static LIVE: Mutex<Option<Arc<Live>>> = Mutex::new(None);
+/// A signal that the launched command shall have, or 0.
+static PASSED_ON: AtomicI32 = AtomicI32::new(0);
+/// The process is about to end by a signal.
+static ENDS: AtomicBool = AtomicBool::new(false);
+/// Targets that are held in a way that would last while this process is suspended.
+static HOLDS: AtomicUsize = AtomicUsize::new(0);
+
+fn state() -> MutexGuard<'static, Interruption> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn live() -> Option<Arc<Live>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Takes the signals of this process from now on; called before other threads start. Each of `before_end`
+/// is called by the thread that ends the process by a signal: none may wait for another thread for long.
+///
+/// # Errors
+/// One line: no handler could be set.
+pub fn own(before_end: &'static [fn()]) -> Result<()> {
+    let failed = |error: ctrlc::Error| {
+        let text = format!("cannot watch for Ctrl-C: {error}; check the limit of threads (ulimit -u)");
+        Error::new(ErrorKind::System, text).caused_by(error)
+    };
+    sys::install(|| ctrlc::set_handler(move || attend(before_end))).map_err(failed)
+}
+
+/// A recording begins that `live` shows; where it `launched` a command, that gets SIGTERM and SIGHUP.
+pub fn watch(live: &Arc<Live>, launched: bool) {
+    *LIVE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(live));
+    // Elsewhere no source passes anything on.
+    if launched && cfg!(target_os = "linux") {
+        state().pass_on();
+    }
+}
+
+/// The profiler does something else from now on.
+pub fn enter(phase: Phase) {
+    state().enter(phase);
+}
+
+/// The signal that the launched command shall have; once for each.
+pub(super) fn take_passed_on() -> Option<i32> {
+    (PASSED_ON.load(Ordering::Relaxed) != 0)
+        .then(|| PASSED_ON.swap(0, Ordering::Relaxed))
+        .filter(|signal| *signal != 0)
+}
+
+/// Whether the process is about to end by a signal: what waits for a target's answer lets it go instead.
+pub(super) fn is_ending() -> bool {
+    ENDS.load(Ordering::SeqCst)
+}
+
+/// While it lives the process is not suspended: a target would stand, or wait for it.
+#[derive(Debug)]
+pub(super) struct Hold(());
+
+impl Hold {
+    pub(super) fn new() -> Hold {
+        HOLDS.fetch_add(1, Ordering::SeqCst);
+        Hold(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        HOLDS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The calling thread samples from now on: it wakes several times a second unless it hangs in the kernel.
+pub(super) fn note_sampler() {
+    sys::note_sampler();
+}
+
+/// What `ctrlc`'s thread does when it was woken.
+fn attend(before_end: &[fn()]) {
+    sys::unblock();
+    let mut limited: Option<(Signal, Instant)> = None;
+    let mut silent: Option<(Signal, Silence)> = None;
+    loop {
+        if let Some(signal) = answer_all(before_end) {
+            silent = Some((signal, Silence::default()));
+        }
+        if sys::stop_wanted() {
+            suspend(before_end);
+        }
+        let limit = state().limit();
+        limited =
+            limit.map(|signal| limited.filter(|(of, _)| *of == signal).unwrap_or((signal, Instant::now())));
+        if let Some((signal, since)) = limited
+            && since.elapsed() >= FINISH
+        {
+            end(signal, before_end);
+        }
+        if live().is_none_or(|live| live.has_answered()) {
+            silent = None;
+        }
+        if let Some((signal, silence)) = &mut silent
+            && silence.lasts()
+        {
+            end(*signal, before_end);
+        }
+        if limited.is_none() && silent.is_none() {
+            return;
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
+/// Answers all signals that came; the one that asked the recording to end, if one did.
+fn answer_all(before_end: &[fn()]) -> Option<Signal> {
+    let mut asked = None;
+    while let Some(signal) = sys::take() {
+        // Not in the condition: its lock would be held in the arms.
+        let answer = state().receive(signal);
+        match answer {
+            Answer::End(signal) => end(signal, before_end),
+            Answer::EndRecording => {
+                if let Some(live) = live() {
+                    live.ask_to_stop();
+                }
+                asked = Some(signal);
+            }
+            Answer::PassOn(signal) => PASSED_ON.store(sys::number(signal), Ordering::Relaxed),
+            Answer::Finish => {}
+        }
+    }
+    asked
+}
+
+/// How long the sampler has slept on without a look at the wish that it should end: one that is merely late
+/// is ready to run, or was put on a CPU meanwhile.
+#[derive(Default)]
+struct Silence {
+    since: Option<(Instant, u64)>,
+}
+
+impl Silence {
+    fn lasts(&mut self) -> bool {
+        let Some(turns) = sys::turns_of_sleeping_sampler() else {
+            self.since = None;
+            return false;
+        };
+        let (since, before) = *self.since.get_or_insert((Instant::now(), turns));
+        if before != turns {
+            self.since = None;
+        }
+        before == turns && since.elapsed() >= FINISH
+    }
+}
+
+/// Ends this process by a signal, as a shell and make want to see it.
+fn end(signal: Signal, before_end: &[fn()]) -> ! {
+    ENDS.store(true, Ordering::SeqCst);
+    for action in before_end {
+        action();
+    }
+    sys::end_by(signal)
+}
+
+/// Suspends this process when nothing of a target is held any more, until SIGCONT.
+fn suspend(before_end: &[fn()]) {
+    let live = live();
+    while sys::stop_wanted() {
+        if let Some(live) = &live {
+            live.ask_to_suspend();
+        }
+        let recording = state().phase() == Phase::Recording;
+        let parked = live.as_ref().is_none_or(|live| live.is_parked());
+        if HOLDS.load(Ordering::SeqCst) == 0 && !super::gdb::stands() && (!recording || parked) {
+            sys::stop();
+            break;
+        }
+        answer_all(before_end);
+        std::thread::sleep(STEP);
+    }
+    if let Some(live) = &live {
+        live.resume();
+    }
+}
