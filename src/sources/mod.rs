@@ -21,6 +21,9 @@ pub mod linux;
 pub mod mach;
 pub mod pushed;
 pub mod sim;
+mod target_file;
+
+pub use target_file::LocalFiles;
 
 /// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
 /// `None` if it is none, and where there is no Swift runtime to ask.

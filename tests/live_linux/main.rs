@@ -26,6 +26,7 @@ mod frames;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;
 mod handlers;
+mod hostile_files;
 mod images;
 mod killed;
 mod lifecycle;
