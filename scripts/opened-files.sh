@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 program=$(realpath "${1:-target/debug/stackprof}")
 work=$(mktemp -d)
+mkdir "$work/out"
 target=
 stop() {
     if [ -n "$target" ]; then kill -KILL "$target" 2>/dev/null || true; wait "$target" 2>/dev/null || true; fi
@@ -24,7 +25,7 @@ cat >"$work/check.py" <<'PYTHON'
 import os, re, stat, sys
 
 work, log, name = sys.argv[1:4]
-call = re.compile(r"^\d+ +(open|openat|openat2)\((.*)\) += (-?\d+)(?:<(.*)>)?(?: .*)?$")
+call = re.compile(r"^\d+ +(open|openat|openat2)\((.*)\) += (-?\d+)(?:<(.*)>)?(\(deleted\))?(?: .*)?$")
 begun = {}
 own = re.compile(r"^(/proc/|/sys/|/dev/null$|/etc/(ld\.so|localtime|passwd|group|nsswitch|terminfo)|/lib/terminfo|/usr/share/(zoneinfo|locale|terminfo)|/usr/lib/locale)")
 linked = re.compile(r"^/proc/(self|thread-self|\d+)/(fd/\d+|map_files/|root|exe|cwd)")
@@ -41,7 +42,7 @@ for line in open(log, errors="replace"):
     matched = call.match(line.strip())
     if not matched:
         continue
-    kind, arguments, result, opened = matched.groups()
+    kind, arguments, result, opened, deleted = matched.groups()
     quoted = re.search(r'"((?:[^"\\]|\\.)*)"', arguments)
     path = quoted[1] if quoted else "?"
     looks = "O_PATH" in arguments
@@ -53,8 +54,8 @@ for line in open(log, errors="replace"):
         if not (looks and "O_NOFOLLOW" in arguments):
             bad.append(f"a component that is not looked at first: {line.strip()}")
         continue
-    # Its outputs.
-    if path.startswith(f"{work}/out"):
+    # Its outputs, and its own root, which is not opened for reading.
+    if path.startswith(f"{work}/out") or looks and path == "/":
         continue
     if linked.match(path):
         if looks:
@@ -68,7 +69,7 @@ for line in open(log, errors="replace"):
             directory = "O_DIRECTORY" in arguments
             if not directory and not all(flag in arguments for flag in wanted):
                 bad.append(f"may wait: {line.strip()}")
-            gone = opened is None or opened.endswith("(deleted)")
+            gone = opened is None or deleted
             try:
                 mode = os.stat(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), opened or "")).st_mode
                 if not (stat.S_ISREG(mode) or directory and stat.S_ISDIR(mode)):
@@ -76,10 +77,12 @@ for line in open(log, errors="replace"):
             except OSError:
                 if not gone:
                     seen[f"(has another name here) {opened}"] = None
-            seen[opened or "?"] = None
+            seen[f"{opened}{' (deleted)' if deleted else ''}"] = None
         continue
     if not own.match(path):
         bad.append(f"by its plain path: {line.strip()}")
+if not seen:
+    bad.append("nothing was opened: the recording shows nothing")
 print(f"{name}: {len(seen)} files")
 for path in sorted(seen):
     print(f"  {path}")
@@ -94,7 +97,7 @@ check() {
     local name=$1 source
     for source in perf ptrace; do
         strace -f -y -s 4096 -e trace=open,openat,openat2 -o "$work/log" \
-            "$program" -q -d 0.5s --source "$source" -p "$target" -o "$work/out.folded" >"$work/said" 2>&1 ||
+            "$program" -q -d 2 --source "$source" -p "$target" -o "$work/out/profile.folded" >"$work/said" 2>&1 ||
             { echo "$name by $source: stackprof failed:"; cat "$work/said"; failed=1; }
         # What the loader of the profiler itself opens stands before its first look at /proc.
         sed -n '/"\/proc\//,$p' "$work/log" >"$work/after"

@@ -4,8 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use crate::binary::files::{self, Files};
-use crate::binary::{ImageBytes, OpenError};
+#[cfg(not(target_os = "linux"))]
+use crate::binary::files;
+use crate::binary::{Files, ImageBytes, OpenError};
 
 #[cfg(target_os = "linux")]
 use super::Links;
