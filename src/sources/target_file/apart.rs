@@ -43,7 +43,13 @@ const ANSWER_BYTES: usize = size_of::<Answer>();
 pub(super) fn is_needed_for(pid: pid_t) -> bool {
     // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [FIELDS] - TYPE SOURCE OPTIONS (proc_pid_mountinfo(5))
     let Ok(mounts) = std::fs::read(format!("/proc/{pid}/mountinfo")) else { return true };
-    memchr::memmem::find(&mounts, b" - fuse").is_some()
+    has_fuse(&mounts)
+}
+
+/// Whether one of these mounts is FUSE's: of the type `fuse`, `fuse.sshfs` or `fuseblk`. `fusectl` is the kernel's own.
+fn has_fuse(mounts: &[u8]) -> bool {
+    let types: [&[u8]; 3] = [b" - fuse ", b" - fuse.", b" - fuseblk "];
+    types.iter().any(|kind| memchr::memmem::find(mounts, kind).is_some())
 }
 
 /// Opens a file by `open` in a child. May hang, in a way that ends with this process.
@@ -288,6 +294,17 @@ mod tests {
         drop(writes);
         let mut rest = Vec::new();
         assert_eq!(reads.read_to_end(&mut rest).unwrap(), 0);
+    }
+
+    #[test]
+    fn file_systems_in_user_space_are_known_by_their_type() {
+        let mount = |kind: &str| format!("36 35 0:45 / /mnt rw,relatime shared:1 - {kind} source rw\n");
+        for kind in ["fuse", "fuse.sshfs", "fuseblk"] {
+            assert!(has_fuse(mount(kind).as_bytes()), "{kind}");
+        }
+        for kind in ["fusectl", "ext4", "proc"] {
+            assert!(!has_fuse(mount(kind).as_bytes()), "{kind}");
+        }
     }
 
     #[test]
