@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use object::{Object as _, ObjectSection as _};
-use stackprof::binary::{Files as _, LocalFiles};
+use stackprof::binary::Files as _;
+use stackprof::sources::LocalFiles;
 use stackprof::symbol::{self, Options};
 
 const ADDRESSES: usize = 20_000;

@@ -53,6 +53,13 @@ pub enum OpenError {
         /// Its owner's user id.
         owner: u32,
     },
+    /// A symbolic link in the way to a file of names, of neither the process's user nor root.
+    ForeignLink {
+        /// Its owner's user id.
+        owner: u32,
+    },
+    /// Opening or reading it did not end: a file system in user space, or on a network.
+    NoAnswer,
     /// A file of a process id that was written before the process began.
     Older,
     /// The file of an image was found and is no use.
@@ -86,6 +93,10 @@ impl fmt::Display for OpenError {
             OpenError::Foreign { owner } => {
                 write!(f, "it belongs to user {owner}, not to the process's; not trusted")
             }
+            OpenError::ForeignLink { owner } => {
+                write!(f, "a link that leads to it belongs to user {owner}; not followed")
+            }
+            OpenError::NoAnswer => f.write_str("its file system does not answer"),
             OpenError::Older => f.write_str("it was last changed before the process began; not trusted"),
             OpenError::Unfit(error) => error.fmt(f),
             OpenError::NotHere(error) => write!(f, "not here: {error}"),

@@ -1,12 +1,11 @@
 //! Files that a target's debug information is in, by the paths that the target sees.
 //!
 //! [`Files`] is what symbols ask; each backend has its own: Linux looks into the target's
-//! mount namespace. Only regular files are opened, and never waited for.
+//! mount namespace. All of them open through `sources::target_file`.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Read;
 use std::path::Path;
-use std::time::UNIX_EPOCH;
 
 use super::map::Map;
 use super::{ImageBytes, OpenError};
@@ -33,6 +32,15 @@ pub trait Files: Send + Sync {
     /// Why it cannot be opened or mapped, without the path.
     fn open_outside(&self, _path: &str) -> Result<ImageBytes, OpenError> {
         Err(OpenError::Because("no such file or directory"))
+    }
+
+    /// The bytes of a file that a JIT compiler in the target wrote, from which names are taken: only
+    /// the process's user and root may have written it.
+    ///
+    /// # Errors
+    /// Why it cannot be opened or mapped, or is not trusted, without the path.
+    fn open_jit_dump(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        self.open(path)
     }
 
     /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
@@ -86,29 +94,6 @@ impl Files for NoFiles {
     }
 }
 
-/// The files as this process sees them.
-#[derive(Debug, Default)]
-pub struct LocalFiles;
-
-impl Files for LocalFiles {
-    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        map_regular(Path::new(path))
-    }
-
-    fn modified_s(&self, path: &str) -> Option<u64> {
-        modified_s(&std::fs::metadata(path).ok()?)
-    }
-
-    fn list(&self, directory: &str) -> Vec<String> {
-        list(Path::new(directory))
-    }
-}
-
-/// When a file was changed last, in seconds since 1970.
-pub(crate) fn modified_s(meta: &Metadata) -> Option<u64> {
-    Some(meta.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
-}
-
 /// The names in a directory.
 pub(crate) fn list(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
@@ -118,33 +103,19 @@ pub(crate) fn list(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Maps a regular file.
+/// Maps a regular file that the user names: it may be a link of any kind, and is not waited for.
+///
+/// # Errors
+/// It cannot be opened or mapped, or is none.
 pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, OpenError> {
-    Ok(ImageBytes::mapped(Map::new(open_regular(path)?)?))
-}
-
-/// The same without keeping it open.
-pub(crate) fn map_regular_briefly(path: &Path) -> Result<ImageBytes, OpenError> {
-    Ok(ImageBytes::mapped(Map::briefly(&open_regular(path)?)?))
-}
-
-/// Opens a regular file without waiting, as opening a pipe would.
-pub(crate) fn open_regular(path: &Path) -> Result<File, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    regular(options.open(path)?)
-}
-
-/// Passes a file on if it is a regular one.
-pub(crate) fn regular(opened: File) -> Result<File, OpenError> {
-    if opened.metadata()?.is_file() { Ok(opened) } else { Err(OpenError::NotRegular) }
-}
-
-/// Reads a file that others may write to while it is read: mapped, it would have to be refused then.
-pub(crate) fn read_regular(file: &File, most: u64) -> Result<Vec<u8>, OpenError> {
-    let mut bytes = Vec::new();
-    file.take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most { Err(OpenError::TooLong { bytes_max: most }) } else { Ok(bytes) }
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
+    let opened = options.open(path)?;
+    if opened.metadata()?.is_file() {
+        Ok(ImageBytes::mapped(Map::new(opened)?))
+    } else {
+        Err(OpenError::NotRegular)
+    }
 }

@@ -20,5 +20,5 @@ pub mod unpack;
 pub mod v8;
 
 pub use error::{FormatError, OpenError, UnpackError};
-pub use files::{Files, LocalFiles, NoFiles};
+pub use files::{Files, NoFiles};
 pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind};

@@ -10,9 +10,10 @@ use std::path::Path;
 
 use super::args::{Addresses, Verbosity};
 use super::{messages, naming};
-use crate::binary::{Files as _, LocalFiles};
+use crate::binary::files;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::escape::escape_line;
+use crate::sources::LocalFiles;
 use crate::symbol;
 
 /// Prints the names.
@@ -37,7 +38,8 @@ pub fn run(asked: &Addresses) -> Result<()> {
         .collect::<Result<_>>()?;
     let path = std::fs::canonicalize(&asked.file).map_err(|error| unreadable(&asked.file, error))?;
     let path = path.to_string_lossy().into_owned();
-    let bytes = LocalFiles.open(&path).map_err(|why| input(&asked.file, &why.to_string()).caused_by(why))?;
+    let bytes = files::map_regular(Path::new(&path))
+        .map_err(|why| input(&asked.file, &why.to_string()).caused_by(why))?;
     let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(asked.naming, &LocalFiles));
     let mut out = String::with_capacity(listed.len() * 64);
     for functions in &named.names {

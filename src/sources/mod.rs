@@ -27,6 +27,9 @@ pub mod signals;
 pub mod sim;
 #[cfg(unix)]
 mod startup;
+mod target_file;
+
+pub use target_file::LocalFiles;
 
 /// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
 /// `None` if it is none, and where there is no Swift runtime to ask.

@@ -321,7 +321,7 @@ pub(super) fn name_anonymous(
         }
     };
     for path in dumps {
-        let opened = files.open(path).map_err(|why| why.to_string());
+        let opened = files.open_jit_dump(path).map_err(|why| why.to_string());
         let loads = opened.as_ref().map_err(String::clone).and_then(|dump| {
             jitdump::loads(dump.bytes()).ok_or_else(|| "not a jitdump of this processor".to_owned())
         });

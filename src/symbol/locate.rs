@@ -20,6 +20,9 @@ use super::sections;
 /// Where Linux distributions keep debug files.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
+/// Longest file whose checksum is computed, in bytes: one of holes would take hours.
+const MAX_CHECKED_BYTES: usize = 4 << 30;
+
 type Open = fn(&dyn Files, &str) -> Result<ImageBytes, OpenError>;
 
 /// How a file is opened that is known by its build id or by a checksum: as the target sees it, or
@@ -165,6 +168,11 @@ fn separate(
     ];
     for path in places.into_iter().filter(|path| *path != image.path) {
         let Ok(debug) = files.open(&path) else { continue };
+        if debug.bytes().len() > MAX_CHECKED_BYTES {
+            let most = MAX_CHECKED_BYTES >> 20;
+            found.problems.push(format!("{path}: longer than {most} MiB: its checksum is not computed"));
+            continue;
+        }
         let other = Elf::parse(debug.bytes()).ok().and_then(|elf| elf.build_id);
         let fits = match (id, other) {
             // Both files have a build id, which is surer than the checksum.

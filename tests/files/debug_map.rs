@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use stackprof::binary::{Files, ImageBytes, LocalFiles, OpenError};
+use stackprof::binary::{Files, ImageBytes, OpenError};
+use stackprof::sources::LocalFiles;
 use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
 
 const A: &str = "

@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use stackprof::binary::{ImageBytes, LocalFiles};
+use stackprof::binary::ImageBytes;
+use stackprof::sources::LocalFiles;
 use stackprof::symbol::{Answer, Options, name_addresses, sections};
 
 const SHARED: &str = "

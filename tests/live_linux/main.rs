@@ -29,6 +29,7 @@ mod frames;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;
 mod handlers;
+mod hostile_files;
 mod images;
 mod inheritance;
 mod invisible_names;

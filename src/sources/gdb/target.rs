@@ -19,9 +19,11 @@ use super::stops::{Asked, Stops};
 use super::tasks::Tasks;
 use super::waits::System;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, LocalFiles, Mapping, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::{Activity, Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+use crate::sources::{
+    Activity, Capture, Event, Fault, LocalFiles, Look, Observed, Process, Target, ThreadId,
+};
 
 /// Where a stub lists threads only while the target stands: how often they are asked for,
 /// nanoseconds.

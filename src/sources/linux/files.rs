@@ -1,22 +1,22 @@
 //! Files in the mount namespace of a target, also after it has gone.
 //!
-//! The target's root directory is held open from the moment of attaching. Absolute links in
-//! it are followed from that root (openat2(2), RESOLVE_IN_ROOT), not from ours.
+//! The target's root directory is held open from the moment of attaching, and its files are opened below it
+//! (`target_file`). Absolute links in it are followed from that root, not from ours.
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use libc::pid_t;
 
 use super::perf::kernel_names;
-use super::{proc, sys, threads};
+use super::{proc, threads};
 use crate::binary::files::{self, Files};
-use crate::binary::map::Map;
 use crate::binary::{ImageBytes, OpenError};
+use crate::sources::LocalFiles;
+use crate::sources::target_file::{Copying, Links, Patience, Place, Root, TargetFile};
 
 /// How much earlier than its process a map may seem, in seconds: both times are rounded, and
 /// the clock may have been set by a little in between.
@@ -26,7 +26,9 @@ const ROUNDING_S: u64 = 2;
 #[derive(Debug)]
 pub(super) struct TargetFiles {
     /// Its root directory; `None` if it could not be opened.
-    root: Option<File>,
+    root: Option<Root>,
+    /// How they answer.
+    patience: Patience,
     /// Its process id as it sees itself, in the innermost namespace.
     own_pid: String,
     /// Who it runs as.
@@ -38,14 +40,13 @@ pub(super) struct TargetFiles {
 impl TargetFiles {
     /// Looks at a process that exists.
     pub(super) fn of(pid: pid_t) -> TargetFiles {
-        let mut options = std::fs::OpenOptions::new();
-        options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let innermost = proc::status_value(&status, "NSpid").and_then(|pids| pids.split_whitespace().last());
         let read = |path: &str| std::fs::read(path).unwrap_or_default();
         TargetFiles {
             began_s: proc::began_s(&read(&format!("/proc/{pid}/stat")), &read("/proc/stat")),
-            root: options.open(format!("/proc/{}/root", threads::living(pid).unwrap_or(pid))).ok(),
+            root: Root::of_process(threads::living(pid).unwrap_or(pid)).ok(),
+            patience: Patience::default(),
             own_pid: innermost.map_or_else(|| pid.to_string(), str::to_owned),
             uid: std::fs::metadata(format!("/proc/{pid}")).map_or(0, |meta| meta.uid()),
         }
@@ -57,55 +58,77 @@ impl TargetFiles {
     }
 
     /// The file at a path, if it is the one with this device and inode: its bytes, unless it was
-    /// changed since `seen`, when it was still mapped.
+    /// changed since `seen`, when it was still mapped. `patience` is that of the process.
     pub(super) fn open_same(
         &self,
+        patience: &Patience,
         path: &str,
         identity: (u64, u64),
         seen: Option<SystemTime>,
     ) -> Option<Result<ImageBytes, OpenError>> {
-        let file = self.open_file(path).ok()?;
-        let map = Map::new(file.try_clone().ok()?).ok()?;
-        // Asked after it was mapped: of what is changed from then on, the map tells.
-        let meta = file.metadata().ok()?;
-        if (meta.dev(), meta.ino()) != identity {
-            return None;
-        }
+        let (root, path) = (self.root.clone()?, path.to_owned());
+        let opened = patience.wait_for(Place::Device(identity.0), move |copying| {
+            let file = root.open(&path, Links::All, copying)?;
+            if file.about().identity != identity {
+                return Ok(None);
+            }
+            let bytes = file.bytes(copying)?;
+            // Asked after it was mapped: of what is changed from then on, the map tells.
+            Ok(Some((bytes, file.about_now()?)))
+        });
+        let (bytes, about) = match opened {
+            Err(OpenError::NoAnswer) => return Some(Err(OpenError::NoAnswer)),
+            opened => opened.ok()??,
+        };
         let since = |seen: SystemTime| {
             let seen = seen.duration_since(UNIX_EPOCH).unwrap_or_default();
             (seen.as_secs().cast_signed(), i64::from(seen.subsec_nanos()))
         };
-        let is_other = seen.is_some_and(|seen| (meta.ctime(), meta.ctime_nsec()) > since(seen));
-        Some(if is_other { Err(OpenError::Replaced) } else { Ok(ImageBytes::mapped(map)) })
+        let is_other = seen.is_some_and(|seen| about.changed > since(seen));
+        Some(if is_other { Err(OpenError::Replaced) } else { Ok(bytes) })
     }
 
-    fn open_file(&self, path: &str) -> Result<File, OpenError> {
-        let Some(root) = &self.root else {
+    /// Does something with a regular file, in a thread that may hang.
+    fn with_file<T: Send + 'static>(
+        &self,
+        path: &str,
+        links: Links,
+        work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
+    ) -> Result<T, OpenError> {
+        let Some(root) = self.root.clone() else {
             return Err(OpenError::Because("the root of the process cannot be opened"));
         };
-        files::regular(sys::open_below(root, path)?)
+        let (place, path) = (Place::of(path), path.to_owned());
+        self.patience.wait_for(place, move |copying| work(root.open(&path, links, copying)?, copying))
     }
 }
 
 impl Files for TargetFiles {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        Ok(ImageBytes::mapped(Map::new(self.open_file(path)?)?))
+        self.with_file(path, Links::All, |file, copying| file.bytes(copying))
     }
 
     fn open_outside(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        files::LocalFiles.open(path)
+        LocalFiles.open(path)
+    }
+
+    fn open_jit_dump(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        let user = self.uid;
+        self.with_file(path, Links::OfUser(user), move |file, copying| {
+            file.check_trusted(Some(user))?;
+            file.bytes(copying)
+        })
     }
 
     fn modified_s(&self, path: &str) -> Option<u64> {
-        files::modified_s(&self.open_file(path).ok()?.metadata().ok()?)
+        self.with_file(path, Links::All, |file, _| Ok(u64::try_from(file.about().modified_s).ok())).ok()?
     }
 
     fn list(&self, directory: &str) -> Vec<String> {
-        use std::os::fd::AsRawFd;
-        let below = self.root.as_ref().and_then(|root| sys::open_below(root, directory).ok());
-        below.map_or_else(Vec::new, |below| {
-            files::list(Path::new(&format!("/proc/self/fd/{}", below.as_raw_fd())))
-        })
+        let Some(root) = self.root.clone() else { return Vec::new() };
+        let path = directory.to_owned();
+        let listed = self.patience.wait_for(Place::Directory(path.clone()), move |_| Ok(root.list(&path)));
+        listed.unwrap_or_default()
     }
 
     fn kernel_names(&self, addresses: &[u64]) -> Option<Vec<Option<String>>> {
@@ -126,24 +149,20 @@ impl Files for TargetFiles {
 
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         let path = format!("/tmp/perf-{}.map", self.own_pid);
-        let opened = match self.open_file(&path) {
-            Ok(opened) => opened,
-            Err(why) if why.is_not_found() => return None,
-            Err(why) => return Some((path, Err(why))),
-        };
-        let meta = opened.metadata();
-        let owner = meta.as_ref().map_or(u32::MAX, MetadataExt::uid);
-        let changed_s = meta.as_ref().ok().and_then(files::modified_s);
-        let content = if owner != self.uid && owner != 0 {
-            // Anybody can write to /tmp: perf looks at the owner, too.
-            Err(OpenError::Foreign { owner })
-        } else if changed_s.zip(self.began_s).is_some_and(|(changed, began)| changed + ROUNDING_S < began) {
-            // Containers use the same few numbers again and again.
-            Err(OpenError::Older)
-        } else {
-            files::read_regular(&opened, files::MAX_JIT_MAP_BYTES)
-        };
-        Some((path, content))
+        let (user, began_s) = (self.uid, self.began_s);
+        let content = self.with_file(&path, Links::OfUser(user), move |file, copying| {
+            file.check_trusted(Some(user))?;
+            let changed_s = u64::try_from(file.about().modified_s).ok();
+            if changed_s.zip(began_s).is_some_and(|(changed, began)| changed + ROUNDING_S < began) {
+                // Containers use the same few numbers again and again.
+                return Err(OpenError::Older);
+            }
+            file.read(files::MAX_JIT_MAP_BYTES, copying)
+        });
+        match content {
+            Err(why) if why.is_not_found() => None,
+            content => Some((path, content)),
+        }
     }
 }
 
@@ -161,7 +180,8 @@ mod tests {
         let meta = std::fs::metadata(&path).unwrap();
         let files = TargetFiles::of(std::process::id() as pid_t);
         let open = |seen| {
-            let opened = files.open_same(path.to_str().unwrap(), (meta.dev(), meta.ino()), seen);
+            let opened =
+                files.open_same(&files.patience, path.to_str().unwrap(), (meta.dev(), meta.ino()), seen);
             opened.unwrap().map(|bytes| bytes.bytes().to_vec()).map_err(|why| why.to_string())
         };
         // The kernel's clock for files is a tick late at most.

@@ -3,11 +3,11 @@
 //! A path is not enough: the file may have been deleted or replaced since, and belongs
 //! to the target's mount namespace. Device and inode are compared; where a filesystem
 //! shows others through stat(2) than through maps (overlayfs, btrfs), the file's head is
-//! compared with the mapped one.
+//! compared with the mapped one. The target chooses what a path leads to: files are opened
+//! through `target_file`, with a bounded wait.
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -15,10 +15,10 @@ use libc::pid_t;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::binary::elf;
-use crate::binary::map::Map;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::error::io_text;
 use crate::sources::Fault;
+use crate::sources::target_file::{Copying, Links, Patience, Place, Root, open_linked};
 
 /// A vDSO is a few pages; more is not one.
 const MAX_VDSO_BYTES: u64 = 1 << 20;
@@ -31,6 +31,8 @@ pub(super) struct Maps {
     text: Vec<u8>,
     /// Where the first byte of each file is mapped.
     heads: HashMap<(u64, u64), Avma>,
+    /// How the files answer.
+    pub(super) patience: Patience,
 }
 
 impl Maps {
@@ -45,7 +47,12 @@ impl Maps {
             })?;
         out.clear();
         self.heads.clear();
-        for line in proc::mappings(&self.text) {
+        for mut line in proc::mappings(&self.text) {
+            if line.is_ambiguous
+                && let Some(path) = linked_path(pid, &line.mapping)
+            {
+                line.mapping.path = path;
+            }
             if line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0 {
                 self.heads.insert(line.mapping.identity, line.mapping.avma.start);
             }
@@ -88,30 +95,19 @@ impl Maps {
 
     fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let (path, deleted) = proc::without_deleted(&mapping.path);
-        let mut reason = OpenError::Deleted;
-        let mut unsure = None;
-        if !deleted {
-            match File::open(format!("/proc/{pid}/root{path}")) {
-                Ok(file) => {
-                    let identity = file.metadata().map(|meta| (meta.dev(), meta.ino()));
-                    if identity.is_ok_and(|identity| identity == mapping.identity) {
-                        return Ok(ImageBytes::mapped(Map::new(file)?));
-                    }
-                    unsure = Map::new(file).ok();
-                    reason = OpenError::Replaced;
-                }
-                Err(error) => reason = error.into(),
-            }
-        }
-        // The kernel's own link to the mapped file, name or no name; needs CAP_SYS_ADMIN
-        // or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)). Before the comparison of
-        // heads, which are the same in files of one layout without build ids.
-        let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
-        if let Ok(file) = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")) {
-            return Ok(ImageBytes::mapped(Map::new(file)?));
-        }
-        match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes.as_ref())) {
-            Some(bytes) => Ok(ImageBytes::mapped(bytes)),
+        let wanted = Wanted {
+            pid,
+            path: (!deleted).then(|| path.to_owned()),
+            identity: mapping.identity,
+            link: link_to(pid, mapping),
+        };
+        let place = Place::Device(mapping.identity.0);
+        let (reason, unsure) = match self.patience.wait_for(place, move |copying| wanted.find(copying))? {
+            Found::Same(bytes) => return Ok(bytes),
+            Found::Unsure(reason, bytes) => (reason, bytes),
+        };
+        match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes.bytes())) {
+            Some(bytes) => Ok(bytes),
             None => Err(reason),
         }
     }
@@ -121,6 +117,63 @@ impl Maps {
         let mut memory = [0; HEAD_BYTES];
         let len = sys::read_memory(pid, head.0, &mut memory).unwrap_or(0);
         elf::same_file(&memory[..len], file)
+    }
+}
+
+/// The kernel's own link to a mapped file.
+fn link_to(pid: pid_t, mapping: &Mapping) -> String {
+    format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0)
+}
+
+/// The path of a mapped file as it is: `maps` writes a newline as it writes the four characters `\012`,
+/// and one file must not stand for the other.
+fn linked_path(pid: pid_t, mapping: &Mapping) -> Option<String> {
+    let path = std::fs::read_link(link_to(pid, mapping)).ok()?;
+    Some(path.to_string_lossy().into_owned()).filter(|path| path.starts_with('/'))
+}
+
+/// A file that is mapped, by all that leads to it.
+struct Wanted {
+    pid: pid_t,
+    path: Option<String>,
+    identity: (u64, u64),
+    link: String,
+}
+
+/// What was found where it should be.
+enum Found {
+    /// It is the file that is mapped.
+    Same(ImageBytes),
+    /// A file of its name, if there is one, and why it may be another.
+    Unsure(OpenError, Option<ImageBytes>),
+}
+
+impl Wanted {
+    /// Looks for the file. May hang.
+    fn find(&self, copying: &Copying) -> Result<Found, OpenError> {
+        let mut reason = OpenError::Deleted;
+        let mut unsure = None;
+        if let Some(path) = &self.path {
+            let root = Root::of_process(self.pid).map_err(OpenError::from);
+            match root.and_then(|root| root.open(path, Links::All, copying)) {
+                Ok(file) if file.about().identity == self.identity => {
+                    return Ok(Found::Same(file.bytes(copying)?));
+                }
+                Ok(file) => {
+                    unsure = Some(file);
+                    reason = OpenError::Replaced;
+                }
+                Err(error) => reason = error,
+            }
+        }
+        // Leads to the mapped file, name or no name; needs CAP_SYS_ADMIN or
+        // CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)). Before the comparison of
+        // heads, which are the same in files of one layout without build ids.
+        if let Ok(file) = open_linked(self.pid, &self.link, copying) {
+            return Ok(Found::Same(file.bytes(copying)?));
+        }
+        let unsure = unsure.map(|file| file.bytes(copying)).transpose()?;
+        Ok(Found::Unsure(reason, unsure))
     }
 }
 
@@ -142,6 +195,7 @@ fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
     bytes.truncate(read);
     Ok(ImageBytes::new(bytes))
 }
+
 /// Whether a program that began with this stack pointer is one of 32 bits: its stack is below 4 GiB,
 /// where the kernel puts that of no 64-bit program (`STACK_TOP` in arch/x86/include/asm/processor.h and
 /// arch/arm64/include/asm/processor.h).

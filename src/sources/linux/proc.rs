@@ -129,6 +129,8 @@ pub(super) fn status_value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
 pub(super) struct Line {
     pub(super) mapping: Mapping,
     pub(super) executable: bool,
+    /// The path has what stands for a newline, or for itself.
+    pub(super) is_ambiguous: bool,
 }
 
 /// The lines of `/proc/PID/maps`, in its order (by address). Lines that are not of the
@@ -147,7 +149,8 @@ fn line(line: &[u8]) -> Option<Line> {
     let file_offset = hex(fields.next()?)?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode: u64 = fields.next()?.parse().ok()?;
-    let path = unescape(fields.next().unwrap_or_default().trim_start());
+    let escaped = fields.next().unwrap_or_default().trim_start();
+    let path = escaped.replace(NEWLINE, "\n");
     // vsyscall is one page of emulated entry points above the address space of programs.
     if path == "[vsyscall]" {
         return None;
@@ -160,13 +163,13 @@ fn line(line: &[u8]) -> Option<Line> {
     // The kernel's own dev_t encoding, as makedev(3) of the two numbers.
     let device = libc::makedev(hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?);
     let avma = Avma(hex(start)?)..Avma(hex(end)?);
-    Some(Line { mapping: Mapping { avma, file_offset, path, kind, identity: (device, inode) }, executable })
+    let is_ambiguous = kind == MappingKind::File && escaped.contains(NEWLINE);
+    let mapping = Mapping { avma, file_offset, path, kind, identity: (device, inode) };
+    Some(Line { mapping, executable, is_ambiguous })
 }
 
-/// The kernel writes a newline in a path as `\012`; everything else stands as it is.
-fn unescape(path: &str) -> String {
-    path.replace("\\012", "\n")
-}
+/// How the kernel writes a newline in a path; everything else stands as it is, a backslash included.
+const NEWLINE: &str = "\\012";
 
 /// The path of a mapping without the mark of a file that has no name any more.
 pub(super) fn without_deleted(path: &str) -> (&str, bool) {

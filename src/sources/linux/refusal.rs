@@ -14,6 +14,7 @@ use libc::pid_t;
 
 use super::{Source, proc, sys, threads};
 use crate::error::{Error, ErrorKind, io_text};
+use crate::sources::target_file::{Copying, Patience, Place, open_linked};
 
 /// CAP_SYS_PTRACE of capabilities(7).
 const CAP_SYS_PTRACE: u32 = 19;
@@ -197,9 +198,9 @@ const NARROW: &str =
 
 /// EI_CLASS and e_machine of the program, if its file may be read.
 fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
-    use std::io::Read;
-    let mut head = [0; 20];
-    fs::File::open(format!("/proc/{pid}/exe")).ok()?.read_exact(&mut head).ok()?;
+    let link = format!("/proc/{pid}/exe");
+    let read = move |copying: &Copying| open_linked(pid, &link, copying)?.head::<20>();
+    let head = Patience::default().wait_for(Place::of("/proc/exe"), read).ok()?;
     head.starts_with(b"\x7fELF").then(|| (head[4], u16::from_le_bytes([head[18], head[19]])))
 }
 

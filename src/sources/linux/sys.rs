@@ -6,11 +6,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, OsStr};
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -358,35 +355,6 @@ pub(super) fn own_usage() -> (u64, u64) {
     };
     let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
     (ns(usage.ru_utime) + ns(usage.ru_stime), usage.ru_maxrss as u64 * 1024)
-}
-
-/// Opens a file for reading below a directory as if that were `/`: links in it cannot lead
-/// out. Does not wait where it would be a pipe.
-pub(super) fn open_below(root: &File, path: &str) -> io::Result<File> {
-    let name = CString::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
-    // SAFETY: open_how is plain data of which zero is a valid value.
-    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = flags as u64;
-    how.resolve = libc::RESOLVE_IN_ROOT;
-    // SAFETY: `name` ends with NUL, `how` is live and its size is given; openat2(2) keeps neither.
-    let fd = unsafe {
-        let size = size_of::<libc::open_how>();
-        libc::syscall(libc::SYS_openat2, root.as_raw_fd(), name.as_ptr(), &raw mut how, size)
-    };
-    if let Ok(fd) = RawFd::try_from(fd)
-        && fd >= 0
-    {
-        // SAFETY: the kernel just made this descriptor, and nobody else has it.
-        return Ok(unsafe { File::from_raw_fd(fd) });
-    }
-    let error = io::Error::last_os_error();
-    // Linux before 5.6, or a filter for system calls that does not know it.
-    if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) {
-        let path = format!("/proc/self/fd/{}/{}", root.as_raw_fd(), path.trim_start_matches('/'));
-        return std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    }
-    Err(error)
 }
 
 /// Whether a file gives capabilities to who runs it (capabilities(7), "File capabilities").

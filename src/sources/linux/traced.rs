@@ -162,12 +162,13 @@ impl Observed for Traced {
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File => {
-                self.files.open_same(&mapping.path, mapping.identity, None).unwrap_or(Err(why))
-            }
+            MappingKind::File if !matches!(why, OpenError::NoAnswer) => self
+                .files
+                .open_same(&self.maps.patience, &mapping.path, mapping.identity, None)
+                .unwrap_or(Err(why)),
             // All processes have the same.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
-            MappingKind::Anonymous | MappingKind::Registered => Err(why),
+            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
         })
     }
 

@@ -1,10 +1,11 @@
 //! Files of a macOS process: there is one file system for all, and Spotlight's index of dSYMs.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::binary::files::{self, Files};
 use crate::binary::{ImageBytes, OpenError};
+use crate::sources::LocalFiles;
+use crate::sources::target_file::with_local;
 
 /// Most dSYMs that Spotlight is believed to know of one UUID.
 const MAX_KNOWN: usize = 64;
@@ -24,24 +25,34 @@ impl MacFiles {
 impl Files for MacFiles {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         // A debug map can name thousands of object files, and macOS lets a process have 256 open.
-        files::map_regular_briefly(Path::new(path))
+        with_local(path, true, |file, copying| file.bytes_briefly(copying))
     }
 
     fn modified_s(&self, path: &str) -> Option<u64> {
-        files::modified_s(&std::fs::metadata(path).ok()?)
+        LocalFiles.modified_s(path)
     }
 
     fn list(&self, directory: &str) -> Vec<String> {
-        files::list(Path::new(directory))
+        LocalFiles.list(directory)
     }
 
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         let path = format!("/tmp/perf-{}.map", self.pid);
-        match files::open_regular(Path::new(&path)) {
-            Ok(opened) => Some((path, files::read_regular(&opened, files::MAX_JIT_MAP_BYTES))),
+        let content = with_local(&path, false, |file, copying| {
+            file.check_trusted(None)?;
+            file.read(files::MAX_JIT_MAP_BYTES, copying)
+        });
+        match content {
             Err(why) if why.is_not_found() => None,
-            Err(why) => Some((path, Err(why))),
+            content => Some((path, content)),
         }
+    }
+
+    fn open_jit_dump(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        with_local(path, false, |file, copying| {
+            file.check_trusted(None)?;
+            file.bytes(copying)
+        })
     }
 
     /// `mdfind` is Apple's own client of the index, and there is no other interface to it

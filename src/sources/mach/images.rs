@@ -7,12 +7,12 @@
 //! for all of its images; of it only the names of the image are copied.
 
 use std::ops::Range;
-use std::path::Path;
 
 use super::dyld::{RemoteImage, SharedCache};
 use super::memory::Memory;
 use crate::binary::macho::fat::{self, Wanted};
-use crate::binary::{ImageBytes, Linkedit, OpenError, files};
+use crate::binary::{Files as _, ImageBytes, Linkedit, OpenError};
+use crate::sources::LocalFiles;
 
 /// Most bytes of one piece of an image that are copied; and of all images together.
 const MAX_PIECE_BYTES: u64 = 64 << 20;
@@ -69,7 +69,7 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
     if image.macho.encrypted {
         return Err(OpenError::Because("its code is encrypted in the file"));
     }
-    let bytes = files::map_regular(Path::new(&image.path))?;
+    let bytes = LocalFiles.open(&image.path)?;
     let macho = &image.macho;
     let wanted = Wanted { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
     let chosen = fat::choose(&bytes, &wanted)?;

@@ -323,15 +323,17 @@ impl Observed for Member {
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File => {
+            MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
                 // It has gone. While it ran nobody could write to its program (ETXTBSY), but since.
                 let ago = Duration::from_nanos(sys::monotonic_ns().saturating_sub(self.seen_ns));
                 let seen = SystemTime::now().checked_sub(ago);
-                self.files.open_same(&mapping.path, mapping.identity, seen).unwrap_or(Err(why))
+                self.files
+                    .open_same(&self.maps.patience, &mapping.path, mapping.identity, seen)
+                    .unwrap_or(Err(why))
             }
             // All processes have the same.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
-            MappingKind::Anonymous | MappingKind::Registered => Err(why),
+            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
         })
     }
 

@@ -1,0 +1,340 @@
+//! Opening on Linux: looked at first (O_PATH), then opened again through /proc/self/fd.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use libc::pid_t;
+
+use crate::binary::OpenError;
+use crate::binary::files;
+
+use super::file_system::{self, Storage};
+use super::resolve::{self, Links};
+use super::{About, Copying, TargetFile, apart, cannot_open};
+
+/// Where a target's paths begin.
+#[derive(Clone, Debug)]
+pub(in crate::sources) struct Root {
+    directory: Arc<File>,
+    /// The process whose it is.
+    pid: pid_t,
+    /// The target could mount overlayfs itself, over a file system that may hang.
+    mounts_layers: bool,
+}
+
+impl Root {
+    /// That of a process, as long as it is there. Does not wait for its file system.
+    pub(in crate::sources) fn of_process(pid: pid_t) -> io::Result<Root> {
+        let user_namespace = |of: &str| {
+            let meta = std::fs::metadata(format!("/proc/{of}/ns/user"));
+            meta.map(|meta| (meta.dev(), meta.ino())).ok()
+        };
+        let own = user_namespace("self");
+        Ok(Root {
+            directory: Arc::new(open_directory(Path::new(&format!("/proc/{pid}/root")))?),
+            pid,
+            mounts_layers: own.is_none() || user_namespace(&pid.to_string()) != own,
+        })
+    }
+
+    /// Opens a regular file. May hang.
+    pub(in crate::sources) fn open(
+        &self,
+        path: &str,
+        links: Links,
+        copying: &Copying,
+    ) -> Result<TargetFile, OpenError> {
+        let cached = (links == Links::All).then(|| resolve::resolve_cached(&self.directory, path));
+        match cached {
+            Some(Ok(looked_at)) if is_on_block_device(&looked_at) => {
+                return open_again(&looked_at, self.mounts_layers);
+            }
+            // There is no such file.
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        if !apart::is_needed_for(self.pid) {
+            return self.open_here(path, links);
+        }
+        apart::open(Some(&self.directory), copying, |directory| {
+            let directory = Arc::new(directory.ok_or(OpenError::NotRegular)?);
+            Root { directory, ..self.clone() }.open_here(path, links)
+        })
+    }
+
+    /// Opens a regular file in this process, whatever is on the way.
+    pub(super) fn open_here(&self, path: &str, links: Links) -> Result<TargetFile, OpenError> {
+        open_again(&resolve::resolve(&self.directory, path, links)?, self.mounts_layers)
+    }
+
+    /// The names in a directory. May hang.
+    pub(in crate::sources) fn list(&self, path: &str) -> Vec<String> {
+        if apart::is_needed_for(self.pid) {
+            // A list is a convenience: not worth a process.
+            return Vec::new();
+        }
+        let Ok(directory) = resolve::resolve(&self.directory, path, Links::All) else { return Vec::new() };
+        let holds_files = file_system::of(&directory).is_ok_and(|kind| !matches!(kind, Storage::Kernel(_)));
+        if !holds_files || !directory.metadata().is_ok_and(|meta| meta.is_dir()) {
+            return Vec::new();
+        }
+        files::list(Path::new(&path_of(&directory)))
+    }
+}
+
+/// The root of this process.
+pub(in crate::sources) fn own_root() -> io::Result<Root> {
+    let (directory, pid) = (Arc::new(open_directory(Path::new("/"))?), std::process::id().cast_signed());
+    Ok(Root { directory, pid, mounts_layers: false })
+}
+
+/// Opens what a link of /proc of a process leads to (`map_files/…`, `exe`), if it is a regular file. May
+/// hang.
+pub(in crate::sources) fn open_linked(
+    pid: pid_t,
+    link: &str,
+    copying: &Copying,
+) -> Result<TargetFile, OpenError> {
+    // Asks no file system: the kernel has the file at hand.
+    let looked_at = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(link)?;
+    // It need not be on what is mounted for this process.
+    if is_on_block_device(&looked_at) || !apart::is_needed_for(pid) {
+        return open_again(&looked_at, true);
+    }
+    apart::open(Some(&looked_at), copying, |looked_at| {
+        open_again(&looked_at.ok_or(OpenError::NotRegular)?, true)
+    })
+}
+
+/// Whether a file that was opened to be looked at is on a disk, as far as is known without asking its file system.
+fn is_on_block_device(looked_at: &File) -> bool {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: all bytes zero are a `statx`; the call only writes to it, and the empty path means the file.
+    let (result, about) = unsafe {
+        let mut about: libc::statx = std::mem::zeroed();
+        (libc::statx(looked_at.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut about), about)
+    };
+    // File systems without a device have numbers from 0:1 on.
+    result == 0 && about.stx_dev_major != 0
+}
+
+fn open_directory(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path)
+}
+
+fn path_of(open: &File) -> String {
+    format!("/proc/self/fd/{}", open.as_raw_fd())
+}
+
+/// Opens a file for reading that was opened to be looked at, if it is one that may be read.
+fn open_again(looked_at: &File, mounts_layers: bool) -> Result<TargetFile, OpenError> {
+    let meta = looked_at.metadata()?;
+    if !meta.is_file() {
+        return Err(OpenError::NotRegular);
+    }
+    let may_hang = match file_system::of(looked_at)? {
+        Storage::Kernel(why) => return Err(OpenError::Because(why)),
+        Storage::Remote => true,
+        Storage::Layers => mounts_layers,
+        Storage::Local => false,
+    };
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path_of(looked_at));
+    Ok(TargetFile { file: file.map_err(cannot_open)?, about: About::from(&meta), may_hang, is_copy: false })
+}
+
+/// The user that this process acts as.
+pub(super) fn own_user() -> u32 {
+    // SAFETY: geteuid(2) takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The number of the calling thread.
+pub(super) fn own_tid() -> i32 {
+    // SAFETY: gettid(2) takes nothing and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    use std::process::Command;
+    use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+    use super::*;
+    use crate::sources::target_file::LEASED;
+
+    fn below(dir: &Path) -> Root {
+        Root {
+            directory: Arc::new(open_directory(dir).unwrap()),
+            pid: std::process::id().cast_signed(),
+            mounts_layers: false,
+        }
+    }
+
+    fn opened(root: &Root, path: &str) -> Result<Vec<u8>, String> {
+        let file = root.open(path, Links::All, &Copying::default()).map_err(|why| why.to_string())?;
+        let bytes = file.bytes(&Copying::default()).map_err(|why| why.to_string())?;
+        Ok(bytes.bytes().to_vec())
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "content").unwrap();
+        assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        std::os::unix::fs::symlink("fifo", at("link")).unwrap();
+        let root = below(dir.path());
+        assert_eq!(opened(&root, "/file"), Ok(b"content".to_vec()));
+        for other in ["/fifo", "/socket", "/link", "/"] {
+            assert_eq!(opened(&root, other), Err("not a regular file".to_owned()), "{other}");
+        }
+        // A device that a target may make where it is root of a container.
+        if Command::new("mknod").arg(at("null")).args(["c", "1", "3"]).status().unwrap().success() {
+            assert!(std::fs::metadata(at("null")).unwrap().file_type().is_char_device());
+            assert_eq!(opened(&root, "/null"), Err("not a regular file".to_owned()));
+        }
+    }
+
+    /// The kernel tells who watches of each opening, but of none for no access.
+    #[test]
+    fn what_is_not_regular_is_never_opened_not_even_for_a_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "content").unwrap();
+        assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+        std::os::unix::fs::symlink("fifo", at("link")).unwrap();
+        let mut watched = vec!["fifo"];
+        if Command::new("mknod").arg(at("device")).args(["c", "5", "2"]).status().unwrap().success() {
+            watched.push("device");
+        }
+        // SAFETY: the paths end with NUL; the descriptor is this test's own.
+        let opens = |names: &[&str]| unsafe {
+            let watch = libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC);
+            for name in names {
+                let path = std::ffi::CString::new(at(name).to_str().unwrap()).unwrap();
+                assert!(libc::inotify_add_watch(watch, path.as_ptr(), libc::IN_OPEN) >= 0);
+            }
+            <File as std::os::fd::FromRawFd>::from_raw_fd(watch)
+        };
+        let told = |watch: &mut File| io::Read::read(watch, &mut [0; 4096]).unwrap_or(0);
+        let root = below(dir.path());
+        let mut watch = opens(&watched);
+        for _ in 0..200 {
+            for name in watched.iter().chain(&["link"]) {
+                assert_eq!(opened(&root, name), Err("not a regular file".to_owned()), "{name}");
+            }
+        }
+        assert_eq!(told(&mut watch), 0, "it was opened");
+        let mut watch = opens(&["file"]);
+        assert!(opened(&root, "file").is_ok());
+        assert!(told(&mut watch) > 0, "opening is not told of here");
+    }
+
+    #[test]
+    fn files_of_the_kernel_are_not_read() {
+        let root = own_root().unwrap();
+        for path in ["/proc/version", "/proc/self/mem", "/proc/self/maps", "/proc/sys/kernel/ostype"] {
+            let why = opened(&root, path);
+            assert_eq!(why, Err("a file of procfs, which is not read".to_owned()), "{path}");
+        }
+        let why = opened(&root, "/sys/kernel/notes");
+        assert_eq!(why, Err("a file of sysfs, which is not read".to_owned()));
+        assert!(root.list("/proc/self").is_empty());
+        assert!(!root.list("/etc").is_empty());
+        assert!(root.list("/etc/passwd").is_empty());
+    }
+
+    #[test]
+    fn a_link_of_proc_to_a_mapped_file_is_followed_once_looked_at() {
+        let exe = open_linked(0, "/proc/self/exe", &Copying::default()).unwrap();
+        let meta = std::fs::metadata("/proc/self/exe").unwrap();
+        assert_eq!(exe.about().identity, (meta.dev(), meta.ino()));
+        for fd in ["/dev/null", "/dev/ptmx"] {
+            let open = File::open(fd).unwrap();
+            let why =
+                open_linked(0, &path_of(&open), &Copying::default()).map(drop).map_err(|why| why.to_string());
+            assert_eq!(why, Err("not a regular file".to_owned()), "{fd}");
+        }
+    }
+
+    #[test]
+    fn a_file_under_a_lease_is_left_alone_without_waiting() {
+        static SIGNALS: AtomicI32 = AtomicI32::new(0);
+        extern "C" fn count(_: libc::c_int) {
+            SIGNALS.fetch_add(1, Relaxed);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "content").unwrap();
+        let held = OpenOptions::new().write(true).open(&path).unwrap();
+        // SAFETY: the handler only adds to a number; the descriptor is open.
+        let leased = unsafe {
+            libc::signal(libc::SIGIO, count as *const () as libc::sighandler_t);
+            libc::fcntl(held.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
+        };
+        assert_eq!(leased, 0, "{}", io::Error::last_os_error());
+        // The system would have another opener wait for 45 s (/proc/sys/fs/lease-break-time).
+        assert_eq!(opened(&below(dir.path()), "/file"), Err(LEASED.to_string()));
+        drop(held);
+        assert_eq!(opened(&below(dir.path()), "/file"), Ok(b"content".to_vec()));
+    }
+
+    #[test]
+    fn a_file_of_nothing_but_holes_is_refused_before_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create(dir.path().join("holes")).unwrap();
+        file.set_len((32 << 30) + 1).unwrap();
+        assert_eq!(opened(&below(dir.path()), "/holes"), Err("longer than 32768 MiB".to_owned()));
+        file.set_len(3 << 30).unwrap();
+        let holes = below(dir.path()).open("/holes", Links::All, &Copying::default()).unwrap();
+        assert!(holes.bytes(&Copying::default()).is_ok());
+        let copied = TargetFile { may_hang: true, ..holes };
+        let why = copied.bytes(&Copying::default()).map(drop).map_err(|why| why.to_string());
+        assert_eq!(why, Err("longer than 256 MiB".to_owned()));
+    }
+
+    #[test]
+    fn what_may_hang_is_copied_and_needs_no_page_later() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "content").unwrap();
+        let file = below(dir.path()).open("/file", Links::All, &Copying::default()).unwrap();
+        let copied = TargetFile { may_hang: true, ..file }.bytes(&Copying::default()).unwrap();
+        File::options().write(true).open(dir.path().join("file")).unwrap().set_len(0).unwrap();
+        assert_eq!(copied.bytes(), b"content");
+        assert!(copied.unchanged().is_ok(), "what is in memory stays");
+    }
+
+    #[test]
+    fn names_are_taken_only_from_files_that_nobody_else_can_steer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("map");
+        std::fs::write(&path, "").unwrap();
+        let user = std::fs::metadata(&path).unwrap().uid();
+        let check = |user| {
+            let file = below(dir.path()).open("/map", Links::OfUser(user), &Copying::default()).unwrap();
+            file.check_trusted(Some(user)).map_err(|why| why.to_string())
+        };
+        assert_eq!(check(user), Ok(()));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(check(user).is_err_and(|why| why.contains("anybody may write")));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        std::fs::hard_link(&path, dir.path().join("other")).unwrap();
+        assert!(check(user).is_err_and(|why| why.contains("hard links")));
+        std::fs::remove_file(dir.path().join("other")).unwrap();
+        if user == 0 {
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+            assert!(check(0).is_err_and(|why| why.contains("user 65534")));
+            assert_eq!(check(65534), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! From a path that a target names to the file below the target's root: opened for no access
+//! (O_PATH), so that neither a pipe waits nor a device notices.
+//!
+//! openat2(2) with RESOLVE_IN_ROOT does it in one call. Where a kernel (before 5.6) or a filter of
+//! system calls refuses that, and where it matters whose the links are, the path is resolved
+//! component by component. No way leads above the root: neither `..` nor an absolute link.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+
+use libc::c_int;
+
+use crate::binary::OpenError;
+
+use super::file_system::{self, Storage};
+
+/// Most symbolic links on the way to a file (`MAXSYMLINKS` of the kernel).
+const MAX_LINKS: u32 = 40;
+/// Longest path, and longest target of a link (`PATH_MAX`).
+const MAX_PATH_BYTES: usize = 4096;
+/// Why a link is not followed that anybody could have another file stand behind.
+pub(super) const OPEN_DIRECTORY: OpenError =
+    OpenError::Because("a link leads through a directory of others; not followed");
+/// Write permission for others than the owner.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+/// Of openat2(2), Linux 5.12: fail with EAGAIN rather than ask a file system.
+const RESOLVE_CACHED: u64 = 0x20;
+
+/// Which symbolic links are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sources) enum Links {
+    /// All, below the root.
+    All,
+    /// Those of this user and of root, and only through directories that nobody else can change.
+    OfUser(u32),
+}
+
+/// Opens what a path leads to, below a directory as if that were `/`.
+///
+/// # Errors
+/// There is no such file; or a link that is not followed.
+pub(super) fn resolve(root: &File, path: &str, links: Links) -> Result<File, OpenError> {
+    if path.len() >= MAX_PATH_BYTES {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG).into());
+    }
+    if links == Links::All {
+        let opened = open_in_root(root, path, 0);
+        match opened.as_ref().map_err(io::Error::raw_os_error) {
+            // Linux before 5.6, a filter of system calls; or a directory moved meanwhile.
+            Err(Some(libc::ENOSYS | libc::EPERM | libc::EAGAIN)) => {}
+            _ => return Ok(opened?),
+        }
+    }
+    by_component(root, path, links)
+}
+
+/// The same if the kernel has all of the path in its caches: no file system is asked.
+pub(super) fn resolve_cached(root: &File, path: &str) -> io::Result<File> {
+    open_in_root(root, path, RESOLVE_CACHED)
+}
+
+fn open_in_root(root: &File, path: &str, more: u64) -> io::Result<File> {
+    let name = c_string(path)?;
+    // SAFETY: open_how is plain data of which zero is a valid value.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS | more;
+    // SAFETY: `name` ends with NUL, `how` is live and its size is given; openat2(2) keeps neither.
+    let fd = unsafe {
+        let size = size_of::<libc::open_how>();
+        libc::syscall(libc::SYS_openat2, root.as_raw_fd(), name.as_ptr(), &raw mut how, size)
+    };
+    owned(RawFd::try_from(fd).unwrap_or(-1))
+}
+
+/// Opens a path one name at a time, each relative to the open directory that it is in.
+fn by_component(root: &File, path: &str, links: Links) -> Result<File, OpenError> {
+    // From the root down to where the walk has come.
+    let mut above: Vec<(File, Metadata)> = Vec::new();
+    let mut names: Vec<Vec<u8>> = names_of(path.as_bytes()).collect();
+    let mut followed = 0;
+    while let Some(name) = names.pop() {
+        let here = above.last().map_or(root, |(directory, _)| directory);
+        if above.last().is_some_and(|(_, meta)| !meta.is_dir()) {
+            return Err(io::Error::from_raw_os_error(libc::ENOTDIR).into());
+        }
+        match &name[..] {
+            b"." => continue,
+            b".." => {
+                above.pop();
+                continue;
+            }
+            _ => {}
+        }
+        let entry = open_entry(here, name)?;
+        let meta = entry.metadata()?;
+        if let Links::OfUser(user) = links
+            && followed > 0
+            && meta.is_dir()
+            && !is_kept_by(&meta, user)
+        {
+            return Err(OPEN_DIRECTORY);
+        }
+        if !meta.is_symlink() {
+            above.push((entry, meta));
+            continue;
+        }
+        followed += 1;
+        // Those of /proc lead wherever the kernel says, out of the root as well.
+        if followed > MAX_LINKS || matches!(file_system::of(&entry)?, Storage::Kernel(_)) {
+            return Err(io::Error::from_raw_os_error(libc::ELOOP).into());
+        }
+        if let Links::OfUser(user) = links
+            && ![0, user].contains(&meta.uid())
+        {
+            return Err(OpenError::ForeignLink { owner: meta.uid() });
+        }
+        let target = read_link(&entry)?;
+        if target.starts_with(b"/") {
+            above.clear();
+        }
+        names.extend(names_of(&target));
+    }
+    Ok(match above.pop() {
+        Some((entry, _)) => entry,
+        None => root.try_clone()?,
+    })
+}
+
+/// Whether only this user and root can change what is in a directory.
+fn is_kept_by(directory: &Metadata, user: u32) -> bool {
+    let closed = directory.mode() & WRITABLE_BY_OTHERS == 0 || directory.mode() & STICKY != 0;
+    closed && [0, user].contains(&directory.uid())
+}
+
+/// The names in a path, the last one first. A slash at its end asks for a directory, as `.` does.
+fn names_of(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    let asks_for_directory = path.ends_with(b"/").then(|| b".".to_vec());
+    let names = path.split(|byte| *byte == b'/').rev().filter(|name| !name.is_empty());
+    asks_for_directory.into_iter().chain(names.map(<[u8]>::to_vec))
+}
+
+fn open_entry(directory: &File, name: Vec<u8>) -> io::Result<File> {
+    let name = c_string(name)?;
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: `name` ends with NUL and is live; openat(2) only reads it.
+    owned(unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) })
+}
+
+fn read_link(link: &File) -> io::Result<Vec<u8>> {
+    let mut target = vec![0; MAX_PATH_BYTES];
+    // SAFETY: the buffer is as long as it is said to be, and the empty path means the link itself.
+    let length =
+        unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    target.truncate(length);
+    if target.is_empty() || length >= MAX_PATH_BYTES {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    Ok(target)
+}
+
+fn c_string(name: impl Into<Vec<u8>>) -> io::Result<CString> {
+    CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
+fn owned(fd: c_int) -> io::Result<File> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+    use std::path::Path;
+
+    use super::*;
+
+    fn directory(path: &Path) -> File {
+        File::options().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path).unwrap()
+    }
+
+    /// Both ways: what they find is one file, or they fail with one number.
+    fn both(root: &File, path: &str) -> Result<u64, Option<i32>> {
+        let found = |opened: Result<File, OpenError>| match opened {
+            Ok(file) => Ok(file.metadata().unwrap().ino()),
+            Err(OpenError::System(error)) => Err(error.raw_os_error()),
+            Err(why) => panic!("{path}: {why}"),
+        };
+        let by_component = found(by_component(root, path, Links::All));
+        let at_once = open_in_root(root, path, 0);
+        if at_once.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS)) {
+            return by_component;
+        }
+        assert_eq!(found(at_once.map_err(OpenError::from)), by_component, "{path}");
+        by_component
+    }
+
+    #[test]
+    fn no_path_leads_out_of_the_root_in_either_way() {
+        let outside = tempfile::tempdir().unwrap();
+        let top = outside.path();
+        fs::write(top.join("secret"), "outside").unwrap();
+        let inside = top.join("root");
+        fs::create_dir_all(inside.join("a/b")).unwrap();
+        fs::write(inside.join("file"), "inside").unwrap();
+        fs::write(inside.join("a/b/deep"), "deep").unwrap();
+        let link = |target: &str, name: &str| symlink(target, inside.join(name)).unwrap();
+        link("/file", "absolute");
+        link("../../../../file", "a/b/up");
+        link(top.join("secret").to_str().unwrap(), "out");
+        link("../secret", "out-relative");
+        link("loop", "loop");
+        link("a/b/", "slash");
+        link("/proc/self/root", "magic");
+        let root = directory(&inside);
+        let inode = |name: &str| fs::metadata(inside.join(name)).unwrap().ino();
+        let file = Ok(inode("file"));
+        for path in ["/file", "file", "/./a/../file", "/../../file", "absolute", "a/b/up", "//file"] {
+            assert_eq!(both(&root, path), file, "{path}");
+        }
+        assert_eq!(both(&root, "/slash/deep"), Ok(inode("a/b/deep")));
+        assert_eq!(both(&root, "/.."), Ok(fs::metadata(&inside).unwrap().ino()));
+        for path in ["/out", "/out-relative", "/none", "/magic/etc/passwd", "/../secret"] {
+            assert_eq!(both(&root, path), Err(Some(libc::ENOENT)), "{path}");
+        }
+        assert_eq!(both(&root, "/loop"), Err(Some(libc::ELOOP)));
+        for path in ["/file/", "/file/..", "/file/.", "/file/x"] {
+            assert_eq!(both(&root, path), Err(Some(libc::ENOTDIR)), "{path}");
+        }
+        assert!(resolve(&root, &"x/".repeat(3000), Links::All).is_err());
+        assert!(resolve(&root, "a\0b", Links::All).is_err());
+    }
+
+    #[test]
+    fn forty_links_are_followed_and_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("0"), "").unwrap();
+        for number in 1..=41 {
+            symlink((number - 1).to_string(), dir.path().join(number.to_string())).unwrap();
+        }
+        let root = directory(dir.path());
+        assert!(both(&root, "40").is_ok());
+        assert_eq!(both(&root, "41"), Err(Some(libc::ELOOP)));
+    }
+
+    #[test]
+    fn magic_links_of_proc_are_not_followed_in_either_way() {
+        let root = directory(Path::new("/"));
+        for path in ["/proc/self/exe", "/proc/self/root/etc", "/proc/self/fd/0"] {
+            assert!(open_in_root(&root, path, 0).is_err(), "{path}");
+            assert!(by_component(&root, path, Links::All).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn links_of_others_are_not_followed_where_names_are_taken_from_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("file"), "").unwrap();
+        symlink("file", path("own")).unwrap();
+        fs::create_dir(path("open")).unwrap();
+        fs::write(path("open/file"), "").unwrap();
+        symlink("open/file", path("through")).unwrap();
+        let root = directory(dir.path());
+        let own = fs::metadata(path("file")).unwrap().uid();
+        let opened = |name: &str, user| {
+            let opened = resolve(&root, name, Links::OfUser(user));
+            opened.map(|_| ()).map_err(|why| why.to_string())
+        };
+        assert_eq!(opened("own", own), Ok(()));
+        assert_eq!(opened("through", own), Ok(()));
+        fs::set_permissions(path("open"), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(opened("through", own).is_err_and(|why| why.contains("directory of others")));
+        assert_eq!(opened("open/file", own), Ok(()), "no link on the way");
+        fs::set_permissions(path("open"), fs::Permissions::from_mode(0o1777)).unwrap();
+        assert_eq!(opened("through", own), Ok(()));
+        if own == 0 {
+            // Only root can make what another user owns.
+            std::os::unix::fs::lchown(path("own"), Some(65534), None).unwrap();
+            assert!(opened("own", 0).is_err_and(|why| why.contains("user 65534")));
+            assert!(opened("own", 1000).is_err_and(|why| why.contains("user 65534")));
+            assert_eq!(opened("own", 65534), Ok(()));
+        }
+    }
+}

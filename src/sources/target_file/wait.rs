@@ -1,0 +1,304 @@
+//! Work on a target's files in threads of their own, with a bounded wait.
+//!
+//! A file system in user space (FUSE) or on a network can leave any system call on a file without an
+//! answer, and a target can mount one. The thread that samples hands the work to a worker and waits
+//! for [`MAX_WAIT`] at most; a worker that hangs is abandoned. Only time in which the worker sleeps
+//! counts, so that a busy machine changes nothing. A process whose files hung has a record of where
+//! ([`Patience`]), and all waits of a run together are bounded, too ([`MAX_WAITS`]).
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::binary::OpenError;
+
+/// Longest wait for opening one file.
+const MAX_WAIT: Duration = Duration::from_millis(500);
+/// Longest wait for a file that is copied: it is read as a whole.
+const MAX_COPY_WAIT: Duration = Duration::from_secs(2);
+/// Longest wait for all files of one process.
+const MAX_PROCESS_WAIT: Duration = Duration::from_secs(2);
+/// Longest wait for all files of a run, beyond which each one has [`LATE_WAIT`].
+const MAX_WAITS: Duration = Duration::from_secs(3);
+const LATE_WAIT: Duration = Duration::from_millis(10);
+/// Most workers that hang at one time; beyond, nothing is opened any more.
+const MAX_STUCK: usize = 256;
+/// How often a worker that has not answered is looked at.
+const SLICE: Duration = Duration::from_millis(10);
+/// Longest wait for a worker that the system does not run, in slices: ten minutes.
+const MAX_SLICES: u32 = 60_000;
+/// A worker's stack; it calls the system and parses nothing.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Where work waits: what is known to hang there is not tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in crate::sources) enum Place {
+    /// The device of a mapped file, as the kernel states it.
+    Device(u64),
+    /// The directory of a path that the target names.
+    Directory(String),
+}
+
+impl Place {
+    /// The directory of a path.
+    pub(in crate::sources) fn of(path: &str) -> Place {
+        Place::Directory(path.rsplit_once('/').map_or("", |(directory, _)| directory).to_owned())
+    }
+}
+
+/// What is known of how the files of one process answer.
+#[derive(Debug)]
+pub(in crate::sources) struct Patience {
+    workers: &'static Workers,
+    waited_ms: AtomicU64,
+    silent: Mutex<HashSet<Place>>,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { workers: &WORKERS, waited_ms: AtomicU64::new(0), silent: Mutex::default() }
+    }
+}
+
+impl Patience {
+    /// Does work in another thread and waits for its result, with a bound.
+    ///
+    /// # Errors
+    /// [`OpenError::NoAnswer`], or what the work returns.
+    pub(in crate::sources) fn wait_for<T: Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
+    ) -> Result<T, OpenError> {
+        let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.waited_ms.load(Relaxed) >= MAX_PROCESS_WAIT.as_millis() as u64 || silent().contains(&place) {
+            return Err(OpenError::NoAnswer);
+        }
+        let (result, waited) = self.workers.wait_for(work);
+        self.waited_ms.fetch_add(waited.as_millis() as u64, Relaxed);
+        result.unwrap_or_else(|| {
+            silent().insert(place);
+            Err(OpenError::NoAnswer)
+        })
+    }
+}
+
+/// Set by work that begins to read a whole file.
+#[derive(Clone, Debug, Default)]
+pub(in crate::sources) struct Copying(Arc<AtomicBool>);
+
+impl Copying {
+    /// The file is read as a whole from now on.
+    pub(super) fn begin(&self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// All workers of this program.
+static WORKERS: Workers = Workers::new();
+
+type Work = Box<dyn FnOnce() + Send>;
+
+#[derive(Debug)]
+struct Worker {
+    work: Sender<Work>,
+    /// Its number for the system; 0 until it runs.
+    tid: Arc<AtomicI32>,
+}
+
+/// Threads that wait for work, and what waiting for the others has cost.
+#[derive(Debug)]
+struct Workers {
+    idle: Mutex<Vec<Worker>>,
+    waited_ms: AtomicU64,
+    stuck: AtomicUsize,
+}
+
+impl Workers {
+    const fn new() -> Workers {
+        Workers { idle: Mutex::new(Vec::new()), waited_ms: AtomicU64::new(0), stuck: AtomicUsize::new(0) }
+    }
+
+    /// The result of some work, `None` if it hangs; and how long it was waited for, where that
+    /// was longer than any local file system takes.
+    fn wait_for<T: Send + 'static>(
+        &'static self,
+        work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
+    ) -> (Option<Result<T, OpenError>>, Duration) {
+        if self.stuck.load(Relaxed) >= MAX_STUCK {
+            return (None, Duration::ZERO);
+        }
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = idle().pop();
+        let Some(worker) = known.or_else(start) else {
+            return (Some(Err(OpenError::Because("no thread could be started to open it"))), Duration::ZERO);
+        };
+        let (copying, abandoned) = (Copying::default(), Arc::new(AtomicBool::new(false)));
+        let (answer, answered) = mpsc::sync_channel(1);
+        let (in_worker, was_abandoned) = (copying.clone(), Arc::clone(&abandoned));
+        let sent = worker.work.send(Box::new(move || {
+            let _ = answer.send(work(&in_worker));
+            if was_abandoned.load(Relaxed) {
+                self.stuck.fetch_sub(1, Relaxed);
+            }
+        }));
+        let mut asleep = Duration::ZERO;
+        let mut slices = 0;
+        let result = loop {
+            match answered.recv_timeout(SLICE) {
+                Ok(result) => {
+                    idle().push(worker);
+                    break Some(result);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    debug_assert!(sent.is_ok());
+                    break Some(Err(OpenError::Because("opening it failed")));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            slices += 1;
+            if !runs(worker.tid.load(Relaxed)) {
+                asleep += SLICE;
+            }
+            if asleep >= self.limit(&copying) || slices >= MAX_SLICES {
+                abandoned.store(true, Relaxed);
+                self.stuck.fetch_add(1, Relaxed);
+                // It may have answered in between.
+                match answered.try_recv() {
+                    Ok(result) => {
+                        self.stuck.fetch_sub(1, Relaxed);
+                        break Some(result);
+                    }
+                    Err(_) => break None,
+                }
+            }
+        };
+        self.waited_ms.fetch_add(asleep.as_millis() as u64, Relaxed);
+        (result, asleep)
+    }
+
+    fn limit(&self, copying: &Copying) -> Duration {
+        match copying.0.load(Relaxed) {
+            _ if self.waited_ms.load(Relaxed) >= MAX_WAITS.as_millis() as u64 => LATE_WAIT,
+            true => MAX_COPY_WAIT,
+            false => MAX_WAIT,
+        }
+    }
+}
+
+/// Starts a worker. It ends when nobody has work for it any more.
+fn start() -> Option<Worker> {
+    let (work, todo) = mpsc::channel::<Work>();
+    let tid = Arc::new(AtomicI32::new(0));
+    let own = Arc::clone(&tid);
+    let thread = std::thread::Builder::new().name("files".to_owned()).stack_size(STACK_BYTES);
+    let started = thread.spawn(move || {
+        own.store(super::own_tid(), Relaxed);
+        while let Ok(work) = todo.recv() {
+            work();
+        }
+    });
+    started.ok().map(|_| Worker { work, tid })
+}
+
+/// Whether a thread of this process runs or waits for a CPU, as far as the system tells.
+fn runs(tid: i32) -> bool {
+    if tid == 0 {
+        return true;
+    }
+    let stat = std::fs::read(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+    let state = stat.iter().rposition(|byte| *byte == b')').and_then(|end| stat.get(end + 2));
+    state == Some(&b'R')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Workers of a test's own: what others wait for does not count.
+    fn patience() -> (Patience, &'static Workers) {
+        let workers: &'static Workers = Box::leak(Box::new(Workers::new()));
+        (Patience { workers, ..Patience::default() }, workers)
+    }
+
+    fn why<T>(result: Result<T, OpenError>) -> Option<String> {
+        result.err().map(|why| why.to_string())
+    }
+
+    fn no_answer() -> Option<String> {
+        Some("its file system does not answer".to_owned())
+    }
+
+    /// Work that hangs until the sender goes.
+    fn hang(until: mpsc::Receiver<()>) -> impl FnOnce(&Copying) -> Result<u8, OpenError> + Send {
+        move |_| {
+            let _ = until.recv();
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn work_that_never_ends_is_given_up_and_its_place_is_not_tried_again() {
+        let (patience, workers) = patience();
+        let (release, until) = mpsc::channel();
+        let silent = Place::of("/mnt/a");
+        assert_eq!(patience.wait_for(silent.clone(), |_| Ok(7)).ok(), Some(7));
+        assert_eq!(why(patience.wait_for(silent, hang(until))), no_answer());
+        assert_eq!(workers.stuck.load(Relaxed), 1);
+        // Not begun: it would set the flag.
+        let begun = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&begun);
+        let again = patience.wait_for(Place::of("/mnt/b"), move |_| {
+            flag.store(true, Relaxed);
+            Ok(())
+        });
+        assert_eq!(why(again), no_answer());
+        assert!(!begun.load(Relaxed));
+        assert_eq!(patience.wait_for(Place::of("/usr/lib/b"), |_| Ok(7)).ok(), Some(7), "others answer");
+        // What answers late counts as stuck no longer.
+        drop(release);
+        while workers.stuck.load(Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn many_places_that_hang_cost_a_bounded_wait() {
+        let (_, workers) = patience();
+        let mut releases = Vec::new();
+        let mut waited = Duration::ZERO;
+        for number in 0..40 {
+            let process = Patience { workers, ..Patience::default() };
+            let (release, until) = mpsc::channel();
+            releases.push(release);
+            assert!(process.wait_for(Place::Device(number), hang(until)).is_err());
+            waited = Duration::from_millis(workers.waited_ms.load(Relaxed));
+        }
+        assert!(waited <= MAX_WAITS + MAX_WAIT + LATE_WAIT * 40, "{waited:?}");
+        let process = Patience { workers, ..Patience::default() };
+        assert_eq!(process.wait_for(Place::Device(1), |_| Ok(7)).ok(), Some(7), "others answer");
+    }
+
+    #[test]
+    fn one_process_whose_files_hang_everywhere_is_given_up() {
+        let (patience, _) = patience();
+        let mut releases = Vec::new();
+        let mut begun = 0;
+        for number in 0..10 {
+            let (release, until) = mpsc::channel();
+            let (tell, told) = mpsc::channel();
+            releases.push(release);
+            let hang = hang(until);
+            let work = move |copying: &Copying| {
+                let _ = tell.send(());
+                hang(copying)
+            };
+            assert!(patience.wait_for(Place::Device(number), work).is_err());
+            begun += u64::from(told.recv().is_ok());
+        }
+        assert_eq!(begun, (MAX_PROCESS_WAIT.as_millis() / MAX_WAIT.as_millis()) as u64);
+        assert_eq!(why(patience.wait_for(Place::Device(99), |_| Ok(7))), no_answer());
+    }
+}
