@@ -6,7 +6,7 @@ use super::args::compare::ReportFormat;
 use super::args::diff::Diff;
 use super::args::{Destination, Verbosity};
 use super::outputs::write_to;
-use super::{messages, saved_files};
+use super::{messages, saved_files, system};
 use crate::diff::compare::{Comparison, Measure};
 use crate::diff::report::{folded, headline, json, markdown, measure_words, text};
 use crate::diff::stacks::Stacks;
@@ -14,6 +14,7 @@ use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared, Graph};
 use crate::profile::Saved;
+use crate::sources::Role;
 
 /// Reads, compares, writes and prints.
 ///
@@ -21,8 +22,9 @@ use crate::profile::Saved;
 /// One line: a file that is no profile, profiles that cannot be compared, an output that
 /// cannot be written.
 pub fn run(diff: &Diff) -> Result<()> {
-    let outputs = diff.outputs.iter().map(|output| &output.to);
-    saved_files::check_outputs([&diff.base, &diff.new], outputs)?;
+    let outputs = || diff.outputs.iter().map(|output| &output.to);
+    saved_files::check_outputs([&diff.base, &diff.new], outputs())?;
+    system::restrict_to_naming(outputs());
     let mut stacks = Stacks::new(diff.matching);
     let [base, new] = read_both(&diff.base, &diff.new)?;
     // Programs of different names are compared as one: only the paths below matter.
@@ -30,6 +32,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     add(&mut stacks, new, process.as_deref())?;
     let comparison = Comparison::of(&stacks, diff.wish)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
+    system::restrict(Role::Writing);
     for output in &diff.outputs {
         let write_text = |text: String| write_to(&output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {

@@ -225,7 +225,7 @@ fn keep_owner_and_mode(file: &File, replaces: &Path) {
 fn keep_owner_and_mode(_file: &File, _replaces: &Path) {}
 
 /// User and group that called sudo, from its environment.
-fn sudo_owner(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
+pub(super) fn sudo_owner(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
     let number = |name: &str| variable(name)?.parse::<u32>().ok();
     Some((number("SUDO_UID")?, number("SUDO_GID")?))
 }

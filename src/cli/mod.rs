@@ -57,6 +57,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 const REGRESSION: u8 = 3;
 
 fn execute(command: args::Command) -> Result<u8> {
+    system::set_caller();
     match command {
         args::Command::Record(recording) => record::run(&recording)?,
         args::Command::Dump(what) => dump::run(&what)?,

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::system;
 use super::text::{grouped, plural, visible};
 use crate::live::Live;
+use crate::sources::Role;
 
 /// Between two drawings: often enough to look alive, rare enough to cost nothing.
 const REDRAW: Duration = Duration::from_millis(200);
@@ -40,6 +42,7 @@ impl Progress {
         let (end, ended) = channel();
         let started = Instant::now();
         let draw = move || {
+            system::restrict(Role::Watching);
             while ended.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
                 bar.set_message(line(&live, &process, started.elapsed(), limit));
             }

@@ -13,12 +13,13 @@ use std::time::Instant;
 use super::args::{self, Naming, Output, Recording, Source};
 use super::format::Format;
 use super::outputs::{self, Shown};
-use super::{naming, text};
+use super::{naming, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::{Circumstances, Saved};
 use crate::recording::Profile;
 use crate::sampler;
+use crate::sources::Role;
 use crate::symbol;
 use crate::trie::FrameId;
 use destinations::Destinations;
@@ -59,6 +60,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     // Name.
     let begun = Instant::now();
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
+    system::restrict_to_naming(outputs.iter().map(|output| &output.to).chain(asked.stats.as_ref()));
     let lines = asked.naming.lines || outputs.iter().any(keeps_lines);
     let options = naming::options(Naming { lines, ..asked.naming }, &*files);
     let options = symbol::Options { files_by_process: &profile.files, ..options };
@@ -68,6 +70,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let named = Instant::now();
 
     // Write.
+    system::restrict(Role::Writing);
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     outputs::write(&saved, &outputs, &shown(asked, &profile))?;

@@ -7,11 +7,12 @@ use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
 use super::outputs::{self, Shown};
 use super::text::plural;
-use super::{messages, saved_files};
+use super::{messages, saved_files, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
 use crate::profile::{Full, Refused, Saved, SavedBuilder};
+use crate::sources::Role;
 
 /// Reads, merges, filters and writes.
 ///
@@ -20,6 +21,7 @@ use crate::profile::{Full, Refused, Saved, SavedBuilder};
 pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_reverse(render.reverse, &render.outputs)?;
+    system::restrict_to_naming(render.outputs.iter().map(|output| &output.to));
     let saved = filtered(render, merged(&render.profiles)?)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Shown {
@@ -36,6 +38,7 @@ pub fn run(render: &Render) -> Result<()> {
         lines: render.lines,
         reverse: render.reverse,
     };
+    system::restrict(Role::Writing);
     outputs::write(&saved, &render.outputs, &shown)?;
     if render.verbosity != Verbosity::Quiet {
         let files: Vec<String> =

@@ -1,13 +1,15 @@
 //! Which backend samples processes on this system.
 
 use std::ffi::OsString;
+use std::io;
+use std::path::Path;
 
-use super::args::Several;
+use super::args::{Destination, Several};
 use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
 use crate::sources::Way;
-use crate::sources::{Recordable, Sampling, Target};
+use crate::sources::{Recordable, Role, Sampling, Target};
 
 /// Which process.
 pub(super) enum Process {
@@ -26,6 +28,56 @@ pub(super) const RUNS_ARM: bool = cfg!(all(target_os = "linux", target_arch = "a
 pub(super) fn prepare() {
     #[cfg(target_os = "linux")]
     crate::sources::linux::prepare();
+}
+
+/// Says who called sudo, before the first thread starts.
+pub(super) fn set_caller() {
+    #[cfg(target_os = "linux")]
+    crate::sources::linux::set_caller(super::file::sudo_owner(|name| std::env::var(name).ok()));
+}
+
+/// Gives up what the calling thread does not need in this role and in later ones. Systems without capabilities have
+/// nothing to give up.
+pub(super) fn restrict(role: Role) {
+    #[cfg(target_os = "linux")]
+    note_failure(crate::sources::linux::restrict(role));
+    #[cfg(not(target_os = "linux"))]
+    let _ = role;
+}
+
+/// The same before files are read whose names or profiles are to be shown in these outputs; under sudo the calling
+/// thread becomes the user who called it, if that user may write them.
+pub(super) fn restrict_to_naming<'a>(outputs: impl IntoIterator<Item = &'a Destination>) {
+    let files = outputs.into_iter().filter_map(|to| match to {
+        Destination::File(path) => Some(path.as_path()),
+        Destination::Stdout => None,
+    });
+    let files: Vec<&Path> = files.collect();
+    #[cfg(target_os = "linux")]
+    note_failure(crate::sources::linux::restrict_to_naming(&files));
+    #[cfg(not(target_os = "linux"))]
+    let _ = files;
+}
+
+#[cfg(target_os = "linux")]
+fn note_failure(done: io::Result<()>) {
+    if let Err(error) = done {
+        let why = crate::error::io_text(&error);
+        super::messages::note(&format!(
+            "privileges could not be given up: {why}; a filter of this container forbids it"
+        ));
+    }
+}
+
+/// Runs `body` without privileges, for what starts threads of its own.
+///
+/// # Errors
+/// When no thread could be started for it.
+pub(super) fn without_privileges<R: Send>(body: impl FnOnce() -> R + Send) -> io::Result<R> {
+    #[cfg(target_os = "linux")]
+    return crate::sources::linux::without(body);
+    #[cfg(not(target_os = "linux"))]
+    Ok(body())
 }
 
 #[cfg(target_os = "linux")]

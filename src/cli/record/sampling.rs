@@ -15,7 +15,7 @@ use crate::recording::Profile;
 use crate::sampler::{self, Options};
 use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Recordable, Sampling, Way};
+use crate::sources::{Recordable, Role, Sampling, Way};
 
 /// Exit code of a second Ctrl-C: 128 + SIGINT, as shells report it.
 const GIVEN_UP: i32 = 130;
@@ -53,8 +53,14 @@ pub(super) fn run(
         // Now: when the profile is there, the target may be gone.
         let files = observed.files();
         let process = observed.process();
-        check_name(&process.name, process.pid)?;
         let title = text::process(&process.name, process.pid);
+        check_name(&process.name, process.pid)?;
+        // All that a command gets, it has by now.
+        system::restrict(match (&sampled, source) {
+            (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
+            (Recordable::Stopped(_), _) => Role::SamplingByPtrace,
+            (Recordable::Pushed(_), _) => Role::SamplingByKernel,
+        });
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
         let profile = match sampled {
@@ -102,15 +108,19 @@ pub(super) fn run(
 fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
     let live = Arc::clone(live);
     let pressed = AtomicU32::new(0);
-    ctrlc::set_handler(move || {
+    let handler = move || {
         if pressed.fetch_add(1, Ordering::Relaxed) > 0 {
             // A stub would leave its target standing.
             gdb::wait_until_it_runs();
             std::process::exit(GIVEN_UP);
         }
         live.ask_to_stop();
-    })
-    .map_err(|error| {
-        Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {error}")).caused_by(error)
-    })
+    };
+    let failed = |why: String| Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {why}"));
+    // The handler has a thread of its own, which inherits the privileges of the thread that starts it.
+    match system::without_privileges(|| ctrlc::set_handler(handler)) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(error.to_string()).caused_by(error)),
+        Err(error) => Err(failed(io_text(&error)).caused_by(error)),
+    }
 }

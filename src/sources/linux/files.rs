@@ -113,10 +113,9 @@ impl Files for TargetFiles {
     }
 
     fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {
-        let path = "/proc/kallsyms";
-        match File::open(path) {
+        match kernel_names::list() {
             Ok(list) => Ok(Box::new(list)),
-            Err(error) => Err(OpenError::At { path, error: Arc::new(error) }),
+            Err(error) => Err(OpenError::At { path: kernel_names::LIST, error: Arc::new(error) }),
         }
     }
 

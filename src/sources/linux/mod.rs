@@ -20,6 +20,7 @@ mod launch;
 mod on_cpu;
 mod own;
 mod perf;
+mod privileges;
 mod proc;
 mod refusal;
 mod registers;
@@ -33,8 +34,9 @@ use std::ffi::{OsStr, OsString};
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{Chosen, Recordable, Sampling, Way};
+use crate::sources::{Chosen, Recordable, Role, Sampling, Way};
 
+pub use privileges::{restrict, restrict_to_naming, set_caller, without};
 pub use trace::LinuxTarget;
 
 /// Which process.
@@ -139,6 +141,8 @@ fn in_thread<R: Send>(body: impl FnOnce() -> Result<R> + Send) -> Result<R> {
         let thread = thread.map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;
+        // The thread that was just started has all privileges, and what it launches gets them.
+        let _ = privileges::restrict(Role::Waiting);
         thread.join().unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
             let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();

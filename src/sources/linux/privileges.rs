@@ -1,0 +1,242 @@
+//! What each thread of the profiler may do in each phase of a recording, and giving up the rest.
+//!
+//! Input: a [`Role`]; output: the capabilities and ids of the calling thread, which only become fewer. The kernel
+//! keeps them for each thread: the one that samples keeps what its source needs, the first one, which names and
+//! writes, what these need, and those that watch or draw have none. A launched command is forked before anything is given up.
+//!
+//! Under sudo the thread that names and writes becomes the user who called it, for good, where that user may
+//! write the outputs: root owns most files of a system, and may write them without any capability.
+
+mod calls;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::sources::Role;
+
+/// A set of capabilities (capabilities(7)).
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Capabilities(u64);
+
+impl Capabilities {
+    const fn of(numbers: &[u32]) -> Capabilities {
+        let (mut bits, mut at) = (0, 0);
+        while at < numbers.len() {
+            bits |= 1 << numbers[at];
+            at += 1;
+        }
+        Capabilities(bits)
+    }
+
+    const fn with(self, others: Capabilities) -> Capabilities {
+        Capabilities(self.0 | others.0)
+    }
+
+    fn within(self, others: Capabilities) -> Capabilities {
+        Capabilities(self.0 & others.0)
+    }
+
+    fn contains(self, others: Capabilities) -> bool {
+        self.0 & others.0 == others.0
+    }
+}
+
+impl fmt::Debug for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+const NONE: Capabilities = Capabilities(0);
+/// To read files of every user: CAP_DAC_READ_SEARCH.
+const READ: Capabilities = Capabilities::of(&[2]);
+/// To write where root may write today, and to keep owner and mode of what is replaced: CAP_CHOWN,
+/// CAP_DAC_OVERRIDE, CAP_FOWNER.
+const WRITE: Capabilities = Capabilities::of(&[0, 1, 3]);
+/// To take the ids of another user: CAP_SETGID, CAP_SETUID.
+const IDS: Capabilities = Capabilities::of(&[6, 7]);
+/// To pass signals on to processes of every user, and to ask whether they are there: CAP_KILL.
+const SIGNAL: Capabilities = Capabilities::of(&[5]);
+/// To read memory, registers, maps and links of processes of every user: CAP_SYS_PTRACE.
+const PROCESSES: Capabilities = Capabilities::of(&[19]);
+/// To open files that are mapped and have no name any more: CAP_CHECKPOINT_RESTORE.
+const MAPPED_FILES: Capabilities = Capabilities::of(&[40]);
+/// To open events and load programs for them, with rings above the limit of locked memory, where CPUs, threads or
+/// larger stacks come during the recording: CAP_PERFMON, CAP_BPF, CAP_IPC_LOCK.
+const EVENTS: Capabilities = Capabilities::of(&[38, 39, 14]);
+/// What stands for CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers that lack them.
+const SYS_ADMIN: Capabilities = Capabilities::of(&[21]);
+const PARTS_OF_SYS_ADMIN: Capabilities = Capabilities::of(&[38, 39, 40]);
+
+/// What a thread has in a role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rights {
+    /// Used now.
+    effective: Capabilities,
+    /// These, and what the same thread needs in later roles.
+    permitted: Capabilities,
+}
+
+/// A thread that is to be restricted.
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    /// Its permitted capabilities.
+    held: Capabilities,
+    /// The first thread of the process, which names and writes in the end.
+    is_first: bool,
+    /// It becomes the user behind sudo for that, at times or for good.
+    takes_ids: bool,
+}
+
+/// The rights of a thread in a role.
+fn rights(role: Role, thread: Thread) -> Rights {
+    let Thread { held, is_first, takes_ids } = thread;
+    let with_admin = |needed: Capabilities| {
+        let lacks = !held.contains(needed.within(PARTS_OF_SYS_ADMIN));
+        if lacks { needed.with(SYS_ADMIN) } else { needed }
+    };
+    let of_processes = READ.with(PROCESSES).with(MAPPED_FILES).with(SIGNAL);
+    let ids = if takes_ids { IDS } else { NONE };
+    let write = WRITE.with(ids);
+    let (effective, later) = match role {
+        Role::Waiting => (NONE, READ.with(write)),
+        Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS)), READ.with(write)),
+        Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
+        Role::SamplingByStub => (READ.with(SIGNAL), READ.with(write)),
+        Role::Naming => (READ, write),
+        Role::Writing => (write, NONE),
+        Role::Watching => (NONE, NONE),
+    };
+    let later = if is_first { later } else { NONE };
+    Rights { effective: effective.within(held), permitted: effective.with(later).within(held) }
+}
+
+/// The user who called sudo, or started a setuid program.
+#[derive(Clone, Debug)]
+struct Caller {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Gives the calling thread the ids of this user; its permitted capabilities stay.
+    fn take_ids(&self) -> io::Result<()> {
+        let held = calls::permitted()?;
+        calls::set(held, held)?;
+        calls::take_ids(self.uid, self.gid, &self.groups)
+    }
+}
+
+static CALLER: OnceLock<Option<Caller>> = OnceLock::new();
+
+/// Who called sudo, by user and group, as the environment has it; to be said before the first thread starts. Counts
+/// only where it is root's: whoever else started this process can put what they like into its environment.
+pub fn set_caller(by_environment: Option<(u32, u32)>) {
+    let caller = match calls::real_ids() {
+        (0, _) => by_environment,
+        real => Some(real),
+    };
+    let caller = caller.filter(|(uid, _)| *uid != 0 && calls::is_root());
+    let _ = CALLER.set(caller.map(|(uid, gid)| Caller { uid, gid, groups: calls::groups_of(uid, gid) }));
+}
+
+fn caller() -> Option<&'static Caller> {
+    CALLER.get()?.as_ref()
+}
+
+/// Gives up what the calling thread does not need in this role and in later ones.
+///
+/// # Errors
+/// What the system refused it with.
+pub fn restrict(role: Role) -> io::Result<()> {
+    let held = calls::permitted()?;
+    if held == NONE {
+        return Ok(());
+    }
+    let caller = caller().filter(|_| calls::is_root());
+    let mut ids = Ok(());
+    if role == Role::Watching
+        && let Some(caller) = caller
+    {
+        ids = caller.take_ids();
+    }
+    let thread = Thread { held, is_first: calls::is_first_thread(), takes_ids: caller.is_some() };
+    apply(rights(role, thread))?;
+    ids
+}
+
+fn apply(rights: Rights) -> io::Result<()> {
+    calls::set(rights.effective, rights.permitted)?;
+    calls::forbid_new_privileges()
+}
+
+/// As [`restrict`] to [`Role::Naming`]. Under sudo the calling thread becomes the user who called it, for good, where
+/// that user may write all of the outputs.
+///
+/// # Errors
+/// What the system refused it with.
+pub fn restrict_to_naming(outputs: &[&Path]) -> io::Result<()> {
+    if let Some(caller) = caller().filter(|_| calls::is_root())
+        && may_write(caller, outputs)
+    {
+        caller.take_ids()?;
+        let held = calls::permitted()?;
+        return apply(Rights { effective: READ.within(held), permitted: READ.within(held) });
+    }
+    restrict(Role::Naming)
+}
+
+/// Whether this user may write all of these files, with the ids and nothing else: a thread tries that.
+fn may_write(caller: &Caller, outputs: &[&Path]) -> bool {
+    std::thread::scope(|scope| {
+        let try_it = || {
+            let is_caller = caller.take_ids().and_then(|()| calls::set(NONE, NONE)).is_ok();
+            is_caller && outputs.iter().all(|path| is_writable(path))
+        };
+        let thread = std::thread::Builder::new().name("access".to_owned()).spawn_scoped(scope, try_it);
+        thread.ok().and_then(|thread| thread.join().ok()).unwrap_or(false)
+    })
+}
+
+/// Whether the calling thread may replace this file, or write to it where it is none that is replaced.
+fn is_writable(path: &Path) -> bool {
+    let metadata = std::fs::metadata(path);
+    let written_directly = metadata.as_ref().is_ok_and(|metadata| {
+        let kind = metadata.file_type();
+        kind.is_fifo() || kind.is_char_device() || kind.is_block_device() || kind.is_socket()
+    });
+    let of_a_descriptor = path.starts_with("/dev") || path.starts_with("/proc");
+    if written_directly || of_a_descriptor {
+        return calls::allows(path, libc::W_OK);
+    }
+    if metadata.is_ok() && !calls::allows(path, libc::W_OK) {
+        return false;
+    }
+    // A link is replaced where it leads to.
+    let real = std::fs::canonicalize(path);
+    let directory = real.as_deref().unwrap_or(path).parent().filter(|parent| *parent != OsStr::new(""));
+    calls::allows(directory.unwrap_or(Path::new(".")), libc::W_OK | libc::X_OK)
+}
+
+/// Runs `body` in a thread that has given up all privileges, for what starts threads of its own.
+///
+/// # Errors
+/// When no thread could be started.
+pub fn without<R: Send>(body: impl FnOnce() -> R + Send) -> io::Result<R> {
+    std::thread::scope(|scope| {
+        let run = || {
+            let _ = restrict(Role::Watching);
+            body()
+        };
+        let thread = std::thread::Builder::new().name("unprivileged".to_owned()).spawn_scoped(scope, run)?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+#[cfg(test)]
+mod tests;
