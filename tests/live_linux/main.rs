@@ -31,6 +31,7 @@ mod killed;
 mod lifecycle;
 mod nameless;
 mod narrow;
+mod privileges;
 mod refusals;
 mod rewritten;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes
