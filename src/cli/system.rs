@@ -73,9 +73,9 @@ fn note_failure(done: io::Result<()>) {
 ///
 /// # Errors
 /// When no thread could be started for it.
-pub(super) fn without_privileges<R: Send>(body: impl FnOnce() -> R + Send) -> io::Result<R> {
+pub(super) fn run_unprivileged<R: Send>(body: impl FnOnce() -> R + Send) -> io::Result<R> {
     #[cfg(target_os = "linux")]
-    return crate::sources::linux::without(body);
+    return crate::sources::linux::run_unprivileged(body);
     #[cfg(not(target_os = "linux"))]
     Ok(body())
 }

@@ -273,7 +273,8 @@ fn a_launched_command_has_the_privileges_of_a_direct_run() {
             assert!(direct.len() >= 9, "{direct:?}");
             for source in ["perf", "ptrace"] {
                 let program = env!("CARGO_BIN_EXE_stackprof");
-                let launched = start(&[program, "--source", source, "--format", "folded", "-o", "/dev/null", "--"]);
+                let launched =
+                    start(&[program, "--source", source, "--format", "folded", "-o", "/dev/null", "--"]);
                 assert_eq!(launched, direct, "{source}");
             }
         }

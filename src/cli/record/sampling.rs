@@ -118,7 +118,7 @@ fn end_on_interrupt(live: &Arc<Live>) -> Result<()> {
     };
     let failed = |why: String| Error::new(ErrorKind::System, format!("cannot watch for Ctrl-C: {why}"));
     // The handler has a thread of its own, which inherits the privileges of the thread that starts it.
-    match system::without_privileges(|| ctrlc::set_handler(handler)) {
+    match system::run_unprivileged(|| ctrlc::set_handler(handler)) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(failed(error.to_string()).caused_by(error)),
         Err(error) => Err(failed(io_text(&error)).caused_by(error)),

@@ -36,7 +36,7 @@ use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::{Chosen, Recordable, Role, Sampling, Way};
 
-pub use privileges::{restrict, restrict_to_naming, set_caller, without};
+pub use privileges::{restrict, restrict_to_naming, run_unprivileged, set_caller};
 pub use trace::LinuxTarget;
 
 /// Which process.

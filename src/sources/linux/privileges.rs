@@ -103,7 +103,8 @@ fn rights(role: Role, thread: Thread) -> Rights {
     let ids = if takes_ids { IDS } else { NONE };
     let write = WRITE.with(ids);
     let (effective, later) = match role {
-        Role::Waiting => (NONE, READ.with(write)),
+        // When the recording is over it may have to end the command, which may be another user's.
+        Role::Waiting => (SIGNAL, READ.with(write)),
         Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS)), READ.with(write)),
         Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
         Role::SamplingByStub => (READ.with(SIGNAL), READ.with(write)),
@@ -227,7 +228,7 @@ fn is_writable(path: &Path) -> bool {
 ///
 /// # Errors
 /// When no thread could be started.
-pub fn without<R: Send>(body: impl FnOnce() -> R + Send) -> io::Result<R> {
+pub fn run_unprivileged<R: Send>(body: impl FnOnce() -> R + Send) -> io::Result<R> {
     std::thread::scope(|scope| {
         let run = || {
             let _ = restrict(Role::Watching);

@@ -61,7 +61,7 @@ fn what_the_kernel_split_off_is_not_kept_twice() {
 #[test]
 fn only_the_thread_that_asks_gives_anything_up() {
     let before = calls::permitted().unwrap();
-    let inside = without(|| calls::permitted().unwrap()).unwrap();
+    let inside = run_unprivileged(|| calls::permitted().unwrap()).unwrap();
     assert_eq!(inside, NONE);
     assert_eq!(calls::permitted().unwrap(), before);
 }
