@@ -9,12 +9,14 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::by_kernel::sampled;
 use crate::support::{
     Fixture, PATIENCE, Running, compile, kill, not_here, record_by, stackprof, tids, wait_for,
+    wait_for_more_cpu_time,
 };
 
 /// The user who called sudo, and another one.
@@ -114,6 +116,8 @@ fn attach_by(command: Command, pid: u32, options: &[&str]) -> Running {
     let pid_text = pid.to_string();
     let running = record_by(command, ["--pid", &pid_text].iter().chain(options));
     running.wait_attached(pid);
+    // What ends without a sample names and writes nothing.
+    wait_for_more_cpu_time(pid, Duration::from_millis(300));
     running
 }
 
@@ -346,12 +350,12 @@ fn an_ordinary_user_is_left_alone() {
     let Some(somebody) = crate::by_kernel::Somebody::new() else { return };
     let shares = somebody.fixture("shares");
     let command = somebody.run(&somebody.stackprof());
-    let running = record_by(command, ["--source", "ptrace", "--", shares.to_str().unwrap(), "600"]);
+    let running = record_by(command, ["--source", "ptrace", "--", shares.to_str().unwrap(), "3"]);
     wait_for("the profiler to start", || {
         threads(running.pid()).iter().any(|thread| thread.name == "sampler")
     });
     wait_for_threads(running.pid(), "threads without privileges", |thread| {
         thread.permitted == 0 && !thread.gains_nothing && thread.uids == [CALLER; 4]
     });
-    running.interrupt().check_success();
+    running.wait().check_success();
 }
