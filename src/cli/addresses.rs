@@ -9,7 +9,8 @@ use std::io::Read as _;
 use std::path::Path;
 
 use super::args::{Addresses, Verbosity};
-use super::{messages, naming};
+use super::file::OutputFiles;
+use super::{messages, naming, system};
 use crate::binary::files;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::escape::escape_line;
@@ -21,6 +22,7 @@ use crate::symbol;
 /// # Errors
 /// One line: a file that cannot be read, a line that is no address.
 pub fn run(asked: &Addresses) -> Result<()> {
+    system::restrict_to_naming(&OutputFiles::new());
     let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
     let mut listed = String::new();
     let unreadable = |path: &Path, error: std::io::Error| input(path, &io_text(&error)).caused_by(error);

@@ -7,7 +7,7 @@ use super::args::diff::Diff;
 use super::args::{Destination, Verbosity};
 use super::file::OutputFiles;
 use super::outputs::write_to;
-use super::{messages, saved_files};
+use super::{messages, saved_files, system};
 use crate::diff::compare::{Comparison, Measure};
 use crate::diff::report::{folded, headline, json, markdown, measure_words, text};
 use crate::diff::stacks::Stacks;
@@ -15,6 +15,7 @@ use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared, Graph};
 use crate::profile::Saved;
+use crate::sources::Role;
 
 /// Reads, compares, writes and prints.
 ///
@@ -25,6 +26,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     let outputs = diff.outputs.iter().map(|output| &output.to);
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, [&diff.base, &diff.new], outputs)?;
+    system::restrict_to_naming(&files);
     let mut stacks = Stacks::new(diff.matching);
     let [base, new] = read_both(&diff.base, &diff.new)?;
     // Programs of different names are compared as one: only the paths below matter.
@@ -32,6 +34,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     add(&mut stacks, new, process.as_deref())?;
     let comparison = Comparison::of(&stacks, diff.wish)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
+    system::restrict(Role::Writing);
     for output in &diff.outputs {
         let write_text =
             |text: String| write_to(&files, &output.to, &mut |out| out.write_all(text.as_bytes()));

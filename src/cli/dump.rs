@@ -15,7 +15,7 @@ use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
 use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Activity, Capture, Event, Fault, Look, Target, ThreadId};
+use crate::sources::{Activity, Capture, Event, Fault, Look, Role, Target, ThreadId};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
@@ -39,7 +39,12 @@ const AGAIN_NS: u64 = 5_000_000;
 /// One line: attaching refused, the process went away, or some of what was asked for could not
 /// be read; the rest was printed then.
 pub fn run(dump: &Dump) -> Result<()> {
+    let role = match dump.source {
+        Source::Pid(_) => Role::SamplingByPtrace,
+        _ => Role::SamplingByStub,
+    };
     let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Shown> {
+        system::restrict(role);
         match dump.what {
             What::Threads => threads(target, clock).map(Shown::whole),
             What::Images => images(target, clock).map(Shown::whole),

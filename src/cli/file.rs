@@ -79,6 +79,15 @@ impl OutputFiles {
         Ok(())
     }
 
+    /// Whether all that were checked are written with the rights of the user who called sudo.
+    #[must_use]
+    pub fn are_callers(&self) -> bool {
+        self.checked().iter().all(|(_, checked)| match checked {
+            Checked::Descriptor(_) => true,
+            Checked::Place { rights, .. } => *rights == Rights::Caller,
+        })
+    }
+
     /// Writes a file through `content`; an existing one is replaced only by a whole new one.
     /// A pipe whose reader has gone is not an error.
     ///

@@ -10,7 +10,7 @@ use super::args::compare::ReportFormat;
 use super::args::gate::Gate;
 use super::outputs::write_to;
 use super::text::plural;
-use super::{messages, saved_files};
+use super::{messages, saved_files, system};
 use crate::cli::file::OutputFiles;
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, io_text};
@@ -18,6 +18,7 @@ use crate::gate::report::{json, markdown, text};
 use crate::gate::{self, Verdict};
 use crate::profile::Saved;
 use crate::profile::formats::pprof;
+use crate::sources::Role;
 
 /// Most recordings a side.
 pub const RUNS_MAX: usize = 1000;
@@ -44,6 +45,11 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     if let Some(directory) = &asked.update_baseline {
         check_baseline(directory)?;
     }
+    match &asked.update_baseline {
+        None => system::restrict_to_naming(&outputs),
+        // Its files are not known yet.
+        Some(_) => system::restrict(Role::Naming),
+    }
     let mut stacks = Stacks::new(asked.matching);
     let mut kept = Vec::new();
     // Where names may differ they are compared as one program.
@@ -59,6 +65,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
             kept.push(saved);
         }
     }
+    system::restrict(Role::Writing);
     if base.is_empty() {
         gate::check_side(stacks.runs(), asked.allow_different_names)
             .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;

@@ -66,6 +66,7 @@ const BEFORE_END: &[fn()] = &[
 const REGRESSION: u8 = 3;
 
 fn execute(command: args::Command) -> Result<u8> {
+    system::set_caller();
     if !matches!(command, args::Command::Completions(_) | args::Command::Print(_)) {
         system::prepare();
         signals::own(BEFORE_END)?;

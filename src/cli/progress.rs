@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::system;
 use super::text::{grouped, plural};
 use crate::escape::escape_line;
 use crate::live::Live;
+use crate::sources::Role;
 
 /// Between two drawings: often enough to look alive, rare enough to cost nothing.
 const REDRAW: Duration = Duration::from_millis(200);
@@ -41,6 +43,7 @@ impl Progress {
         let (end, ended) = channel();
         let started = Instant::now();
         let draw = move || {
+            system::restrict(Role::Watching);
             while ended.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
                 bar.set_message(line(&live, &process, started.elapsed(), limit));
             }

@@ -20,6 +20,7 @@ use crate::flamegraph::{Caption, Graph};
 use crate::profile::{Circumstances, Saved};
 use crate::recording::Profile;
 use crate::sampler;
+use crate::sources::Role;
 use crate::sources::signals::{self, Phase};
 use crate::symbol;
 use crate::trie::FrameId;
@@ -53,6 +54,9 @@ pub fn run(asked: &Recording) -> Result<()> {
     let circumstances = circumstances(asked, launched);
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
     let options = sampling_options(asked, launched);
+    let is_own = matches!(asked.source, Source::Launch(_)) && asked.launch.run_as.is_none();
+    // Before this thread becomes that user.
+    let user_behind_root = is_own.then(system::user_behind_root).flatten();
     let &Recording { way, kernel, children, children_needed, .. } = asked;
     let how = sampling::How { way, kernel, children, children_needed };
     let ((profile, target_files), command) =
@@ -70,6 +74,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     // Name.
     let begun = Instant::now();
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
+    system::restrict_to_naming(&files);
     let lines = asked.naming.lines || outputs.iter().any(keeps_lines);
     let options = naming::options(Naming { lines, ..asked.naming }, &*target_files);
     let options = symbol::Options { files_by_process: &profile.files, ..options };
@@ -79,6 +84,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let named = Instant::now();
 
     // Write.
+    system::restrict(Role::Writing);
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
@@ -88,9 +94,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     outputs::write(&files, &saved, &immediate, &shown)?;
     let mut figures = tell::figures(&profile, &names, launched, &outputs);
     figures.command = command;
-    if matches!(asked.source, Source::Launch(_)) && asked.launch.run_as.is_none() {
-        figures.user_behind_root = system::user_behind_root();
-    }
+    figures.user_behind_root = user_behind_root;
     figures.symbolicate_s = (named - begun).as_secs_f64();
     figures.write_s = named.elapsed().as_secs_f64();
     let (stats_waits, stats_file): (Vec<_>, Vec<_>) =

@@ -8,11 +8,12 @@ use super::args::render::{Patterns, Render};
 use super::file::OutputFiles;
 use super::outputs::{self, Shown};
 use super::text::plural;
-use super::{messages, saved_files};
+use super::{messages, saved_files, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
 use crate::profile::{Full, Refused, Saved, SavedBuilder};
+use crate::sources::Role;
 
 /// Reads, merges, filters and writes.
 ///
@@ -22,6 +23,7 @@ pub fn run(render: &Render) -> Result<()> {
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_reverse(render.reverse, &render.outputs)?;
+    system::restrict_to_naming(&files);
     let saved = filtered(render, merged(&render.profiles)?)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Shown {
@@ -38,6 +40,7 @@ pub fn run(render: &Render) -> Result<()> {
         lines: render.lines,
         reverse: render.reverse,
     };
+    system::restrict(Role::Writing);
     outputs::write(&files, &saved, &render.outputs, &shown)?;
     if render.verbosity != Verbosity::Quiet {
         let files: Vec<String> =

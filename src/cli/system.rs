@@ -1,13 +1,15 @@
 //! Which backend samples processes on this system.
 
 use std::ffi::OsString;
+use std::io;
 
 use super::args::Several;
+use super::file::OutputFiles;
 use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
 use crate::sources::Way;
-use crate::sources::{ExitStatus, Recordable, Sampling, Target};
+use crate::sources::{ExitStatus, Recordable, Role, Sampling, Target};
 
 /// Which process.
 pub(super) enum Process {
@@ -26,6 +28,40 @@ pub(super) const RUNS_ARM: bool = cfg!(all(target_os = "linux", target_arch = "a
 pub(super) fn prepare() {
     #[cfg(target_os = "linux")]
     crate::sources::linux::prepare();
+}
+
+/// Says who called sudo, before the first thread starts.
+pub(super) fn set_caller() {
+    #[cfg(target_os = "linux")]
+    crate::sources::linux::set_caller();
+}
+
+/// Gives up what the calling thread does not need in this role and in later ones. Systems without capabilities have
+/// nothing to give up.
+pub(super) fn restrict(role: Role) {
+    #[cfg(target_os = "linux")]
+    note_failure(crate::sources::linux::restrict(role));
+    #[cfg(not(target_os = "linux"))]
+    let _ = role;
+}
+
+/// Gives up what reading files of programs, or profiles, does not need, nor writing these outputs; under sudo the
+/// calling thread becomes the user who called it, if that user may write all of them.
+pub(super) fn restrict_to_naming(outputs: &OutputFiles) {
+    #[cfg(target_os = "linux")]
+    note_failure(crate::sources::linux::restrict_to_naming(outputs.are_callers()));
+    #[cfg(not(target_os = "linux"))]
+    let _ = outputs;
+}
+
+#[cfg(target_os = "linux")]
+fn note_failure(done: io::Result<()>) {
+    if let Err(error) = done {
+        let why = crate::error::io_text(&error);
+        super::messages::note(&format!(
+            "privileges could not be given up: {why}; a filter of this container forbids it"
+        ));
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -59,6 +59,27 @@ fn prefer_this_thread() {
     linux::prefer_this_thread();
 }
 
+/// What a thread of the profiler does from now on, which decides what privileges it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It waits for the thread that samples, and names and writes afterwards.
+    Waiting,
+    /// It waits for a thread that samples by ptrace, and may start another one.
+    Tracing,
+    /// It reads what the kernel sampled, and asks /proc.
+    SamplingByKernel,
+    /// It stops threads that it traces.
+    SamplingByPtrace,
+    /// It talks to a stub, or simulates, and names and writes afterwards.
+    SamplingByStub,
+    /// It reads files of programs, or profiles.
+    Naming,
+    /// It writes outputs.
+    Writing,
+    /// It watches for signals or draws on the terminal.
+    Watching,
+}
+
 /// Which way of sampling is wanted, where a system has several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {

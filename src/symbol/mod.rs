@@ -261,7 +261,11 @@ pub fn symbolicate(
     let of_kernel = groups.iter().find(|group| group[0].image == IN_KERNEL);
     std::thread::scope(|scope| {
         // Its list of symbols takes as long as inlined functions do, most of it in the kernel.
-        let mut kernel = of_kernel.map(|group| scope.spawn(|| name_kernel(group, options.files)));
+        let thread = || std::thread::Builder::new().name("kernel-names".to_owned());
+        let mut kernel = of_kernel.map(|group| {
+            let named = thread().spawn_scoped(scope, || name_kernel(group, options.files));
+            named.map_or_else(|_| Err(name_kernel(group, options.files)), Ok)
+        });
         let mut rest = groups.as_slice();
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -414,8 +418,10 @@ fn name_registered(
 }
 
 /// What a thread found; its panic goes on here.
-fn joined(thread: ScopedJoinHandle<'_, Answer>) -> Answer {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+/// What a thread found, or what was found without one where none could be started.
+fn joined(thread: Result<ScopedJoinHandle<'_, Answer>, Answer>) -> Answer {
+    let join = |thread: ScopedJoinHandle<'_, Answer>| thread.join();
+    thread.map_or_else(Ok, join).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Names of the kernel's functions at addresses, sorted; one for each distinct address.

@@ -38,6 +38,7 @@ mod lifecycle;
 mod nameless;
 mod narrow;
 mod own_signals;
+mod privileges;
 mod refusals;
 mod rewritten;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes

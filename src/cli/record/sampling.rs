@@ -17,7 +17,7 @@ use crate::sampler::{self, Options};
 use crate::sources::gdb;
 use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Recordable, Sampling, Way};
+use crate::sources::{Recordable, Role, Sampling, Way};
 
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
@@ -59,8 +59,16 @@ pub(super) fn run(
         let files = observed.files();
         let process = observed.process();
         pid.store(process.pid, Ordering::Relaxed);
-        check_name(&process.name, process.pid)?;
         let title = text::process(&process.name, process.pid);
+        check_name(&process.name, process.pid)?;
+        // All that a command gets, it has by now.
+        system::restrict(match (&sampled, source) {
+            (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
+            // Another thread makes the calls.
+            (Recordable::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
+            (Recordable::Stopped(_), _) => Role::SamplingByPtrace,
+            (Recordable::Pushed(_), _) => Role::SamplingByKernel,
+        });
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
         signals::enter(Phase::Recording);

@@ -3,7 +3,6 @@
 //! The target's root directory is held open from the moment of attaching, and its files are opened below it
 //! (`target_file`). Absolute links in it are followed from that root, not from ours.
 
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -136,10 +135,9 @@ impl Files for TargetFiles {
     }
 
     fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {
-        let path = "/proc/kallsyms";
-        match File::open(path) {
+        match kernel_names::list() {
             Ok(list) => Ok(Box::new(list)),
-            Err(error) => Err(OpenError::At { path, error: Arc::new(error) }),
+            Err(error) => Err(OpenError::At { path: kernel_names::LIST, error: Arc::new(error) }),
         }
     }
 

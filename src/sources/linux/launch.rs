@@ -76,12 +76,29 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
 /// Has commands forked by another thread, the one with the [`Requests`].
 pub(super) struct Spawner(Sender<Request>);
 
+impl Spawner {
+    /// All commands are launched that this recording launches.
+    pub(super) fn finish(self) {
+        // The other thread may be gone.
+        let _ = self.0.send(Request::Finish);
+    }
+}
+
 /// What a [`Spawner`] asks for.
 pub(super) struct Requests(Receiver<Request>);
 
-struct Request {
-    command: Command,
-    outcome: Sender<io::Result<()>>,
+enum Request {
+    Spawn { command: Command, outcome: Sender<io::Result<()>> },
+    Finish,
+}
+
+/// Why there are no more [`Requests`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    /// Nothing more is launched.
+    All,
+    /// The [`Spawner`] is gone, and another one may follow.
+    Left,
 }
 
 /// The two ends of the way from a sampler to the thread that forks for it.
@@ -92,13 +109,15 @@ pub(super) fn spawner() -> (Spawner, Requests) {
 
 impl Requests {
     /// Forks in the calling thread what is asked for, until the [`Spawner`] is gone.
-    pub(super) fn serve(self) {
-        for Request { mut command, outcome } in self.0 {
+    pub(super) fn serve(self) -> Served {
+        for request in self.0 {
+            let Request::Spawn { mut command, outcome } = request else { return Served::All };
             let result = startup::with_signals_blocked(|| command.spawn()).map(drop);
             // With it the ends of its pipes go.
             drop(command);
             let _ = outcome.send(result);
         }
+        Served::Left
     }
 }
 
@@ -147,7 +166,7 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<Held> {
         });
     }
     let (tell_outcome, outcome) = channel();
-    let request = Request { command, outcome: tell_outcome };
+    let request = Request::Spawn { command, outcome: tell_outcome };
     spawner.0.send(request).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let outcome = Outcome(outcome);
     let mut pid = [0; 4];

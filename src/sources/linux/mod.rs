@@ -23,6 +23,7 @@ mod launch;
 mod on_cpu;
 mod own;
 mod perf;
+mod privileges;
 mod proc;
 mod refusal;
 mod registers;
@@ -42,12 +43,13 @@ use std::sync::Arc;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{CallThread, Chosen, Recordable, Sampling, Target, Way, signals};
-use launch::Spawner;
+use crate::sources::{CallThread, Chosen, Recordable, Role, Sampling, Target, Way, signals};
+use launch::{Served, Spawner};
 use tracer::Tracer;
 
 pub use account::{Account, account, is_root};
 pub use launch::Launch;
+pub use privileges::{restrict, restrict_to_naming, set_caller};
 pub use refusal::gains_rights;
 pub use standstill::{why_it_is_frozen, why_it_stands};
 pub use trace::LinuxTarget;
@@ -87,7 +89,8 @@ pub fn with_target<R: Send>(
     let _hold = signals::Hold::new();
     refusal::check_open_files(source)?;
     in_thread(move |spawner| {
-        let mut target = trace(source, false, clock, spawner)?;
+        let mut target = trace(source, false, clock, &spawner)?;
+        spawner.finish();
         Ok(body(&mut target))
     })
 }
@@ -108,8 +111,11 @@ pub fn with_source<R: Send>(
     refusal::check_open_files(source)?;
     let by_kernel = in_thread(|spawner| {
         signals::note_sampler();
-        Ok(match by_kernel(source, &sampling, &clock, spawner)? {
-            Ok(mut source) => Ok(body(Recordable::Pushed(&mut source))),
+        Ok(match by_kernel(source, &sampling, &clock, &spawner)? {
+            Ok(mut source) => {
+                spawner.finish();
+                Ok(body(Recordable::Pushed(&mut source)))
+            }
             Err(why) => Err((why, body)),
         })
     })?;
@@ -131,7 +137,8 @@ pub fn with_source<R: Send>(
         // Commands are forked by this thread.
         let (spawner, requests) = launch::spawner();
         let begin = move || trace(source, children, clock, &spawner);
-        let mut target = tracer.call_while(begin, || requests.serve())?;
+        let mut target = tracer.call_while(begin, || _ = requests.serve())?;
+        tracer.call(&mut || drop(privileges::restrict(Role::SamplingByPtrace)));
         target.chosen_because(why);
         target.set_tracer(Arc::clone(&tracer));
         let result = body(Recordable::Stopped(&mut target));
@@ -176,15 +183,18 @@ fn trace(source: &Source, children: bool, clock: RealClock, spawner: &Spawner) -
 }
 
 /// Runs `body` in a thread of its own. Commands that it launches are forked by the calling thread.
-fn in_thread<R: Send>(body: impl FnOnce(&Spawner) -> Result<R> + Send) -> Result<R> {
+fn in_thread<R: Send>(body: impl FnOnce(Spawner) -> Result<R> + Send) -> Result<R> {
     std::thread::scope(|scope| {
         let (spawner, requests) = launch::spawner();
         let thread = std::thread::Builder::new().name("sampler".to_owned());
-        let thread = thread.spawn_scoped(scope, move || body(&spawner));
+        let thread = thread.spawn_scoped(scope, move || body(spawner));
         let thread = thread.map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;
-        requests.serve();
+        if requests.serve() == Served::All {
+            // Whatever is launched has all privileges that this process was started with.
+            let _ = privileges::restrict(Role::Waiting);
+        }
         unless_panic(thread.join())
     })
 }

@@ -11,9 +11,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use super::sys;
+use super::{privileges, sys};
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::sources::{CallThread, Fault, signals};
+use crate::sources::{CallThread, Fault, Role, signals};
 
 /// A call that its caller waits for.
 struct Job(*mut (dyn FnMut() + 'static));
@@ -118,7 +118,10 @@ impl CallThread for Tracer {
             Fault::Lost(format!("no thread could be started to trace again: {}", io_text(&error)))
         })?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker);
-        self.call(&mut sys::prefer_this_thread);
+        self.call(&mut || {
+            sys::prefer_this_thread();
+            let _ = privileges::restrict(Role::SamplingByPtrace);
+        });
         Ok(())
     }
 }

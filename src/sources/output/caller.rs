@@ -38,6 +38,18 @@ impl Caller {
         self.uid
     }
 
+    /// The user's first group.
+    #[must_use]
+    pub fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    /// All groups of the user.
+    #[must_use]
+    pub fn groups(&self) -> &[u32] {
+        &self.groups
+    }
+
     /// Runs `body` with this user's rights to files, in the calling thread alone. The right to
     /// take them is needed (CAP_SETUID, CAP_SETGID), unless the thread has them already.
     ///

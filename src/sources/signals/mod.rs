@@ -105,9 +105,16 @@ pub(super) fn note_sampler() {
     sys::note_sampler();
 }
 
+/// The thread that takes signals needs no privileges.
+fn restrict_watching() {
+    #[cfg(target_os = "linux")]
+    let _ = super::linux::restrict(super::Role::Watching);
+}
+
 /// What `ctrlc`'s thread does when it was woken.
 fn attend(before_end: &[fn()]) {
     sys::unblock();
+    restrict_watching();
     let mut limited: Option<(Signal, Instant)> = None;
     let mut silent: Option<(Signal, Silence)> = None;
     loop {

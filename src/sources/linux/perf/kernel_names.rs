@@ -5,8 +5,10 @@
 //! Input: addresses; output: names, with the module behind those of modules, as the list has them. Source:
 //! lib/vsprintf.c, `%ps` ("symbolic pointers without offsets"), by the helper `bpf_snprintf`.
 
-use std::io;
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io::{self, Seek};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Mutex, OnceLock};
 
 use super::bpf::{CALL, EXIT, MOVE, SNPRINTF, load_value, op};
 use super::bpf_sys::{self, Array, Kind};
@@ -15,8 +17,56 @@ use super::bpf_sys::{self, Array, Kind};
 const VALUE_BYTES: usize = 8 + NAME_BYTES;
 /// The longest name (`KSYM_NAME_LEN` in include/linux/kallsyms.h) is of 511; of longer ones this is the beginning.
 const NAME_BYTES: usize = 504;
+/// The list (proc(5)).
+pub(in crate::sources::linux) const LIST: &str = "/proc/kallsyms";
 /// For more the list is read: it has all of them for the price of so many.
 const ADDRESSES_MAX: usize = 4096;
+
+/// The loaded program, and the array that it reads addresses from and writes names to. The program keeps the
+/// array of its format.
+struct Namer {
+    program: OwnedFd,
+    value: Array,
+}
+
+impl Namer {
+    fn load() -> io::Result<Namer> {
+        let format = Array::create(8, true)?;
+        format.put(b"%ps\0\0\0\0\0")?;
+        format.freeze()?;
+        let value = Array::create(VALUE_BYTES, false)?;
+        let program = program(format.descriptor().as_raw_fd(), value.descriptor().as_raw_fd());
+        Ok(Namer { program: bpf_sys::load_program(Kind::Call, &program)?, value })
+    }
+}
+
+/// What names code of the kernel after the privileges have gone that this takes: descriptors keep the rights of who
+/// opened them.
+struct Prepared {
+    namer: Option<Mutex<Namer>>,
+    list: Option<File>,
+}
+
+static PREPARED: OnceLock<Prepared> = OnceLock::new();
+
+/// Loads the program and opens the list, as far as that is allowed now.
+pub(in crate::sources::linux) fn prepare() {
+    PREPARED
+        .get_or_init(|| Prepared { namer: Namer::load().ok().map(Mutex::new), list: File::open(LIST).ok() });
+}
+
+/// The kernel's list of all symbols, from its beginning.
+///
+/// # Errors
+/// Why it cannot be opened.
+pub(in crate::sources::linux) fn list() -> io::Result<File> {
+    let Some(list) = PREPARED.get().and_then(|prepared| prepared.list.as_ref()) else {
+        return File::open(LIST);
+    };
+    let mut list = list.try_clone()?;
+    list.rewind()?;
+    Ok(list)
+}
 
 /// The name of each address; `None` for one that is no symbol's.
 ///
@@ -26,19 +76,24 @@ pub(in crate::sources::linux) fn of(addresses: &[u64]) -> io::Result<Vec<Option<
     if addresses.len() > ADDRESSES_MAX {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    let format = Array::create(8, true)?;
-    format.put(b"%ps\0\0\0\0\0")?;
-    format.freeze()?;
-    let value = Array::create(VALUE_BYTES, false)?;
-    let program = program(format.descriptor().as_raw_fd(), value.descriptor().as_raw_fd());
-    let program = bpf_sys::load_program(Kind::Call, &program)?;
+    match PREPARED.get().and_then(|prepared| prepared.namer.as_ref()) {
+        Some(namer) => {
+            let namer = namer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            names(&namer, addresses)
+        }
+        None => names(&Namer::load()?, addresses),
+    }
+}
+
+fn names(namer: &Namer, addresses: &[u64]) -> io::Result<Vec<Option<String>>> {
+    let Namer { program, value } = namer;
     let mut bytes = [0; VALUE_BYTES];
     let mut names = Vec::with_capacity(addresses.len());
     for address in addresses {
         bytes.fill(0);
         bytes[..8].copy_from_slice(&address.to_ne_bytes());
         value.put(&bytes)?;
-        bpf_sys::run_program(&program)?;
+        bpf_sys::run_program(program)?;
         value.get(&mut bytes)?;
         names.push(name(&bytes[8..]));
     }

@@ -92,6 +92,7 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
+    prepare_names(events.how);
     let mut members: Vec<Member> = Vec::new();
     for pid in &listed {
         members.push(Member::new(describe(*pid, events.how), Arc::new(TargetFiles::of(*pid))));
@@ -121,6 +122,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
         Err(refused) => return Ok(Err(refused)),
     };
     let how = events.how;
+    prepare_names(how);
     let chosen = Chosen { pids: vec![pid.unsigned_abs()], children, ..Chosen::default() };
     let main = Member::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
     let choice = Choice::new(chosen);
@@ -133,6 +135,13 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     started.join().map_err(|error| attach::cannot_run(command, &error))?;
     source.set_spawned(describe(pid, how));
     Ok(Ok(source))
+}
+
+/// The kernel's names are asked for when the privileges to ask for them have gone.
+fn prepare_names(how: How) {
+    if how.kernel {
+        kernel_names::prepare();
+    }
 }
 
 /// What stands for several processes.

@@ -1,0 +1,178 @@
+//! What each thread of the profiler may do in each phase of a recording, and giving up the rest.
+//!
+//! Input: a [`Role`]; output: the capabilities and ids of the calling thread, which only become fewer. The kernel
+//! keeps them for each thread: the one that samples keeps what its source needs, the first one, which names and
+//! writes, what these need, and those that watch or draw have none. A launched command is forked before anything is given up.
+//!
+//! Under sudo the thread that names and writes becomes the user who called it, for good, where that user may
+//! write the outputs: root owns most files of a system, and may write them without any capability.
+
+mod calls;
+
+use std::fmt;
+use std::io;
+use std::sync::OnceLock;
+
+use crate::sources::Role;
+use crate::sources::output::Caller;
+
+/// A set of capabilities (capabilities(7)).
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Capabilities(u64);
+
+impl Capabilities {
+    const fn of(numbers: &[u32]) -> Capabilities {
+        let (mut bits, mut at) = (0, 0);
+        while at < numbers.len() {
+            bits |= 1 << numbers[at];
+            at += 1;
+        }
+        Capabilities(bits)
+    }
+
+    const fn with(self, others: Capabilities) -> Capabilities {
+        Capabilities(self.0 | others.0)
+    }
+
+    fn within(self, others: Capabilities) -> Capabilities {
+        Capabilities(self.0 & others.0)
+    }
+
+    fn contains(self, others: Capabilities) -> bool {
+        self.0 & others.0 == others.0
+    }
+}
+
+impl fmt::Debug for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+const NONE: Capabilities = Capabilities(0);
+/// To read files of every user: CAP_DAC_READ_SEARCH.
+const READ: Capabilities = Capabilities::of(&[2]);
+/// To write where root may write today, and to keep owner and mode of what is replaced: CAP_CHOWN,
+/// CAP_DAC_OVERRIDE, CAP_FOWNER.
+const WRITE: Capabilities = Capabilities::of(&[0, 1, 3]);
+/// To take the ids of another user: CAP_SETGID, CAP_SETUID.
+const IDS: Capabilities = Capabilities::of(&[6, 7]);
+/// To pass signals on to processes of every user, and to ask whether they are there: CAP_KILL.
+const SIGNAL: Capabilities = Capabilities::of(&[5]);
+/// To read memory, registers, maps and links of processes of every user: CAP_SYS_PTRACE.
+const PROCESSES: Capabilities = Capabilities::of(&[19]);
+/// To open files that are mapped and have no name any more: CAP_CHECKPOINT_RESTORE.
+const MAPPED_FILES: Capabilities = Capabilities::of(&[40]);
+/// To open events and load programs for them, with rings above the limit of locked memory, where CPUs, threads or
+/// larger stacks come during the recording: CAP_PERFMON, CAP_BPF, CAP_IPC_LOCK.
+const EVENTS: Capabilities = Capabilities::of(&[38, 39, 14]);
+/// What stands for CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers that lack them.
+const SYS_ADMIN: Capabilities = Capabilities::of(&[21]);
+const PARTS_OF_SYS_ADMIN: Capabilities = Capabilities::of(&[38, 39, 40]);
+
+/// What a thread has in a role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rights {
+    /// Used now.
+    effective: Capabilities,
+    /// These, and what the same thread needs in later roles.
+    permitted: Capabilities,
+}
+
+/// A thread that is to be restricted.
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    /// Its permitted capabilities.
+    held: Capabilities,
+    /// The first thread of the process, which names and writes in the end.
+    is_first: bool,
+    /// It becomes the user behind sudo for that, at times or for good.
+    takes_ids: bool,
+}
+
+/// The rights of a thread in a role.
+fn rights(role: Role, thread: Thread) -> Rights {
+    let Thread { held, is_first, takes_ids } = thread;
+    let with_admin = |needed: Capabilities| {
+        let lacks = !held.contains(needed.within(PARTS_OF_SYS_ADMIN));
+        if lacks { needed.with(SYS_ADMIN) } else { needed }
+    };
+    let of_processes = READ.with(PROCESSES).with(MAPPED_FILES).with(SIGNAL);
+    let ids = if takes_ids { IDS } else { NONE };
+    let write = WRITE.with(ids);
+    let (effective, later) = match role {
+        // When the recording is over it may have to end the command, which may be another user's.
+        Role::Waiting => (SIGNAL, READ.with(write)),
+        Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS)), READ.with(write)),
+        Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
+        // The thread that samples next gets its rights from this one.
+        Role::Tracing => (SIGNAL, with_admin(of_processes).with(write)),
+        Role::SamplingByStub => (READ.with(SIGNAL), READ.with(write)),
+        Role::Naming => (READ, write),
+        Role::Writing => (write, NONE),
+        Role::Watching => (NONE, NONE),
+    };
+    let later = if is_first { later } else { NONE };
+    Rights { effective: effective.within(held), permitted: effective.with(later).within(held) }
+}
+
+static CALLER: OnceLock<Option<Caller>> = OnceLock::new();
+
+/// Learns who called sudo, or started a setuid program; to be called before the first thread starts.
+pub fn set_caller() {
+    let _ = CALLER.set(Caller::of_this_process().filter(|caller| caller.uid() != 0));
+}
+
+/// Gives the calling thread the ids of this user; its permitted capabilities stay.
+fn take_ids(caller: &Caller) -> io::Result<()> {
+    let held = calls::permitted()?;
+    calls::set(held, held)?;
+    calls::take_ids(caller.uid(), caller.gid(), caller.groups())
+}
+
+fn caller() -> Option<&'static Caller> {
+    CALLER.get()?.as_ref()
+}
+
+/// Gives up what the calling thread does not need in this role and in later ones.
+///
+/// # Errors
+/// What the system refused it with.
+pub fn restrict(role: Role) -> io::Result<()> {
+    let held = calls::permitted()?;
+    if held == NONE {
+        return Ok(());
+    }
+    let caller = caller().filter(|_| calls::is_root());
+    let mut ids = Ok(());
+    if role == Role::Watching
+        && let Some(caller) = caller
+    {
+        ids = take_ids(caller);
+    }
+    let thread = Thread { held, is_first: calls::is_first_thread(), takes_ids: caller.is_some() };
+    apply(rights(role, thread))?;
+    ids
+}
+
+fn apply(rights: Rights) -> io::Result<()> {
+    calls::set(rights.effective, rights.permitted)?;
+    calls::forbid_new_privileges()
+}
+
+/// As [`restrict`] to [`Role::Naming`]. Under sudo the calling thread becomes the user who called it, for good, where
+/// that user writes all of the outputs.
+///
+/// # Errors
+/// What the system refused it with.
+pub fn restrict_to_naming(writes_as_caller: bool) -> io::Result<()> {
+    if writes_as_caller && let Some(caller) = caller().filter(|_| calls::is_root()) {
+        take_ids(caller)?;
+        let held = calls::permitted()?;
+        return apply(Rights { effective: READ.within(held), permitted: READ.within(held) });
+    }
+    restrict(Role::Naming)
+}
+
+#[cfg(test)]
+mod tests;

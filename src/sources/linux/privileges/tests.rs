@@ -1,0 +1,79 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+
+const ALL: Capabilities = Capabilities((1 << 41) - 1);
+const ROLES: [Role; 7] = [
+    Role::Waiting,
+    Role::SamplingByKernel,
+    Role::SamplingByPtrace,
+    Role::SamplingByStub,
+    Role::Naming,
+    Role::Writing,
+    Role::Watching,
+];
+
+fn first(held: Capabilities, takes_ids: bool) -> Thread {
+    Thread { held, is_first: true, takes_ids }
+}
+
+#[test]
+fn no_role_has_more_than_is_held_or_uses_what_is_not_permitted() {
+    for role in ROLES {
+        for held in [ALL, NONE, READ, WRITE.with(PROCESSES), Capabilities(0x5555_5555_5555)] {
+            for (is_first, takes_ids) in [(false, false), (false, true), (true, false), (true, true)] {
+                let rights = rights(role, Thread { held, is_first, takes_ids });
+                assert!(held.contains(rights.permitted), "{role:?}");
+                assert!(rights.permitted.contains(rights.effective), "{role:?}");
+                assert!(takes_ids || rights.permitted.within(IDS) == NONE, "{role:?}");
+                assert!(is_first || rights.permitted == rights.effective, "{role:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn roles_in_their_order_lack_nothing_that_they_use() {
+    let begin = [Role::Waiting, Role::SamplingByStub, Role::SamplingByPtrace, Role::SamplingByKernel];
+    for takes_ids in [false, true] {
+        for role in begin {
+            let mut held = ALL;
+            for role in [role, Role::Naming, Role::Writing] {
+                let now = rights(role, first(held, takes_ids));
+                assert_eq!(now.effective, rights(role, first(ALL, takes_ids)).effective, "{role:?}");
+                held = now.permitted;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_kernel_split_off_is_not_kept_twice() {
+    let admin = |role, held| rights(role, first(held, false)).permitted.contains(SYS_ADMIN);
+    let old = Capabilities(ALL.0 & !PARTS_OF_SYS_ADMIN.0);
+    for role in [Role::SamplingByKernel, Role::SamplingByPtrace] {
+        assert!(!admin(role, ALL) && admin(role, old), "{role:?}");
+    }
+    for role in [Role::Waiting, Role::SamplingByStub, Role::Naming, Role::Writing, Role::Watching] {
+        assert!(!admin(role, ALL) && !admin(role, old), "{role:?}");
+    }
+}
+
+#[test]
+fn only_the_thread_that_asks_gives_anything_up() {
+    let before = calls::permitted().unwrap();
+    let inside = run_unprivileged(|| calls::permitted().unwrap()).unwrap();
+    assert_eq!(inside, NONE);
+    assert_eq!(calls::permitted().unwrap(), before);
+}
+
+#[test]
+fn a_file_is_writable_where_it_can_be_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::write(path("file"), "x").unwrap();
+    std::os::unix::fs::symlink("file", path("link")).unwrap();
+    for (name, expected) in [("file", true), ("new", true), ("link", true), ("missing/new", false)] {
+        assert_eq!(is_writable(&path(name)), expected, "{name}");
+    }
+    assert!(is_writable(Path::new("/dev/null")));
+}

@@ -1,0 +1,361 @@
+//! What the threads of a profiler that root runs may do while it samples, names and writes, as /proc shows it;
+//! that what it launches loses nothing, and that no name is lost.
+//!
+//! Sampling is held by a target that runs, naming by a standard input that stays open, writing by a FIFO that nobody
+//! has opened to read. Each test waits for what it looks for.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::by_kernel::sampled;
+use crate::support::{
+    Fixture, PATIENCE, Running, compile, kill, not_here, record_by, stackprof, tids, wait_for,
+    wait_for_more_cpu_time,
+};
+
+/// The user who called sudo, and another one.
+const CALLER: u32 = 65_534;
+const OWNER: u32 = 65_533;
+
+const fn set(numbers: &[u32]) -> u64 {
+    let (mut bits, mut at) = (0, 0);
+    while at < numbers.len() {
+        bits |= 1 << numbers[at];
+        at += 1;
+    }
+    bits
+}
+
+/// CAP_DAC_READ_SEARCH.
+const READ: u64 = set(&[2]);
+/// CAP_CHOWN, CAP_DAC_OVERRIDE and CAP_FOWNER; under sudo also CAP_SETGID and CAP_SETUID.
+const WRITE: u64 = set(&[0, 1, 3]);
+const IDS: u64 = set(&[6, 7]);
+/// CAP_KILL, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE.
+const PROCESSES: u64 = set(&[5, 19, 40]);
+/// CAP_IPC_LOCK, CAP_PERFMON, CAP_BPF.
+const EVENTS: u64 = set(&[14, 38, 39]);
+
+/// Whether the tests are root's, with all capabilities that they name; says so if not.
+fn is_root() -> bool {
+    let own = status(Path::new("/proc/self/status")).expect("an own status");
+    let all = READ | WRITE | IDS | PROCESSES | EVENTS;
+    let is_root = own.uids == [0; 4] && own.permitted & all == all;
+    if !is_root {
+        not_here("only root has privileges to give up");
+    }
+    is_root
+}
+
+/// A thread, as /proc shows it.
+#[derive(Clone, Debug)]
+struct Thread {
+    name: String,
+    is_first: bool,
+    uids: Vec<u32>,
+    groups: String,
+    permitted: u64,
+    effective: u64,
+    gains_nothing: bool,
+}
+
+fn status(path: &Path) -> Option<Thread> {
+    let text = fs::read_to_string(path).ok()?;
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
+    let hex = |key| u64::from_str_radix(value(key)?.trim(), 16).ok();
+    Some(Thread {
+        name: value("Name")?.to_owned(),
+        is_first: value("Pid") == value("Tgid"),
+        uids: value("Uid")?.split_whitespace().filter_map(|uid| uid.parse().ok()).collect(),
+        groups: value("Groups")?.trim().to_owned(),
+        permitted: hex("CapPrm")?,
+        effective: hex("CapEff")?,
+        gains_nothing: value("NoNewPrivs")? == "1",
+    })
+}
+
+fn threads(pid: u32) -> Vec<Thread> {
+    let paths = tids(pid).into_iter().map(|tid| PathBuf::from(format!("/proc/{pid}/task/{tid}/status")));
+    paths.filter_map(|path| status(&path)).collect()
+}
+
+/// Waits until this holds for every thread of a process, of which there is one at least.
+#[track_caller]
+fn wait_for_threads(pid: u32, what: &str, holds: impl Fn(&Thread) -> bool) {
+    let begun = std::time::Instant::now();
+    loop {
+        let threads = threads(pid);
+        if !threads.is_empty() && threads.iter().all(&holds) {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited for {what}: {threads:#x?}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// The profiler, as sudo starts it for [`CALLER`], or as root starts it.
+fn profiler(by_sudo: bool) -> Command {
+    let mut command = stackprof();
+    for name in ["SUDO_UID", "SUDO_GID"] {
+        command.env_remove(name);
+        if by_sudo {
+            command.env(name, CALLER.to_string());
+        }
+    }
+    command
+}
+
+/// Records a running process by this command, and returns when it is attached.
+fn attach_by(command: Command, pid: u32, options: &[&str]) -> Running {
+    let pid_text = pid.to_string();
+    let running = record_by(command, ["--pid", &pid_text].iter().chain(options));
+    running.wait_attached(pid);
+    // What ends without a sample names and writes nothing.
+    wait_for_more_cpu_time(pid, Duration::from_millis(300));
+    running
+}
+
+fn busy() -> Fixture {
+    let mut target = Fixture::start("shares", ["600"]);
+    target.line("ready");
+    target
+}
+
+fn fifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg("-m").arg("0666").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn a_thread_that_samples_keeps_what_its_source_needs() {
+    let Some(_one) = sampled() else { return };
+    if !is_root() {
+        return;
+    }
+    let target = busy();
+    for by_sudo in [false, true] {
+        for (source, more) in [("perf", EVENTS), ("ptrace", 0)] {
+            let running = attach_by(profiler(by_sudo), target.pid(), &["--source", source]);
+            let now = READ | PROCESSES | more;
+            let later = READ | WRITE | if by_sudo { IDS } else { 0 };
+            wait_for_threads(running.pid(), "threads that sample", |thread| {
+                let allowed = now | if thread.is_first { later } else { 0 };
+                let watches = thread.name == "ctrl-c";
+                thread.effective & !now == 0
+                    && thread.permitted & !allowed == 0
+                    && (!watches || thread.permitted == 0 && (thread.uids == [CALLER; 4]) == by_sudo)
+                    && thread.gains_nothing
+            });
+            running.interrupt().check_success();
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_writes_is_the_callers_or_keeps_the_rights_to_write() {
+    let Some(_one) = sampled() else { return };
+    if !is_root() {
+        return;
+    }
+    let target = busy();
+    for by_sudo in [false, true] {
+        for source in ["perf", "ptrace"] {
+            let dir = TempDir::new().unwrap();
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+            let path = dir.path().join("pipe.folded");
+            fifo(&path);
+            let running = attach_by(
+                profiler(by_sudo),
+                target.pid(),
+                &["--source", source, "-o", path.to_str().unwrap()],
+            );
+            kill("INT", running.pid());
+            wait_for_threads(running.pid(), "threads that write", |thread| {
+                let allowed = if by_sudo { 0 } else { WRITE };
+                let is_callers =
+                    thread.uids == [CALLER; 4] && !thread.groups.split(' ').any(|group| group == "0");
+                thread.effective == thread.permitted
+                    && thread.permitted & !allowed == 0
+                    && is_callers == by_sudo
+                    && thread.gains_nothing
+            });
+            let mut written = String::new();
+            fs::File::open(&path).unwrap().read_to_string(&mut written).unwrap();
+            assert!(written.contains("leaf_50"), "{written}");
+            let owner = fs::metadata(running.dir().join("out.folded")).unwrap().uid();
+            assert_eq!(owner, if by_sudo { CALLER } else { 0 });
+            running.wait().check_success();
+        }
+    }
+}
+
+/// Who called sudo may not write below root's directory; root may.
+#[test]
+fn root_writes_what_the_caller_may_not() {
+    let Some(_one) = sampled() else { return };
+    if !is_root() {
+        return;
+    }
+    let target = busy();
+    // Nobody else may change a name on the way there.
+    let dir = TempDir::new_in("/root").unwrap();
+    let path = dir.path().join("pipe.folded");
+    fifo(&path);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let running = attach_by(profiler(true), target.pid(), &["-o", path.to_str().unwrap()]);
+    kill("INT", running.pid());
+    wait_for_threads(running.pid(), "a thread that writes for root", |thread| {
+        let allowed = if thread.is_first { WRITE | IDS } else { 0 };
+        thread.permitted & !allowed == 0 && (!thread.is_first || thread.uids[..3] == [0; 3])
+    });
+    let mut written = String::new();
+    fs::File::open(&path).unwrap().read_to_string(&mut written).unwrap();
+    assert!(written.contains("leaf_50"), "{written}");
+    running.wait().check_success();
+}
+
+#[test]
+fn a_profile_is_read_with_the_right_to_read() {
+    if !is_root() {
+        return;
+    }
+    for by_sudo in [false, true] {
+        let dir = TempDir::new().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let path = dir.path().join("out.folded");
+        let mut command = profiler(by_sudo);
+        command.args(["render", "-", "-o"]).arg(&path).stdin(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        wait_for_threads(child.id(), "threads that read", |thread| {
+            let allowed = READ | if by_sudo || !thread.is_first { 0 } else { WRITE };
+            thread.effective & !READ == 0
+                && thread.permitted & !allowed == 0
+                && (thread.uids == [CALLER; 4]) == by_sudo
+                && thread.gains_nothing
+        });
+        child.stdin.take().unwrap().write_all(b"main;work 10\n").unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "main;work 10\n");
+        assert_eq!(fs::metadata(&path).unwrap().uid(), if by_sudo { CALLER } else { 0 });
+    }
+}
+
+/// What a command can find out of its privileges, in the profiler's environment.
+fn privileges_of(mut command: Command) -> Vec<String> {
+    let output = command.stderr(Stdio::null()).output().unwrap();
+    let keys = ["Uid", "Gid", "Groups", "Cap", "NoNewPrivs"];
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines = lines.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_launched_command_has_the_privileges_of_a_direct_run() {
+    let Some(_one) = sampled() else { return };
+    if !is_root() {
+        return;
+    }
+    // Once with fewer, and with some that pass through exec for any user.
+    let some: &[&str] =
+        &["--inh-caps", "+net_raw", "--ambient-caps", "+net_raw", "--bounding-set", "-sys_time"];
+    for before in [&[][..], some] {
+        for by_sudo in [false, true] {
+            let start = |words: &[&str]| {
+                let mut command = Command::new("setpriv");
+                command.args(before).args(["--groups", "0,7"]).args(words).args(["cat", "/proc/self/status"]);
+                if by_sudo {
+                    command.env("SUDO_UID", CALLER.to_string()).env("SUDO_GID", CALLER.to_string());
+                }
+                privileges_of(command)
+            };
+            let direct = start(&[]);
+            assert!(direct.len() >= 9, "{direct:?}");
+            for source in ["perf", "ptrace"] {
+                let program = env!("CARGO_BIN_EXE_stackprof");
+                let launched =
+                    start(&[program, "--source", source, "--format", "folded", "-o", "/dev/null", "--"]);
+                assert_eq!(launched, direct, "{source}");
+            }
+        }
+    }
+}
+
+/// The functions of a program that nobody but its owner may read are named by a debug file of which the same is true,
+/// and which is read after the recording.
+#[test]
+fn private_programs_and_debug_files_of_others_are_named() {
+    let Some(_one) = sampled() else { return };
+    if !is_root() {
+        return;
+    }
+    let built = compile("shares", "shares_private", &["-g", "-Wl,--build-id=none"]);
+    let dir = TempDir::new().unwrap();
+    let (program, debug) = (dir.path().join("private"), dir.path().join("private.debug"));
+    let objcopy = |arguments: &[&Path]| {
+        let status = Command::new("objcopy").args(arguments).status().unwrap();
+        assert!(status.success(), "objcopy {arguments:?}");
+    };
+    objcopy(&["--only-keep-debug".as_ref(), &built, &debug]);
+    let link = format!("--add-gnu-debuglink={}", debug.display());
+    objcopy(&["--strip-all".as_ref(), link.as_ref(), &built, &program]);
+    for (path, mode) in [(&program, 0o700), (&debug, 0o600), (&dir.path().to_owned(), 0o700)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        chown(path, Some(OWNER), Some(OWNER)).unwrap();
+    }
+    let owner = OWNER.to_string();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &owner, "--regid", &owner, "--clear-groups"]).arg(&program).arg("600");
+    let mut target = Fixture::run(&mut command);
+    target.line("ready");
+    for by_sudo in [false, true] {
+        for source in ["perf", "ptrace"] {
+            let running = attach_by(profiler(by_sudo), target.pid(), &["--source", source]);
+            let recorded = running.interrupt();
+            recorded.check_success();
+            let named = recorded.count(|stack| stack.has("recurse"));
+            recorded
+                .check(2 * named > recorded.total(), format!("{source}: {named} of {}", recorded.total()));
+        }
+    }
+}
+
+#[test]
+fn functions_of_the_kernel_are_named_whoever_called_sudo() {
+    let Some(_one) = sampled() else { return };
+    if !is_root() {
+        return;
+    }
+    for by_sudo in [false, true] {
+        let words = ["if=/dev/zero", "of=/dev/null", "bs=1", "count=1000000", "status=none"];
+        let options = ["--source", "perf", "--", "dd"];
+        let recorded = record_by(profiler(by_sudo), options.iter().chain(&words)).wait();
+        recorded.check_success();
+        let is_kernels = |frame: &str| frame.ends_with("_[k]");
+        let in_kernel = recorded.count(|stack| is_kernels(stack.leaf()));
+        let unnamed = recorded.count(|stack| stack.leaf() == "[kernel]_[k]");
+        recorded
+            .check(in_kernel > 0 && 10 * unnamed < in_kernel, format!("{unnamed} of {in_kernel} unnamed"));
+    }
+}
+
+/// Whoever has nothing to give up goes on as before.
+#[test]
+fn an_ordinary_user_is_left_alone() {
+    let Some(_one) = sampled() else { return };
+    let Some(somebody) = crate::by_kernel::Somebody::new() else { return };
+    let shares = somebody.fixture("shares");
+    let command = somebody.run(&somebody.stackprof());
+    let running = record_by(command, ["--source", "ptrace", "--", shares.to_str().unwrap(), "3"]);
+    wait_for("the profiler to start", || {
+        threads(running.pid()).iter().any(|thread| thread.name == "sampler")
+    });
+    wait_for_threads(running.pid(), "threads without privileges", |thread| {
+        thread.permitted == 0 && !thread.gains_nothing && thread.uids == [CALLER; 4]
+    });
+    running.wait().check_success();
+}
