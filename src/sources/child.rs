@@ -71,7 +71,8 @@ mod tests {
 
     use super::*;
 
-    /// A shell with these traps, which has set them.
+    /// A shell with these traps, which has set them. The tests end it by what they test.
+    #[allow(clippy::zombie_processes)]
     fn shell(script: &str) -> u32 {
         let script = format!("{script}; echo ready; while :; do sleep 0.01; done");
         let mut child = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().expect("sh");

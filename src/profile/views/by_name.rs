@@ -328,6 +328,6 @@ mod tests {
             "a:b 1",
             "c\\u{a}d\\u{d}\\u{9}e\\u{0}f 1",
         ];
-        assert_eq!(lines(&by_name), expected.map(|line| format!("p\\u{a}q;{line}")));
+        assert_eq!(lines(&by_name), expected.map(|line| format!("p\\u{{a}}q;{line}")));
     }
 }

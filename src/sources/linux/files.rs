@@ -168,6 +168,7 @@ impl Files for TargetFiles {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::fs::File;
     use std::time::Duration;
 
     #[test]

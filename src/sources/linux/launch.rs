@@ -88,7 +88,7 @@ impl Spawner {
 pub(super) struct Requests(Receiver<Request>);
 
 enum Request {
-    Spawn { command: Command, outcome: Sender<io::Result<()>> },
+    Spawn { command: Box<Command>, outcome: Sender<io::Result<()>> },
     Finish,
 }
 
@@ -166,7 +166,7 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<Held> {
         });
     }
     let (tell_outcome, outcome) = channel();
-    let request = Request::Spawn { command, outcome: tell_outcome };
+    let request = Request::Spawn { command: Box::new(command), outcome: tell_outcome };
     spawner.0.send(request).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let outcome = Outcome(outcome);
     let mut pid = [0; 4];

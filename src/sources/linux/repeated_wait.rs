@@ -90,7 +90,7 @@ impl TimedWait {
             // Other clocks need not pass as the tracer's does.
             WaitCall::ClockNanosleep => {
                 let clocks = [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC, libc::CLOCK_BOOTTIME];
-                let known = clocks.iter().any(|clock| first as i32 == *clock);
+                let known = clocks.contains(&(first as i32));
                 let relative = second as i32 & libc::TIMER_ABSTIME == 0;
                 if known && relative { sleep(third, fourth) } else { None }
             }

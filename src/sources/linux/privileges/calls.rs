@@ -3,10 +3,7 @@
 //! `setresuid` would change every thread, and abort where one of them may not.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use super::Capabilities;
 

@@ -2,8 +2,9 @@
 use super::*;
 
 const ALL: Capabilities = Capabilities((1 << 41) - 1);
-const ROLES: [Role; 7] = [
+const ROLES: [Role; 8] = [
     Role::Waiting,
+    Role::Tracing,
     Role::SamplingByKernel,
     Role::SamplingByPtrace,
     Role::SamplingByStub,
@@ -33,7 +34,8 @@ fn no_role_has_more_than_is_held_or_uses_what_is_not_permitted() {
 
 #[test]
 fn roles_in_their_order_lack_nothing_that_they_use() {
-    let begin = [Role::Waiting, Role::SamplingByStub, Role::SamplingByPtrace, Role::SamplingByKernel];
+    let begin =
+        [Role::Waiting, Role::Tracing, Role::SamplingByStub, Role::SamplingByPtrace, Role::SamplingByKernel];
     for takes_ids in [false, true] {
         for role in begin {
             let mut held = ALL;
@@ -61,19 +63,20 @@ fn what_the_kernel_split_off_is_not_kept_twice() {
 #[test]
 fn only_the_thread_that_asks_gives_anything_up() {
     let before = calls::permitted().unwrap();
-    let inside = run_unprivileged(|| calls::permitted().unwrap()).unwrap();
+    let watch = || {
+        restrict(Role::Watching).unwrap();
+        calls::permitted().unwrap()
+    };
+    let inside = std::thread::spawn(watch).join().unwrap();
     assert_eq!(inside, NONE);
     assert_eq!(calls::permitted().unwrap(), before);
 }
 
 #[test]
-fn a_file_is_writable_where_it_can_be_replaced() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name);
-    std::fs::write(path("file"), "x").unwrap();
-    std::os::unix::fs::symlink("file", path("link")).unwrap();
-    for (name, expected) in [("file", true), ("new", true), ("link", true), ("missing/new", false)] {
-        assert_eq!(is_writable(&path(name)), expected, "{name}");
-    }
-    assert!(is_writable(Path::new("/dev/null")));
+fn a_tracing_thread_hands_on_what_the_next_one_needs() {
+    let waiting = rights(Role::Tracing, first(ALL, true));
+    let next = Thread { held: waiting.permitted, is_first: false, takes_ids: true };
+    let fresh = Thread { held: ALL, is_first: false, takes_ids: true };
+    assert_eq!(rights(Role::SamplingByPtrace, next), rights(Role::SamplingByPtrace, fresh));
+    assert!(!waiting.effective.contains(PROCESSES), "it asks for nothing itself");
 }
