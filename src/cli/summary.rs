@@ -419,7 +419,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
             user_behind_root: Some("al\u{1b}ice".into()),
             ..RunFigures::default()
         };
-        let expected = "the command ran as root; --as al?ice runs it as al?ice";
+        let expected = r"the command ran as root; --as al\u{1b}ice runs it as al\u{1b}ice";
         assert_eq!(user(&figures).as_deref(), Some(expected));
         assert_eq!(user(&RunFigures::default()), None);
     }
