@@ -23,6 +23,8 @@ pub enum Phase {
     Recording,
     /// It names what was recorded, and writes it.
     Output,
+    /// It waits for the reader of a pipe, which may never come.
+    Reader,
 }
 
 /// What a signal is answered with.
@@ -49,13 +51,22 @@ pub struct Interruption {
     ending: bool,
     /// The process ends by this signal unless it is done in a short time.
     limit: Option<Signal>,
+    /// The signal that ended the recording.
+    ended_by: Option<Signal>,
 }
 
 impl Interruption {
     /// At the start of a command.
     #[must_use]
     pub const fn new() -> Interruption {
-        Interruption { phase: Phase::Start, passes_on: false, passed_on: false, ending: false, limit: None }
+        Interruption {
+            phase: Phase::Start,
+            passes_on: false,
+            passed_on: false,
+            ending: false,
+            limit: None,
+            ended_by: None,
+        }
     }
 
     /// A launched command decides what it does on SIGTERM and SIGHUP; the recording ends when it ends.
@@ -65,9 +76,13 @@ impl Interruption {
 
     /// The profiler does something else from now on.
     pub fn enter(&mut self, phase: Phase) {
-        if phase == Phase::Recording {
+        match (self.phase, phase) {
             // What was passed on reaches the command now.
-            self.limit = None;
+            (_, Phase::Recording) => self.limit = None,
+            // Naming and writing end by themselves, this wait may not.
+            (_, Phase::Reader) => self.limit = self.limit.or(self.ended_by),
+            (Phase::Reader, _) if self.ended_by.is_some() && !self.passed_on => self.limit = None,
+            _ => {}
         }
         self.phase = phase;
     }
@@ -105,9 +120,10 @@ impl Interruption {
                 self.ending = true;
                 // Somebody asked before, and the command did not end.
                 self.limit = Some(signal).filter(|_| self.passed_on);
+                self.ended_by = Some(signal);
                 Answer::EndRecording
             }
-            Phase::Output => {
+            Phase::Output | Phase::Reader => {
                 self.ending = true;
                 self.limit = Some(signal);
                 Answer::Finish
@@ -179,6 +195,25 @@ mod tests {
             assert_eq!(interruption.receive(signal), Answer::Finish);
             assert_eq!(interruption.limit(), Some(signal));
         }
+    }
+
+    #[test]
+    fn a_reader_is_waited_for_a_short_time_once_a_signal_has_ended_the_recording() {
+        for signal in SIGNALS {
+            let mut interruption = at(Phase::Recording);
+            interruption.receive(signal);
+            interruption.enter(Phase::Output);
+            interruption.enter(Phase::Reader);
+            assert_eq!(interruption.limit(), Some(signal));
+            interruption.enter(Phase::Output);
+            assert_eq!(interruption.limit(), None, "the reader has come, and may be slow");
+        }
+        let mut interruption = at(Phase::Output);
+        interruption.enter(Phase::Reader);
+        assert_eq!(interruption.limit(), None, "nobody asked for the end");
+        interruption.receive(Interrupt);
+        interruption.enter(Phase::Output);
+        assert_eq!(interruption.limit(), Some(Interrupt), "that wait was asked to end");
     }
 
     #[test]

@@ -16,8 +16,6 @@ from tries import ENDING, LAUNCH
 
 # All threads sleep, and none has been on a CPU for so long: it hangs.
 HANGS_S = 12
-# One that waits in open for a reader is known by less.
-READER_S = 3
 
 
 class Run(Judge):
@@ -286,12 +284,6 @@ class Run(Judge):
         if not targets.until(lambda: not targets.held(self.target.pid, also_traced=False), 5):
             self.faults.append("stopped while the profiler is suspended: " + "; ".join(targets.held(self.target.pid, also_traced=False)))
 
-    def may_wait_for_a_reader(self):
-        """Whether one signal was sent, and before there was anything to write."""
-        # Over Mach the phase is not known.
-        early = ("begin", "record", "run") if self.mach else ("begin", "record")
-        return self.what.condition == "fifo" and len(self.ending_sent) == 1 and self.ending_sent[0][2] in early
-
     def finish(self):
         """Waits for its end, however busy the machine is; what hangs is killed and told."""
         quiet, trace = time.monotonic(), ()
@@ -302,14 +294,7 @@ class Run(Judge):
             now = self.cpu_trace()
             if now is None or now != trace:
                 trace, quiet = now, time.monotonic()
-            elif time.monotonic() - quiet > (READER_S if self.may_wait_for_a_reader() else patience_s):
-                if self.may_wait_for_a_reader():
-                    # The signal ended the recording; a second one ends the wait for somebody who reads it.
-                    self.notes.append("waits for a reader after one signal, and a second one was sent")
-                    quiet, trace = time.monotonic(), ()
-                    self.ending_sent.append(("TERM", quiet, self.phase(), 0.0))
-                    os.kill(self.child.pid, signal.SIGTERM)
-                    continue
+            elif time.monotonic() - quiet > patience_s:
                 where = targets.read(f"/proc/{self.child.pid}/syscall").split(" ")[0]
                 if self.what.condition == "ignored-hup" or not self.ending_sent:
                     why = "without an end in sight"

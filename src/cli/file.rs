@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sources::output::{
     Caller, Goal, Place, Resolved, Status, Trust, Unfinished, make_directories, resolve,
 };
+use crate::sources::signals;
 use refusal::{Problem, with_next_step};
 
 /// The output files of a run: those that were checked stay open until they are written.
@@ -241,14 +242,14 @@ fn check_direct(directory: &Status, existing: &Status) -> std::result::Result<()
 /// Opens what the content goes to, as it is now.
 fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
     if place.is_proc()
-        && let Some((file, _)) = place.open()?
+        && let Some((file, _)) = signals::await_reader(|| place.open())?
     {
         return Ok(Begun::Direct(file));
     }
     if let Some(existing) = place.existing()?.filter(is_direct) {
         check_direct(&place.directory()?, &existing)?;
         // Anything else was put there meanwhile, and is not written to.
-        if let Some((file, opened)) = place.open()?
+        if let Some((file, opened)) = signals::await_reader(|| place.open())?
             && opened.identity == existing.identity
             && is_direct(&opened)
         {

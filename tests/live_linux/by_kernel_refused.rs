@@ -183,8 +183,8 @@ fn limited<'a>(limit: &str, script: &'a mut String) -> [&'a str; 3] {
 fn few_open_files_are_enough_or_told() {
     let Some(_one) = sampled() else { return };
     let mut script = String::new();
-    let words = limited("-n 16", &mut script);
-    check_both_sources("16 files", || stackprof_by(&words), &fixture("shares"));
+    let words = limited("-n 28", &mut script);
+    check_both_sources("28 files", || stackprof_by(&words), &fixture("shares"));
     for files in ["64", "10", "6"] {
         let words = limited(&format!("-n {files}"), &mut script);
         println!("{files} files: {}", outcome(&shares_by(stackprof_by(&words), "auto", &fixture("shares"))));

@@ -6,12 +6,13 @@ use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Running, assert_untouched, fixture, kill, live, proc_status, record, record_by, stackprof,
-    states, tids, tracer_of, wait_for, wait_for_more_cpu_time, wait_for_ticks, write_script,
+    Fixture, Running, assert_untouched, attach, fixture, kill, live, proc_status, record, record_by,
+    stackprof, states, tids, tracer_of, wait_for, wait_for_more_cpu_time, wait_for_ticks, write_script,
 };
 
 const ENDING: [(&str, i32); 3] = [("INT", 2), ("TERM", 15), ("HUP", 1)];
@@ -96,7 +97,31 @@ fn what_was_ignored_at_the_start_stays_ignored() {
         let profiler = waits_for_a_reader(command, dir.path(), "-o");
         for (other, number_of_other) in ENDING.into_iter().chain([("TSTP", 20)]) {
             let ignored = is_in(profiler.pid(), "SigIgn", number_of_other);
-            assert_eq!(ignored, number == number_of_other, "SIG{other} where SIG{name} was ignored");
+            // A script has its background jobs ignore SIGINT, and ends their recordings by it.
+            let stays = number == number_of_other && name != "INT";
+            assert_eq!(ignored, stays, "SIG{other} where SIG{name} was ignored");
+        }
+    }
+}
+
+/// The signal that ends the recording is enough: nobody need send another one to end the wait.
+#[test]
+fn a_signal_that_ended_the_recording_ends_the_wait_for_a_reader() {
+    let Some(_one) = live() else { return };
+    for (name, number) in ENDING {
+        for source in ["perf", "ptrace"] {
+            let dir = TempDir::new().unwrap();
+            let fifo = dir.path().join("fifo.folded");
+            make_fifo(&fifo);
+            let mut target = Fixture::start("shares", ["600"]);
+            target.line("ready");
+            let running = attach(target.pid(), &["--source", source, "-o", fifo.to_str().unwrap()]);
+            wait_for_more_cpu_time(target.pid(), Duration::from_millis(100));
+            kill(name, running.pid());
+            let recorded = running.wait();
+            let status = recorded.status;
+            assert_eq!(status.signal(), Some(number), "{source} SIG{name}: {status}");
+            assert!(recorded.svg.trim_end().ends_with("</svg>"), "{source} SIG{name}: not whole");
         }
     }
 }

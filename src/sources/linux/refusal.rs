@@ -77,7 +77,7 @@ fn is_own_thread(tid: pid_t) -> bool {
 }
 
 /// Files that a recording needs at the least beside those that are open when it begins.
-const OPEN_FILES_MIN: usize = 10;
+const OPEN_FILES_MIN: usize = 16;
 
 /// Refuses to begin where so few files may be opened that what is read of a process would be missing.
 ///

@@ -41,8 +41,6 @@ pub(super) enum WaitCall {
     EpollTimespec,
     /// semtimedop(2)
     Semaphore,
-    /// sigtimedwait(2)
-    Signal,
 }
 
 /// When an interrupted wait ends.
@@ -98,7 +96,6 @@ impl TimedWait {
             WaitCall::Epoll => milliseconds(fourth),
             WaitCall::EpollTimespec => timespec(fourth, 0),
             WaitCall::Semaphore => timespec(fourth, libc::EAGAIN),
-            WaitCall::Signal => timespec(third, libc::EAGAIN),
             WaitCall::Futex if second & FUTEX_COMMAND & u64::from(u32::MAX) != FUTEX_WAIT => None,
             WaitCall::Futex => timespec(fourth, libc::ETIMEDOUT),
         }
@@ -286,7 +283,7 @@ mod tests {
         assert_eq!((futex(0, 0), futex(9, 0x10)), (None, None), "none, and an absolute one");
         let wait = |call, result| of(call, [0, 0, 0x10, 0x10]).is_some_and(|wait| wait.result == result);
         assert!(wait(WaitCall::Epoll, 0) && wait(WaitCall::EpollTimespec, 0));
-        assert!(wait(WaitCall::Semaphore, -11) && wait(WaitCall::Signal, -11));
+        assert!(wait(WaitCall::Semaphore, -11));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! The handler of every signal here does what `ctrlc`'s own does, it wakes that thread, and notes before
 //! which signal it was. SIGINT, SIGTERM and SIGHUP are answered as [`Interruption`] says, also while other
 //! threads hang in the kernel: the thread joins nobody and runs no destructor. SIGTSTP, SIGTTIN and
-//! SIGTTOU suspend the process once nothing of a target is held. A signal that was ignored when the
-//! process began stays ignored.
+//! SIGTTOU suspend the process once nothing of a target is held. A signal but SIGINT that was ignored
+//! when the process began stays ignored.
 
 #[cfg(not(unix))]
 #[path = "plain.rs"]
@@ -69,6 +69,21 @@ pub fn watch(live: &Arc<Live>, launched: bool) {
 /// The profiler does something else from now on.
 pub fn enter(phase: Phase) {
     state().enter(phase);
+}
+
+/// Waits for the reader of a pipe: for a short time only if a signal has ended the recording.
+pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
+    let phase = state().phase();
+    if phase != Phase::Output {
+        return open();
+    }
+    enter(Phase::Reader);
+    if state().limit().is_some() {
+        sys::wake();
+    }
+    let opened = open();
+    enter(phase);
+    opened
 }
 
 /// The signal that the launched command shall have; once for each.

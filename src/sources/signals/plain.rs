@@ -35,6 +35,8 @@ pub(super) fn stop_wanted() -> bool {
 
 pub(super) fn stop() {}
 
+pub(super) fn wake() {}
+
 pub(super) fn note_sampler() {}
 
 pub(super) fn turns_of_sleeping_sampler() -> Option<u64> {

@@ -36,10 +36,15 @@ extern "C" fn note(signal: c_int) {
     } else if let Some(at) = ENDING.iter().position(|(number, _)| *number == signal) {
         CAME[at].fetch_add(1, Ordering::SeqCst);
     }
-    wake(signal);
+    wake_by(signal);
 }
 
-fn wake(signal: c_int) {
+/// Wakes `ctrlc`'s thread without a signal.
+pub(super) fn wake() {
+    wake_by(0);
+}
+
+fn wake_by(signal: c_int) {
     let handler = WAKE.load(Ordering::SeqCst);
     if handler != 0 {
         // SAFETY: `install` stored the address of `ctrlc`'s handler, an `extern "C" fn(c_int)` that is
@@ -97,8 +102,10 @@ fn noting() -> usize {
 pub(super) fn install<E>(set_handler: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     let all: Vec<c_int> =
         ENDING.iter().map(|(signal, _)| *signal).chain(STOPPING).chain([libc::SIGCONT]).collect();
-    let handled: Vec<c_int> =
-        all.into_iter().filter(|signal| disposition(*signal) != libc::SIG_IGN).collect();
+    // Shells have the background jobs of a script ignore SIGINT, and `kill -INT` is how a recording is ended
+    // there. The others are ignored because somebody wanted it (nohup).
+    let is_handled = |signal: &c_int| *signal == libc::SIGINT || disposition(*signal) != libc::SIG_IGN;
+    let handled: Vec<c_int> = all.into_iter().filter(is_handled).collect();
     mask(libc::SIG_BLOCK, &FOR_ONE_THREAD);
     set_handler()?;
     WAKE.store(disposition(libc::SIGINT), Ordering::SeqCst);
@@ -114,7 +121,7 @@ pub(super) fn install<E>(set_handler: impl FnOnce() -> Result<(), E>) -> Result<
         unblock();
     }
     // Its thread has inherited them blocked: it unblocks them when it is woken.
-    wake(0);
+    wake();
     Ok(())
 }
 

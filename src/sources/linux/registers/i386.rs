@@ -110,8 +110,6 @@ pub(super) fn timed_wait(words: &RawCompat) -> Option<TimedWait> {
         256 | 319 => (WaitCall::Epoll, 4),
         441 => (WaitCall::EpollTimespec, 8),
         420 => (WaitCall::Semaphore, 8),
-        177 => (WaitCall::Signal, 4),
-        421 => (WaitCall::Signal, 8),
         _ => return None,
     };
     TimedWait::of(call, [EBX, ECX, EDX, ESI].map(|word| words[word].into()), word_bytes)

@@ -106,7 +106,6 @@ pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => WaitCall::Epoll,
         libc::SYS_epoll_pwait2 => WaitCall::EpollTimespec,
         libc::SYS_semtimedop => WaitCall::Semaphore,
-        libc::SYS_rt_sigtimedwait => WaitCall::Signal,
         _ => return None,
     };
     TimedWait::of(call, [raw.rdi, raw.rsi, raw.rdx, raw.r10], 8)
