@@ -38,6 +38,17 @@ enum Checked {
     Place { place: Place, rights: Rights },
 }
 
+impl Checked {
+    /// Whether both replace one file; pipes and devices replace none.
+    fn replaces_same(&self, other: &Checked) -> bool {
+        let (Checked::Place { place, .. }, Checked::Place { place: other, .. }) = (self, other) else {
+            return false;
+        };
+        place.is_same(other)
+            && !place.existing().is_ok_and(|existing| existing.is_some_and(|file| is_direct(&file)))
+    }
+}
+
 /// By whose rights an output is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
@@ -76,6 +87,10 @@ impl OutputFiles {
         let checked = self.prepare(path)?;
         let mut all = self.checked();
         all.retain(|(other, _)| other != path);
+        if let Some((other, _)) = all.iter().find(|(_, other)| checked.replaces_same(other)) {
+            let why = format!("`{}` is the same file; each output needs its own", other.display());
+            return Err(Problem::new(why).of(path));
+        }
         all.push((path.to_owned(), checked));
         Ok(())
     }

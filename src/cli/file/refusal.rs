@@ -114,6 +114,9 @@ pub(super) fn with_next_step(error: &io::Error) -> String {
         Kind::ReadOnlyFilesystem => "; name a file elsewhere",
         Kind::PermissionDenied => "; name a file where you may write",
         Kind::InvalidFilename => "; name a shorter one",
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            "; raise the limit: ulimit -n 1024"
+        }
         _ if error.raw_os_error() == Some(libc::EIO) => "; name a file elsewhere",
         _ => "",
     };

@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 
 use crate::sources::Role;
 use crate::sources::output::Caller;
+use crate::sources::target_file::end_idle_workers;
 
 /// A set of capabilities (capabilities(7)).
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -157,7 +158,10 @@ pub fn restrict(role: Role) -> io::Result<()> {
 
 fn apply(rights: Rights) -> io::Result<()> {
     calls::set(rights.effective, rights.permitted)?;
-    calls::forbid_new_privileges()
+    calls::forbid_new_privileges()?;
+    // Those that were started before have what this thread had then.
+    end_idle_workers();
+    Ok(())
 }
 
 /// As [`restrict`] to [`Role::Naming`]. Under sudo the calling thread becomes the user who called it, for good, where

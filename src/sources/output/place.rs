@@ -25,6 +25,13 @@ pub struct Place {
 }
 
 impl Place {
+    /// Whether both are one name in one directory, whatever paths led there.
+    #[must_use]
+    pub fn is_same(&self, other: &Place) -> bool {
+        let identity = |place: &Place| place.directory().ok().map(|status| status.identity);
+        self.name == other.name && identity(self).is_some_and(|here| identity(other) == Some(here))
+    }
+
     /// What stands under the name, itself and not what it leads to.
     ///
     /// # Errors

@@ -36,6 +36,8 @@ pub use local::LocalFiles;
 pub(super) use local::with_local;
 #[cfg(target_os = "linux")]
 pub(super) use resolve::Links;
+#[cfg(target_os = "linux")]
+pub(super) use wait::end_idle_workers;
 pub(super) use wait::{Copying, Patience, Place};
 
 #[cfg(target_os = "linux")]

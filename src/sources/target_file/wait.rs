@@ -188,6 +188,11 @@ impl Workers {
     }
 }
 
+/// Ends the workers that have nothing to do: the next ones have the privileges of the thread that starts them.
+pub(in crate::sources) fn end_idle_workers() {
+    WORKERS.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
 /// Starts a worker. It ends when nobody has work for it any more.
 fn start() -> Option<Worker> {
     let (work, todo) = mpsc::channel::<Work>();

@@ -77,6 +77,10 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
         let pid = attach::process_id(*pid)?;
         refusal::check_process(pid)?;
         if let Err(error) = std::fs::read(format!("/proc/{pid}/maps")) {
+            if error.kind() == std::io::ErrorKind::NotFound {
+                // It may have ended just now.
+                refusal::check_process(pid)?;
+            }
             return Ok(Err(format!("/proc/{pid}/maps cannot be read: {error}")));
         }
         listed.push(pid);
