@@ -35,8 +35,6 @@ pub(super) fn stop_wanted() -> bool {
 
 pub(super) fn stop() {}
 
-pub(super) fn note_sampler() {}
-
 pub(super) fn turns_of_sleeping_sampler() -> Option<u64> {
     None
 }
