@@ -62,9 +62,6 @@ if ! is_fresh "$stackprof" || ! is_fresh "$(newest_of xnu_links)" tests/xnu_link
 fi
 links="$(newest_of xnu_links)"
 [[ -x $stackprof && -x $links ]] || fail "scripts/check-macos.sh made no programs for x86_64"
-cargo build --locked --quiet
-native="$PWD/${CARGO_TARGET_DIR:-target}/debug/stackprof"
-[[ -x $native ]] || native="${CARGO_TARGET_DIR:-}/debug/stackprof"
 
 # ---- the loader, and Mach-O programs to be sampled
 
@@ -102,6 +99,9 @@ printf 'dyld_v1 x86_64h' >"$work/with-cache/cache"
 if [[ ${1:-} == --build ]]; then
     exit 0
 fi
+cargo build --locked --quiet
+native="$PWD/${CARGO_TARGET_DIR:-target}/debug/stackprof"
+[[ -x $native ]] || native="${CARGO_TARGET_DIR:-}/debug/stackprof"
 export DARWIN_RUN_SYSTEM="$work" DARWIN_RUN_REPORT="$work/report"
 
 # ---- checks

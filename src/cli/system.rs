@@ -1,7 +1,6 @@
 //! Which backend samples processes on this system.
 
 use std::ffi::OsString;
-use std::io;
 
 use super::args::Several;
 use super::file::OutputFiles;
@@ -55,7 +54,7 @@ pub(super) fn restrict_to_naming(outputs: &OutputFiles) {
 }
 
 #[cfg(target_os = "linux")]
-fn note_failure(done: io::Result<()>) {
+fn note_failure(done: std::io::Result<()>) {
     if let Err(error) = done {
         let why = crate::error::io_text(&error);
         super::messages::note(&format!(
@@ -144,7 +143,7 @@ pub(super) fn with_source<R: Send>(
         let why = format!("this system's source records one process; for Linux only: {options}");
         return Err(Error::new(ErrorKind::Usage, why));
     }
-    with_target(process, |target, clock| body(Recordable::Stopped(target), clock))
+    attach_and_run(process, |target, clock| body(Recordable::Stopped(target), clock))
 }
 
 /// Attaches or launches and runs `body` with the target and the clock that it waits by.
@@ -166,8 +165,19 @@ pub(super) fn with_target<R: Send>(
 ///
 /// # Errors
 /// One line: why it was refused, and the next step.
-#[cfg(target_vendor = "apple")]
+#[cfg(not(target_os = "linux"))]
 pub(super) fn with_target<R: Send>(
+    process: &Process,
+    body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
+) -> Result<R> {
+    // Nobody parks here, as a recording does.
+    let _hold = crate::sources::signals::Hold::new();
+    attach_and_run(process, body)
+}
+
+/// Attaches or launches and runs `body`, which lets the target go before this process is suspended.
+#[cfg(target_vendor = "apple")]
+fn attach_and_run<R: Send>(
     process: &Process,
     body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {
@@ -182,12 +192,9 @@ pub(super) fn with_target<R: Send>(
     Ok(body(&mut target, &clock))
 }
 
-/// There is no backend for this system.
-///
-/// # Errors
-/// Always.
+/// There is no backend for this system: always an error.
 #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
-pub(super) fn with_target<R: Send>(
+fn attach_and_run<R: Send>(
     process: &Process,
     _body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {

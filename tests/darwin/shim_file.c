@@ -50,7 +50,7 @@ struct bit {
 static const struct bit open_bits[] = {
     {0x4, O_NONBLOCK},     {0x8, O_APPEND},        {0x100, O_NOFOLLOW},     {0x200, O_CREAT},
     {0x400, O_TRUNC},      {0x800, O_EXCL},        {0x80, O_SYNC},          {0x20000, O_NOCTTY},
-    {0x100000, O_DIRECTORY}, {0x1000000, O_CLOEXEC},
+    {0x100000, O_DIRECTORY}, {0x1000000, O_CLOEXEC},  {0x40000000, O_PATH}, /* O_SEARCH */
 };
 static const struct bit map_bits[] = {
     {0x1, MAP_SHARED}, {0x2, MAP_PRIVATE}, {0x10, MAP_FIXED}, {0x40, MAP_NORESERVE}, {0x1000, MAP_ANONYMOUS},
@@ -248,6 +248,29 @@ static int d_unlinkat(int at, const char *path, int flags)
     return RESULT(unlinkat(at == -2 ? AT_FDCWD : at, path, flags & 0x80 ? AT_REMOVEDIR : 0));
 }
 
+#define AT(at) ((at) == -2 ? AT_FDCWD : (at))
+static int d_mkdirat(int at, const char *path, mode_t mode) { return RESULT(mkdirat(AT(at), path, mode)); }
+static int d_renameat(int at, const char *from, int to_at, const char *to)
+{
+    return RESULT(renameat(AT(at), from, AT(to_at), to));
+}
+static ssize_t d_readlinkat(int at, const char *path, char *to, size_t size)
+{
+    return RESULT(readlinkat(AT(at), path, to, size));
+}
+
+/* Of struct statfs with 64-bit inodes only the flags: MNT_LOCAL, as of all files here. */
+static int d_fstatfs(int fd, uint8_t *out)
+{
+    struct stat in;
+    if (RESULT(fstat(fd, &in)) != 0)
+        return -1;
+    const uint32_t flags = 0x1000;
+    memset(out, 0, 2168);
+    memcpy(out + 64, &flags, sizeof flags);
+    return 0;
+}
+
 static DIR *d_fdopendir(int fd)
 {
     DIR *directory = fdopendir(fd);
@@ -311,6 +334,7 @@ const struct shim file_shims[] = {
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
     NAMED("_opendir$INODE64", d_opendir), NAMED("_readdir_r$INODE64", d_readdir_r),
+    SHIM(mkdirat), SHIM(renameat), SHIM(readlinkat), NAMED("_fstatfs$INODE64", d_fstatfs),
     SHIM(openat), SHIM(unlinkat), SHIM(chmod), SHIM(symlink), NAMED("_fstatat$INODE64", d_fstatat), NAMED("_fdopendir$INODE64", d_fdopendir),
     {NULL, NULL},
 };

@@ -9,9 +9,12 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -256,10 +259,45 @@ static int d_NSGetExecutablePath(char *into, uint32_t *size)
     return fits ? 0 : -1;
 }
 
+struct darwin_passwd {
+    char *name, *password;
+    uint32_t uid, gid;
+    int64_t changed;
+    char *class, *gecos, *directory, *shell;
+    int64_t expires;
+};
+
+static int d_getpwuid_r(uint32_t uid, struct darwin_passwd *out, char *text, size_t size, struct darwin_passwd **found)
+{
+    struct passwd in, *known = NULL;
+    int failed = getpwuid_r(uid, &in, text, size, &known);
+    *found = known ? out : NULL;
+    if (known)
+        *out = (struct darwin_passwd){
+            .name = in.pw_name, .password = in.pw_passwd, .uid = in.pw_uid, .gid = in.pw_gid,
+            .class = "", .gecos = in.pw_gecos, .directory = in.pw_dir, .shell = in.pw_shell,
+        };
+    return failed;
+}
+
+/* The user of the calling thread, for files. */
+static int d_pthread_setugid_np(uint32_t uid, uint32_t gid)
+{
+    if (uid == (uint32_t)-101) { /* KAUTH_UID_NONE: as the process */
+        setfsuid(geteuid());
+        setfsgid(getegid());
+    } else {
+        setfsgid(gid);
+        setfsuid(uid);
+    }
+    return 0;
+}
+
 const struct shim process_shims[] = {
     SHIM(proc_pidinfo), SHIM(proc_pidpath), SHIM(proc_regionfilename), SHIM(sysctl), SHIM(sysctlbyname), SHIM(csops),
     NAMED("__NSGetArgc", d_NSGetArgc), NAMED("__NSGetArgv", d_NSGetArgv),
     NAMED("__NSGetExecutablePath", d_NSGetExecutablePath),
-    SAME(getpid), SAME(getppid), SAME(getuid), SAME(geteuid),
+    SAME(getpid), SAME(getppid), SAME(getuid), SAME(geteuid), SAME(getgid), SAME(getgrouplist),
+    SHIM(getpwuid_r), SHIM(pthread_setugid_np),
     {NULL, NULL},
 };

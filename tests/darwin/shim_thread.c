@@ -86,6 +86,7 @@ static int d_pthread_mutex_trylock(void *m) { return result_of(pthread_mutex_try
 static int d_pthread_mutex_unlock(void *m) { return result_of(pthread_mutex_unlock(checked(m))); }
 static int d_pthread_mutex_destroy(void *m) { return result_of(pthread_mutex_destroy(checked(m))); }
 static int d_pthread_cond_signal(void *c) { return result_of(pthread_cond_signal(checked(c))); }
+static int d_pthread_cond_broadcast(void *c) { return result_of(pthread_cond_broadcast(checked(c))); }
 static int d_pthread_cond_destroy(void *c) { return result_of(pthread_cond_destroy(checked(c))); }
 static int d_pthread_cond_wait(void *c, void *m) { return result_of(pthread_cond_wait(checked(c), checked(m))); }
 static int d_pthread_join(pthread_t thread, void **result) { return result_of(pthread_join(thread, result)); }
@@ -184,7 +185,7 @@ static intptr_t d_dispatch_semaphore_wait(sem_t *semaphore, uint64_t until)
 const struct shim thread_shims[] = {
     SHIM(pthread_create), SHIM(pthread_join), SHIM(pthread_detach), SHIM(pthread_mutex_lock),
     SHIM(pthread_mutex_trylock), SHIM(pthread_mutex_unlock), SHIM(pthread_mutex_destroy),
-    SHIM(pthread_cond_signal), SHIM(pthread_cond_destroy), SHIM(pthread_cond_wait),
+    SHIM(pthread_cond_signal), SHIM(pthread_cond_broadcast), SHIM(pthread_cond_destroy), SHIM(pthread_cond_wait),
     SHIM(pthread_mutexattr_settype), SHIM(pthread_setname_np), SHIM(pthread_threadid_np),
     SHIM(pthread_get_stackaddr_np), SHIM(pthread_get_stacksize_np), SHIM(pthread_attr_setstacksize),
     SAME(pthread_self), SAME(pthread_attr_init), SAME(pthread_attr_destroy), SAME(pthread_mutex_init),

@@ -10,7 +10,7 @@ use super::task::MachTarget;
 use crate::arch::Arch;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::sources::Process;
+use crate::sources::{Process, signals};
 
 /// Tries to take a port while the process may be between two programs, and time between.
 const TRIES: u32 = 4;
@@ -65,6 +65,8 @@ pub(super) fn attach<'k>(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTar
 /// # Errors
 /// [`ErrorKind::Attach`]: why it could not be started or attached to. It then does not run.
 pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
+    // This process is not to be suspended while the command waits for it.
+    let _hold = signals::Hold::new();
     let program = command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
     let pid = kernel.spawn_suspended(command).map_err(|errno| {
         let error = std::io::Error::from_raw_os_error(errno.0);

@@ -72,6 +72,7 @@ pub(crate) mod hook {
         result
     }
 
+    #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(super) fn is_named_only() -> bool {
         NAMED_ONLY.with(|place| *place.borrow())
     }

@@ -87,6 +87,7 @@ pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
 }
 
 /// The signal that the launched command shall have; once for each.
+#[cfg(target_os = "linux")]
 pub(super) fn take_passed_on() -> Option<i32> {
     (PASSED_ON.load(Ordering::Relaxed) != 0)
         .then(|| PASSED_ON.swap(0, Ordering::Relaxed))
@@ -100,10 +101,13 @@ pub(super) fn is_ending() -> bool {
 
 /// While it lives the process is not suspended: a target would stand, or wait for it.
 #[derive(Debug)]
-pub(super) struct Hold(());
+pub struct Hold(());
 
 impl Hold {
-    pub(super) fn new() -> Hold {
+    /// From now on.
+    #[allow(clippy::new_without_default)] // Its effect is why it is made.
+    #[must_use]
+    pub fn new() -> Hold {
         HOLDS.fetch_add(1, Ordering::SeqCst);
         Hold(())
     }
@@ -116,6 +120,7 @@ impl Drop for Hold {
 }
 
 /// The calling thread samples from now on: it wakes several times a second unless it hangs in the kernel.
+#[cfg(target_os = "linux")]
 pub(super) fn note_sampler() {
     sys::note_sampler();
 }

@@ -37,8 +37,6 @@ pub(super) fn stop() {}
 
 pub(super) fn wake() {}
 
-pub(super) fn note_sampler() {}
-
 pub(super) fn turns_of_sleeping_sampler() -> Option<u64> {
     None
 }

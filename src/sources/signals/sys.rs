@@ -182,8 +182,8 @@ pub(super) fn stop() {
 }
 
 /// The calling thread samples.
+#[cfg(target_os = "linux")]
 pub(super) fn note_sampler() {
-    #[cfg(target_os = "linux")]
     // SAFETY: gettid(2) takes nothing and gives a number.
     SAMPLER.store(unsafe { libc::gettid() }, Ordering::Relaxed);
 }

@@ -96,6 +96,7 @@ pub(super) struct TargetFile {
     /// A page of it may never come: it is copied.
     may_hang: bool,
     /// It is a copy in memory of the file that `about` is of.
+    #[cfg(target_os = "linux")]
     is_copy: bool,
 }
 

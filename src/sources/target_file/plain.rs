@@ -25,7 +25,7 @@ pub(super) fn open(path: &Path, follow: bool) -> Result<TargetFile, OpenError> {
         return Err(OpenError::Because("another file took its place meanwhile"));
     }
     let may_hang = !is_local(&file);
-    Ok(TargetFile { file, about: About::from(&meta), may_hang, is_copy: false })
+    Ok(TargetFile { file, about: About::from(&meta), may_hang })
 }
 
 /// Whether a file is on storage of this machine.

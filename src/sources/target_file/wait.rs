@@ -36,6 +36,7 @@ const STACK_BYTES: usize = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::sources) enum Place {
     /// The device of a mapped file, as the kernel states it.
+    #[cfg(any(target_os = "linux", test))]
     Device(u64),
     /// The directory of a path that the target names.
     Directory(String),
