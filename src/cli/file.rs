@@ -37,7 +37,7 @@ enum Checked {
     Place { place: Place, rights: Rights },
 }
 
-/// By whose rights an output is made.
+/// Whose rights an output is written with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
     /// Those of the user who called sudo, if there is one.
@@ -187,7 +187,7 @@ impl OutputFiles {
         }
     }
 
-    /// Runs `body` by the rights of who called sudo; where they do not suffice, by root's, if
+    /// Runs `body` with the rights of the user who called sudo; if they do not suffice, with root's, provided
     /// nobody but root can change where the path leads.
     fn as_anyone<R>(
         &self,
