@@ -409,7 +409,7 @@ pub enum Event {
     },
     /// The process has ended, or all of those that the recording ends with.
     Exited(ExitStatus),
-    /// The recording shall end though the process goes on.
+    /// The recording is to end while the process runs on.
     Terminate,
 }
 
