@@ -27,7 +27,7 @@ pub enum Phase {
     Reader,
 }
 
-/// What a signal is answered with.
+/// What a signal causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The process ends by this signal, now.
@@ -40,7 +40,7 @@ pub enum Answer {
     Finish,
 }
 
-/// Which signals came, and what they came to.
+/// The phase, and the signals received so far.
 #[derive(Debug)]
 pub struct Interruption {
     phase: Phase,

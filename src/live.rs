@@ -1,6 +1,6 @@
-//! What a running recording lets others see: counters that it raises, and wishes that it answers.
+//! Shared state of a running recording: its counters, and requests to end or to suspend it.
 //!
-//! A leaf: the sampler writes and answers, the progress line reads, whoever takes signals wishes.
+//! A leaf: the sampler counts and answers, the progress line reads, the signal thread makes requests.
 //! Nothing depends on these numbers; the profile's own are in `recording::Stats`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,9 +12,9 @@ enum Suspension {
     /// It records.
     #[default]
     None,
-    /// It is to be.
+    /// A suspension was requested.
     Wanted,
-    /// Nothing of the target is held, and nothing is done until [`Live::resume`].
+    /// The target is detached; the sampler waits for [`Live::resume`].
     Parked,
 }
 
@@ -35,7 +35,7 @@ pub struct Live {
     stop: AtomicBool,
     /// The sampler has seen that, or has ended by itself.
     answered: AtomicBool,
-    /// That `suspension` is not `None`, for a look that costs nothing.
+    /// Whether `suspension` is not `None`; cheap to read at each tick.
     suspends: AtomicBool,
     suspension: Mutex<Suspension>,
     resumed: Condvar,
@@ -47,7 +47,7 @@ impl Live {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked the recording to end; asked by the sampler, whose answer it is.
+    /// Whether the recording is to end; called by the sampler, and counts as its answer.
     #[must_use]
     pub fn shall_stop(&self) -> bool {
         let stop = self.stop.load(Ordering::Relaxed);
@@ -77,14 +77,14 @@ impl Live {
         }
     }
 
-    /// Whether somebody asked for that.
+    /// Whether a suspension was requested.
     #[must_use]
     pub fn shall_suspend(&self) -> bool {
         self.suspends.load(Ordering::Relaxed)
     }
 
-    /// Says that nothing of the target is held, and waits until [`Live::resume`]. Returns at once where
-    /// nobody asks any more.
+    /// Marks the target as detached, and waits until [`Live::resume`]. Returns at once if the request was
+    /// taken back.
     pub fn park(&self) {
         let mut suspension = self.suspension();
         if *suspension == Suspension::None {

@@ -49,7 +49,7 @@ impl Checked {
     }
 }
 
-/// By whose rights an output is made.
+/// Whose rights an output is written with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
     /// Those of the user who called sudo, if there is one.
@@ -203,7 +203,7 @@ impl OutputFiles {
         }
     }
 
-    /// Runs `body` by the rights of who called sudo; where they do not suffice, by root's, if
+    /// Runs `body` with the rights of the user who called sudo; if they do not suffice, with root's, provided
     /// nobody but root can change where the path leads.
     fn as_anyone<R>(
         &self,

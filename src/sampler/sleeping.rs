@@ -1,5 +1,5 @@
-//! Threads that wait, in a recording of wall-clock time: captured without a stop where that leads as far
-//! as a stop would.
+//! Threads that wait, in a recording of wall-clock time: captured without a stop where that gives the whole
+//! stack.
 
 use super::lifecycle::observed;
 use super::recorder::Sample;
@@ -16,8 +16,8 @@ pub(super) fn leads_as_far_as_a_stop(ended: Ended) -> bool {
 }
 
 impl StopDriver<'_> {
-    /// Captures a thread that waits without a stop, to be walked when no thread stands; where the source
-    /// does not show it, asks it to stop. True if a stop is on its way.
+    /// Captures a thread that waits without a stop, to be walked when no thread is stopped; where the source
+    /// cannot, requests a stop. True if a stop was requested.
     pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
         let seen = self.target.capture_sleeping(id, self.window_bytes(id), &mut capture);
@@ -35,7 +35,7 @@ impl StopDriver<'_> {
         self.ask(id, true)
     }
 
-    /// Walks the threads that were captured so, and stops those of which a stop shows more.
+    /// Walks the threads captured without a stop, and stops those of which a stop shows more.
     pub(super) fn walk_sleeping_threads(&mut self) -> std::result::Result<(), Fault> {
         if self.sleeping.is_empty() {
             return Ok(());

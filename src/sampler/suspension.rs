@@ -1,17 +1,17 @@
-//! A recording in stretches: between two of them the profiler is suspended, and holds nothing of its target.
+//! Suspensions of a recording: the target is detached before, and the time between is left out.
 
 use super::pushed::away_ns;
 use super::stops::{Stop, StopDriver, Stretch};
 use crate::sources::{CallThread, Fault};
 
-/// Why time is lost that the target used meanwhile.
+/// The cause under which CPU time used during a suspension is lost.
 pub(super) const SUSPENDED: &str = "used while stackprof was suspended";
 
-/// So many events of what came and went meanwhile are taken at least before the next tick.
+/// Fewest events of threads and processes that are handled before the first tick after a suspension.
 const EVENTS_MIN: usize = 1024;
 
 impl StopDriver<'_> {
-    /// Records to the end. What has to be called in one thread of the target's is.
+    /// Records to the end, across suspensions. Calls that belong to the tracer thread run there.
     pub(super) fn record(&mut self) -> Result<(), Fault> {
         let thread = self.target.call_thread();
         let thread = thread.as_deref();
@@ -35,7 +35,7 @@ impl StopDriver<'_> {
         Ok(())
     }
 
-    /// Goes on with the recording after so long, as if that had not passed.
+    /// Resumes the recording; `suspended_ns` is left out of its time.
     fn go_on(&mut self, suspended_ns: u64) -> Result<Stretch, Fault> {
         self.target.take_up()?;
         self.start_ns += suspended_ns;
@@ -68,7 +68,7 @@ impl StopDriver<'_> {
     }
 }
 
-/// Makes a call in the thread that the target tells, or here.
+/// Runs a call in the target's tracer thread, or in this one if it has none.
 fn call(thread: Option<&dyn CallThread>, body: &mut dyn FnMut()) {
     match thread {
         Some(thread) => thread.call(body),

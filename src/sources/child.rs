@@ -1,4 +1,4 @@
-//! The end of a launched command after its recording: whether it has ended, and ending it.
+//! A launched command after its recording: whether it has ended, and SIGTERM and SIGKILL for `--kill-after`.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -8,10 +8,10 @@ use super::ExitStatus;
 
 /// How long a command has between SIGTERM and SIGKILL, and again after that.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// Between two looks at whether it has ended.
+/// Interval between two waitpid(2) calls.
 const POLL: Duration = Duration::from_millis(2);
 
-/// How a child of this process has ended; `None` while it runs. Its end is taken: it is no zombie
+/// How a child of this process has ended; `None` while it runs. Reaps it: it is no zombie
 /// afterwards.
 #[must_use]
 pub fn child_end(pid: u32) -> Option<ExitStatus> {
@@ -59,7 +59,7 @@ pub fn end_child(pid: u32) -> Option<ExitStatus> {
     child_end(pid)
 }
 
-/// The number of a single process, which 0 and negative numbers are not to the system.
+/// The pid as the system takes it; `None` for 0 and what would be negative, which stand for several processes.
 fn number(pid: u32) -> Option<libc::pid_t> {
     libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)
 }

@@ -62,21 +62,21 @@ fn prefer_this_thread() {
 /// What a thread of the profiler does from now on, which decides what privileges it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It waits for the thread that samples, and names and writes afterwards.
+    /// The first thread, while another one samples by the kernel; it looks names up and writes afterwards.
     Waiting,
-    /// It waits for a thread that samples by ptrace, and may start another one.
+    /// The first thread, while another one samples by ptrace; it starts a new one after a suspension.
     Tracing,
-    /// It reads what the kernel sampled, and asks /proc.
+    /// The sampler, which reads the kernel's samples and /proc.
     SamplingByKernel,
-    /// It stops threads that it traces.
+    /// The sampler, which traces threads and stops them.
     SamplingByPtrace,
-    /// It talks to a stub, or simulates, and names and writes afterwards.
+    /// The first thread, which samples by a gdb stub or a simulation; it looks names up and writes afterwards.
     SamplingByStub,
-    /// It reads files of programs, or profiles.
+    /// The first thread and its helpers, which look names up or read profiles.
     Naming,
-    /// It writes outputs.
+    /// The first thread, which writes outputs.
     Writing,
-    /// It watches for signals or draws on the terminal.
+    /// A thread that answers signals or draws the progress line.
     Watching,
 }
 
@@ -409,7 +409,7 @@ pub enum Event {
     },
     /// The process has ended, or all of those that the recording ends with.
     Exited(ExitStatus),
-    /// The recording shall end though the process goes on.
+    /// The recording is to end while the process runs on.
     Terminate,
 }
 

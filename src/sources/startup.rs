@@ -1,4 +1,4 @@
-//! The state that this process was started with, as far as Rust's runtime changes it before `main`.
+//! Signal dispositions, signal mask and closed standard streams that this process was started with.
 //!
 //! The runtime ignores SIGPIPE, and opens `/dev/null` where a standard stream is closed. A command
 //! that this process launches shall find both as they were. So a constructor reads them: the system's
@@ -75,7 +75,7 @@ mod signals {
         BLOCKED.store(set_mask(None), Ordering::Relaxed);
     }
 
-    /// Sets the calling thread's signal mask if there is one to set; the mask of before. Allocates nothing.
+    /// Sets the calling thread's signal mask, if given; returns the previous one. Allocates nothing.
     fn set_mask(mask: Option<u64>) -> u64 {
         let mut before = 0_u64;
         let new = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

@@ -61,10 +61,10 @@ pub(super) fn run(
         pid.store(process.pid, Ordering::Relaxed);
         let title = text::process(&process.name, process.pid);
         check_name(&process.name, process.pid)?;
-        // All that a command gets, it has by now.
+        // The command was forked before, with all privileges.
         system::restrict(match (&sampled, source) {
             (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
-            // Another thread makes the calls.
+            // The tracer thread makes the ptrace calls.
             (Recordable::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
             (Recordable::Stopped(_), _) => Role::SamplingByPtrace,
             (Recordable::Pushed(_), _) => Role::SamplingByKernel,
@@ -124,8 +124,8 @@ fn not_launched(sampled: Sampled) -> (Sampled, CommandState) {
     (sampled, CommandState::Ended)
 }
 
-/// Finds out whether a launched command still runs, and ends it if it shall not: nothing samples it any
-/// more, so that the profile has nothing of its end.
+/// Finds out whether a launched command still runs, and ends it with `--kill-after`. The recording is over, so its
+/// end is not in the profile.
 fn end_command(pid: u32, kill: bool, sampled: Result<Sampled>) -> Result<(Sampled, CommandState)> {
     if pid == NO_PID {
         // It has not been run.

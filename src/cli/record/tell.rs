@@ -132,10 +132,10 @@ pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
     let error =
         |why: &str| Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{after}"));
     if let Some(program) = program.filter(|program| system::gains_rights(program)) {
-        let how = profile.stats.exit_status.map_or("it runs on".to_owned(), ended);
+        let how = profile.stats.exit_status.map_or(String::new(), |status| ended(status) + "; ");
         let program = program.display();
         return error(&format!(
-            "{how}; `{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
+            "{how}`{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
              may sample such programs: sudo stackprof -- {program} ..."
         ));
     }

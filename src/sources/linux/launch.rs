@@ -77,14 +77,14 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
 pub(super) struct Spawner(Sender<Request>);
 
 impl Spawner {
-    /// All commands are launched that this recording launches.
+    /// Tells the first thread that this recording launches no more commands.
     pub(super) fn finish(self) {
         // The other thread may be gone.
         let _ = self.0.send(Request::Finish);
     }
 }
 
-/// What a [`Spawner`] asks for.
+/// A request of a [`Spawner`].
 pub(super) struct Requests(Receiver<Request>);
 
 enum Request {
@@ -101,7 +101,7 @@ pub(super) enum Served {
     Left,
 }
 
-/// The two ends of the way from a sampler to the thread that forks for it.
+/// A channel from the sampler to the thread that forks for it.
 pub(super) fn spawner() -> (Spawner, Requests) {
     let (ask, asked) = channel();
     (Spawner(ask), Requests(asked))
@@ -129,7 +129,7 @@ pub(super) struct Held {
     waits: Option<(PipeWriter, Outcome)>,
 }
 
-/// How `Command::spawn` goes in the other thread.
+/// A `Command::spawn` that runs in the first thread.
 struct Outcome(Receiver<io::Result<()>>);
 
 impl Outcome {

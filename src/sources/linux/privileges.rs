@@ -1,11 +1,11 @@
-//! What each thread of the profiler may do in each phase of a recording, and giving up the rest.
+//! Gives up capabilities and ids that a thread of the profiler does not need in a phase of a recording.
 //!
-//! Input: a [`Role`]; output: the capabilities and ids of the calling thread, which only become fewer. The kernel
-//! keeps them for each thread: the one that samples keeps what its source needs, the first one, which names and
-//! writes, what these need, and those that watch or draw have none. A launched command is forked before anything is given up.
+//! Input: a [`Role`]; output: the capabilities and ids of the calling thread, which only become fewer. They belong
+//! to threads: the sampler keeps what its source needs, the first thread what names and outputs need; the threads for
+//! signals and the progress line keep none. A launched command is forked before any thread gives anything up.
 //!
-//! Under sudo the thread that names and writes becomes the user who called it, for good, where that user may
-//! write the outputs: root owns most files of a system, and may write them without any capability.
+//! Under sudo the first thread becomes the user who called it, for good, where that user may write the outputs:
+//! root may write root's files without any capability.
 
 mod calls;
 
@@ -71,12 +71,12 @@ const EVENTS: Capabilities = Capabilities::of(&[38, 39, 14]);
 const SYS_ADMIN: Capabilities = Capabilities::of(&[21]);
 const PARTS_OF_SYS_ADMIN: Capabilities = Capabilities::of(&[38, 39, 40]);
 
-/// What a thread has in a role.
+/// The capabilities of a thread in a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rights {
-    /// Used now.
+    /// Needed in this role.
     effective: Capabilities,
-    /// These, and what the same thread needs in later roles.
+    /// Needed in this role and in later roles of the thread.
     permitted: Capabilities,
 }
 
@@ -85,9 +85,9 @@ struct Rights {
 struct Thread {
     /// Its permitted capabilities.
     held: Capabilities,
-    /// The first thread of the process, which names and writes in the end.
+    /// The first thread of the process, which looks names up and writes in the end.
     is_first: bool,
-    /// It becomes the user behind sudo for that, at times or for good.
+    /// It takes the ids of the user who called sudo for that, at times or for good.
     takes_ids: bool,
 }
 
@@ -106,7 +106,7 @@ fn rights(role: Role, thread: Thread) -> Rights {
         Role::Waiting => (SIGNAL, READ.with(write)),
         Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS)), READ.with(write)),
         Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
-        // The thread that samples next gets its rights from this one.
+        // A new sampler inherits its capabilities from this thread.
         Role::Tracing => (SIGNAL, with_admin(of_processes).with(write)),
         Role::SamplingByStub => (READ.with(SIGNAL), READ.with(write)),
         Role::Naming => (READ, write),
@@ -164,7 +164,7 @@ fn apply(rights: Rights) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`restrict`] to [`Role::Naming`]. Under sudo the calling thread becomes the user who called it, for good, where
+/// Gives up what [`Role::Naming`] and later roles do not need. Under sudo the calling thread becomes the user who called it, for good, where
 /// that user writes all of the outputs.
 ///
 /// # Errors

@@ -134,7 +134,7 @@ fn has_capability(number: u32) -> bool {
         .is_some_and(|effective| effective >> number & 1 == 1)
 }
 
-/// The same, but a process that another one traces will do.
+/// Refuses what cannot be attached to, except that another process may trace it.
 ///
 /// # Errors
 /// One line for a person.

@@ -1,10 +1,9 @@
-//! Timed waits that a signal interrupted which the process ignores, and that are made again.
+//! Timed waits that an ignored signal interrupted: they are restarted, and end at their original deadline.
 //!
 //! The kernel wakes a traced thread for such a signal. Some calls then fail with EINTR (epoll_wait). Others it
-//! would continue by `restart_syscall` for the rest of their time, which a seccomp filter may punish. Both are
-//! made again with their own arguments (`registers.rs`), which would wait for the whole time anew. The
-//! tracer knows when the wait had ended without a signal, and ends it then, with the result of a wait whose
-//! time has passed.
+//! would continue by `restart_syscall` for the rest of their time, for which a seccomp filter may kill. Both are
+//! restarted with their own arguments (`registers.rs`), which alone would wait for the whole time again. The
+//! tracer keeps the deadline of the first wait and ends the call then, with the result of a timeout.
 //!
 //! The thread stops at the entry and at the exit of that call (PTRACE_SYSCALL), so that no other wait
 //! can be taken for it.
@@ -20,7 +19,7 @@ use crate::clock::Clock;
 /// `si_status` of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
 pub(super) const AT_CALL: c_int = libc::SIGTRAP | 0x80;
 
-/// How long the threads are given to stop that are let go one by one, nanoseconds.
+/// How long threads have to stop before they are detached one by one, nanoseconds.
 const RELEASE_NS: u64 = 50_000_000;
 
 /// The calls that wait for a relative time.
@@ -54,7 +53,7 @@ pub(super) enum Timeout {
     Rest { at: u64, word_bytes: usize },
 }
 
-/// A wait with a relative timeout, which would last longer if it were made again.
+/// A wait with a relative timeout: restarted, it would last longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimedWait {
     pub(super) timeout: Timeout,
@@ -131,7 +130,7 @@ fn timespec_ns(bytes: &[u8]) -> Option<u64> {
     Some(word(seconds)?.saturating_mul(1_000_000_000).saturating_add(ns))
 }
 
-/// A wait that a thread makes again.
+/// A wait that was restarted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RepeatedWait {
     deadline_ns: u64,
@@ -173,7 +172,7 @@ impl LinuxTarget {
         };
     }
 
-    /// Acts on a stop at the entry or the exit of a call that is made again.
+    /// Handles a stop at the entry or the exit of a restarted wait.
     pub(super) fn at_call(&mut self, tid: pid_t) {
         let mut standing = Standing::new(tid);
         standing.resume = match self.goes_on_repeating(tid) {
@@ -210,7 +209,7 @@ impl LinuxTarget {
         !is_over
     }
 
-    /// Asks the threads to stop whose repeated waits have lasted long enough. When the next one has.
+    /// Asks threads whose restarted waits have reached their deadline to stop. Returns the next deadline.
     pub(super) fn end_repeated_waits(&mut self) -> u64 {
         if self.deadlines.is_empty() {
             return u64::MAX;
@@ -231,8 +230,8 @@ impl LinuxTarget {
         self.deadlines.iter().map(|(deadline_ns, _)| *deadline_ns).min().unwrap_or(u64::MAX)
     }
 
-    /// Lets the threads go one by one that such a signal has woken. Where the tracer ends while one
-    /// stands with the next, nothing would repair its call.
+    /// Detaches, one by one, threads that an ignored signal has woken: were the tracer to end while several
+    /// are stopped, nothing would repair their calls.
     pub(super) fn release_woken(&mut self) {
         let woken: Vec<pid_t> =
             self.threads.iter().filter(|(_, thread)| thread.woken).map(|(tid, _)| *tid).collect();

@@ -1,5 +1,5 @@
-//! Tracing again after the profiler was suspended: what is still there is seized by a new thread, and what
-//! came, went or began another program meanwhile is told as events.
+//! Tracing again after the profiler was suspended: a new thread seizes the threads that still exist. Threads and
+//! processes that began, ended or called `exec` meanwhile are reported as events.
 
 use hashbrown::HashSet;
 use libc::pid_t;
@@ -53,8 +53,8 @@ impl LinuxTarget {
         Ok(())
     }
 
-    /// Whether a process is the one that was traced, and runs. A file of a thread that was opened before
-    /// tells nothing any more when its number has become another's.
+    /// Whether a process is the one that was traced, and runs. A file of a thread that was opened before the
+    /// suspension cannot be read any more if its tid was reused.
     fn lives(&self, pid: pid_t) -> bool {
         let is_another = self.threads.get(&pid).is_some_and(|first| first.sched().is_none());
         !is_another && threads::living(pid).is_some()
@@ -110,7 +110,7 @@ impl LinuxTarget {
         }
     }
 
-    /// No event of the kernel told of that `exec`.
+    /// Reports an `exec` of which there was no event of the kernel.
     fn began_program_meanwhile(&mut self, pid: pid_t) {
         let before = self.processes.get(&pid).map(|process| process.threads.clone()).unwrap_or_default();
         for tid in &before {

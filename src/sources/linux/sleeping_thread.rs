@@ -1,6 +1,6 @@
 //! The registers and the stack of a thread that waits, read without a stop.
 //!
-//! Input: a process and a thread of it; output: what it shows, certain to be of one moment.
+//! Input: a process and a thread of it; output: a capture, all of one moment.
 //! `/proc/PID/task/TID/syscall` shows stack pointer and program counter of a thread that waits
 //! (proc_pid_syscall(5)), and its memory can be read. It was off its CPU throughout if the scheduler
 //! counted nothing in between. The other registers are unknown: a walk goes on where the
@@ -45,8 +45,8 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
 
 /// Whether the system calls of a thread are filtered by seccomp; also if that cannot be read.
 ///
-/// The kernel continues some waits that a stop interrupts by `restart_syscall`, which a filter may
-/// punish: a thread in such a wait must not be stopped.
+/// The kernel continues some waits that a stop interrupts by `restart_syscall`, for which a filter may
+/// kill: a thread in such a wait must not be stopped.
 pub(super) fn is_filtered(tid: pid_t) -> bool {
     let Ok(status) = fs::read(format!("/proc/{tid}/status")) else { return true };
     proc::status_value(&String::from_utf8_lossy(&status), "Seccomp").is_some_and(|mode| mode != "0")

@@ -1,6 +1,6 @@
-//! Why a process that is there uses no CPU time: who has stopped it, and how it goes on.
+//! Why an existing process uses no CPU time: what has stopped it, and how to continue it.
 //!
-//! Input: a process; output: a part of a line for people. By what /proc and the control group show.
+//! Input: a process; output: part of a message. Sources: /proc and the control group.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use libc::pid_t;
 
 use super::{cgroup, proc, threads};
 
-/// Who keeps all threads of a process from running, and the next step. `None`: nobody that is known.
+/// What keeps all threads of a process from running, and the next step; `None` if nothing is known to.
 #[must_use]
 pub fn why_it_stands(pid: u32) -> Option<String> {
     let pid = pid_t::try_from(pid).ok()?;

@@ -1,4 +1,4 @@
-//! The user who called sudo, and doing something with the rights of that user to files.
+//! The user who called sudo, and file access with that user's rights.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -63,7 +63,7 @@ impl Caller {
     }
 }
 
-/// User and group on whose behalf root acts; the environment counts only where root set it.
+/// User and group of the caller; SUDO_UID and SUDO_GID count only if the real user is root, too.
 fn identity(
     real: (u32, u32),
     effective: u32,

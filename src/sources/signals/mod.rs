@@ -1,10 +1,9 @@
-//! Signals to the profiler itself: one thread, that of the package `ctrlc`, takes them all.
+//! Signals to the profiler itself: the thread of the package `ctrlc` answers them all.
 //!
-//! The handler of every signal here does what `ctrlc`'s own does, it wakes that thread, and notes before
-//! which signal it was. SIGINT, SIGTERM and SIGHUP are answered as [`Interruption`] says, also while other
-//! threads hang in the kernel: the thread joins nobody and runs no destructor. SIGTSTP, SIGTTIN and
-//! SIGTTOU suspend the process once nothing of a target is held. A signal but SIGINT that was ignored
-//! when the process began stays ignored.
+//! Each handler notes its signal and wakes that thread. SIGINT, SIGTERM and SIGHUP are answered as [`Interruption`] says, also while other
+//! threads hang in the kernel: the thread joins no thread and runs no destructor. SIGTSTP, SIGTTIN and
+//! SIGTTOU suspend the process once nothing of a target is held. A signal but SIGINT that was
+//! ignored when the process began stays ignored.
 
 #[cfg(not(unix))]
 #[path = "plain.rs"]
@@ -23,17 +22,17 @@ use crate::live::Live;
 
 /// How long an output may take to become whole after a signal, and a sampler to answer one.
 pub const FINISH: Duration = Duration::from_millis(800);
-/// How often is looked whether something has become so far.
+/// Interval at which the thread polls what it waits for.
 const STEP: Duration = Duration::from_millis(2);
 
 static STATE: Mutex<Interruption> = Mutex::new(Interruption::new());
-/// The recording that is under way, or was.
+/// The current or last recording.
 static LIVE: Mutex<Option<Arc<Live>>> = Mutex::new(None);
-/// A signal that the launched command shall have, or 0.
+/// A signal to be passed on to the launched command, or 0.
 static PASSED_ON: AtomicI32 = AtomicI32::new(0);
 /// The process is about to end by a signal.
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// Targets that are held in a way that would last while this process is suspended.
+/// How many [`Hold`]s there are.
 static HOLDS: AtomicUsize = AtomicUsize::new(0);
 
 fn state() -> MutexGuard<'static, Interruption> {
@@ -86,7 +85,7 @@ pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
     opened
 }
 
-/// The signal that the launched command shall have; once for each.
+/// Takes the signal to be passed on to the launched command.
 #[cfg(target_os = "linux")]
 pub(super) fn take_passed_on() -> Option<i32> {
     (PASSED_ON.load(Ordering::Relaxed) != 0)
@@ -99,7 +98,7 @@ pub(super) fn is_ending() -> bool {
     ENDS.load(Ordering::SeqCst)
 }
 
-/// While it lives the process is not suspended: a target would stand, or wait for it.
+/// Delays a suspension of this process while it exists: a target would stay stopped, or wait for its tracer.
 #[derive(Debug)]
 pub struct Hold(());
 
@@ -131,7 +130,7 @@ fn restrict_watching() {
     let _ = super::linux::restrict(super::Role::Watching);
 }
 
-/// What `ctrlc`'s thread does when it was woken.
+/// Called in `ctrlc`'s thread each time a handler wakes it.
 fn attend(before_end: &[fn()]) {
     sys::unblock();
     restrict_watching();
@@ -167,7 +166,7 @@ fn attend(before_end: &[fn()]) {
     }
 }
 
-/// Answers all signals that came; the one that asked the recording to end, if one did.
+/// Answers all pending signals; returns the one that ends the recording, if any.
 fn answer_all(before_end: &[fn()]) -> Option<Signal> {
     let mut asked = None;
     while let Some(signal) = sys::take() {
@@ -188,8 +187,8 @@ fn answer_all(before_end: &[fn()]) -> Option<Signal> {
     asked
 }
 
-/// How long the sampler has slept on without a look at the wish that it should end: one that is merely late
-/// is ready to run, or was put on a CPU meanwhile.
+/// How long the sampler has slept without seeing the request to end. One that is merely late is ready to run, or
+/// has been on a CPU meanwhile.
 #[derive(Default)]
 struct Silence {
     since: Option<(Instant, u64)>,
@@ -218,7 +217,7 @@ fn end(signal: Signal, before_end: &[fn()]) -> ! {
     sys::end_by(signal)
 }
 
-/// Suspends this process when nothing of a target is held any more, until SIGCONT.
+/// Suspends this process until SIGCONT, once there is no [`Hold`].
 fn suspend(before_end: &[fn()]) {
     let live = live();
     while sys::stop_wanted() {

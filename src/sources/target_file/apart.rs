@@ -1,4 +1,4 @@
-//! Opening a file in a process of its own, where a file system in user space may be on the way.
+//! Opens a file in a forked child, where its path may lead into a file system in user space.
 //!
 //! A thread whose request such a file system has taken and does not answer cannot be ended, not even
 //! by SIGKILL, and this process could not end before it (fs/fuse/dev.c, `request_wait_answer`). A forked
@@ -19,7 +19,7 @@ use crate::binary::OpenError;
 use super::file_system;
 use super::{About, Copying, LEASED, MAX_COPIED_BYTES, PIECE_BYTES, TargetFile};
 
-/// What the child says: one of these, a number, and what the file is.
+/// Tags of the child's answer, which also has a number and the file's status.
 const FILE: u32 = 0;
 const COPY: u32 = 1;
 const ERRNO: u32 = 2;
@@ -28,7 +28,7 @@ const FOREIGN_LINK: u32 = 4;
 const TOO_LONG: u32 = 5;
 const REASON: u32 = 6;
 
-/// The child's answer, as its memory has it: it is this same program.
+/// The child's answer, in the layout of this program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Answer {

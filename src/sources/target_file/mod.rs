@@ -1,11 +1,10 @@
-//! The one door for files that a target names: images, debug files, object files, maps and dumps of
+//! Opens files that a target names: images, debug files, object files, maps and dumps of
 //! JIT compilers. A target chooses these names, and may have put anything there.
 //!
-//! A path is resolved below the target's root (`resolve.rs`). What it leads to is looked at before it
-//! is opened: only regular files are, of file systems that hold files (`file_system.rs`), so that no
-//! pipe, device or socket is ever opened. All of it happens in a thread that may hang, with a
-//! bounded wait (`wait.rs`), and what may hang later, at a page fault, is copied there; where such a
-//! thread could not be ended, in a process (`apart.rs`).
+//! A path is resolved below the target's root (`resolve.rs`). Its type is checked before it
+//! is opened: only regular files, of file systems that hold files (`file_system.rs`), are opened, never a
+//! pipe, device or socket. This runs in a worker thread with a time limit (`wait.rs`), which also copies
+//! files whose pages may never come; or in a forked child where a hanging thread could not be ended (`apart.rs`).
 //! Not for: files that the user names, and files of /proc that the profiler names.
 
 mod local;

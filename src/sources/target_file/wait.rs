@@ -25,9 +25,9 @@ const MAX_WAITS: Duration = Duration::from_secs(3);
 const LATE_WAIT: Duration = Duration::from_millis(10);
 /// Most workers that hang at one time; beyond, nothing is opened any more.
 const MAX_STUCK: usize = 256;
-/// How often a worker that has not answered is looked at.
+/// Interval at which a worker that has not answered is polled.
 const SLICE: Duration = Duration::from_millis(10);
-/// Longest wait for a worker that the system does not run, in slices: ten minutes.
+/// Longest wait for a worker that gets no CPU, in slices: ten minutes.
 const MAX_SLICES: u32 = 60_000;
 /// A worker's stack; it calls the system and parses nothing.
 const STACK_BYTES: usize = 256 << 10;
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// What is known of how the files of one process answer.
+/// What hung among the files of one process, and how long they were waited for.
 #[derive(Debug)]
 pub(in crate::sources) struct Patience {
     workers: &'static Workers,
