@@ -22,6 +22,8 @@ use crate::live::Live;
 
 /// How long an output may take to become whole after a signal, and a sampler to answer one.
 pub const FINISH: Duration = Duration::from_millis(800);
+/// The same signal again within this time counts once: a person is slower.
+const ECHO: Duration = Duration::from_millis(50);
 /// Interval at which the thread polls what it waits for.
 const STEP: Duration = Duration::from_millis(2);
 
@@ -166,10 +168,22 @@ fn attend(before_end: &[fn()]) {
     }
 }
 
+/// Whether this repeats the last signal: timeout(1) sends its signal to its child, and at once to the
+/// group of both.
+fn is_echo(signal: Signal) -> bool {
+    static LAST: Mutex<Option<(Signal, Instant)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = last.replace((signal, Instant::now()));
+    before.is_some_and(|(other, at)| other == signal && at.elapsed() < ECHO)
+}
+
 /// Answers all pending signals; returns the one that ends the recording, if any.
 fn answer_all(before_end: &[fn()]) -> Option<Signal> {
     let mut asked = None;
     while let Some(signal) = sys::take() {
+        if is_echo(signal) {
+            continue;
+        }
         // Not in the condition: its lock would be held in the arms.
         let answer = state().receive(signal);
         match answer {

@@ -82,7 +82,10 @@ impl Below {
         if !HERE {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(Below { ring: ProgramRing::create(RING_BYTES)?, copies: Copies::default() })
+        Ok(Below {
+            ring: ProgramRing::create(RING_BYTES, HEADER_BYTES + BELOW_BYTES)?,
+            copies: Copies::default(),
+        })
     }
 
     /// What a program does with samples that come through.
@@ -90,11 +93,13 @@ impl Below {
         copy_program(self.ring.descriptor())
     }
 
-    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there.
-    pub(super) fn read(&mut self) {
-        self.copies.forget_old();
+    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
+    /// are freed of buffers for it.
+    pub(super) fn read(&mut self) -> usize {
+        let freed = self.copies.end_batch();
         let Below { ring, copies } = self;
         ring.drain(|record| copies.take(record));
+        freed
     }
 
     /// Puts what was copied at the moment of a sample below its stack.

@@ -19,7 +19,7 @@ use super::bpf::{
 };
 use super::bpf_sys::{self, ProgramRing};
 use super::copies::{self, Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
-use super::events::WINDOW_BYTES_MAX;
+use super::events::{self, WINDOW_BYTES_MAX};
 use super::filter::TID;
 use super::record::Id;
 use crate::sources::Capture;
@@ -32,8 +32,10 @@ const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 const PIECES_MAX: usize = 16;
 /// Most bytes of a copy.
 pub(super) const BEYOND_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
-/// Some 60 ms of the largest copies on two CPUs at 997 Hz. What does not fit is not copied.
-const RING_BYTES: usize = 32 << 20;
+/// For each CPU some 30 ms of the largest copies at 997 Hz, two batches. What does not fit is not copied, and where
+/// that is most of them, none are (`window.rs`); all of the ring is resident as soon as it is there.
+const RING_BYTES_OF_CPU: usize = 8 << 20;
+const RING_BYTES_MAX: usize = 32 << 20;
 /// A copy begins this far below the end of the highest window, for samples that are deeper.
 const BELOW_BYTES: u64 = 16 << 10;
 /// The least bytes that both copies must have in common.
@@ -137,9 +139,10 @@ impl Beyond {
     /// # Errors
     /// What bpf(2) says.
     pub(super) fn new() -> io::Result<Beyond> {
+        let ring_bytes = (RING_BYTES_OF_CPU * events::cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
         Ok(Beyond {
             wanted: bpf_sys::create_map(THREADS_MAX)?,
-            ring: ProgramRing::create(RING_BYTES)?,
+            ring: ProgramRing::create(ring_bytes, HEADER_BYTES + PIECE_BYTES)?,
             from: HashMap::new(),
             copies: Copies::default(),
         })
@@ -150,11 +153,13 @@ impl Beyond {
         copy_program(self.wanted.as_raw_fd(), self.ring.descriptor())
     }
 
-    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there.
-    pub(super) fn read(&mut self) {
-        self.copies.forget_old();
+    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
+    /// are freed of buffers for it.
+    pub(super) fn read(&mut self) -> usize {
+        let freed = self.copies.end_batch();
         let Beyond { ring, copies, .. } = self;
         ring.drain(|record| copies.take(record));
+        freed
     }
 
     /// Completes the stack of a sample whose window, the largest, was full, and sees to it that the next one of

@@ -239,6 +239,8 @@ pub(super) struct ProgramRing {
     written: NonNull<u8>,
     page_bytes: usize,
     data_bytes: usize,
+    /// What is mapped of the second copy of the data: as much as the largest record that runs over the end.
+    again_bytes: usize,
 }
 
 /// In the length of a record: it is being written, or to be passed over.
@@ -248,11 +250,11 @@ const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
 impl ProgramRing {
-    /// One of `data_bytes`, a power of two of at least a page.
+    /// One of `data_bytes`, a power of two of at least a page, for records of at most `record_bytes`.
     ///
     /// # Errors
     /// What bpf(2) says: EINVAL before Linux 5.8.
-    pub(super) fn create(data_bytes: usize) -> io::Result<ProgramRing> {
+    pub(super) fn create(data_bytes: usize, record_bytes: usize) -> io::Result<ProgramRing> {
         const BPF_MAP_TYPE_RINGBUF: u32 = 27;
         let max_entries = data_bytes as u32;
         let map = create(CreateMap {
@@ -264,8 +266,10 @@ impl ProgramRing {
         })?;
         let page_bytes = sys::page_bytes();
         let read = map_at(&map, 0, page_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        match map_at(&map, page_bytes, page_bytes + 2 * data_bytes, libc::PROT_READ) {
-            Ok(written) => Ok(ProgramRing { map, read, written, page_bytes, data_bytes }),
+        // The kernel maps all of it at once, and each page counts as resident as often as it is mapped.
+        let again_bytes = (HEADER_BYTES + record_bytes).next_multiple_of(page_bytes).min(data_bytes);
+        match map_at(&map, page_bytes, page_bytes + data_bytes + again_bytes, libc::PROT_READ) {
+            Ok(written) => Ok(ProgramRing { map, read, written, page_bytes, data_bytes, again_bytes }),
             Err(error) => {
                 // SAFETY: exactly the mapping made above, which nothing else knows of.
                 unsafe { libc::munmap(read.as_ptr().cast(), page_bytes) };
@@ -291,13 +295,13 @@ impl ProgramRing {
         };
         let end = written.load(Ordering::Acquire);
         let mut at = read.load(Ordering::Relaxed);
-        // SAFETY: both copies of the data are mapped behind the writer's page as long as `self` lives. What
+        let mapped_bytes = self.data_bytes + self.again_bytes;
+        // SAFETY: so much of the data is mapped behind the writer's page as long as `self` lives. What
         // lies between the two places the kernel leaves alone, but for the length of a record that is
         // being written, which is read atomically and before anything behind it; the reader's place is
         // raised below, after the last use of `data`.
-        let data = unsafe {
-            std::slice::from_raw_parts(self.written.as_ptr().add(self.page_bytes), 2 * self.data_bytes)
-        };
+        let data =
+            unsafe { std::slice::from_raw_parts(self.written.as_ptr().add(self.page_bytes), mapped_bytes) };
         while at < end {
             let from = at as usize & (self.data_bytes - 1);
             // SAFETY: records and so their lengths are aligned to 8 and lie within the mapped data; the
@@ -335,7 +339,7 @@ impl Drop for ProgramRing {
         // SAFETY: exactly the mappings that `create` made; nothing borrowed from them is left.
         unsafe {
             libc::munmap(self.read.as_ptr().cast(), self.page_bytes);
-            libc::munmap(self.written.as_ptr().cast(), self.page_bytes + 2 * self.data_bytes);
+            libc::munmap(self.written.as_ptr().cast(), self.page_bytes + self.data_bytes + self.again_bytes);
         }
     }
 }

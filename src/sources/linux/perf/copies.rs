@@ -10,6 +10,7 @@ use super::bpf::{
     CALL, JUMP_IF_EQUAL, LOAD_WORD, MOVE, MOVE_REGISTER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE,
     STORE_VALUE_DOUBLE, load_map, op,
 };
+use super::buffers::Pool;
 use super::filter::TID;
 use super::record::Id;
 
@@ -69,7 +70,7 @@ pub(super) struct Copy {
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     of: HashMap<pid_t, Vec<Copy>>,
-    spare: Vec<Vec<u8>>,
+    spare: Pool<Vec<u8>>,
     /// The time of the last one.
     last_ns: u64,
 }
@@ -94,8 +95,7 @@ impl Copies {
             }
             Some(_) => {}
             None => {
-                let mut buffer = self.spare.pop().unwrap_or_default();
-                buffer.clear();
+                let mut buffer = self.spare.take().unwrap_or_default();
                 buffer.extend_from_slice(bytes);
                 copies.push(Copy { time_ns, from: address, bytes: buffer });
             }
@@ -111,25 +111,28 @@ impl Copies {
         // Those before it are of samples that were dropped.
         let mut of_it = None;
         for copy in copies.drain(..=at) {
-            self.spare.extend(of_it.replace(copy).map(|copy| copy.bytes));
+            if let Some(before) = of_it.replace(copy) {
+                self.spare.give_back(before.bytes);
+            }
         }
         of_it
     }
 
     /// Takes the buffer of a copy back.
     pub(super) fn give_back(&mut self, copy: Copy) {
-        self.spare.push(copy.bytes);
+        self.spare.give_back(copy.bytes);
     }
 
-    /// Forgets copies whose samples never came.
-    pub(super) fn forget_old(&mut self) {
+    /// Ends a batch, and forgets copies whose samples never came; the bytes that are freed.
+    pub(super) fn end_batch(&mut self) -> usize {
         let before_ns = self.last_ns.saturating_sub(KEPT_NS);
         let spare = &mut self.spare;
         self.of.retain(|_, copies| {
             let old = copies.iter().take_while(|copy| copy.time_ns < before_ns).count();
-            spare.extend(copies.drain(..old).map(|copy| copy.bytes));
+            copies.drain(..old).for_each(|copy| spare.give_back(copy.bytes));
             !copies.is_empty()
         });
+        spare.end_batch()
     }
 }
 
@@ -142,10 +145,10 @@ mod tests {
         let mut copies = Copies::default();
         let record = [5u64, 0x7000, 77, 8, 1].map(u64::to_le_bytes).concat();
         copies.take(&record);
-        copies.forget_old();
+        copies.end_batch();
         assert_eq!(copies.of.len(), 1);
         copies.last_ns += KEPT_NS + 1;
-        copies.forget_old();
+        copies.end_batch();
         assert!(copies.of.is_empty());
     }
 }

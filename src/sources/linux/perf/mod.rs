@@ -7,7 +7,7 @@
 //! much of each stack is copied, `beyond.rs` and `below.rs` have a program copy what no record holds, `woken.rs`
 //! measures CPU time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
 //! `switched.rs` puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads
-//! that slept before.
+//! that slept before. `buffers.rs` frees what a backlog made larger than batches need.
 
 mod absent;
 mod asleep;
@@ -16,6 +16,7 @@ mod below;
 mod beyond;
 mod bpf;
 mod bpf_sys;
+mod buffers;
 mod choice;
 mod copies;
 mod events;

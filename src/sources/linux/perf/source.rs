@@ -7,6 +7,7 @@ use std::sync::Arc;
 use libc::{c_int, pid_t};
 
 use super::below;
+use super::buffers::Usage;
 use super::choice::{self, Choice};
 use super::events::{Events, How, Scope, Switches};
 use super::member::Member;
@@ -38,6 +39,8 @@ const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
 /// Where large stacks are copied, so that their ring does not fill.
 const LARGE_BATCHES_NS: u64 = 15_000_000;
+/// Buffers of so many bytes freed are worth giving their pages back to the system.
+const TRIM_BYTES: usize = 4 << 20;
 /// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
@@ -82,6 +85,10 @@ pub(crate) struct PerfSource {
     /// Of the CPUs.
     rates: Rates,
     scratch: Vec<u8>,
+    /// Of the records that are handed over.
+    usage: Usage,
+    /// Bytes of buffers freed since pages were given back.
+    freed_bytes: usize,
     readable: Vec<bool>,
 }
 
@@ -123,6 +130,8 @@ impl PerfSource {
             over: false,
             rates: Rates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
+            usage: Usage::default(),
+            freed_bytes: 0,
             readable: Vec::new(),
         }
     }
@@ -232,6 +241,7 @@ impl PerfSource {
         if !self.over {
             self.told.look_at_threads();
         }
+        self.freed_bytes += self.told.spare.end_batch();
         let told_ns = self.clock.now_ns();
         let settled_ns =
             if self.over { u64::MAX } else { (told_ns + self.origin_ns).saturating_sub(SETTLED_NS) };
@@ -244,15 +254,21 @@ impl PerfSource {
             }
         }
         if let Some(beyond) = &mut self.told.beyond {
-            beyond.read();
+            self.freed_bytes += beyond.read();
         }
         if let Some(below) = &mut self.told.below {
-            below.read();
+            self.freed_bytes += below.read();
         }
         self.told.settle_woken();
         // Samples in user mode only say nothing of the time in the kernel.
         self.told.finish_batch(self.events.how.kernel, settled_ns, into);
         self.tell_verdicts();
+        let used = into.len();
+        self.freed_bytes += self.usage.shrink(into, used);
+        if self.freed_bytes >= TRIM_BYTES {
+            self.freed_bytes = 0;
+            linux_sys::trim_heap();
+        }
         self.watch_switches();
         let since_ns = sys::monotonic_ns();
         if !self.disabled && self.told.grid.may_change(since_ns) {

@@ -12,6 +12,7 @@ use libc::pid_t;
 
 use super::below::Below;
 use super::beyond::{BEYOND_BYTES, Beyond};
+use super::buffers::{Pool, Usage};
 use super::choice::Choice;
 use super::events::WINDOW_BYTES_MAX;
 use super::grid::Grid;
@@ -28,8 +29,6 @@ use crate::binary::Mapping;
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Capture, ThreadId};
 
-/// Buffers that are kept for samples to come.
-const SPARE_MAX: usize = 1024;
 /// Why a sample is none.
 const COMPAT: &str = "32-bit code";
 /// Why another one is none: what it was of is not known any more.
@@ -96,6 +95,7 @@ pub(super) struct Told {
     /// When ticks are due.
     pub(super) grid: Grid,
     pub(super) batch: Vec<(Id, Happened)>,
+    batch_usage: Usage,
     /// Processes that were started in the batch.
     forked: HashSet<pid_t>,
     /// What is to change with the time of the engine: time, process, what.
@@ -134,8 +134,7 @@ pub(super) struct Told {
     /// Processes that have ended and are not forgotten.
     pub(super) ended: Vec<pid_t>,
     /// Boxes, since the records that they go out in are small with them.
-    #[allow(clippy::vec_box)]
-    pub(super) spare: Vec<Box<Capture>>,
+    pub(super) spare: Pool<Box<Capture>>,
     /// The shares of processes in a batch.
     pub(super) shares: HashMap<pid_t, Share>,
 }
@@ -167,6 +166,7 @@ impl Told {
             woken: None,
             grid: Grid::default(),
             batch: Vec::new(),
+            batch_usage: Usage::default(),
             forked: HashSet::new(),
             changes: VecDeque::new(),
             last_ns: 0,
@@ -187,21 +187,19 @@ impl Told {
             nameless: Vec::new(),
             leaving: Vec::new(),
             ended: Vec::new(),
-            spare: Vec::new(),
+            spare: Pool::default(),
             shares: HashMap::new(),
         }
     }
 
     /// Takes the buffers of a sample back.
     pub(super) fn give_back(&mut self, capture: Box<Capture>) {
-        if self.spare.len() < SPARE_MAX {
-            self.spare.push(capture);
-        }
+        self.spare.give_back(capture);
     }
 
     /// A buffer for a sample.
     pub(super) fn buffer(&mut self) -> Box<Capture> {
-        self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
+        self.spare.take().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
     }
 
     /// Takes in how many samples did not fit into the rings of CPUs at last; `None` where nobody counts them, and
@@ -379,7 +377,8 @@ impl Told {
     /// Judges the processes that records are of, and takes in what they say of them, in the order of
     /// times; what is left is for the engine.
     pub(super) fn sift(&mut self, mut batch: Vec<(Id, Happened)>) -> Vec<(Id, Happened)> {
-        let mut left = Vec::with_capacity(batch.len());
+        let read = batch.len();
+        let mut left = Vec::with_capacity(read);
         for (id, happened) in batch.drain(..) {
             let pid = id.pid;
             match happened {
@@ -477,6 +476,7 @@ impl Told {
                 },
             ));
         }
+        self.batch_usage.shrink(&mut batch, read);
         self.batch = batch;
         self.forked.clear();
         // What the batch before left for later may be younger than the beginning of this one.

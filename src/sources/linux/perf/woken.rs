@@ -16,6 +16,7 @@
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::buffers::Usage;
 use super::events::WINDOW_BYTES_MAX;
 use super::record::Id;
 use super::sys;
@@ -109,6 +110,7 @@ pub(super) struct Woken {
     cpus: HashMap<u32, OnCpu>,
     /// Who had a CPU from when to when.
     had: Vec<(pid_t, u64, u64)>,
+    had_usage: Usage,
     /// Where threads began to wait: process, thread, stack.
     #[allow(clippy::vec_box)]
     waits: Vec<(pid_t, pid_t, Box<Capture>)>,
@@ -125,6 +127,7 @@ impl Default for Woken {
             window_ns: WINDOW_MIN_NS,
             cpus: HashMap::new(),
             had: Vec::new(),
+            had_usage: Usage::default(),
             waits: Vec::new(),
             dropped: false,
         }
@@ -249,12 +252,14 @@ impl Woken {
             return Vec::new();
         }
         let mut ran_ns: HashMap<pid_t, u64> = HashMap::new();
+        let used = self.had.len();
         for (pid, from_ns, to_ns) in self.had.drain(..) {
             if let (Some(began), Some(ended)) = (began.get(&pid), ended.get(&pid)) {
                 let ran = to_ns.min(ended.at_ns).saturating_sub(from_ns.max(began.at_ns));
                 *ran_ns.entry(pid).or_default() += ran;
             }
         }
+        self.had_usage.shrink(&mut self.had, used);
         let measured = began.iter().filter_map(|(pid, began)| {
             let used_ns = ended.get(pid)?.cpu_ns.saturating_sub(began.cpu_ns);
             let ran_ns = ran_ns.get(pid).copied().unwrap_or(0);
@@ -327,7 +332,7 @@ impl Told {
                 capture.kernel.clear();
             }
             let spare = &mut self.spare;
-            member.owed.waited(tid, capture, |capture| spare.push(capture));
+            member.owed.waited(tid, capture, |capture| spare.give_back(capture));
         }
         self.woken = Some(woken);
     }
@@ -349,6 +354,8 @@ impl Told {
         }
         let mut due = Vec::new();
         while let Some((tid, capture, weight_ns)) = member.owed.next(period_ns, last) {
+            // The copy comes back as one of them.
+            drop(self.spare.take());
             due.push((Id { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
         }
         member.owed.told();

@@ -1,0 +1,216 @@
+//! Buffers that are reused from batch to batch. A backlog, when the reader was held up, makes them many times as
+//! large as batches need; what no batch of a round used is freed at its end.
+//!
+//! A round is a number of batches and not a time: whoever uses much once a round keeps it, and batches that
+//! differ by less than the slack reallocate nothing.
+
+use crate::sources::Capture;
+
+/// Batches of a round: 2 to 15 s.
+const ROUND_BATCHES: u32 = 128;
+/// A buffer that is larger than this many times what its largest batch used shrinks. Growth alone doubles.
+const SLACK: usize = 2;
+/// No buffer of fewer elements shrinks.
+const ELEMENTS_MIN: usize = 16;
+
+/// The most that a batch of a round used.
+#[derive(Clone, Copy, Debug)]
+struct Peak(usize);
+
+impl Peak {
+    /// Of a buffer that holds so many elements, how many to keep, if not all.
+    fn kept(self, held: usize) -> Option<usize> {
+        let peak = self.0.max(ELEMENTS_MIN);
+        (held / SLACK > peak).then_some(peak + peak / 2)
+    }
+
+    /// Shrinks a buffer; the bytes that are freed.
+    fn shrink<T>(self, buffer: &mut Vec<T>) -> usize {
+        let before = buffer.capacity();
+        if let Some(kept) = self.kept(before) {
+            buffer.shrink_to(kept);
+        }
+        (before - buffer.capacity()) * size_of::<T>()
+    }
+}
+
+/// How many elements of a buffer the batches of a round used so far.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    batches: u32,
+    peak: usize,
+}
+
+impl Usage {
+    /// Counts a batch that used so many elements; at the end of a round its peak.
+    fn end_batch(&mut self, used: usize) -> Option<Peak> {
+        self.peak = self.peak.max(used);
+        self.batches += 1;
+        (self.batches >= ROUND_BATCHES).then(|| Peak(std::mem::take(self).peak))
+    }
+
+    /// Counts a batch that used so many elements of `buffer`, and shrinks it where a round shows that it may be
+    /// smaller; the bytes that are freed.
+    pub(super) fn shrink<T>(&mut self, buffer: &mut Vec<T>, used: usize) -> usize {
+        self.end_batch(used).map_or(0, |peak| peak.shrink(buffer))
+    }
+}
+
+/// What a [`Pool`] has many of.
+pub(super) trait Buffer {
+    /// The large part of it.
+    fn bytes(&mut self) -> &mut Vec<u8>;
+}
+
+impl Buffer for Vec<u8> {
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        self
+    }
+}
+
+impl Buffer for Box<Capture> {
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.stack
+    }
+}
+
+/// Buffers for batches to come: as many, and as long, as those of the last round needed.
+#[derive(Debug)]
+pub(super) struct Pool<T> {
+    spare: Vec<T>,
+    /// Of this batch: how many were taken, and how long the longest was.
+    taken: usize,
+    longest: usize,
+    count: Usage,
+    bytes: Usage,
+}
+
+impl<T> Default for Pool<T> {
+    fn default() -> Pool<T> {
+        let (count, bytes) = (Usage::default(), Usage::default());
+        Pool { spare: Vec::new(), taken: 0, longest: 0, count, bytes }
+    }
+}
+
+impl<T: Buffer> Pool<T> {
+    /// One of them, if any is left; else the caller makes one.
+    pub(super) fn take(&mut self) -> Option<T> {
+        self.taken += 1;
+        self.spare.pop()
+    }
+
+    /// Takes a buffer back, which is empty from now on.
+    pub(super) fn give_back(&mut self, mut buffer: T) {
+        self.longest = self.longest.max(buffer.bytes().len());
+        buffer.bytes().clear();
+        self.spare.push(buffer);
+    }
+
+    /// Ends a batch, whose buffers are back; the bytes that are freed.
+    pub(super) fn end_batch(&mut self) -> usize {
+        let mut freed = 0;
+        if let Some(peak) = self.count.end_batch(std::mem::take(&mut self.taken))
+            && let Some(kept) = peak.kept(self.spare.len())
+        {
+            // The first ones were not used for longest.
+            let unused = self.spare.drain(..self.spare.len() - kept);
+            freed += unused.map(|mut buffer| buffer.bytes().capacity()).sum::<usize>();
+            self.spare.shrink_to(kept);
+        }
+        if let Some(peak) = self.bytes.end_batch(std::mem::take(&mut self.longest)) {
+            freed += self.spare.iter_mut().map(|buffer| peak.shrink(buffer.bytes())).sum::<usize>();
+        }
+        freed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    /// So many rounds of batches that use up to `most` buffers of up to `bytes` each, one of them all; the bytes freed.
+    fn run(pool: &mut Pool<Vec<u8>>, rounds: u32, most: usize, bytes: usize) -> usize {
+        let mut random = Rng::new(7);
+        let mut freed = 0;
+        for batch in 0..rounds * ROUND_BATCHES {
+            let all = batch % ROUND_BATCHES == 0;
+            let count = if all { most } else { random.within(1, most as u64) as usize };
+            let mut taken: Vec<Vec<u8>> = (0..count).map(|_| pool.take().unwrap_or_default()).collect();
+            for buffer in &mut taken {
+                buffer.resize(if all { bytes } else { random.within(1, bytes as u64) as usize }, 1);
+            }
+            taken.into_iter().for_each(|buffer| pool.give_back(buffer));
+            freed += pool.end_batch();
+        }
+        freed
+    }
+
+    fn held(pool: &Pool<Vec<u8>>) -> (usize, usize) {
+        (pool.spare.len(), pool.spare.iter().map(Vec::capacity).max().unwrap_or(0))
+    }
+
+    #[test]
+    fn a_pool_is_as_large_as_ordinary_batches_need_after_a_backlog() {
+        let mut pool = Pool::default();
+        run(&mut pool, 1, 20, 4096);
+        let ordinary = held(&pool);
+        run(&mut pool, 1, 300, 65_536);
+        assert_eq!(held(&pool).0, 300, "kept while it is needed");
+        let freed = run(&mut pool, 2, 20, 4096);
+        let (count, capacity) = held(&pool);
+        assert!(count <= SLACK * ordinary.0 && capacity <= SLACK * 4096, "{count} of {capacity} bytes");
+        assert!(freed > 8 << 20, "{freed}");
+        assert_eq!(run(&mut pool, 2, 20, 4096), 0, "nothing more to free");
+    }
+
+    #[test]
+    fn ordinary_batches_allocate_and_free_nothing() {
+        let mut pool = Pool::default();
+        run(&mut pool, 1, 100, 4096);
+        let addresses = |pool: &Pool<Vec<u8>>| {
+            let mut all: Vec<_> =
+                pool.spare.iter().map(|one| (one.as_ptr().addr(), one.capacity())).collect();
+            all.sort_unstable();
+            all
+        };
+        // Each has been as long as any by then.
+        pool.spare.iter_mut().for_each(|one| one.reserve(4096));
+        let before = addresses(&pool);
+        for most in [100, 60, 90] {
+            assert_eq!(run(&mut pool, 3, most, 4096), 0, "{most}");
+            assert_eq!(addresses(&pool), before, "{most}");
+        }
+    }
+
+    #[test]
+    fn a_backlog_in_each_round_keeps_its_buffers() {
+        let (mut usage, mut buffer) = (Usage::default(), Vec::<u64>::with_capacity(10_000));
+        for batch in 0..10 * ROUND_BATCHES {
+            let used = if batch % (ROUND_BATCHES - 1) == 0 { 9_000 } else { 10 };
+            assert_eq!(usage.shrink(&mut buffer, used), 0);
+        }
+        let freed: usize = (0..2 * ROUND_BATCHES).map(|_| usage.shrink(&mut buffer, 10)).sum();
+        assert_eq!(freed, (10_000 - buffer.capacity()) * size_of::<u64>());
+        assert!(buffer.capacity() < 100);
+    }
+
+    #[test]
+    fn a_buffer_that_only_grew_does_not_shrink() {
+        for used in 1..2_000 {
+            let (mut usage, mut buffer) = (Usage::default(), Vec::new());
+            (0..used).for_each(|one| buffer.push(one));
+            buffer.clear();
+            let freed: usize = (0..3 * ROUND_BATCHES).map(|_| usage.shrink(&mut buffer, used)).sum();
+            assert_eq!(freed, 0, "{used}");
+        }
+    }
+
+    #[test]
+    fn what_a_buffer_holds_stays() {
+        let mut buffer: Vec<u32> = Vec::with_capacity(10_000);
+        buffer.extend(0..1_000);
+        Peak(0).shrink(&mut buffer);
+        assert_eq!(buffer, (0..1_000).collect::<Vec<u32>>());
+    }
+}
