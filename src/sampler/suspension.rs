@@ -15,6 +15,17 @@ impl StopDriver<'_> {
     pub(super) fn record(&mut self) -> Result<(), Fault> {
         let thread = self.target.call_thread();
         let thread = thread.as_deref();
+        let ended = self.record_stretches(thread);
+        if let (Err(Fault::Lost(_)), Some(thread)) = (&ended, thread) {
+            // At once: nothing more is done for what is traced.
+            thread.call(&mut || self.target.release());
+            thread.let_go();
+            thread.begin_anew()?;
+        }
+        ended
+    }
+
+    fn record_stretches(&mut self, thread: Option<&dyn CallThread>) -> Result<(), Fault> {
         let mut stretch = Ok(Stretch::Over);
         call(thread, &mut || {
             self.begin();

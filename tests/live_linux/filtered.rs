@@ -2,7 +2,7 @@
 //! a stop interrupts: each wait ends as without a profiler, and nobody is killed.
 
 use crate::support::{
-    Fixture, assert_untouched, attach, kill, live, numbers, proc_status, stackprof, wait_for,
+    Fixture, assert_untouched, attach, kill, live, numbers, proc_status, record, stackprof, wait_for,
 };
 
 /// How `filtered` waits.
@@ -98,6 +98,37 @@ fn a_signal_that_goes_on_from_no_stop_interrupts_nothing() {
     let Some(_one) = live() else { return };
     // epoll_wait fails with EINTR where it is woken, whatever filter there is.
     run(&["epoll", "20", "20000", "none", "18", "2000"], &BY_PTRACE);
+}
+
+/// What is said of a program with a filter and several threads.
+fn says_why(stderr: &str, pid: u32) -> bool {
+    let why =
+        format!("cannot trace pid {pid}: it has a seccomp filter and several threads, and a stop could");
+    stderr.contains(&why) && stderr.contains(&format!("sudo stackprof --source perf --pid {pid}"))
+}
+
+/// The kernel may wake one thread for a signal that another one takes: nothing stops there.
+#[test]
+fn a_filtered_program_of_several_threads_is_not_traced() {
+    let Some(_one) = live() else { return };
+    let mut target = Fixture::start("filtered", ["nanosleep", "100", "5000", "kill", "12", "50", "before"]);
+    target.line("ready");
+    let pid = target.pid();
+    target.go();
+    let recorded = record([&["--pid", &pid.to_string()], &BY_PTRACE[..]].concat()).wait();
+    recorded.check(recorded.status.code() == Some(1) && says_why(&recorded.stderr, pid), "not refused");
+    let said = numbers(&target.done().join(" "));
+    assert_eq!((said["failed"], said["trapped"]), (0, 0), "{said:?}");
+    let (status, _) = target.finish();
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn an_unfiltered_program_of_several_threads_is_traced() {
+    let Some(_one) = live() else { return };
+    for second in ["before", "after"] {
+        run(&["nanosleep", "100", "5000", "none", "12", "2000", second], &BY_PTRACE);
+    }
 }
 
 /// Whole stacks of all waits, again and again.

@@ -8,7 +8,7 @@ use super::launch::{Launch, Spawner};
 use super::perf::{all_processes, parent_of};
 use super::trace::LinuxTarget;
 use super::traced::Traced;
-use super::{images, launch, refusal, sys, threads};
+use super::{images, launch, refusal, seccomp, sys, threads};
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::clock::{Clock, RealClock};
@@ -62,6 +62,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
     if !target.knows_process(pid) {
         target.add_process(Traced::new(pid, describe(pid)));
     }
+    seccomp::check(pid)?;
     for _ in 0..MAX_PASSES {
         let mut found_new = false;
         for tid in threads::list(pid).map_err(|error| refusal::explain(pid, &error))? {

@@ -94,6 +94,10 @@ impl LinuxTarget {
     /// known, or the first one of another.
     pub(super) fn new_thread(&mut self, standing: Standing) -> Option<Event> {
         let tid = standing.tid;
+        if self.must_end_before(&standing) {
+            std::mem::forget(standing);
+            return None;
+        }
         let read = self.raw.read(tid).is_ok();
         let sp = self.raw.convert().filter(|_| read).map(|registers| registers.sp());
         // What is let go can be asked all the same: should it end, it stays until it is reaped. What

@@ -29,6 +29,7 @@ mod refusal;
 mod registers;
 mod repeated_wait;
 mod resume;
+mod seccomp;
 mod sleeping_thread;
 mod standing;
 mod standstill;

@@ -5,7 +5,7 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::trace::{LinuxTarget, thread_id};
-use super::{attach, refusal, sys, threads};
+use super::{attach, refusal, seccomp, sys, threads};
 use crate::error::Error;
 use crate::sources::{Event, ExitStatus, Fault};
 
@@ -61,6 +61,7 @@ impl LinuxTarget {
     }
 
     fn seize_again(&mut self, pid: pid_t) -> Result<(), Fault> {
+        seccomp::check(pid).map_err(|error| lost(&error))?;
         let threads = self.processes.get(&pid).map(|process| process.threads.clone()).unwrap_or_default();
         for tid in threads {
             if self.threads.get(&tid).is_none_or(|thread| thread.sched().is_none()) {

@@ -59,7 +59,7 @@ pub struct LinuxTarget {
     pub(super) queue: VecDeque<Event>,
     pub(super) raw: registers::Block,
     /// Threads asked to stop and not collected.
-    outstanding: usize,
+    pub(super) outstanding: usize,
     /// Until when to poll for them.
     poll_until_ns: u64,
     /// When the last sleep ended.
@@ -76,6 +76,11 @@ pub struct LinuxTarget {
     pub(super) deadlines: Vec<(u64, pid_t)>,
     /// Threads that stop are no longer traced after that.
     pub(super) releasing: bool,
+    /// Why the tracing has to end, until that was told.
+    pub(super) must_end: Option<String>,
+    /// When threads are next asked for seccomp filters, and who was asked last.
+    pub(super) filters_due_ns: u64,
+    pub(super) filters_asked: pid_t,
     tracer: Option<Arc<Tracer>>,
     not_send: PhantomData<*const ()>,
 }
@@ -115,6 +120,9 @@ impl LinuxTarget {
             ended: false,
             deadlines: Vec::new(),
             releasing: false,
+            must_end: None,
+            filters_due_ns: 0,
+            filters_asked: 0,
             tracer: None,
             not_send: PhantomData,
         }
@@ -277,6 +285,7 @@ impl LinuxTarget {
                 // The command decides what it does; the recording ends when it ends.
                 let _ = sys::kill(self.main, signal);
             }
+            self.check_filters()?;
             let before_ns = self.clock.now_ns();
             match sys::look_for_stopped() {
                 Ok(Some(Waited::Stopped { tid, signal, event })) => {

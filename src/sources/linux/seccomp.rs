@@ -1,0 +1,210 @@
+//! Seccomp filters that forbid `restart_syscall`, and processes that may not be traced for them.
+//!
+//! The kernel wakes one thread of a traced process for a signal that the process ignores, and another
+//! thread may take that signal. The first one then never stops, so that nothing can repair its call, and the
+//! kernel continues its wait by `restart_syscall`. A filter that forbids that gets the process killed. With one
+//! thread alone each such signal is followed by a stop (`repeated_wait.rs`).
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::sync::OnceLock;
+
+use libc::pid_t;
+
+use super::standing::Standing;
+use super::trace::LinuxTarget;
+use super::{proc, sys, threads};
+use crate::clock::Clock;
+use crate::error::{Error, ErrorKind};
+use crate::sources::Fault;
+
+/// How often threads are asked for filters that they may have got, nanoseconds.
+const ASKED_NS: u64 = 100_000_000;
+/// How many are asked at once: a tick waits for it meanwhile.
+const ASKED_MAX: usize = 4;
+/// How long a supervisor may think about the call of the child that tries it, seconds.
+const ANSWER_S: u32 = 2;
+
+/// Whether filters let `restart_syscall` pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RestartRule {
+    Allowed,
+    Forbidden,
+    /// The filters are not those of this process, and are not shown.
+    Unknown,
+}
+
+/// What the filters of a thread say. One that has ended has none.
+pub(super) fn restart_rule(tid: pid_t) -> RestartRule {
+    static OWN: OnceLock<RestartRule> = OnceLock::new();
+    match fs::read(format!("/proc/{tid}/status")) {
+        Ok(status) => {
+            let own = || fs::read("/proc/thread-self/status").unwrap_or_default();
+            rule_of(&String::from_utf8_lossy(&status), own, || *OWN.get_or_init(try_restart))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => RestartRule::Allowed,
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => RestartRule::Allowed,
+        Err(_) => RestartRule::Unknown,
+    }
+}
+
+/// By the status of a thread and that of this process, whose filters `tried` answers for: filters are
+/// inherited and never taken away, so one that has no more than this process, in the same container, has
+/// no other. Before Linux 5.9 their number is not shown, and those of the container are taken for all.
+fn rule_of(status: &str, own: impl FnOnce() -> Vec<u8>, tried: impl FnOnce() -> RestartRule) -> RestartRule {
+    if proc::status_value(status, "Seccomp").is_none_or(|mode| mode == "0") {
+        return RestartRule::Allowed;
+    }
+    let own = own();
+    let own = String::from_utf8_lossy(&own);
+    let filters = |status| proc::status_value(status, "Seccomp_filters")?.parse::<u32>().ok();
+    let is_filtered = proc::status_value(&own, "Seccomp").is_some_and(|mode| mode == "2");
+    match (filters(status), filters(&own)) {
+        _ if !is_filtered => RestartRule::Unknown,
+        (Some(of_it), Some(of_us)) if of_it > of_us => RestartRule::Unknown,
+        _ => tried(),
+    }
+}
+
+/// Has a child call `restart_syscall`: where no wait was interrupted it fails with EINTR.
+fn try_restart() -> RestartRule {
+    // SAFETY: between `fork` and `_exit` the child only makes system calls (signal-safety(7)).
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => RestartRule::Unknown,
+        // SAFETY: all take numbers; no core is dumped if the filter kills the child.
+        0 => unsafe {
+            let none: libc::c_ulong = 0;
+            libc::prctl(libc::PR_SET_DUMPABLE, none, none, none, none);
+            libc::alarm(ANSWER_S);
+            let passed = libc::syscall(libc::SYS_restart_syscall) == 0
+                || io::Error::last_os_error().raw_os_error() == Some(libc::EINTR);
+            libc::_exit(i32::from(!passed))
+        },
+        child => {
+            let mut status = 0;
+            // SAFETY: `status` is live, and the child is one of this thread's that nobody else waits for.
+            while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
+                if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+                    return RestartRule::Unknown;
+                }
+            }
+            if status == 0 { RestartRule::Allowed } else { RestartRule::Forbidden }
+        }
+    }
+}
+
+/// Why a process cannot be traced by ptrace.
+fn why(pid: pid_t) -> String {
+    format!(
+        "cannot trace pid {pid}: it has a seccomp filter and several threads, and a stop could get it killed; \
+         sudo stackprof --source perf --pid {pid}"
+    )
+}
+
+/// Refuses a process of several threads that the kernel might kill while it is traced.
+///
+/// # Errors
+/// One line for a person.
+pub(super) fn check(pid: pid_t) -> Result<(), Error> {
+    let tids = threads::list(pid).unwrap_or_default();
+    let is_harmed = |tid: &pid_t| restart_rule(*tid) != RestartRule::Allowed;
+    if tids.len() > 1 && tids.iter().any(is_harmed) {
+        return Err(Error::new(ErrorKind::Attach, why(pid)));
+    }
+    Ok(())
+}
+
+impl LinuxTarget {
+    /// Whether a thread that the kernel has attached must not run while it is traced, and the tracing has to
+    /// end. It stands until then, so that no other takes the signals of the first.
+    pub(super) fn must_end_before(&mut self, new: &Standing) -> bool {
+        let tid = new.tid;
+        if restart_rule(tid) == RestartRule::Allowed {
+            return false;
+        }
+        let Some((pid, _)) = threads::belongs_to(tid).filter(|(pid, _)| *pid != tid) else { return false };
+        // It is not seen again.
+        let _ = sys::take_stop(tid);
+        self.must_end = Some(why(pid));
+        true
+    }
+
+    /// Asks from time to time whether threads have got filters; not while one may stand.
+    ///
+    /// # Errors
+    /// [`Fault::Lost`], once: the tracing has to end.
+    pub(super) fn check_filters(&mut self) -> Result<(), Fault> {
+        let now_ns = self.clock.now_ns();
+        if now_ns >= self.filters_due_ns && self.outstanding == 0 {
+            self.filters_due_ns = now_ns + ASKED_NS;
+            let of_several = self.processes.values().filter(|process| process.threads.len() > 1);
+            let mut tids: Vec<pid_t> =
+                of_several.flat_map(|process| process.threads.iter().copied()).collect();
+            tids.sort_unstable();
+            let next = tids.partition_point(|tid| *tid <= self.filters_asked);
+            tids.rotate_left(next);
+            for tid in tids.into_iter().take(ASKED_MAX) {
+                self.filters_asked = tid;
+                if restart_rule(tid) != RestartRule::Allowed {
+                    self.must_end = self.threads.get(&tid).map(|thread| why(thread.pid));
+                }
+            }
+        }
+        self.must_end.take().map_or(Ok(()), |why| Err(Fault::Lost(why)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn filters_of_this_process_are_tried_and_others_unknown() {
+        use RestartRule::{Allowed, Forbidden, Unknown};
+        let rule = |status: &str, own: &str, tried| rule_of(status, || own.as_bytes().to_vec(), || tried);
+        let (none, one, two) =
+            ("Seccomp:\t0\n", "Seccomp:\t2\nSeccomp_filters:\t1\n", "Seccomp:\t2\nSeccomp_filters:\t2\n");
+        assert_eq!(rule(none, none, Forbidden), Allowed);
+        assert_eq!(rule("Name:\tx\n", none, Forbidden), Allowed, "a kernel without seccomp");
+        assert_eq!((rule(one, none, Allowed), rule(two, one, Allowed)), (Unknown, Unknown));
+        assert_eq!((rule(one, one, Allowed), rule(one, two, Allowed)), (Allowed, Allowed));
+        assert_eq!(rule(one, one, Forbidden), Forbidden);
+        let uncounted = "Seccomp:\t2\n";
+        assert_eq!((rule(uncounted, uncounted, Allowed), rule(uncounted, none, Allowed)), (Allowed, Unknown));
+    }
+
+    /// The filter is the calling thread's alone.
+    fn install(action: u32) {
+        let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let mut filter = [
+            statement(0x20, 0, 0, 0), // BPF_LD | BPF_W | BPF_ABS: the number of the call
+            statement(0x15, 0, 1, libc::SYS_restart_syscall as u32), // BPF_JMP | BPF_JEQ | BPF_K
+            statement(0x06, 0, 0, action), // BPF_RET | BPF_K
+            statement(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+        let none: libc::c_ulong = 0;
+        // SAFETY: the program and its four instructions are live during the call.
+        let failed = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1 as libc::c_ulong, none, none, none) != 0
+                || libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::c_ulong::from(libc::SECCOMP_MODE_FILTER),
+                    &raw const program,
+                ) != 0
+        };
+        assert!(!failed, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn a_child_meets_the_filter_of_its_parent() {
+        let tried = |action| std::thread::spawn(move || (install(action), try_restart()).1).join().unwrap();
+        assert_eq!(tried(libc::SECCOMP_RET_ALLOW), try_restart());
+        for action in [libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_TRAP, libc::SECCOMP_RET_ERRNO | 1] {
+            assert_eq!(tried(action), RestartRule::Forbidden, "{action:#x}");
+        }
+    }
+}
