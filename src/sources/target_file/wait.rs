@@ -190,6 +190,7 @@ impl Workers {
 }
 
 /// Ends the workers that have nothing to do: the next ones have the privileges of the thread that starts them.
+#[cfg(target_os = "linux")] // elsewhere all threads have the same privileges
 pub(in crate::sources) fn end_idle_workers() {
     WORKERS.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
