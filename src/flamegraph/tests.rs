@@ -87,7 +87,7 @@ fn names_are_escaped_and_never_break_the_file() {
     let svg = draw(&graph, &[("p;Vec<T>::push(&str)", 1), ("p;\u{1}x\u{fffe}y", 1)]);
     assert!(svg.contains(r"&lt;b&gt;\u{0}&amp;\u{ffff}</text>"), "{svg}");
     assert!(svg.contains("Vec&lt;T&gt;::push(&amp;str) (1 sample,"), "{svg}");
-    assert!(svg.contains(" x y (1 sample,"), "{svg}");
+    assert!(svg.contains(r"\u{1}x\u{fffe}y (1 sample,"), "{svg}");
 }
 
 #[test]

@@ -257,3 +257,19 @@ fn devices_and_odd_names_are_outputs_as_well() {
     place.run_words(&["-q", "--target", "sim:1", "-o", "a b\u{e9}.svg"]).succeeds();
     assert_eq!(place.files().into_keys().collect::<Vec<_>>(), ["a b\u{e9}.svg"]);
 }
+
+#[cfg(unix)]
+#[test]
+fn one_file_is_not_two_outputs_however_it_is_spelled() {
+    let place = Place::new();
+    place.write("in.folded", "p;f 1\n");
+    std::fs::create_dir(place.path("sub")).unwrap();
+    std::fs::write(place.path("a.svg"), "").unwrap();
+    std::os::unix::fs::symlink("a.svg", place.path("link.svg")).unwrap();
+    for other in ["./a.svg", "sub/../a.svg", "link.svg"] {
+        let run = place.run(&format!("render in.folded -o a.svg -o {other}"));
+        assert_eq!(run.code, Some(1), "{run}");
+        assert!(run.stderr.ends_with("`a.svg` is the same file; each output needs its own\n"), "{run}");
+    }
+    place.run("render in.folded -o a.svg -o b.svg -o /dev/null --format svg").succeeds();
+}

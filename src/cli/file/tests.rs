@@ -585,23 +585,3 @@ fn under_sudo_outputs_are_made_by_the_caller() {
     assert!(Place::is_root());
     put(&base.join("roots/after.svg"), "x").expect("written");
 }
-
-#[test]
-fn one_file_is_not_two_outputs_however_it_is_spelled() {
-    let directory = directory();
-    let path = |name: &str| directory.path().join(name);
-    put(&path("a.svg"), "x").expect("made");
-    symlink("a.svg", path("link")).expect("linked");
-    let files = OutputFiles::default();
-    files.check(&path("a.svg")).expect("writable");
-    files.check(&path("a.svg")).expect("the same output again");
-    fs::create_dir(path("sub")).expect("made");
-    for other in ["sub/../a.svg", "link"] {
-        let error = files.check(&path(other)).expect_err(other).to_string();
-        assert!(error.ends_with("is the same file; each output needs its own"), "{error}");
-    }
-    files.check(&path("b.svg")).expect("another");
-    for null in ["/dev/null", "/dev/../dev/null"] {
-        files.check(Path::new(null)).expect("a device is no file");
-    }
-}
