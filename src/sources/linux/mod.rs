@@ -98,7 +98,7 @@ pub fn with_target<R: Send>(
 
 /// Attaches or launches and runs `body` with what samples the process at this rate: with what the kernel
 /// samples, in a thread of its own, or with a target whose threads are stopped, by a thread that
-/// the target tells ([`Target::call_thread`](crate::sources::Target::call_thread)).
+/// the target tells ([`Target::call_thread`]).
 ///
 /// # Errors
 /// As [`with_target`]; and where `way` asks for what the kernel refuses.
