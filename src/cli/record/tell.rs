@@ -156,7 +156,9 @@ pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
         }
         None if idle && profile.stats.samples_lost.contains_key("stopped by job control") => {
             let pid = profile.process.pid;
-            format!("in {seconds:.1} s it was stopped by job control; let it run: kill -CONT {pid}")
+            format!(
+                "in {seconds:.1} s it did not run: it is stopped by job control; let it run: kill -CONT {pid}"
+            )
         }
         None if idle && profile.process.backend == "ptrace" => {
             format!("in {seconds:.1} s no thread could be stopped")
