@@ -168,13 +168,18 @@ fn attend(before_end: &[fn()]) {
     }
 }
 
-/// Whether this repeats the last signal: timeout(1) sends its signal to its child, and at once to the
-/// group of both.
+/// The last signal that ended a recording or the wait for an output, and when it came.
+static LAST: Mutex<Option<(Signal, Instant)>> = Mutex::new(None);
+
+/// Whether this repeats that signal: timeout(1) sends its signal to its child, and at once to the group of
+/// both. One that was passed on to a command is not repeated so: the next one ends the recording.
 fn is_echo(signal: Signal) -> bool {
-    static LAST: Mutex<Option<(Signal, Instant)>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = last.replace((signal, Instant::now()));
-    before.is_some_and(|(other, at)| other == signal && at.elapsed() < ECHO)
+    let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    last.is_some_and(|(other, at)| other == signal && at.elapsed() < ECHO)
+}
+
+fn note_answered(signal: Signal) {
+    *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((signal, Instant::now()));
 }
 
 /// Answers all pending signals; returns the one that ends the recording, if any.
@@ -193,9 +198,10 @@ fn answer_all(before_end: &[fn()]) -> Option<Signal> {
                     live.ask_to_stop();
                 }
                 asked = Some(signal);
+                note_answered(signal);
             }
             Answer::PassOn(signal) => PASSED_ON.store(sys::number(signal), Ordering::Relaxed),
-            Answer::Finish => {}
+            Answer::Finish => note_answered(signal),
         }
     }
     asked
