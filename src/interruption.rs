@@ -51,8 +51,10 @@ pub struct Interruption {
     ending: bool,
     /// The process ends by this signal unless it is done in a short time.
     limit: Option<Signal>,
-    /// The signal that ended the recording.
+    /// The signal that ended the recording, or the command, which ended it.
     ended_by: Option<Signal>,
+    /// The limit is that of the wait for a reader alone.
+    is_for_reader: bool,
 }
 
 impl Interruption {
@@ -66,6 +68,7 @@ impl Interruption {
             ending: false,
             limit: None,
             ended_by: None,
+            is_for_reader: false,
         }
     }
 
@@ -80,8 +83,11 @@ impl Interruption {
             // What was passed on reaches the command now.
             (_, Phase::Recording) => self.limit = None,
             // Naming and writing end by themselves, this wait may not.
-            (_, Phase::Reader) => self.limit = self.limit.or(self.ended_by),
-            (Phase::Reader, _) if self.ended_by.is_some() && !self.passed_on => self.limit = None,
+            (_, Phase::Reader) if self.limit.is_none() => {
+                self.limit = self.ended_by;
+                self.is_for_reader = true;
+            }
+            (Phase::Reader, _) if self.is_for_reader => self.limit = None,
             _ => {}
         }
         self.phase = phase;
@@ -108,6 +114,7 @@ impl Interruption {
         match self.phase {
             Phase::Start | Phase::Recording if passes_on => {
                 self.passed_on = true;
+                self.ended_by = Some(signal);
                 // The command may never begin.
                 self.limit = Some(signal).filter(|_| self.phase == Phase::Start);
                 Answer::PassOn(signal)
@@ -125,6 +132,7 @@ impl Interruption {
             }
             Phase::Output | Phase::Reader => {
                 self.ending = true;
+                self.is_for_reader = false;
                 self.limit = Some(signal);
                 Answer::Finish
             }
@@ -208,6 +216,12 @@ mod tests {
             interruption.enter(Phase::Output);
             assert_eq!(interruption.limit(), None, "the reader has come, and may be slow");
         }
+        let mut interruption = at(Phase::Recording);
+        interruption.pass_on();
+        interruption.receive(Hangup);
+        interruption.enter(Phase::Output);
+        interruption.enter(Phase::Reader);
+        assert_eq!(interruption.limit(), Some(Hangup), "the command had the signal");
         let mut interruption = at(Phase::Output);
         interruption.enter(Phase::Reader);
         assert_eq!(interruption.limit(), None, "nobody asked for the end");
