@@ -116,7 +116,7 @@ fn a_signal_that_ended_the_recording_ends_the_wait_for_a_reader() {
             let mut target = Fixture::start("shares", ["600"]);
             target.line("ready");
             let running = attach(target.pid(), &["--source", source, "-o", fifo.to_str().unwrap()]);
-            wait_for_more_cpu_time(target.pid(), Duration::from_millis(100));
+            wait_for_more_cpu_time(target.pid(), Duration::from_millis(300));
             kill(name, running.pid());
             let recorded = running.wait();
             let status = recorded.status;
