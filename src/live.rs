@@ -90,8 +90,9 @@ impl Live {
         if *suspension == Suspension::None {
             return;
         }
-        *suspension = Suspension::Parked;
         while *suspension != Suspension::None {
+            // Another request may come before this thread has woken from the one before.
+            *suspension = Suspension::Parked;
             suspension = self.resumed.wait(suspension).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -136,6 +137,26 @@ mod tests {
         live.resume();
         live.park();
         assert!(!live.shall_suspend() && !live.is_parked());
+    }
+
+    #[test]
+    fn who_is_parked_is_parked_for_the_next_request_too() {
+        let live = Live::default();
+        live.ask_to_suspend();
+        std::thread::scope(|scope| {
+            let parked = scope.spawn(|| live.park());
+            while !live.is_parked() {
+                std::thread::yield_now();
+            }
+            // As `resume`, followed by a request before the parked thread has the lock.
+            *live.suspension() = Suspension::Wanted;
+            live.resumed.notify_all();
+            while !live.is_parked() {
+                std::thread::yield_now();
+            }
+            live.resume();
+            assert!(parked.join().is_ok());
+        });
     }
 
     #[test]

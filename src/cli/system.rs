@@ -245,6 +245,17 @@ pub(super) fn why_it_stands(pid: u32) -> Option<String> {
     }
 }
 
+/// The same of a process that a recording has just let go.
+pub(super) fn why_it_stands_again(pid: u32) -> Option<String> {
+    #[cfg(target_os = "linux")]
+    return crate::sources::linux::why_it_stands_again(pid);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = pid;
+        None
+    }
+}
+
 /// The frozen control group of a process, and the next step.
 pub(super) fn why_it_is_frozen(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]

@@ -141,10 +141,21 @@ impl Made {
         self.checked_ns = now_ns;
         let rests_on = self.rests_on.get_mut();
         let mut bytes = Vec::new();
-        for (start, end) in rests_on.blocks() {
+        let blocks = rests_on.blocks();
+        let mut unreadable = Vec::new();
+        for &(start, end) in &blocks {
             bytes.resize((end - start) as usize, 0);
-            let len = read(Avma(start), &mut bytes);
-            rests_on.see(start, end, bytes.get(..len).unwrap_or_default());
+            match read(Avma(start), &mut bytes) {
+                0 => unreadable.push((start, end)),
+                len => _ = rests_on.see(start, end, bytes.get(..len).unwrap_or_default()),
+            }
+        }
+        if !blocks.is_empty() && unreadable.len() == blocks.len() {
+            // The process has ended: its last samples are of the code as it was.
+            return;
+        }
+        for (start, end) in unreadable {
+            rests_on.see(start, end, &[]);
         }
         let rests_on = self.rests_on.borrow();
         forget(&|lookup: Avma| match rests_on.holds(lookup.0) {
@@ -454,6 +465,40 @@ mod tests {
         assert!(made.fill(&mut |_, _| 0));
         assert_eq!((made.code(Avma(START + 0x2000)), made.lacked.take()), (None, false));
         assert!(!made.fill(&mut |_, _| 0));
+    }
+
+    /// What is kept of `START` and of the fourth block behind it, after a check that reads by `read`.
+    fn kept_after(read: Read<'_>) -> (bool, bool) {
+        let mut made = made(0x20_000);
+        let far = Avma(START + 0x10_000);
+        for at in [Avma(START), far] {
+            made.begin_walk();
+            assert_eq!(made.code(at), None);
+            assert!(made.fill(&mut page_numbers));
+            assert!(made.code(at).is_some());
+            made.learned(at);
+        }
+        let mut kept = (true, true);
+        made.check(KEPT_NS, read, |is_forgotten| kept = (!is_forgotten(Avma(START)), !is_forgotten(far)));
+        kept
+    }
+
+    #[test]
+    fn what_was_learned_is_forgotten_with_the_code_and_not_with_the_process() {
+        assert_eq!(kept_after(&mut page_numbers), (true, true));
+        assert_eq!(kept_after(&mut |_, _| 0), (true, true), "the process has ended");
+        let unmapped = &mut |at: Avma, into: &mut [u8]| {
+            if at.0 < START + 0x8000 { 0 } else { page_numbers(at, into) }
+        };
+        assert_eq!(kept_after(unmapped), (false, true), "a part was unmapped");
+        let replaced = &mut |at: Avma, into: &mut [u8]| {
+            let len = page_numbers(at, into);
+            if at.0 < START + 0x8000 {
+                into[0] ^= 1;
+            }
+            len
+        };
+        assert_eq!(kept_after(replaced), (false, true));
     }
 
     #[test]

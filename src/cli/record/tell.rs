@@ -116,7 +116,7 @@ pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
     let is_of_this_system = matches!(profile.process.backend, "ptrace" | "perf_event");
     let why_it_stands = match profile.process.pid {
         0 => None,
-        pid if is_of_this_system && profile.stats.exit_status.is_none() => system::why_it_stands(pid),
+        pid if is_of_this_system && profile.stats.exit_status.is_none() => system::why_it_stands_again(pid),
         _ => None,
     };
     let ended = |status| match status {

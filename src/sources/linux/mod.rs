@@ -52,7 +52,7 @@ pub use account::{Account, account, is_root};
 pub use launch::Launch;
 pub use privileges::{restrict, restrict_to_naming, set_caller};
 pub use refusal::gains_rights;
-pub use standstill::{why_it_is_frozen, why_it_stands};
+pub use standstill::{why_it_is_frozen, why_it_stands, why_it_stands_again};
 pub use trace::LinuxTarget;
 
 /// Which process.

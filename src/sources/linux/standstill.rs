@@ -4,10 +4,16 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libc::pid_t;
 
 use super::{cgroup, proc, threads};
+
+/// More CPU time than a thread needs to stand again.
+const STAND_NS_MAX: u64 = 1_000_000;
+/// How long one that gets no CPU at all is waited for.
+const STAND_WAIT: Duration = Duration::from_secs(10);
 
 /// What keeps all threads of a process from running, and the next step; `None` if nothing is known to.
 #[must_use]
@@ -35,6 +41,26 @@ pub fn why_it_stands(pid: u32) -> Option<String> {
         "it waits in the kernel where no signal wakes it (state D), mostly for a disk or a file system"
             .to_owned()
     })
+}
+
+/// [`why_it_stands`] of a process that was let go a moment ago: what stood then is put on a CPU once to stand again,
+/// on a busy machine later. A thread that runs ends the wait by the CPU time it uses.
+#[must_use]
+pub fn why_it_stands_again(pid: u32) -> Option<String> {
+    let tids = threads::list(pid_t::try_from(pid).ok()?).ok()?;
+    let read = |tid: &pid_t, name: &str| fs::read(format!("/proc/{pid}/task/{tid}/{name}"));
+    let is_ready = |tid: &pid_t| read(tid, "stat").is_ok_and(|stat| proc::stat_state(&stat) == Some(b'R'));
+    let used_ns = |tid: &pid_t| Some(proc::schedstat(&read(tid, "schedstat").ok()?)?.cpu_ns);
+    let begun_ns: Vec<Option<u64>> = tids.iter().map(used_ns).collect();
+    let about_to_stand = |(tid, begun_ns): (&pid_t, &Option<u64>)| {
+        let used_ns = begun_ns.and_then(|begun_ns| used_ns(tid)?.checked_sub(begun_ns));
+        is_ready(tid) && used_ns.is_some_and(|used_ns| used_ns < STAND_NS_MAX)
+    };
+    let begun = Instant::now();
+    while begun.elapsed() < STAND_WAIT && tids.iter().zip(&begun_ns).any(about_to_stand) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    why_it_stands(pid)
 }
 
 /// The control group that is frozen, and the next step; `None` if the process may run.
@@ -98,6 +124,7 @@ mod tests {
     #[test]
     fn a_process_that_runs_does_not_stand() {
         assert_eq!(why_it_stands(std::process::id()), None);
-        assert_eq!(why_it_stands(u32::MAX), None);
+        assert_eq!(why_it_stands_again(std::process::id()), None);
+        assert_eq!(why_it_stands(u32::MAX).or_else(|| why_it_stands_again(u32::MAX)), None);
     }
 }

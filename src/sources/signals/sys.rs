@@ -89,7 +89,9 @@ fn dispose(signal: c_int, disposition: usize) {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = disposition;
         action.sa_flags = libc::SA_RESTART;
-        libc::sigemptyset(&raw mut action.sa_mask);
+        // One after the other, as they came: a SIGCONT whose handler interrupts that of the SIGTSTP before it would be
+        // noted first.
+        action.sa_mask = set_of(&FOR_ONE_THREAD);
         libc::sigaction(signal, &raw const action, null_mut());
     }
 }
