@@ -258,7 +258,8 @@ class Run(Judge):
                 os.kill(self.child.pid, number)
         except ProcessLookupError:
             return
-        self.killed |= name == "KILL"
+        # It answers neither: what it held is let go by the kernel.
+        self.killed |= name in ("KILL", "QUIT")
 
     def signals(self):
         for trigger, share, name, whom in self.what.signals:
@@ -279,7 +280,8 @@ class Run(Judge):
             if not stopped:
                 self.notes.append("TSTP did not suspend it")
             return
-        if not self.target:
+        # One that was stopped by itself stays so.
+        if not self.target or self.stopped_before:
             return
         if not targets.until(lambda: not targets.held(self.target.pid, also_traced=False), 5):
             self.faults.append("stopped while the profiler is suspended: " + "; ".join(targets.held(self.target.pid, also_traced=False)))

@@ -8,7 +8,7 @@ use crate::cli::stats::{self, CommandState, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
-use crate::recording::Profile;
+use crate::recording::{Profile, Stats};
 use crate::sources::ExitStatus;
 use crate::symbol::Names;
 use crate::walk::How;
@@ -32,6 +32,15 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         write_s: 0.0,
         outputs: outputs.iter().map(|output| output.to.as_path().display().to_string()).collect(),
     }
+}
+
+/// Why CPU time was used and none of it sampled; `None` where next to none was used.
+fn why_unsampled(stats: &Stats) -> Option<String> {
+    let (seconds, used) = (stats.duration_ns as f64 / 1e9, stats.target_cpu_ns as f64 / 1e9);
+    let most = stats.samples_lost.iter().max_by_key(|(_, count)| **count);
+    let why = most.map_or("each stop came too late", |(reason, _)| reason);
+    (stats.target_cpu_ns >= USED_NS_MIN)
+        .then(|| format!("in {seconds:.1} s it used {used:.1} s of CPU time, none of it sampled: {why}"))
 }
 
 /// Writes the statistics as JSON.
@@ -102,6 +111,9 @@ pub(super) struct Nothing<'a> {
     pub(super) command: CommandState,
 }
 
+/// CPU time of a target that a message tells, nanoseconds.
+const USED_NS_MIN: u64 = 50_000_000;
+
 /// Why a recording has no samples.
 pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
     let &Nothing { idle, off_cpu, program, command } = asked;
@@ -142,6 +154,9 @@ pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
     if let Some(why) = why_it_stands {
         return error(&format!("in {seconds:.1} s it did not run: {why}"));
     }
+    if let Some(why) = why_unsampled(&profile.stats).filter(|_| ended_by_itself.is_none() && !off_cpu) {
+        return error(&why);
+    }
     let why = match ended_by_itself {
         _ if off_cpu => {
             format!(
@@ -168,4 +183,21 @@ pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };
     error(&why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_that_was_used_is_not_denied() {
+        let mut stats = Stats { duration_ns: 2_000_000_000, ..Stats::default() };
+        assert_eq!(why_unsampled(&stats), None);
+        stats.target_cpu_ns = 700_000_000;
+        let said = |stats: &Stats| why_unsampled(stats).unwrap_or_default();
+        let begin = "in 2.0 s it used 0.7 s of CPU time, none of it sampled: ";
+        assert_eq!(said(&stats), format!("{begin}each stop came too late"));
+        stats.samples_lost = [("too slow", 5), ("no memory", 600)].into();
+        assert_eq!(said(&stats), format!("{begin}no memory"));
+    }
 }
