@@ -305,6 +305,8 @@ class Run(Judge):
                 self.faults.append(f"hangs in system call {where} {why}, phase {self.phase()}")
                 os.kill(self.child.pid, signal.SIGKILL)
                 self.killed = True
+                # Once: what the kernel itself keeps from ending is told, and waited for.
+                patience_s = float("inf")
         end = time.monotonic()
         # Of one that is not waited for yet, the main thread's can still be read.
         delay = max(delay, self.run_delay_s())

@@ -106,6 +106,20 @@ fn what_was_ignored_at_the_start_stays_ignored() {
 
 /// The signal that ends the recording is enough: nobody need send another one to end the wait.
 #[test]
+fn a_signal_that_came_before_the_handlers_ends_it_all_the_same() {
+    for (signal, number) in ENDING {
+        // Pending when the program begins, which then waits for its input.
+        let raise = format!("kill -{signal} $$; exec \"$0\" render - -o -");
+        let mut command = Command::new("env");
+        command.args([&format!("--block-signal={signal}"), "sh", "-c", &raise]);
+        command.arg(stackprof().get_program());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = Guard(command.spawn().unwrap());
+        assert_eq!(child.end().signal(), Some(number), "{signal}");
+    }
+}
+
+#[test]
 fn a_signal_that_ended_the_recording_ends_the_wait_for_a_reader() {
     let Some(_one) = live() else { return };
     for (name, number) in ENDING {
@@ -158,6 +172,7 @@ fn a_command_gets_the_first_sigterm_and_the_second_ends_the_recording() {
         let pid = || fs::read_to_string(&ready).ok()?.trim().parse::<u32>().ok();
         wait_for("the command", || pid().is_some());
         wait_for_ticks("the command", running.pid());
+        wait_for_more_cpu_time(pid().unwrap(), Duration::from_millis(300));
         kill(name, running.pid());
         wait_for("the command to have its signal", || got.exists());
         kill(name, running.pid());

@@ -111,7 +111,6 @@ pub(super) fn install<E>(set_handler: impl FnOnce() -> Result<(), E>) -> Result<
     mask(libc::SIG_BLOCK, &FOR_ONE_THREAD);
     set_handler()?;
     WAKE.store(disposition(libc::SIGINT), Ordering::SeqCst);
-    dispose(libc::SIGINT, libc::SIG_IGN);
     for signal in handled {
         dispose(signal, noting());
     }
