@@ -6,6 +6,7 @@
 //! either walks.
 
 pub(super) mod born;
+mod budget;
 pub(super) mod call;
 pub(super) mod confirm;
 pub(super) mod doubts;

@@ -78,6 +78,11 @@ impl Cache {
         }
     }
 
+    /// Another walk begins.
+    pub(super) fn begin_walk(&mut self) {
+        self.callees.begin_walk();
+    }
+
     /// The row at a program counter by the ways to a return, where they are certain, or by all those from
     /// where its function begins: for what unwind information leads nowhere from. That of glibc's
     /// assembly is not always right (the CFA behind a return in the middle of `memcpy`).
@@ -94,7 +99,8 @@ impl Cache {
                 Some(Leads::Back(row, Proof::Certain)) => Some(row),
                 _ => since_entry(),
             };
-            if code.lacked() {
+            let is_refused = self.callees.take_refusal();
+            if code.lacked() || is_refused {
                 return None;
             }
             self.by_code.insert(pc.0, row);
@@ -113,7 +119,8 @@ impl Cache {
             Found::Nothing => Kind::Unknown,
         };
         let rule = Rule { kind, returns };
-        if !code.lacked() {
+        let is_refused = self.callees.take_refusal();
+        if !code.lacked() && !is_refused {
             self.rules.insert(key(address), rule);
         }
         rule

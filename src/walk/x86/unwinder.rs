@@ -59,6 +59,7 @@ impl Unwinder {
         facts: &mut Facts,
         out: &mut Frames,
     ) -> Walked {
+        self.cache.begin_walk();
         match how {
             How::FramePointer => self.by_records(registers, input, facts, out),
             _ => self.walk(how, registers, input, out),

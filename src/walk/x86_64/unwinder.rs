@@ -131,6 +131,7 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
+        self.cache.begin_walk();
         let mut frame = Frame::new(registers, input.code_mask);
         let mut walked = self.follow(how, &mut frame, run, input, out);
         if input.code.walks_again() {
