@@ -23,8 +23,8 @@ struct shim {
     void *address;
 };
 /* Ended by a name that is NULL. */
-extern const struct shim file_shims[], plain_shims[], process_shims[], signal_shims[], spawn_shims[],
-    system_shims[], thread_shims[], mach_shims[], task_shims[], thread_info_shims[], vm_shims[];
+extern const struct shim file_shims[], plain_shims[], process_shims[], signal_shims[], socket_shims[],
+    spawn_shims[], system_shims[], thread_shims[], mach_shims[], task_shims[], thread_info_shims[], vm_shims[];
 
 #define SAME(function) {"_" #function, (void *)(function)}
 #define SHIM(function) {"_" #function, (void *)(d_##function)}

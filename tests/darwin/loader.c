@@ -84,8 +84,8 @@ static void *stub_for(const char *name)
 void *system_symbol(const char *name)
 {
     const struct shim *const tables[] = {file_shims,   plain_shims,  process_shims, signal_shims,
-                                         spawn_shims,  system_shims, thread_shims,  mach_shims,
-                                         task_shims,   thread_info_shims, vm_shims};
+                                         socket_shims, spawn_shims,  system_shims,  thread_shims,
+                                         mach_shims,   task_shims,   thread_info_shims, vm_shims};
     for (size_t table = 0; table < sizeof tables / sizeof *tables; table++)
         for (const struct shim *shim = tables[table]; shim->name; shim++)
             if (strcmp(shim->name, name) == 0)

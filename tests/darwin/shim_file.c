@@ -249,6 +249,12 @@ static int d_unlinkat(int at, const char *path, int flags)
 }
 
 #define AT(at) ((at) == -2 ? AT_FDCWD : (at))
+static int d_linkat(int at, const char *from, int to_at, const char *to, int flags)
+{
+    if (flags & ~0x40) /* AT_SYMLINK_FOLLOW there */
+        not_implemented("linkat flags %#x", (unsigned)flags);
+    return RESULT(linkat(AT(at), from, AT(to_at), to, flags ? AT_SYMLINK_FOLLOW : 0));
+}
 static int d_mkdirat(int at, const char *path, mode_t mode) { return RESULT(mkdirat(AT(at), path, mode)); }
 static int d_renameat(int at, const char *from, int to_at, const char *to)
 {
@@ -292,6 +298,9 @@ static int d_dup2(int from, int to) { return RESULT(dup2(from, to)); }
 static int d_chdir(const char *path) { return RESULT(chdir(path)); }
 static int d_fchmod(int fd, uint16_t mode) { return RESULT(fchmod(fd, mode)); }
 static int d_fchown(int fd, uid_t uid, gid_t gid) { return RESULT(fchown(fd, uid, gid)); }
+static int d_chown(const char *path, uid_t uid, gid_t gid) { return RESULT(chown(path, uid, gid)); }
+static int d_lchown(const char *path, uid_t uid, gid_t gid) { return RESULT(lchown(path, uid, gid)); }
+static int d_chroot(const char *path) { return RESULT(chroot(path)); }
 static int d_mkdir(const char *path, uint16_t mode) { return RESULT(mkdir(path, mode)); }
 static int d_rmdir(const char *path) { return RESULT(rmdir(path)); }
 static int d_pipe(int fds[2]) { return RESULT(pipe(fds)); }
@@ -334,7 +343,7 @@ const struct shim file_shims[] = {
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
     NAMED("_opendir$INODE64", d_opendir), NAMED("_readdir_r$INODE64", d_readdir_r),
-    SHIM(mkdirat), SHIM(renameat), SHIM(readlinkat), NAMED("_fstatfs$INODE64", d_fstatfs),
+    SHIM(chown), SHIM(lchown), SHIM(chroot), SHIM(linkat), SHIM(mkdirat), SHIM(renameat), SHIM(readlinkat), NAMED("_fstatfs$INODE64", d_fstatfs),
     SHIM(openat), SHIM(unlinkat), SHIM(chmod), SHIM(symlink), NAMED("_fstatat$INODE64", d_fstatat), NAMED("_fdopendir$INODE64", d_fdopendir),
     {NULL, NULL},
 };

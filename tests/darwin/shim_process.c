@@ -293,11 +293,21 @@ static int d_pthread_setugid_np(uint32_t uid, uint32_t gid)
     return 0;
 }
 
+static int d_setuid(uint32_t uid) { return RESULT(setuid(uid)); }
+static int d_setgid(uint32_t gid) { return RESULT(setgid(gid)); }
+
+static int d_setgroups(int count, const uint32_t *groups)
+{
+    if (count < 0 || count > 16) /* NGROUPS_MAX there */
+        return fail(D_EINVAL);
+    return RESULT(setgroups((size_t)count, groups));
+}
+
 const struct shim process_shims[] = {
     SHIM(proc_pidinfo), SHIM(proc_pidpath), SHIM(proc_regionfilename), SHIM(sysctl), SHIM(sysctlbyname), SHIM(csops),
     NAMED("__NSGetArgc", d_NSGetArgc), NAMED("__NSGetArgv", d_NSGetArgv),
     NAMED("__NSGetExecutablePath", d_NSGetExecutablePath),
     SAME(getpid), SAME(getppid), SAME(getuid), SAME(geteuid), SAME(getgid), SAME(getgrouplist),
-    SHIM(getpwuid_r), SHIM(pthread_setugid_np),
+    SHIM(getpwuid_r), SHIM(setuid), SHIM(setgid), SHIM(setgroups), SHIM(pthread_setugid_np),
     {NULL, NULL},
 };

@@ -28,9 +28,10 @@ struct attributes {
 struct actions {
     int count;
     struct {
-        int from, to;
-    } dup2[16];
+        int from, to; /* to CLOSE: `from` is closed */
+    } one[16];
 };
+enum { CLOSE = -1 };
 
 static int d_posix_spawnattr_init(struct attributes **out)
 {
@@ -84,14 +85,25 @@ static int d_posix_spawn_file_actions_destroy(struct actions **at)
     return 0;
 }
 
-static int d_posix_spawn_file_actions_adddup2(struct actions **at, int from, int to)
+static int add_action(struct actions *actions, int from, int to)
 {
-    struct actions *actions = *at;
     if (actions->count == 16)
         not_implemented("more than 16 file actions");
-    actions->dup2[actions->count].from = from;
-    actions->dup2[actions->count++].to = to;
+    actions->one[actions->count].from = from;
+    actions->one[actions->count++].to = to;
     return 0;
+}
+
+enum { D_EBADF = 9 };
+
+static int d_posix_spawn_file_actions_adddup2(struct actions **at, int from, int to)
+{
+    return from < 0 || to < 0 ? D_EBADF : add_action(*at, from, to);
+}
+
+static int d_posix_spawn_file_actions_addclose(struct actions **at, int fd)
+{
+    return fd < 0 ? D_EBADF : add_action(*at, fd, CLOSE);
 }
 
 /* Finds a program as execvp does; false with errno. */
@@ -160,9 +172,11 @@ static void become(const char *path, const struct actions *actions, const struct
     int failed;
     bool suspended = at && at->flags & D_START_SUSPENDED;
     sigset_t mask;
-    for (int i = 0; actions && i < actions->count; i++)
-        if (dup2(actions->dup2[i].from, actions->dup2[i].to) < 0)
+    for (int i = 0; actions && i < actions->count; i++) {
+        int from = actions->one[i].from, to = actions->one[i].to;
+        if ((to == CLOSE ? close(from) : dup2(from, to)) < 0)
             goto fail;
+    }
     if (at && at->flags & D_SETPGROUP && setpgid(0, at->group) != 0)
         goto fail;
     for (int number = 1; at && at->flags & D_SETSIGDEF && number < 32; number++)
@@ -238,6 +252,11 @@ static int d_setpgid(pid_t pid, pid_t group)
     return RESULT(setpgid(pid, group));
 }
 
+static pid_t d_setsid(void)
+{
+    return RESULT(setsid());
+}
+
 static pid_t d_waitpid(pid_t pid, int *status, int options)
 {
     int raw = 0;
@@ -256,7 +275,7 @@ const struct shim spawn_shims[] = {
     SHIM(posix_spawnattr_init), SHIM(posix_spawnattr_destroy), SHIM(posix_spawnattr_setflags),
     SHIM(posix_spawnattr_setsigmask), SHIM(posix_spawnattr_setsigdefault), SHIM(posix_spawnattr_setpgroup),
     SHIM(posix_spawn_file_actions_init), SHIM(posix_spawn_file_actions_destroy),
-    SHIM(posix_spawn_file_actions_adddup2), SHIM(posix_spawnp), SHIM(waitpid), SHIM(execv), SHIM(execvp), SHIM(fork), SHIM(setpgid),
+    SHIM(posix_spawn_file_actions_adddup2), SHIM(posix_spawn_file_actions_addclose), SHIM(posix_spawnp), SHIM(waitpid), SHIM(execv), SHIM(execvp), SHIM(fork), SHIM(setpgid), SHIM(setsid),
     NAMED("__NSGetEnviron", d_NSGetEnviron),
     {NULL, NULL},
 };

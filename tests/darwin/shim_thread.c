@@ -67,28 +67,43 @@ static int d_pthread_mutexattr_settype(pthread_mutexattr_t *attributes, int type
     return pthread_mutexattr_settype(attributes, types[type]);
 }
 
-/* PTHREAD_MUTEX_INITIALIZER and PTHREAD_COND_INITIALIZER of Darwin begin with these. */
-static void *checked(void *object)
+/*
+ * PTHREAD_MUTEX_INITIALIZER and PTHREAD_COND_INITIALIZER of Darwin begin with these; those of
+ * Linux are all zeros. Whoever finds an object of Darwin's first makes it one of Linux, the
+ * word that tells them apart last.
+ */
+enum { D_MUTEX = 0x32AAABA7, D_COND = 0x3CB0B1BB };
+
+static void *initialised(void *object, uint64_t signature, size_t size)
 {
-    uint64_t signature = *(uint64_t *)object;
-    if (signature == 0x32AAABA7 || signature == 0x3CB0B1BB)
-        not_implemented("static initialisers of pthread objects");
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    if (__atomic_load_n((uint64_t *)object, __ATOMIC_ACQUIRE) != signature)
+        return object;
+    pthread_mutex_lock(&one_at_a_time);
+    if (*(uint64_t *)object == signature) {
+        memset((char *)object + 8, 0, size - 8);
+        __atomic_store_n((uint64_t *)object, 0, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&one_at_a_time);
     return object;
 }
+
+static pthread_mutex_t *mutex(void *object) { return initialised(object, D_MUTEX, sizeof(pthread_mutex_t)); }
+static pthread_cond_t *cond(void *object) { return initialised(object, D_COND, sizeof(pthread_cond_t)); }
 
 static int result_of(int failed)
 {
     return failed ? darwin_errno_of(failed) : 0;
 }
 
-static int d_pthread_mutex_lock(void *m) { return result_of(pthread_mutex_lock(checked(m))); }
-static int d_pthread_mutex_trylock(void *m) { return result_of(pthread_mutex_trylock(checked(m))); }
-static int d_pthread_mutex_unlock(void *m) { return result_of(pthread_mutex_unlock(checked(m))); }
-static int d_pthread_mutex_destroy(void *m) { return result_of(pthread_mutex_destroy(checked(m))); }
-static int d_pthread_cond_signal(void *c) { return result_of(pthread_cond_signal(checked(c))); }
-static int d_pthread_cond_broadcast(void *c) { return result_of(pthread_cond_broadcast(checked(c))); }
-static int d_pthread_cond_destroy(void *c) { return result_of(pthread_cond_destroy(checked(c))); }
-static int d_pthread_cond_wait(void *c, void *m) { return result_of(pthread_cond_wait(checked(c), checked(m))); }
+static int d_pthread_mutex_lock(void *m) { return result_of(pthread_mutex_lock(mutex(m))); }
+static int d_pthread_mutex_trylock(void *m) { return result_of(pthread_mutex_trylock(mutex(m))); }
+static int d_pthread_mutex_unlock(void *m) { return result_of(pthread_mutex_unlock(mutex(m))); }
+static int d_pthread_mutex_destroy(void *m) { return result_of(pthread_mutex_destroy(mutex(m))); }
+static int d_pthread_cond_signal(void *c) { return result_of(pthread_cond_signal(cond(c))); }
+static int d_pthread_cond_broadcast(void *c) { return result_of(pthread_cond_broadcast(cond(c))); }
+static int d_pthread_cond_destroy(void *c) { return result_of(pthread_cond_destroy(cond(c))); }
+static int d_pthread_cond_wait(void *c, void *m) { return result_of(pthread_cond_wait(cond(c), mutex(m))); }
 static int d_pthread_join(pthread_t thread, void **result) { return result_of(pthread_join(thread, result)); }
 static int d_pthread_detach(pthread_t thread) { return result_of(pthread_detach(thread)); }
 static int d_pthread_attr_setstacksize(pthread_attr_t *attributes, size_t size)
