@@ -120,6 +120,7 @@ fn time_passes_in_ticks() {
     while kernel.wait_until(deadline) == Err(KernReturn::Aborted) {}
     assert!(kernel.absolute_time() >= deadline);
     assert!(kernel.page_size().is_power_of_two());
+    assert_eq!(kernel.request_interactive_qos(), Ok(()));
 }
 
 #[test]

@@ -74,10 +74,13 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
     hints.extend(unseen_python(&seen, stats.samples));
     // Those of the kernel come late where a host takes the CPU away, at any rate.
     if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
-        hints.push(format!(
-            "more than 5% of ticks came too late; a lower --hz than {} fits better",
-            profile.hz
-        ));
+        hints.push(if stats.ticks_late_wakeup.is_some_and(|wakeup| wakeup * 2 > stats.ticks_late) {
+            "more than 5% of ticks came too late, mostly because the system woke stackprof late: other programs \
+             keep the CPUs busy, or it runs in the background (taskpolicy -b, a background job of launchd)"
+                .to_owned()
+        } else {
+            format!("more than 5% of ticks came too late; a lower --hz than {} fits better", profile.hz)
+        });
     }
     if profile.images.spaces_full() {
         hints.push(

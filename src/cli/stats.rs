@@ -94,6 +94,7 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         duration_s: seconds(stats.duration_ns),
         ticks: stats.ticks,
         ticks_late: stats.ticks_late,
+        ticks_late_wakeup: stats.ticks_late_wakeup,
         ticks_spared: stats.ticks_spared,
         samples_pushed: stats.samples_pushed,
         waits: stats.waits,
@@ -165,6 +166,8 @@ struct Report<'a> {
     duration_s: f64,
     ticks: u64,
     ticks_late: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ticks_late_wakeup: Option<u64>,
     ticks_spared: u64,
     samples_pushed: u64,
     waits: u64,

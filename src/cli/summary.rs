@@ -54,6 +54,13 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
     if stats.ticks_late > 0 {
         let dropped = if stats.samples_pushed > 0 { "" } else { " and dropped" };
         line += &format!(", {} late{dropped}", plural(stats.ticks_late, "tick"));
+        if let Some(wakeup) = stats.ticks_late_wakeup {
+            let work = stats.ticks_late.saturating_sub(wakeup);
+            let causes = [(wakeup, "woken late by the system"), (work, "while other samples were taken")];
+            let causes = causes.into_iter().filter(|(count, _)| *count > 0);
+            let causes: Vec<_> = causes.map(|(count, cause)| format!("{count} {cause}")).collect();
+            line += &format!(" ({})", causes.join(", "));
+        }
     }
     if stats.ticks_spared > 0 {
         line +=

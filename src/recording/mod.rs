@@ -103,6 +103,9 @@ pub struct Stats {
     /// Ticks that were late. They are dropped; samples that the system takes by itself then have what
     /// CPU time those on time leave.
     pub ticks_late: u64,
+    /// Of these, those for which the system woke the sampler too late; the others passed while it
+    /// worked. `None` where the source does not know.
+    pub ticks_late_wakeup: Option<u64>,
     /// Ticks at which no thread was stopped, so that the target stands for no more than it may.
     pub ticks_spared: u64,
     /// Samples that the system took by itself, without a stop.

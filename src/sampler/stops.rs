@@ -175,7 +175,10 @@ impl<'a> StopDriver<'a> {
     pub(super) fn run(&mut self) -> std::result::Result<Stretch, Fault> {
         while !self.ended {
             let due_ns = self.ticks.deadline_ns().min(self.end_ns);
+            let overslept_ns = self.target.overslept_ns();
             self.attend_until(due_ns)?;
+            let overslept_ns = self.target.overslept_ns().zip(overslept_ns).map(|(now, before)| now - before);
+            let begun_late_ns = self.clock.now_ns().saturating_sub(due_ns);
             if self.ended || self.live.shall_stop() || self.clock.now_ns() >= self.end_ns {
                 break;
             }
@@ -189,8 +192,16 @@ impl<'a> StopDriver<'a> {
             } else {
                 &mut self.recorder.stats.ticks_spared
             } += 1;
-            self.ticks.done(self.clock.now_ns());
+            let done_ns = self.clock.now_ns();
+            let dropped = self.ticks.done(done_ns);
             self.recorder.stats.ticks_late = self.ticks.late();
+            if let Some(overslept_ns) = overslept_ns {
+                // By their parts of the time that was lost.
+                let late_ns = done_ns.saturating_sub(due_ns).max(1);
+                let by_wakeup = u128::from(dropped) * u128::from(overslept_ns.min(begun_late_ns));
+                let by_wakeup = (2 * by_wakeup + u128::from(late_ns)) / (2 * u128::from(late_ns));
+                *self.recorder.stats.ticks_late_wakeup.get_or_insert(0) += by_wakeup as u64;
+            }
             self.publish();
         }
         if !self.ended {

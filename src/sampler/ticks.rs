@@ -44,16 +44,16 @@ impl Ticks {
     }
 
     /// The tick that was due has happened, and it is now `now_ns`: those whose whole
-    /// period has passed in the meantime are dropped and counted.
-    pub(super) fn done(&mut self, now_ns: u64) {
+    /// period has passed in the meantime are dropped and counted. Returns how many.
+    pub(super) fn done(&mut self, now_ns: u64) -> u64 {
         self.next += 1;
         self.step();
         let past = now_ns.saturating_sub(self.start_ns).saturating_add_signed(-self.shift_ns());
         let index = (u128::from(past) * u128::from(self.hz) / u128::from(SECOND_NS)) as u64;
-        if index > self.next {
-            self.late += index - self.next;
-            self.next = index;
-        }
+        let dropped = index.saturating_sub(self.next);
+        self.late += dropped;
+        self.next += dropped;
+        dropped
     }
 
     /// Leaves out a time in which nothing is recorded: as if it had not passed.

@@ -523,6 +523,12 @@ pub trait Target: Observed {
     /// [`Fault::Gone`] after the process has ended, [`Fault::Fatal`] when the system fails.
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
 
+    /// How long in all [`Target::next`] has returned late because the system woke this thread late;
+    /// `None` where that is not known.
+    fn overslept_ns(&self) -> Option<u64> {
+        None
+    }
+
     /// Captures a thread that waits without stopping it: stack pointer, program counter and up to
     /// `stack_bytes` of its stack. Its other registers are [unknown](crate::arch::UNKNOWN_REGISTER).
     fn capture_sleeping(

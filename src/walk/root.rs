@@ -79,6 +79,15 @@ impl Chain {
     }
 }
 
+/// Whether a return address is in the start code of a Mach-O image, where the result of `main` goes to
+/// `exit`. dyld for Intel before macOS 12 has the number of arguments above the null frame pointer of
+/// the outermost record, which is no return address (dyld 852, src/dyldStartup.s).
+#[must_use]
+pub(super) fn ends_program<P: Processor<N>, const N: usize>(returned_to: Avma, code: &dyn Code) -> bool {
+    code.begins_threads(CodeAddress::Return(returned_to).lookup().at()) == Some(true)
+        && code.code(returned_to).is_some_and(P::is_start_code)
+}
+
 /// Finds the stack pointer that a running thread was born with, by the return address
 /// into the code that ends the thread: the words from `from` up are searched for one
 /// that points to `exit(2)` being called with a function's result.

@@ -6,17 +6,19 @@ use std::ffi::OsString;
 use super::clock::MachClock;
 use super::kernel::{KernReturn, MachKernel, TaskPort};
 use super::refusal::{self, Facts};
-use super::task::MachTarget;
+use super::task::{self, MachTarget};
 use crate::arch::Arch;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::sources::{Process, signals};
+use crate::sources::{ExitStatus, Process, signals};
 
 /// Tries to take a port while the process may be between two programs, and time between.
 const TRIES: u32 = 4;
 const BETWEEN_TRIES_NS: u64 = 2_000_000;
 /// An upcall to taskgated that was interrupted is asked again this often.
 const INTERRUPTED_TRIES: u32 = 16;
+/// How long a command that exits is waited for.
+const EXIT_NS: u64 = 1_000_000_000;
 
 const SIGKILL: i32 = 9;
 /// Of macOS; on Linux it is 18.
@@ -75,8 +77,12 @@ pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Re
         Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(&error)))
     })?;
     let mut waiting = Waiting { kernel, pid: Some(pid) };
-    let target = take(kernel, pid, true)?;
-    waiting.go().map(|()| target)
+    let attached = take(kernel, pid, true).and_then(|target| waiting.go().map(|()| target));
+    // Whatever failed, that it ended by itself is the cause.
+    attached.map_err(|error| match waiting.ended() {
+        Some(status) => refusal::ended_early(&program, status),
+        None => error,
+    })
 }
 
 /// A process that was started and has not run an instruction.
@@ -95,6 +101,31 @@ impl Waiting<'_> {
         })?;
         self.pid = None;
         Ok(())
+    }
+
+    /// How it ended by itself; `None` for one that waits.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        let pid = self.pid?;
+        let clock = MachClock::new(self.kernel);
+        let until_ns = clock.now_ns().saturating_add(EXIT_NS);
+        loop {
+            let status = match self.kernel.wait_ended(pid) {
+                Ok(Some(status)) => Some(task::exit_status(status)),
+                Ok(None) => None,
+                // Nobody is told how children end while SIGCHLD is ignored.
+                Err(_) => refusal::has_ended(self.kernel, pid).then_some(ExitStatus::Unknown),
+            };
+            if status.is_some() {
+                self.pid = None;
+                return status;
+            }
+            // Its status is told a moment after its task has gone.
+            let now_ns = clock.now_ns();
+            if now_ns >= until_ns || !refusal::has_ended(self.kernel, pid) {
+                return None;
+            }
+            clock.wait_until_ns(now_ns.saturating_add(BETWEEN_TRIES_NS));
+        }
     }
 }
 
@@ -123,7 +154,7 @@ fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Mach
 
 /// Attaches, unless the task goes while that is done: then what is to be said of it.
 fn take_once<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Result<MachTarget<'k>>> {
-    let facts = refusal::check(kernel, pid)?;
+    let facts = refusal::check(kernel, pid, launched)?;
     let mut taken = acquire_once(kernel, pid);
     for _ in 1..TRIES {
         // The same code stands for a process that is between two programs.
@@ -135,7 +166,7 @@ fn take_once<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result
             taken = acquire_once(kernel, pid);
         }
     }
-    let acquired = taken.map_err(|failed| refusal::explain(kernel, pid, failed))?;
+    let acquired = taken.map_err(|failed| refusal::explain(kernel, pid, launched, failed))?;
     // From here on, whatever fails, dropping the target gives the port back.
     let mut target = MachTarget::new(kernel, acquired, describe(kernel, &facts), launched);
     refusal::check_task(kernel, acquired.task, &facts)?;
@@ -173,7 +204,7 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
 
 /// Brings the name and the command up to date.
 pub(super) fn rename(kernel: &dyn MachKernel, pid: i32, process: &mut Process) {
-    process.name = Facts::of(kernel, pid).name();
+    process.name = Facts::of(kernel, pid, false).name();
     process.command = command_of(kernel, pid);
 }
 

@@ -131,8 +131,9 @@ pub struct ThreadBasicInfo {
     pub user_ns: u64,
     /// System CPU time, nanoseconds.
     pub system_ns: u64,
-    /// 1 running or runnable, 2 stopped, 3 waiting, 4 uninterruptible, 5 halted. A
-    /// suspended thread that waits says 2.
+    /// 1 running or runnable, 2 stopped, 3 waiting, 4 uninterruptible, 5 halted. A thread that
+    /// a suspension holds, of the task or its own, waits in the kernel and says 3; only a thread
+    /// that `thread_stop` holds says 2 (osfmk/kern/thread_act.c).
     pub run_state: i32,
     /// Number of suspensions of this thread, the task's not included.
     pub suspend_count: i32,
@@ -311,6 +312,9 @@ pub trait MachKernel {
     fn timebase(&self) -> (u32, u32);
     /// `mach_wait_until`, in ticks; ends early with [`KernReturn::Aborted`].
     fn wait_until(&self, deadline_ticks: u64) -> Kern<()>;
+    /// `pthread_set_qos_class_self_np(QOS_CLASS_USER_INTERACTIVE, 0)`: the calling thread is
+    /// scheduled, and its timers fire, as those that a person waits for.
+    fn request_interactive_qos(&self) -> Result<(), Errno>;
     /// `vm_page_size` of this process.
     fn page_size(&self) -> u64;
     /// The instruction set that this program was built for, and so that of the threads

@@ -4,13 +4,27 @@
 //! `mach_vm_read_overwrite` gives all or nothing, so every read that may reach past the
 //! end of a mapping is clipped at page ends. Addresses and lengths come from the target
 //! and may be anything.
+//!
+//! What is larger than [`buffered_bytes`] the kernel does not copy at once: it makes the target's
+//! pages copy-on-write and clips its map entries, and the target pays for that with a fault at
+//! each page that it writes next. So larger reads are made in pieces.
 
 use super::kernel::{Kern, KernReturn, MachKernel, Region, TaskPort};
+use crate::arch::Arch;
 
 /// Words of `vm_region_submap_info_64`.
 const REGION_COUNT: u32 = 19;
 /// Descends every submap.
 pub(super) const DEEPEST: u32 = 1024;
+
+/// The largest read that the kernel copies through a buffer of its own: KHEAP_MAX_SIZE
+/// (osfmk/kern/kalloc.h; osfmk/vm/vm_map.c, `vm_map_copyin`).
+const fn buffered_bytes(arch: Arch) -> usize {
+    match arch {
+        Arch::X86_64 | Arch::X86 => 16 << 10,
+        Arch::Aarch64 | Arch::Arm => 32 << 10,
+    }
+}
 
 /// How a task's memory is reached.
 #[derive(Clone, Copy)]
@@ -18,6 +32,7 @@ pub(super) struct Memory<'k> {
     pub(super) kernel: &'k dyn MachKernel,
     pub(super) task: TaskPort,
     page_bytes: u64,
+    piece_bytes: usize,
 }
 
 impl<'k> Memory<'k> {
@@ -25,15 +40,18 @@ impl<'k> Memory<'k> {
         // 16 KiB on Apple silicon, 4 KiB on Intel; a translated process is refused.
         let page_bytes = kernel.page_size();
         let page_bytes = if page_bytes.is_power_of_two() { page_bytes.max(4096) } else { 4096 };
-        Memory { kernel, task, page_bytes }
+        Memory { kernel, task, page_bytes, piece_bytes: buffered_bytes(kernel.arch()) }
     }
 
-    /// All of `into`, or nothing.
+    /// All of `into`, or a failure, which leaves any of it changed.
     pub(super) fn exact(&self, at: u64, into: &mut [u8]) -> Kern<()> {
         if at.checked_add(into.len() as u64).is_none() {
             return Err(KernReturn::InvalidAddress);
         }
-        self.kernel.vm_read_overwrite(self.task, at, into)
+        for (piece, into) in (0..).zip(into.chunks_mut(self.piece_bytes)) {
+            self.kernel.vm_read_overwrite(self.task, at + piece * self.piece_bytes as u64, into)?;
+        }
+        Ok(())
     }
 
     /// An array of bytes.

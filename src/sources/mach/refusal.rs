@@ -8,6 +8,7 @@ use super::kernel::{BsdInfo, Errno, KernReturn, MachKernel, TaskPort};
 use crate::arch::Arch;
 use crate::binary::macho::{CPU_ARM64, CPU_X86_64};
 use crate::error::{Error, ErrorKind};
+use crate::sources::ExitStatus;
 
 /// Errno of macOS and Linux alike.
 const ESRCH: Errno = Errno(3);
@@ -18,6 +19,7 @@ const FLAG_IN_EXIT: u32 = 0x4;
 const FLAG_LP64: u32 = 0x10;
 const FLAG_TRANSLATED: u32 = 0x0200_0000;
 const ZOMBIE: u32 = 5;
+const SIGKILL: i32 = 9;
 
 /// Code signing flags (osfmk/kern/cs_blobs.h).
 const CS_GET_TASK_ALLOW: u32 = 0x4;
@@ -34,14 +36,16 @@ const FREE: [&str; 3] = ["/usr/local/", "/System/Volumes/Data/", "/System/Volume
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) pid: i32,
+    /// It is the command that this program started, which does not run on by itself.
+    launched: bool,
     info: Option<BsdInfo>,
     path: Option<String>,
 }
 
 impl Facts {
-    pub(super) fn of(kernel: &dyn MachKernel, pid: i32) -> Facts {
+    pub(super) fn of(kernel: &dyn MachKernel, pid: i32, launched: bool) -> Facts {
         let path = kernel.proc_pidpath(pid).ok().filter(|path| !path.is_empty());
-        Facts { pid, info: kernel.proc_bsdinfo(pid).ok(), path }
+        Facts { pid, launched, info: kernel.proc_bsdinfo(pid).ok(), path }
     }
 
     fn known_name(&self) -> Option<String> {
@@ -56,6 +60,15 @@ impl Facts {
 
     fn flags(&self) -> u32 {
         self.info.as_ref().map_or(0, |info| info.flags)
+    }
+
+    /// How root profiles it.
+    fn as_root(&self) -> String {
+        if self.launched {
+            "sudo stackprof -- COMMAND".to_owned()
+        } else {
+            format!("sudo stackprof --pid {}", self.pid)
+        }
     }
 
     fn refuse(&self, why: &str) -> Error {
@@ -76,8 +89,8 @@ pub(super) fn no_such_process(pid: u32) -> Error {
 ///
 /// # Errors
 /// One line for a person.
-pub(super) fn check(kernel: &dyn MachKernel, pid: i32) -> Result<Facts, Error> {
-    let facts = Facts::of(kernel, pid);
+pub(super) fn check(kernel: &dyn MachKernel, pid: i32, launched: bool) -> Result<Facts, Error> {
+    let facts = Facts::of(kernel, pid, launched);
     if pid == kernel.own_pid() {
         return Err(facts.refuse("a profiler cannot stop itself; use another process's pid"));
     }
@@ -180,10 +193,31 @@ fn is_protected_path(path: &str) -> bool {
     below(&PROTECTED) && !below(&FREE)
 }
 
+/// The words for a command that ended before it could be attached to.
+pub(super) fn ended_early(program: &str, status: ExitStatus) -> Error {
+    let how = match status {
+        ExitStatus::Code(code) => format!("it ended with status {code}"),
+        ExitStatus::Signal(signal) => format!("it was ended by signal {signal}"),
+        ExitStatus::Unknown => "it ended".to_owned(),
+    };
+    let next = match status {
+        // Code signing kills a program before its first instruction.
+        ExitStatus::Signal(SIGKILL) => format!(
+            "macOS kills a program whose code signature is invalid: check it (codesign --verify {program}), sign it \
+             anew (codesign --force --sign - {program})"
+        ),
+        _ => "run it without stackprof to see why".to_owned(),
+    };
+    Error::new(
+        ErrorKind::Attach,
+        format!("cannot profile `{program}`: {how} before it could be attached to; {next}"),
+    )
+}
+
 /// The words for `task_for_pid` having failed.
-pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, failed: KernReturn) -> Error {
+pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, launched: bool, failed: KernReturn) -> Error {
     // It may have ended since it was checked.
-    let facts = match check(kernel, pid) {
+    let facts = match check(kernel, pid, launched) {
         Ok(facts) => facts,
         Err(refused) => return refused,
     };
@@ -201,9 +235,8 @@ pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, failed: KernReturn) -> 
                 .refuse("asking taskgated was interrupted again and again (kern_return 14); try again");
         }
         other => {
-            return facts.refuse(&format!(
-                "task_for_pid failed ({other}); try again, as root: sudo stackprof --pid {pid}"
-            ));
+            return facts
+                .refuse(&format!("task_for_pid failed ({other}); try again, as root: {}", facts.as_root()));
         }
     }
     let root = kernel.effective_uid() == 0;
@@ -221,9 +254,8 @@ pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, failed: KernReturn) -> 
         let owner = facts.info.as_ref().map(|info| format!("user {}", info.uid));
         let owner = owner.unwrap_or_else(|| "another user".to_owned());
         let own = kernel.effective_uid();
-        return facts.refuse(&format!(
-            "it belongs to {owner} and you are user {own}; run: sudo stackprof --pid {pid}"
-        ));
+        return facts
+            .refuse(&format!("it belongs to {owner} and you are user {own}; run: {}", facts.as_root()));
     }
     if signed & CS_RUNTIME != 0 && signed & CS_GET_TASK_ALLOW == 0 {
         let path = facts.path.clone().unwrap_or_else(|| "PATH".to_owned());
@@ -234,9 +266,10 @@ pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, failed: KernReturn) -> 
     }
     if !root {
         return facts.refuse(&format!(
-            "macOS lets only root and signed debuggers in; run: sudo stackprof --pid {pid}  or sign stackprof \
+            "macOS lets only root and signed debuggers in; run: {}  or sign stackprof \
              once after each build: scripts/codesign-macos.sh, which runs codesign --force --options runtime \
-             --sign - --entitlements with com.apple.security.cs.debugger"
+             --sign - --entitlements with com.apple.security.cs.debugger",
+            facts.as_root()
         ));
     }
     facts.refuse(
@@ -248,7 +281,7 @@ pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, failed: KernReturn) -> 
 /// The words for a task whose threads cannot be listed.
 pub(super) fn cannot_list(kernel: &dyn MachKernel, facts: &Facts, failed: KernReturn) -> Error {
     if has_ended(kernel, facts.pid) {
-        return match check(kernel, facts.pid) {
+        return match check(kernel, facts.pid, facts.launched) {
             Ok(facts) => zombie(&facts),
             Err(refused) => refused,
         };

@@ -1,8 +1,10 @@
 //! The words of a thread state as registers.
 //!
 //! x86_THREAD_STATE64 and ARM_THREAD_STATE64 (osfmk/mach/i386/_structs.h,
-//! osfmk/mach/arm/_structs.h): 64-bit little-endian fields in pairs of words. Code
-//! pointers of arm64 keep the signature that the register holds; the walker strips it.
+//! osfmk/mach/arm/_structs.h): 64-bit little-endian fields in pairs of words. Where this
+//! program and the target are both built for arm64e, the kernel signs pc, lr, fp and sp
+//! (osfmk/arm64/status.c): sp is stripped here, since stacks are read by it, the others by the
+//! walker, which finds signed ones on stacks, too.
 
 use super::kernel::StateFlavor;
 use crate::arch::Arch;
@@ -17,8 +19,8 @@ pub(super) fn flavor(arch: Arch) -> StateFlavor {
     }
 }
 
-/// The registers in a state of [`flavor`].
-pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT]) -> Registers {
+/// The registers in a state of [`flavor`]; `address_mask` has the bits of an address.
+pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT], address_mask: u64) -> Registers {
     let word = |index: usize| u64::from(state[2 * index]) | u64::from(state[2 * index + 1]) << 32;
     match arch {
         // rax rbx rcx rdx rdi rsi rbp rsp r8..r15 rip rflags cs fs gs, here by DWARF number.
@@ -47,7 +49,8 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT]) -> Re
         }),
         // x0..x28, fp, lr, sp, pc.
         Arch::Aarch64 | Arch::Arm => {
-            Registers::Aarch64(Aarch64 { x: std::array::from_fn(word), sp: word(31), pc: word(32) })
+            let sp = word(31) & address_mask;
+            Registers::Aarch64(Aarch64 { x: std::array::from_fn(word), sp, pc: word(32) })
         }
     }
 }
@@ -68,7 +71,7 @@ mod tests {
 
     #[test]
     fn registers_are_at_the_offsets_of_the_headers() {
-        let Registers::X86_64(x86) = registers(Arch::X86_64, &numbered()) else {
+        let Registers::X86_64(x86) = registers(Arch::X86_64, &numbered(), u64::MAX) else {
             panic!("another processor")
         };
         assert_eq!(x86.rip, at(128));
@@ -77,7 +80,7 @@ mod tests {
         for (number, offset) in dwarf.into_iter().chain((8..16).map(|number| (number, number * 8))) {
             assert_eq!(x86.gpr[number], at(offset), "register {number}");
         }
-        let Registers::Aarch64(arm) = registers(Arch::Aarch64, &numbered()) else {
+        let Registers::Aarch64(arm) = registers(Arch::Aarch64, &numbered(), u64::MAX) else {
             panic!("another processor")
         };
         assert_eq!((arm.x[0], arm.x[28]), (at(0), at(224)));
@@ -85,5 +88,14 @@ mod tests {
             (arm.x[Aarch64::FP], arm.x[Aarch64::LR], arm.sp, arm.pc),
             (at(232), at(240), at(248), at(256))
         );
+    }
+
+    #[test]
+    fn only_an_arm64_stack_pointer_may_be_signed() {
+        const MASK: u64 = (1 << 47) - 1;
+        let arm = registers(Arch::Aarch64, &[u32::MAX; StateFlavor::MAX_COUNT], MASK);
+        assert_eq!((arm.sp().0, arm.pc().0), (MASK, u64::MAX));
+        let x86 = registers(Arch::X86_64, &[u32::MAX; StateFlavor::MAX_COUNT], MASK);
+        assert_eq!(x86.sp().0, u64::MAX);
     }
 }

@@ -29,8 +29,8 @@ const AT_ONCE: usize = 16;
 /// A hold is not to be longer, nanoseconds: where calls are slow, fewer threads are copied
 /// in one.
 const HOLD_NS: u64 = 1_000_000;
-/// Calls in a hold for one thread: a look, its registers, its stack.
-const COPY_CALLS: u64 = 3;
+/// Calls in a hold for one thread: a look, its registers, its stack in three pieces at first.
+const COPY_CALLS: u64 = 5;
 /// Ready threads get the CPUs that the threads of a held task leave, and run as far as their
 /// own stop, which is in the kernel: time up to this is no proof of a CPU before.
 const DISPATCH_NS: u64 = 3_000;
@@ -259,7 +259,7 @@ impl MachTarget<'_> {
             }
             _ => return Outcome::Unreadable("registers could not be read"),
         }
-        capture.registers = state::registers(self.process.arch, &words);
+        capture.registers = state::registers(self.process.arch, &words, self.process.code_mask);
         let sp = capture.registers.sp().0;
         let window_bytes = capture.stack.len();
         let from = thread.stack.red_zone(sp);
@@ -313,7 +313,7 @@ mod tests {
     fn slow_copies_make_holds_of_fewer_threads() {
         let mut stops = Stops::default();
         assert_eq!(stops.at_once(), 16);
-        for (call_ns, at_once) in [(2_000, 16), (33_000, 10), (2_000_000, 1)] {
+        for (call_ns, at_once) in [(2_000, 16), (33_000, 6), (2_000_000, 1)] {
             stops.expect_calls_of(call_ns);
             assert_eq!(stops.at_once(), at_once);
         }

@@ -53,6 +53,9 @@ pub struct MachTarget<'k> {
     pub(super) taskless_ns: Option<u64>,
     launched: bool,
     ended: bool,
+    /// How long in all waits ended after the time that [`Target::next`] was to return.
+    overslept_ns: u64,
+    qos_requested: bool,
 }
 
 impl<'k> MachTarget<'k> {
@@ -81,6 +84,8 @@ impl<'k> MachTarget<'k> {
             taskless_ns: None,
             launched,
             ended: false,
+            overslept_ns: 0,
+            qos_requested: false,
         }
     }
 
@@ -287,7 +292,7 @@ fn exported(image: &ImageBytes, name: &[u8]) -> Option<u64> {
 }
 
 /// A wait status (bsd/sys/wait.h).
-fn exit_status(status: i32) -> ExitStatus {
+pub(super) fn exit_status(status: i32) -> ExitStatus {
     match status & 0x7f {
         0 => ExitStatus::Code(status >> 8 & 0xff),
         signal => ExitStatus::Signal(signal),
@@ -359,6 +364,10 @@ impl Target for MachTarget<'_> {
         self.stops.at_once()
     }
 
+    fn overslept_ns(&self) -> Option<u64> {
+        Some(self.overslept_ns)
+    }
+
     fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         if self.threads.get_mut(thread).is_none() {
             return Err(Fault::ThreadGone);
@@ -368,6 +377,11 @@ impl Target for MachTarget<'_> {
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        if until_ns > 0 && !std::mem::replace(&mut self.qos_requested, true) {
+            // By the thread that samples. A thread of background QoS is woken up to 100 ms late. What
+            // is refused changes nothing: ticks then come when they come.
+            let _ = self.kernel.request_interactive_qos();
+        }
         // However long a poll takes, after `until_ns` there is one at most.
         let mut polled_late = false;
         loop {
@@ -394,6 +408,8 @@ impl Target for MachTarget<'_> {
             let due_ns = until_ns.min(self.polls.due_between_ticks_ns());
             if now_ns < due_ns {
                 self.clock.wait_until_ns(due_ns);
+                let late_ns = self.clock.now_ns().saturating_sub(until_ns);
+                self.overslept_ns = self.overslept_ns.saturating_add(late_ns);
                 continue;
             }
             self.poll(until_ns);

@@ -17,7 +17,7 @@ const BASIC_COUNT: u32 = 10;
 const IDENTIFIER_COUNT: u32 = 6;
 const EXTENDED_COUNT: u32 = 28;
 
-/// TH_STATE_* (osfmk/mach/thread_info.h).
+/// TH_STATE_* (osfmk/mach/thread_info.h). What another debugger has suspended says that it waits.
 const RUNNING: i32 = 1;
 const STOPPED: i32 = 2;
 

@@ -33,11 +33,12 @@ use crate::arch::Arch;
 use crate::binary::ImageBytes;
 use crate::sources::startup;
 
-// SAFETY: the declarations of osfmk/mach/mach_traps.h, bsd/sys/codesign.h and
-// dyld's include/mach-o/dyld_priv.h.
+// SAFETY: the declarations of osfmk/mach/mach_traps.h, bsd/sys/codesign.h,
+// dyld's include/mach-o/dyld_priv.h and libpthread's include/pthread/qos.h.
 unsafe extern "C" {
     fn pid_for_task(task: u32, pid: *mut c_int) -> kern_return_t;
     fn csops(pid: libc::pid_t, operation: c_uint, into: *mut c_void, size: usize) -> c_int;
+    fn pthread_set_qos_class_self_np(class: c_uint, relative_priority: c_int) -> c_int;
     fn _dyld_get_shared_cache_uuid(uuid: *mut u8) -> bool;
     fn _dyld_get_shared_cache_range(size: *mut usize) -> *const c_void;
 }
@@ -48,6 +49,8 @@ const THREAD_IDENTIFIER_INFO: c_uint = 4;
 const THREAD_EXTENDED_INFO: c_uint = 5;
 const TASK_DYLD_INFO: c_uint = 17;
 const CS_OPS_STATUS: c_uint = 0;
+/// libpthread's include/sys/qos.h.
+const QOS_CLASS_USER_INTERACTIVE: c_uint = 0x21;
 /// MACH_SEND_* of osfmk/mach/message.h.
 const SEND_FAILURES: std::ops::Range<i32> = 0x1000_0001..0x1000_4000;
 
@@ -372,6 +375,14 @@ impl MachKernel for Xnu {
     fn wait_until(&self, deadline_ticks: u64) -> Kern<()> {
         // SAFETY: takes a number.
         kern(unsafe { mach_wait_until(deadline_ticks) })
+    }
+
+    fn request_interactive_qos(&self) -> Result<(), Errno> {
+        // SAFETY: takes two numbers.
+        match unsafe { pthread_set_qos_class_self_np(QOS_CLASS_USER_INTERACTIVE, 0) } {
+            0 => Ok(()),
+            failed => Err(Errno(failed)),
+        }
     }
 
     fn page_size(&self) -> u64 {

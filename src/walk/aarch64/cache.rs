@@ -58,14 +58,14 @@ impl Cache {
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, key: u64, code: &dyn Code) -> Rule {
         let (at, is_return) = (address.at(), address.is_return());
-        let in_goexit = is_return && first::is_in_goexit(at, code);
+        let is_root = is_return && (first::is_in_goexit(at, code) || first::is_in_start_of_libdyld(at, code));
         // A handler of a signal returns to the trampoline, which did not call it.
         let returns = is_return
             && (Aarch64::returns(at, code)
                 || Aarch64::is_sigreturn(code.code(at).unwrap_or_default())
-                || in_goexit);
+                || is_root);
         let kind = match () {
-            () if in_goexit => Kind::Root,
+            () if is_root => Kind::Root,
             () if is_return && !returns => Kind::Unknown,
             () if first::on_other_goroutine(address, code) => Kind::Fiber,
             () => self.find(address, code),

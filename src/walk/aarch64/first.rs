@@ -22,6 +22,22 @@ pub(super) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
         && word(start + 3 * WORD, code) == Some(0)
 }
 
+/// Whether an address is the second instruction of `start` of libdyld.dylib, which `main` returns to before
+/// macOS 12: dyld left its address in the link register, and no call did.
+/// Source: dyld 852, src/dyldStartup.s and src/start_glue.s.
+pub(super) fn is_in_start_of_libdyld(at: Avma, code: &dyn Code) -> bool {
+    const NOP: u32 = 0xd503_201f;
+    const BRK_3: u32 = 0xd420_0060;
+    let Some(start) = at.0.checked_sub(WORD).filter(|start| start % WORD == 0).map(Avma) else {
+        return false;
+    };
+    code.begins_threads(start) == Some(true)
+        && word(start, code) == Some(NOP)
+        // bl exit
+        && word(at, code).is_some_and(|second| second >> 26 == 0b10_0101)
+        && word(start + 2 * WORD, code) == Some(BRK_3)
+}
+
 /// Instructions in front of an address, and behind it, that are looked at.
 const WORDS_MAX: u64 = 24;
 /// `b`, by its first six bits.

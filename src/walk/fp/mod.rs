@@ -56,7 +56,9 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
             return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
         }
         let Some(lookup) = facts.lookup::<P, N>(Avma(return_address), input.code) else {
-            return Walked { ended: Ended::BadFrame, reached };
+            let is_root = next == 0 && outermost.is_some_and(|at| root::ends_program::<P, N>(at, input.code));
+            let ended = if is_root { Ended::Root } else { Ended::BadFrame };
+            return Walked { ended, reached };
         };
         reached = record + 2 * P::POINTER_BYTES;
         if out.len() >= input.max_depth {

@@ -26,6 +26,11 @@ pub(super) fn at(address: CodeAddress, code: &dyn Code) -> Option<First> {
         .map(|into| of(into, 0, true))
         .or_else(|| Some(of(into_goexit(at, code)?, 1, false)))
         .or_else(|| Some(of(into_fcontext(at, code)?, FCONTEXT_FINISH, true)))
+        .or_else(|| {
+            let into = into_start_of_libdyld(at, code)?;
+            // Where a call in front of it returns to belongs to another function.
+            (!returned || into > 0).then(|| of(into, 1, false))
+        })
 }
 
 /// How far into a sequence of instructions that begins with `start` and has `bytes` an address is.
@@ -78,6 +83,20 @@ fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
         && code.get(6) == Some(&0x90)
         && code.iter().skip(BYTES as usize).all(|byte| *byte == 0xcc);
     is_goexit.then_some(into)
+}
+
+/// How far into `start` of libdyld.dylib an address is. Before macOS 12, dyld leaves the address of
+/// its second byte as the return address of `main`, and above it, as the outermost frame record, a
+/// null frame pointer and the number of arguments.
+/// Source: dyld 852, src/dyldStartup.s and src/start_glue.s.
+fn into_start_of_libdyld(at: Avma, code: &dyn Code) -> Option<u64> {
+    // nop; mov %eax,%edi; call exit; hlt
+    const START: [u8; 4] = [0x90, 0x89, 0xc7, 0xe8];
+    const HLT_AT: u64 = 8;
+    let (into, begin) = into(at, &START, HLT_AT + 1, code)?;
+    let is_start =
+        code.begins_threads(begin) == Some(true) && code.code(begin + HLT_AT)?.first() == Some(&0xf4);
+    is_start.then_some(into)
 }
 
 /// Most bytes of code in front of an address in which the change of goroutines is looked for.
@@ -276,6 +295,49 @@ mod tests {
         let mut other = make.to_vec();
         other[0x10] = 0x90;
         assert_eq!(super::at(CodeAddress::Return(at(8)), &Text(TEXT, other)), None);
+    }
+
+    /// Code of an image in which threads begin, or not.
+    struct Image(Text, bool);
+    impl Code for Image {
+        fn is_code(&self, at: Avma) -> bool {
+            self.0.is_code(at)
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.code(at)
+        }
+        fn begins_threads(&self, _: Avma) -> Option<bool> {
+            Some(self.1)
+        }
+    }
+
+    #[test]
+    fn main_returns_to_the_second_byte_of_start_in_libdyld() {
+        let start: &[u8] = &[
+            0xe8, 0, 0, 0, 0,    // -05 the end of another function
+            0x90, //             +00 nop
+            0x89, 0xc7, //       +01 mov %eax,%edi
+            0xe8, 0, 0, 0, 0,    // +03 call exit
+            0xf4, //             +08 hlt
+            0x90,
+        ];
+        let at = |address, begins: bool, bytes: &[u8]| {
+            super::at(address, &Image(Text(TEXT - 5, bytes.to_vec()), begins))
+        };
+        let (pc, returned) =
+            (|at| CodeAddress::Pc(Avma(TEXT + at)), |at| CodeAddress::Return(Avma(TEXT + at)));
+        let first = |not_called| Some(First { not_called, fiber: false });
+        assert_eq!(at(returned(1), true, start), first(true));
+        assert_eq!(at(returned(8), true, start), first(false), "exit runs");
+        for into in [0, 1, 3, 8] {
+            assert_eq!(at(pc(into), true, start), first(false), "{into}");
+        }
+        assert_eq!(at(returned(0), true, start), None, "of the function in front of it");
+        assert_eq!(at(returned(9), true, start), None);
+        assert_eq!(at(returned(1), false, start), None, "an image in which no thread begins");
+        let mut other = start.to_vec();
+        other[13] = 0x90;
+        assert_eq!(at(returned(1), true, &other), None, "what goes on behind the call");
     }
 
     #[test]

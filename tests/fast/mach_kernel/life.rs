@@ -144,6 +144,50 @@ fn a_launch_that_is_refused_leaves_nothing_stopped() {
     kernel.assert_clean();
 }
 
+/// Code signing kills a program before its first instruction.
+#[test]
+fn a_launched_command_that_ends_before_it_is_attached_to_is_told_as_that() {
+    let world = || World::arm64(6).launchable(starting(canned(0)));
+    let plain = world().build();
+    drop(MachTarget::launch(&plain, &["canned".into()]));
+    let calls = plain.calls();
+    let spawned = calls.iter().position(|method| *method == Method::SpawnSuspended).unwrap() as u64 + 1;
+    let continued = calls.iter().rposition(|method| *method == Method::Kill).unwrap() as u64 + 1;
+    for (wait_status, told) in [(9, "signal 9"), (6, "signal 6"), (3 << 8, "status 3")] {
+        let mut refused = 0;
+        for call in spawned + 1..=continued {
+            let kernel = world().happens(call, Happening::Exit(wait_status)).build();
+            let launched = MachTarget::launch(&kernel, &["canned".into()]);
+            let what = format!("status {wait_status} before call {call}");
+            let Err(error) = launched.map(drop) else { continue };
+            refused += 1;
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Attach, "{what}: {text}");
+            assert!(text.starts_with("cannot profile `canned`: ") && text.contains(told), "{what}: {text}");
+            assert_eq!(text.contains("codesign"), wait_status == 9, "{what}: {text}");
+            assert!(!text.contains("stackprof --"), "{what}: {text}");
+            assert!(!kernel.exists(9000), "{what}: waited for");
+            kernel.assert_clean();
+        }
+        assert!(refused > 5, "{refused}");
+    }
+}
+
+/// The process of a command that cannot be profiled is ended: its number is of no use to anyone.
+#[test]
+fn what_helps_with_a_launched_command_names_the_command() {
+    for (answer, entitled) in [(None, false), (Some(Answer::Code(46)), true)] {
+        let mut world = World::arm64(6).launchable(canned(0)).with(|world| world.entitled = entitled);
+        if let Some(answer) = answer {
+            world = world.answer(Which::Every(Method::TaskForPid, 1), answer);
+        }
+        let kernel = world.build();
+        let text = MachTarget::launch(&kernel, &["canned".into()]).err().unwrap().to_string();
+        assert!(text.contains("sudo stackprof -- COMMAND") && !text.contains("--pid"), "{text}");
+        kernel.assert_clean();
+    }
+}
+
 #[test]
 fn a_launched_command_is_let_run_or_ended_whatever_fails() {
     let world = || World::arm64(6).launchable(starting(canned(0)).ends(30 * MS, 0));

@@ -180,6 +180,34 @@ fn check(ran: &Ran, what: &str, (threads, busy): (u64, u64), costs: &Costs, opti
 }
 
 #[test]
+fn a_sampler_that_begins_in_the_background_asks_for_timely_wakeups() {
+    let world = World::arm64(3).process(busy(500)).with(|world| world.begins_in_background = true);
+    let ran = run(world.build(), &options(1_000), None);
+    let rate = ran.per_second(ran.ticks());
+    assert!(rate > 950.0, "{rate} Hz");
+    assert_eq!(ran.kernel.count(Method::RequestInteractiveQos), 1);
+}
+
+#[test]
+fn late_ticks_are_told_by_cause() {
+    let late = |world: World, hz: u32| {
+        let ran = run(world.process(busy(500)).build(), &Options { hz, ..options(1_000) }, None);
+        let stats = &ran.profile.stats;
+        (stats.ticks_late, stats.ticks_late_wakeup.unwrap_or(u64::MAX))
+    };
+    // The request is refused: the system goes on waking it late.
+    let refused = (Which::Every(Method::RequestInteractiveQos, 1), Answer::Code(EPERM));
+    let world = World::arm64(3).answer(refused.0, refused.1).with(|world| world.begins_in_background = true);
+    let (all, wakeup) = late(world, 1_000);
+    assert!(all > 500 && wakeup * 100 > all * 95, "{wakeup} of {all}");
+    // Calls that take as long as several ticks.
+    let (all, wakeup) = late(World::arm64(3).costs(Costs::of_calls(MS)), 1_000);
+    assert!(all > 500 && wakeup * 20 < all, "{wakeup} of {all}");
+    let (all, wakeup) = late(World::arm64(3), 100);
+    assert_eq!((all, wakeup), (0, 0));
+}
+
+#[test]
 fn rates_and_holds_by_threads_and_cost_of_a_call() {
     eprintln!("threads  a call, us  ticks of 100/s  that stopped  held, %  longest hold, us");
     for call_ns in CALLS_NS {

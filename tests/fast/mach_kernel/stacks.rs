@@ -1,6 +1,8 @@
 //! Stacks are exactly those that the threads had.
 
 use stackprof::arch::Arch;
+use stackprof::sampler::Options;
+use stackprof::walk::How;
 
 use super::recorded::{HZ, Replay, idle, options, recorded};
 use crate::seeds::rounds::seeds;
@@ -66,6 +68,60 @@ fn roots_of_pthreads_and_of_the_main_thread_are_kept() {
                 "{arch:?}: {roots:?}"
             );
         }
+    }
+}
+
+/// Before macOS 12: `start` is a function of libdyld.dylib, which dyld has `main` return to.
+#[test]
+fn roots_of_older_systems_are_kept() {
+    for arch in [Arch::Aarch64, Arch::X86_64] {
+        for unwind in [How::Auto, How::Cfi, How::FramePointer] {
+            let process = canned(500).with(|process| {
+                let images = &mut process.program.images;
+                images.iter_mut().flat_map(|image| &mut image.functions).for_each(|name| {
+                    if name == "start" {
+                        *name = "dyldbootstrap_start".to_owned();
+                    }
+                });
+                let libdyld =
+                    SimImage::cached("/usr/lib/system/libdyld.dylib", &["dlsym", "start", "dlerror"]);
+                images.push(libdyld);
+            });
+            let options = Options { unwind, ..options(500) };
+            let (_, recorded) = recorded(World::new(arch, 2).process(process), &options);
+            let main = recorded.stacks.iter().filter(|((_, _, names), _)| names.contains(&"main".to_owned()));
+            let (mut whole, mut all) = (0, 0);
+            for ((_, complete, names), count) in main {
+                assert_eq!(names[..2], ["start", "main"], "{arch:?}, {unwind:?}");
+                all += count;
+                whole += if *complete { *count } else { 0 };
+            }
+            // Along frame pointers alone not every stack can be proved.
+            let is_proved = unwind != How::FramePointer || arch == Arch::Aarch64;
+            assert!(all > 100 && (whole == all || !is_proved), "{arch:?}, {unwind:?}: {whole} of {all}");
+        }
+    }
+}
+
+#[test]
+fn registers_of_arm64e_are_stripped_of_their_signatures() {
+    let process = canned(500).pac().with(|process| process.arm64e = true);
+    let (_, recorded) = recorded(World::arm64(3).process(process), &options(1_000));
+    recorded.check_exact();
+    recorded.check_ran("arm64e");
+}
+
+/// Also of stacks that need many pieces, and of the images.
+#[test]
+fn no_read_is_larger_than_the_kernel_copies() {
+    for world in [World::arm64(3), World::x86_64(3)] {
+        let process = canned(500).with(|process| {
+            process.program.threads.iter_mut().for_each(|thread| thread.locals = 4_000);
+        });
+        let (kernel, recorded) = recorded(world.process(process), &options(1_000));
+        let stats = &recorded.profile.stats;
+        assert!(stats.stacks_complete > 100, "{stats:?}");
+        assert_eq!(kernel.report().virtual_copies, 0);
     }
 }
 

@@ -89,7 +89,7 @@ fn a_held_task_stands_and_one_that_runs_changes_with_every_call() {
     assert_eq!(cpu, kernel.truth(), "no CPU time is used");
     let back = u64_at(&kernel, client.task, held[29] + 8);
     assert_eq!(back, u64_at(&kernel, client.task, held[29] + 8));
-    assert_eq!(kernel.thread_basic_info(ports[0], 10).unwrap().run_state, 2, "stopped, whatever it did");
+    assert_eq!(kernel.thread_basic_info(ports[0], 10).unwrap().run_state, 3, "waits, whatever it did");
     kernel.task_resume2(token).unwrap();
     assert_ne!(held, state(&kernel, ports[0]));
     assert_ne!(cpu, kernel.truth());

@@ -21,7 +21,7 @@ pub const FIRST: u64 = 0x1000;
 /// Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
 fn unwind_info(arch: Arch, functions: &[Function]) -> Vec<u8> {
     let encoding = |function: &Function| match (arch, function.kind) {
-        (_, Kind::ThreadStart) => 0,
+        (_, Kind::ThreadStart | Kind::StartOfLibdyld) => 0,
         (Arch::Aarch64 | Arch::Arm, Kind::Framed) => 0x0400_0000,
         (Arch::Aarch64 | Arch::Arm, Kind::Frameless) => 0x0200_0000,
         (Arch::X86_64 | Arch::X86, Kind::Framed) => 0x0100_0000,
@@ -45,6 +45,8 @@ pub enum Kind {
     Framed,
     Frameless,
     ThreadStart,
+    /// What `main` returns to before macOS 12, and nothing calls (dyld 852, src/start_glue.s).
+    StartOfLibdyld,
 }
 
 /// A function, in bytes from the start of `__TEXT`.
@@ -75,6 +77,7 @@ impl Code {
             let kind = match name.strip_prefix('~') {
                 Some(_) => Kind::Frameless,
                 None if name == "thread_start" => Kind::ThreadStart,
+                None if name == "start" && image.path.ends_with("/libdyld.dylib") => Kind::StartOfLibdyld,
                 None => Kind::Framed,
             };
             let name = name.trim_start_matches('~').to_owned();
@@ -149,6 +152,8 @@ impl Code {
         match (function.kind, self.arch) {
             (Kind::ThreadStart, Arch::Aarch64) => function.range.start + 8,
             (Kind::ThreadStart, Arch::X86_64) => function.range.start + 15,
+            (Kind::StartOfLibdyld, Arch::Aarch64) => function.range.start + 4,
+            (Kind::StartOfLibdyld, Arch::X86_64) => function.range.start + 1,
             _ => {
                 let calls = self.calls(function);
                 let last = calls.len() - 1;
@@ -193,6 +198,17 @@ impl Parts {
             (Arch::Aarch64 | Arch::Arm, Kind::Frameless) => {
                 (&[0x1f, 0x20, 0x03, 0xd5], &[], &[0xc0, 0x03, 0x5f, 0xd6], 4)
             }
+            // nop, mov %eax,%edi, call exit, hlt
+            (Arch::X86_64 | Arch::X86, Kind::StartOfLibdyld) => {
+                (&[0x90], &[0x90, 0x89, 0xc7, 0xe8, 0, 0, 0, 0, 0xf4], &[], 5)
+            }
+            // nop, bl exit, brk #3
+            (Arch::Aarch64 | Arch::Arm, Kind::StartOfLibdyld) => (
+                &[0x1f, 0x20, 0x03, 0xd5],
+                &[0x1f, 0x20, 0x03, 0xd5, 0, 0, 0, 0x94, 0x60, 0, 0x20, 0xd4],
+                &[],
+                4,
+            ),
             // stp xzr,xzr,[sp,#-16]!, bl, brk
             (Arch::Aarch64 | Arch::Arm, Kind::ThreadStart) => (
                 &[0x1f, 0x20, 0x03, 0xd5],

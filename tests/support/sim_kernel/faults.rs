@@ -48,6 +48,7 @@ methods! {
     AbsoluteTime = "absolute_time",
     WaitUntil = "wait_until",
     OwnSharedCache = "own_shared_cache",
+    RequestInteractiveQos = "pthread_set_qos_class_self_np",
 }
 
 impl Method {
@@ -65,6 +66,7 @@ impl Method {
                 | Kill
                 | SpawnSuspended
                 | WaitEnded
+                | RequestInteractiveQos
         )
     }
 
@@ -125,6 +127,7 @@ pub fn plausible_codes(method: Method) -> &'static [i32] {
         Method::SpawnSuspended => &[ENOENT, EACCES, EAGAIN],
         Method::WaitEnded => &[ECHILD],
         Method::WaitUntil => &[14],
+        Method::RequestInteractiveQos => &[EPERM, EINVAL],
         Method::AbsoluteTime | Method::OwnSharedCache => &[],
     }
 }

@@ -154,6 +154,10 @@ impl Images {
         self.placed[image].code.functions[function].kind == Kind::Frameless
     }
 
+    pub fn is_start_of_libdyld(&self, (image, function): FunctionRef) -> bool {
+        self.placed[image].code.functions[function].kind == Kind::StartOfLibdyld
+    }
+
     pub fn pc(&self, (image, function): FunctionRef, random: u64) -> u64 {
         let placed = &self.placed[image];
         placed.base + placed.code.pc(function, random)

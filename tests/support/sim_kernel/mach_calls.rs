@@ -12,7 +12,8 @@ use super::cost;
 use super::faults::{Answer, INVALID_DEST};
 use super::ports::Right;
 use super::rng::hash;
-use super::spec::{CpuTimes, Doing, GET_TASK_ALLOW, HARDENED, PLATFORM};
+use super::spec::{CpuTimes, Doing, GET_TASK_ALLOW, HARDENED, MS, PLATFORM};
+use super::stack;
 use super::state::{OwnCache, State, Violation};
 
 type Code<T> = Result<T, i32>;
@@ -292,9 +293,9 @@ impl State {
         let run_state = match found.doing(at.ran_ns) {
             Doing::WaitUninterruptible => 4,
             Doing::Run if still_ready => 1,
-            _ if stopped => 2,
-            Doing::Run => 1,
-            Doing::Wait => 3,
+            Doing::Run if !stopped => 1,
+            // Who is held waits, too: TH_SUSP is set by thread_stop alone.
+            Doing::Run | Doing::Wait => 3,
         };
         Ok((cpu_ns - cpu_ns / 10, cpu_ns / 10 + dispatch_ns, run_state))
     }
@@ -366,6 +367,7 @@ impl State {
         }
         *count = ours.count;
         let held = self.tasks[task].is_held();
+        let is_signed = self.tasks[task].is_arm64e;
         let made = self.tasks[task].stack(thread);
         let mut put = |byte: usize, value: u64| {
             state[byte / 4] = value as u32;
@@ -376,10 +378,11 @@ impl State {
         }
         match self.arch {
             Arch::Aarch64 | Arch::Arm => {
+                // osfmk/arm64/status.c: signed where both sides have pointer authentication.
                 for (byte, value) in [(232, made.fp), (240, made.lr), (248, made.sp), (256, made.pc)] {
-                    put(byte, value);
+                    put(byte, if is_signed { stack::sign(value, byte as u64) } else { value });
                 }
-                put(264, 1 << 32); // cpsr, and flags: NO_PTRAUTH
+                put(264, u64::from(!is_signed) << 32); // cpsr, and flags: NO_PTRAUTH
             }
             Arch::X86_64 | Arch::X86 => {
                 for (byte, value) in [(48, made.fp), (56, made.sp), (128, made.pc)] {
@@ -401,9 +404,10 @@ impl State {
         if address.checked_add(into.len() as u64).is_none() {
             return Err(INVALID_ARGUMENT);
         }
-        // osfmk/vm/vm_map.c, vm_map_copyin_kernel_buffer: two pages at most, and any fault
+        // osfmk/vm/vm_map.c, vm_map_copyin_kernel_buffer: KHEAP_MAX_SIZE at most, and any fault
         // of the copy is an invalid address.
         let copied = into.len() as u64 <= if self.plan.page == 0x4000 { 32 << 10 } else { 16 << 10 };
+        self.virtual_copies += u64::from(!copied);
         // All or nothing: what a failed read leaves is what was there.
         let mut bytes = vec![0; into.len()];
         match self.tasks[task].read(address, &mut bytes) {
@@ -460,7 +464,13 @@ impl State {
             return Err(ABORTED);
         }
         let overshoot_ns = self.rng.within(0, self.overshoot_ns);
-        self.pass(left_ns + overshoot_ns);
+        // osfmk/arm/arm_timer.c: a timer of a background thread fires up to 32 intervals late,
+        // at most 100 ms.
+        let background_ns = match self.begins_in_background && !self.is_interactive {
+            true => (32 * left_ns).min(100 * MS),
+            false => 0,
+        };
+        self.pass(left_ns + overshoot_ns + background_ns);
         Ok(())
     }
 

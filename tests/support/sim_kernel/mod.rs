@@ -301,6 +301,12 @@ impl MachKernel for SimKernel {
     fn wait_until(&self, deadline_ticks: u64) -> Kern<()> {
         self.mach(Method::WaitUntil, |state, _| state.wait_until(deadline_ticks))
     }
+    fn request_interactive_qos(&self) -> Result<(), Errno> {
+        self.bsd(Method::RequestInteractiveQos, |state, _| {
+            state.is_interactive = true;
+            Ok(())
+        })
+    }
     fn page_size(&self) -> u64 {
         self.state.borrow().plan.page
     }

@@ -35,6 +35,8 @@ pub struct Report {
     /// Children that it started suspended and never continued.
     pub never_continued: Vec<i32>,
     pub violations: Vec<Violation>,
+    /// Reads that made pages of the target copy-on-write.
+    pub virtual_copies: u64,
     /// Calls on names that it was told to be dead. They do no harm while it keeps its
     /// reference, so they are a complaint of their own: [`SimKernel::assert_no_repeats`].
     pub repeats: Vec<Violation>,
@@ -51,6 +53,7 @@ impl Report {
             && self.held.is_empty()
             && self.never_continued.is_empty()
             && self.violations.is_empty()
+            && self.virtual_copies == 0
     }
 }
 
@@ -68,6 +71,9 @@ impl fmt::Display for Report {
         }
         for pid in &self.never_continued {
             writeln!(f, "  started and never continued: process {pid}")?;
+        }
+        if self.virtual_copies > 0 {
+            writeln!(f, "  {} reads larger than the kernel's buffer", self.virtual_copies)?;
         }
         for violation in self.violations.iter().chain(&self.repeats) {
             writeln!(f, "  call {}: {}", violation.call, violation.what)?;
@@ -104,6 +110,7 @@ impl SimKernel {
             held: state.tasks.iter().filter(held).map(|task| task.pid).collect(),
             never_continued: waiting.map(|proc| proc.spec.pid).collect(),
             violations: state.violations.clone(),
+            virtual_copies: state.virtual_copies,
             repeats: state.repeats.clone(),
             holds: state.holds,
             longest_hold_ns: state.longest_hold_ns,

@@ -342,6 +342,8 @@ pub struct SimProcess {
     pub startup: Startup,
     /// Return addresses and link registers bear signatures (arm64).
     pub pac: bool,
+    /// It and the profiler are built for arm64e: registers bear signatures, too.
+    pub arm64e: bool,
     /// Depth 0 of vm_region_recurse shows the shared cache as a submap.
     pub submap: bool,
     /// Length told by TASK_DYLD_INFO.
@@ -381,6 +383,7 @@ impl SimProcess {
             cpu_times: CpuTimes::Exact,
             startup: Startup::Done,
             pac: false,
+            arm64e: false,
             submap: false,
             info_size: 368,
             respawns_ns: None,

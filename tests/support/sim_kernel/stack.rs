@@ -6,7 +6,9 @@
 //!
 //! Roots: libpthread `pthread_asm.s` (arm64 `thread_start` makes no record, so that of
 //! `_pthread_start` is {0, thread_start+8}; x86_64 `thread_start` has {0, 0}); dyld
-//! `dyldStartup.s` (fp and lr are 0 when `start` is entered).
+//! `dyldStartup.s` (fp and lr are 0 when `start` is entered; before macOS 12 `main` returns to
+//! the second instruction of `start` in libdyld.dylib, and on x86_64 the outermost record is
+//! {0, argc}).
 
 use stackprof::arch::Arch;
 
@@ -54,6 +56,11 @@ fn signed(wanted: &Wanted<'_>, address: u64, place: u64) -> u64 {
     if !wanted.pac || wanted.arch == Arch::X86_64 {
         return address;
     }
+    sign(address, place)
+}
+
+/// An address as pointer authentication signs it.
+pub fn sign(address: u64, place: u64) -> u64 {
     // Bit 55 says which half of the address space and is not part of a signature.
     let signature = hash(&[address, place]) & !(1 << 55) & (u64::MAX << ADDRESS_BITS);
     address | signature | 1 << 48
@@ -67,7 +74,11 @@ pub fn make(wanted: &Wanted<'_>) -> Made {
     let recordless_root = arch == Arch::Aarch64 && wanted.birth == Birth::Pthread;
     let has_record =
         |index: usize| (index != 0 || !frameless_leaf) && (index != count - 1 || !recordless_root);
+    let old_root = images.is_start_of_libdyld(frames[count - 1]);
     let locals = |index: usize| {
+        if old_root && index + 1 == count {
+            return 0;
+        }
         let moved = if index + 3 == count || index == 0 { wanted.key % 31 } else { 0 };
         (wanted.locals + 16 * (hash(&[wanted.key, index as u64]) % 6 + moved)).next_multiple_of(16)
     };
@@ -98,6 +109,10 @@ pub fn make(wanted: &Wanted<'_>) -> Made {
         let is_async = wanted.swift && next != 0 && hash(&[wanted.key, index as u64, 7]).is_multiple_of(2);
         put(records[index], if is_async { next | ASYNC } else { next });
         put(records[index] + 8, signed(wanted, returned_to(index), records[index] + 16));
+    }
+    if old_root && arch == Arch::X86_64 {
+        const ARGC: u64 = 1;
+        put(records[count - 1] + 8, ARGC);
     }
     if frameless_leaf && arch == Arch::X86_64 {
         put(sp, returned_to(0));

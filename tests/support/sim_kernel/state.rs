@@ -92,6 +92,13 @@ pub struct State {
     pub suspend2_supported: bool,
     /// A wait may overshoot by up to this.
     pub overshoot_ns: u64,
+    /// The client's thread begins with background QoS.
+    pub begins_in_background: bool,
+    /// It asked for user-interactive QoS.
+    pub is_interactive: bool,
+    /// Reads that the kernel did not copy through a buffer: each makes pages of the target
+    /// copy-on-write.
+    pub virtual_copies: u64,
     /// One wait in so many is interrupted; 0: none.
     pub interrupt_waits: u64,
     pub costs: Costs,

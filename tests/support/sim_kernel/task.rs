@@ -46,6 +46,7 @@ pub struct Task {
     pub dyld: Dyld,
     pub cpu_times: CpuTimes,
     pub pac: bool,
+    pub is_arm64e: bool,
     pub info_size: u64,
 }
 
@@ -117,6 +118,7 @@ impl Task {
             dyld: Dyld::default(),
             cpu_times: process.cpu_times,
             pac: process.pac,
+            is_arm64e: process.arm64e,
             info_size: process.info_size,
         };
         task.start_dyld(&all, process.startup, ticks);
