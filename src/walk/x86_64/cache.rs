@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use super::first::First;
 use super::frame::Frame;
 use super::rule::{self, Kind, Rule, Saved};
-use super::{first, hotspot, kept, runtimes, wrapper};
+use super::{first, hotspot, kept, runtimes, start, wrapper};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -254,7 +254,8 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     let here = code.code(at).unwrap_or_default();
     let row = code.row(address.lookup().at());
     // Go's table says nothing of what its trampoline is.
-    if X86_64::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
+    let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
+    if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {
         return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if let Some(row) = row {
