@@ -19,7 +19,15 @@ impl Avma {
     /// (Documentation/arch/x86/x86_64/mm.rst, Documentation/arch/arm64/memory.rst).
     #[must_use]
     pub fn is_kernel(self) -> bool {
-        self.0 >> 63 == 1
+        self.0 >> 63 == 1 && !self.is_vsyscall()
+    }
+
+    /// Whether the address is in the page of entry points that the kernel of x86_64 emulates for programs
+    /// (Documentation/arch/x86/x86_64/mm.rst: "legacy vsyscall ABI"), which lies among the kernel's own addresses.
+    #[must_use]
+    pub fn is_vsyscall(self) -> bool {
+        const PAGE: u64 = 0xffff_ffff_ff60_0000;
+        self.0 & !0xfff == PAGE
     }
 }
 
@@ -158,6 +166,15 @@ mod tests {
     fn a_return_address_is_looked_up_inside_its_call() {
         assert_eq!(CodeAddress::Return(Avma(0x1005)).lookup(), LookupAvma(0x1004));
         assert_eq!(CodeAddress::Pc(Avma(0x1005)).lookup(), LookupAvma(0x1005));
+    }
+
+    #[test]
+    fn the_page_of_vsyscalls_is_not_the_kernels() {
+        let is_kernel = |at: u64| (Avma(at).is_kernel(), Avma(at).is_vsyscall());
+        assert_eq!(is_kernel(0xffff_ffff_ff60_0400), (false, true));
+        assert_eq!(is_kernel(0xffff_ffff_ff60_1000), (true, false));
+        assert_eq!(is_kernel(0xffff_ffff_8100_0000), (true, false));
+        assert_eq!(is_kernel(0x7fff_ff60_0400), (false, false));
     }
 
     #[test]

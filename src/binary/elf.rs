@@ -114,6 +114,19 @@ impl Elf {
         segment.svma_of(file_offset)
     }
 
+    /// The offset and the stated address of the first byte of code in a part of the file: of the segment that
+    /// has most of it. (Segments of lld share pages of the file, so a mapping begins with bytes of the one before.)
+    #[must_use]
+    pub fn code_in(&self, part: &Range<u64>) -> Option<(u64, Svma)> {
+        let shared = |segment: &Segment| {
+            let start = segment.file.start.max(part.start);
+            let bytes = segment.file.end.min(part.end).checked_sub(start).filter(|bytes| *bytes > 0)?;
+            Some((bytes, start, segment.svma_of(start)?))
+        };
+        let code = self.segments.iter().filter(|segment| segment.executable);
+        code.filter_map(shared).max_by_key(|(bytes, ..)| *bytes).map(|(_, start, svma)| (start, svma))
+    }
+
     /// The offset in the file of a stated address; `None` outside the segments.
     #[must_use]
     pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
@@ -309,6 +322,10 @@ mod tests {
         assert_eq!(elf.svma_of(0x3010), Some(Svma(0x4010)));
         assert_eq!(elf.svma_of(0x80_0000), None);
         assert_eq!(elf.file_offset_of(Svma(0x2200)), Some(0x1200));
+        // What is mapped of the second segment begins with bytes of the first.
+        assert_eq!(elf.code_in(&(0x1000..0x3000)), Some((0x1200, Svma(0x2200))));
+        assert_eq!(elf.code_in(&(0x2000..0x3000)), Some((0x2000, Svma(0x3000))));
+        assert_eq!((elf.code_in(&(0..0x1000)), elf.code_in(&(0x1200..0x1200))), (None, None));
         assert_eq!(elf.file_offset_of(Svma(0x9000)), None);
     }
 

@@ -69,6 +69,15 @@ impl Object {
         }
     }
 
+    /// The offset and the stated address of the first byte of code in a part of the file that is mapped as code.
+    #[must_use]
+    pub fn code_in(&self, part: &Range<u64>) -> Option<(u64, Svma)> {
+        match self {
+            Object::Elf(elf) => elf.code_in(part),
+            Object::MachO(macho) => Some((part.start, macho.svma_of(part.start)?)),
+        }
+    }
+
     /// The offset in the file of a stated address; `None` outside the segments.
     #[must_use]
     pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {

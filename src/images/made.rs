@@ -90,7 +90,10 @@ impl Made {
     /// Takes the executable mappings now present, sorted by address.
     pub fn update(&mut self, mappings: &[Mapping], images: &Images) {
         let without_file = |mapping: &&Mapping| {
-            mapping.kind == MappingKind::Anonymous || images.code(mapping.avma.start).is_none()
+            // Shared memory has a file that exists in memory only, and can be read as any other.
+            mapping.kind == MappingKind::Anonymous
+                || images.code(mapping.avma.start).is_none()
+                || images.made_at_run_time(images.space(), mapping.avma.start).is_some()
         };
         let has = |is_runtime: fn(&str) -> bool| {
             images.images_in(images.space()).any(|image| is_runtime(&image.name))

@@ -266,7 +266,9 @@ impl Images {
         let descriptor = |region: &Region| {
             let image = self.images.get(region.image as usize)?;
             let svma = image.jit_descriptor()?;
-            let bias = region.start.wrapping_sub(image.object()?.svma_of(region.file_offset)?.0);
+            let end = region.file_offset.checked_add(region.end - region.start)?;
+            let (offset, code) = image.object()?.code_in(&(region.file_offset..end))?;
+            let bias = (region.start + (offset - region.file_offset)).wrapping_sub(code.0);
             Some(Avma(svma.0.wrapping_add(bias)))
         };
         let mut found: Vec<Avma> = self.current().regions.iter().filter_map(descriptor).collect();

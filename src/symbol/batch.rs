@@ -234,7 +234,10 @@ fn look_up(bytes: &ImageBytes, asked: &Asked<'_>, found: &mut Symbols, texts: &m
         if found.is_ok() {
             continue;
         }
-        let symbol = table.as_ref().map_err(Clone::clone).and_then(|table| table.lookup(Svma(*svma)));
+        let symbol = table.as_ref().map_err(Clone::clone).and_then(|table| match table.lookup(Svma(*svma)) {
+            Err(Why::NotCovered) => behind_its_size(table, asked.image, Svma(*svma)),
+            found => found,
+        });
         match symbol.and_then(|symbol| within(symbol, asked.image, Svma(*svma))) {
             Ok(symbol) => {
                 let name = match &last {
@@ -262,6 +265,15 @@ fn within<'s>(symbol: Symbol<'s>, image: &Image, at: Svma) -> Result<Symbol<'s>,
         last.start > symbol.start || (last.contains(&symbol.start) && !last.contains(&at))
     };
     if last.is_some_and(is_other) { Err(Why::NotCovered) } else { Ok(symbol) }
+}
+
+/// The symbol of an address behind its size: unwind information has one function from the symbol on to the address,
+/// and no other symbol is between. Assemblers and linkers' scripts may state less than there is.
+fn behind_its_size<'s>(table: &'s SymbolTable, image: &Image, at: Svma) -> Result<Symbol<'s>, Why> {
+    let function = image.described_function(at).ok_or(Why::NotCovered)?;
+    let symbol = table.lookup(function.start)?;
+    let is_last = table.last_before(at).is_none_or(|last| last <= symbol.start);
+    if symbol.start == function.start && is_last { Ok(symbol) } else { Err(Why::NotCovered) }
 }
 
 fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'f>>, Vec<String>) {

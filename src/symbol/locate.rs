@@ -168,21 +168,21 @@ fn separate(
     ];
     for path in places.into_iter().filter(|path| *path != image.path) {
         let Ok(debug) = files.open(&path) else { continue };
-        if debug.bytes().len() > MAX_CHECKED_BYTES {
-            let most = MAX_CHECKED_BYTES >> 20;
-            found.problems.push(format!("{path}: longer than {most} MiB: its checksum is not computed"));
-            continue;
-        }
         let other = Elf::parse(debug.bytes()).ok().and_then(|elf| elf.build_id);
         let fits = match (id, other) {
-            // Both files have a build id, which is surer than the checksum.
+            // Both files have a build id, which is surer than the checksum: that is of the file as it was when
+            // it was linked, and sections may have been compressed since.
             (Some(id), Some(_)) => mismatch(debug.bytes(), id),
-            _ => Ok(()),
+            _ if debug.bytes().len() > MAX_CHECKED_BYTES => {
+                let most = MAX_CHECKED_BYTES >> 20;
+                found.problems.push(format!("{path}: longer than {most} MiB: its checksum is not computed"));
+                continue;
+            }
+            _ => match crc32(debug.bytes()) {
+                sum if sum == crc => Ok(()),
+                found => Err(DebugFileError::OtherChecksum { found, wanted: crc }),
+            },
         };
-        let fits = fits.and_then(|()| match crc32(debug.bytes()) {
-            sum if sum == crc => Ok(()),
-            found => Err(DebugFileError::OtherChecksum { found, wanted: crc }),
-        });
         match fits {
             Ok(()) => return Some((path, debug)),
             Err(why) => found.problems.push(format!("{path}: {why}")),

@@ -361,6 +361,7 @@ fn take(
                         texts.shared(&unnamed(image, &address, has_file.then_some(stubs)))
                     }
                     None if address.image == IN_KERNEL => texts.shared(kernel::UNNAMED),
+                    None if Avma(address.svma).is_vsyscall() => texts.shared("[vsyscall]"),
                     None if Avma(address.svma).as_exception().is_some() => {
                         let number = Avma(address.svma).as_exception().filter(|number| *number > 0);
                         let number = number.map(|number| format!(" {number}")).unwrap_or_default();

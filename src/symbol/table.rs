@@ -162,6 +162,13 @@ impl SymbolTable {
         Err(Why::NotCovered)
     }
 
+    /// Where the last symbol begins that does so at an address or before.
+    #[must_use]
+    pub fn last_before(&self, svma: Svma) -> Option<Svma> {
+        let behind = self.entries.partition_point(|entry| entry.start <= svma.0);
+        Some(Svma(self.entries.get(behind.checked_sub(1)?)?.start))
+    }
+
     /// All symbols that have a name, by address.
     pub fn symbols(&self) -> impl Iterator<Item = Symbol<'_>> {
         self.entries.iter().filter_map(|entry| self.symbol(entry))

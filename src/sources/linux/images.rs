@@ -12,6 +12,7 @@ use std::io::Read;
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::moved_text::Verdicts;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::binary::elf;
@@ -31,6 +32,8 @@ pub(super) struct Maps {
     text: Vec<u8>,
     /// Where the first byte of each file is mapped.
     heads: HashMap<(u64, u64), Avma>,
+    /// What anonymous mappings stand for.
+    pub(super) moved: Verdicts,
     /// How the files answer.
     pub(super) patience: Patience,
 }

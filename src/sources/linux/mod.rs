@@ -20,6 +20,7 @@ mod files;
 mod follow;
 mod images;
 mod launch;
+mod moved_text;
 mod on_cpu;
 mod own;
 mod perf;

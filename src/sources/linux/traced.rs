@@ -153,6 +153,7 @@ impl Observed for Traced {
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         let read = self.maps.read_through(&mut self.memory_of, self.threads.iter().copied(), out);
         if read.is_ok() && self.runs_known_program() {
+            self.maps.place_moved_text(self.memory_of, out);
             self.known = Rc::new(out.clone());
             return read;
         }

@@ -9,7 +9,7 @@ use crate::binary::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
 use crate::walk::frames::Method;
 use crate::walk::processor::{Processor, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
-use crate::walk::{Code, body};
+use crate::walk::{Code, body, flow};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 1024;
@@ -100,7 +100,7 @@ impl Cache {
             },
             None => None,
         };
-        if said.is_none() && Aarch64::ends_thread(here) {
+        if said.is_none() && Aarch64::ends_thread(here) && flow::is_behind_own_call(address, code) {
             return Kind::Root;
         }
         match body::row::<Aarch64, _>(address, said, code) {

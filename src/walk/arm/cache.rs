@@ -154,7 +154,10 @@ impl Cache {
         if let Some(of) = start::sigreturn(here) {
             return self.keep(Found { row: signal_frame(of), method: Method::Code, assumes: None });
         }
-        if frame.address.is_return() && start::ends_thread(here) || is_in_first(lookup, code) {
+        let ends_thread = frame.address.is_return()
+            && start::ends_thread(here)
+            && flow::is_behind_own_call(frame.address, code);
+        if ends_thread || is_in_first(lookup, code) {
             return Kind::Root;
         }
         match found(how, frame, code) {

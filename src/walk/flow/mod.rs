@@ -24,7 +24,7 @@ mod tests;
 use std::ops::Range;
 
 use super::processor::Processor;
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::Row;
 use crate::walk::Code;
 use crate::walk::reader::Reader;
@@ -307,6 +307,18 @@ pub(super) fn ends_chain<P: Processor<N>, const N: usize>(
 /// The bounds of the function that an address is in, where they are known.
 pub(super) fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
     code.function(at).filter(|function| function.contains(&at))
+}
+
+/// Whether the code at an address goes on in the function that made the call, as far as bounds are known: behind a
+/// call that does not return stands another function. `true` for a program counter, unless a function begins there.
+pub(super) fn is_behind_own_call(address: CodeAddress, code: &dyn Code) -> bool {
+    let at = address.at();
+    let begins_image = code.entry(at) == Some(at);
+    match function_around(address.lookup().at(), code) {
+        Some(function) if address.is_return() => function.contains(&at),
+        Some(function) => function.start != at,
+        None => !(address.is_return() && begins_image),
+    }
 }
 
 /// Where a way has come to.

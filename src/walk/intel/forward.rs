@@ -165,14 +165,20 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     visited: &mut Visited<Option<Place>>,
     found: &mut Found<N>,
 ) -> bool {
-    let function = flow::function_around(if returned { Avma(pc.0.wrapping_sub(1)) } else { pc }, code);
-    let is_outside = |at: Avma| function.as_ref().is_some_and(|function| !function.contains(&at));
+    let lookup = if returned { Avma(pc.0.wrapping_sub(1)) } else { pc };
+    let function = flow::function_around(lookup, code);
+    // Stripped programs, too, say where their first function begins.
+    let entry = code.entry(lookup).filter(|entry| returned || *entry != pc);
+    let is_outside =
+        |at: Avma| entry == Some(at) || function.as_ref().is_some_and(|function| !function.contains(&at));
     let mut branches = vec![Way { at: pc, state: State::new(), called }];
     visited.clear();
     let mut reader = Reader::new(code);
     let mut left = INSTRUCTIONS_MAX;
     // Only straight code is sure to end the thread: of others a way may come back.
     let mut is_straight = true;
+    // Calls that are not known to come back, and whether the last one is right in front.
+    let (mut calls, mut is_behind_call) = (u32::from(called), called);
     while let Some(Way { mut at, mut state, mut called }) = branches.pop() {
         loop {
             // What is known of one instruction holds on every way to it.
@@ -190,11 +196,14 @@ fn follow_ways<P: Intel<N>, const N: usize>(
                 break;
             }
             if P::ends_thread(bytes) {
-                if is_straight {
+                // What a thread begins with calls its function and ends the thread with the result. Behind
+                // any other call that may not come back, another function may have begun.
+                if is_straight && (calls == 0 || calls == 1 && is_behind_call) {
                     return true;
                 }
                 break;
             }
+            is_behind_call = false;
             // By reference: the parts are written one by one, and a copy would wait for all of them.
             let decoded = decode_of::<P, N>(bytes);
             let Some(instruction) = &decoded else { break };
@@ -210,7 +219,9 @@ fn follow_ways<P: Intel<N>, const N: usize>(
             match effect {
                 Effect::Plain => at = next,
                 Effect::Calls(target) => {
-                    called |= !target.is_some_and(|target| callees.return_from::<P, N>(target, code));
+                    if !target.is_some_and(|target| callees.return_from::<P, N>(target, code)) {
+                        (called, calls, is_behind_call) = (true, calls.saturating_add(1), true);
+                    }
                     if called && !past_calls {
                         break;
                     }
@@ -314,7 +325,8 @@ pub(in crate::walk) fn is_start<P: Intel<N>, const N: usize>(
     let (mut here, mut goes_on) = (entry, false);
     for _ in 0..START_INSTRUCTIONS_MAX {
         if here >= at {
-            return here == at;
+            // What is called in front of the entry has returned to no start code: it does not return.
+            return here == at && (here != entry || !address.is_return());
         }
         let Some(instruction) = code.code(here).and_then(decode_of::<P, N>) else { return false };
         here = here + instruction.length as u64;

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use super::first::First;
 use super::frame::Frame;
 use super::rule::{self, Kind, Rule, Saved};
-use super::{first, hotspot, kept, runtimes, wrapper};
+use super::{first, hotspot, kept, runtimes, start, wrapper};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -253,6 +253,10 @@ enum Found {
 /// What there is at an address, and for a return address, whether a call is in front of it.
 fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: bool) -> (Found, bool) {
     let (at, is_return) = (address.at(), address.is_return());
+    // Emulated (arch/x86/entry/vsyscall/vsyscall_64.c): there is no code but a return to the caller.
+    if !is_return && at.is_vsyscall() {
+        return (Found::Row(Box::new(entry_row()), Method::Code), false);
+    }
     let follows_call = is_return && X86_64::returns(at, code);
     if let Some(first) = first::at(address, code) {
         return (Found::First(first), follows_call || first.not_called);
@@ -260,7 +264,8 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     let here = code.code(at).unwrap_or_default();
     let row = code.row(address.lookup().at());
     // Go's table says nothing of what its trampoline is.
-    if X86_64::is_sigreturn(here) && row.as_ref().is_none_or(|row| !row.signal) {
+    let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
+    if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {
         return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if let Some(row) = row {
@@ -367,6 +372,13 @@ fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
         said => body::row::<X86_64, _>(address, said, code),
     };
     found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
+}
+
+/// The row of a function that has pushed nothing.
+fn entry_row() -> Row {
+    let mut row = Row::new(Cfa::Register(super::RSP as u8, 8));
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    row
 }
 
 /// A row that says that there is no caller.

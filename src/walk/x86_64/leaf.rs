@@ -6,8 +6,8 @@
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function tells; without it the code (see `record.rs`).
 
-use super::record;
-use crate::addr::{Avma, CodeAddress, LookupAvma};
+use super::{record, syscall};
+use crate::addr::{Avma, LookupAvma};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::bounds::MAX_STACK_BYTES;
@@ -61,11 +61,12 @@ pub(super) fn walk(
     leaves: &mut Leaves,
     out: &mut Vec<LookupAvma>,
 ) -> Walked {
-    let pc = Avma(registers.rip);
+    let leaf_address = syscall::leaf(registers, input.code);
+    let pc = leaf_address.at();
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
     let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
-    out.push(CodeAddress::Pc(pc).lookup());
+    out.push(syscall::shown(leaf_address, registers).lookup());
     let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {

@@ -18,6 +18,7 @@ mod rule;
 mod runtimes;
 mod scan;
 mod start;
+mod syscall;
 mod unwinder;
 mod wrapper;
 

@@ -9,8 +9,7 @@
 use super::frame::Frame;
 use super::rule::{Kind, Rule};
 use super::unwinder::{Unwinder, by_ordinary};
-use super::{RBP, RSP};
-use crate::addr::{Avma, CodeAddress};
+use super::{RBP, RSP, syscall};
 use crate::arch::X86_64;
 use crate::walk::bounds::Failure;
 use crate::walk::frames::{Frames, How, Method};
@@ -72,11 +71,11 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Option<Walked> {
-        let start = CodeAddress::Pc(Avma(registers.rip));
+        let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         let words: Words<'_> = Words::new(input.stack);
         out.clear();
-        out.push(start, Method::Context);
+        out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule, is_leaf| {
             // A rule of `Kind::Marked` is none of those that a run follows.
             let is_sure = rule.is_record() || is_leaf && is_sure_leaf(rule);

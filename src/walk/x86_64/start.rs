@@ -1,6 +1,9 @@
 //! Code of x86_64 that begins and ends threads and handlers of signals, by its instructions: as
 //! compilers make it of C libraries' sources. Input: bytes; output: yes or no.
 
+use crate::addr::Avma;
+use crate::walk::Code;
+
 /// Whether code is what follows the call of `main` or of a thread's function: its result
 /// is passed to `exit`, or kept for `pthread_join`.
 ///
@@ -44,6 +47,14 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
     // Asked of each instruction on a way, of which hardly any begins so.
     let may_be = matches!(code, [0x48, 0x89, 0xc7, ..] | [0x89, 0xc7, ..] | [0xbf, 0x6f, ..]);
     may_be && FORMS.iter().any(|form| code.starts_with(form))
+}
+
+/// Whether an address is at the `syscall` instruction of such an end: it never comes back.
+pub(super) fn is_in_sigreturn(at: Avma, code: &dyn Code) -> bool {
+    let begins_at = |bytes: u64| at.0.checked_sub(bytes).and_then(|begin| code.code(Avma(begin)));
+    let is_here = |bytes: u64| begins_at(bytes).is_some_and(is_sigreturn);
+    // Of mov $15,%rax, or of mov $15,%eax.
+    is_here(7) || is_here(5)
 }
 
 /// Whether code is the end of a signal handler: `rt_sigreturn` (15) with the saved

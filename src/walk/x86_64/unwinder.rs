@@ -17,7 +17,7 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, kept, last, runtimes, scan};
+use super::{RBP, RSP, kept, last, runtimes, scan, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
@@ -111,14 +111,14 @@ impl Unwinder {
 
     /// The same by unwind information.
     fn walk(&mut self, how: How, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> Walked {
-        let start = CodeAddress::Pc(Avma(registers.rip));
+        let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
-        out.push(start, Method::Context);
+        out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary);
         if run.rule.kind() == Kind::Root {
             return Walked { ended: Ended::Root, reached: run.sp };
         }
-        self.walk_on(how, registers, run, input, out)
+        self.walk_on(how, (registers, start), run, input, out)
     }
 
     /// What no run to the root does. By itself, so that those that do are short.
@@ -126,13 +126,14 @@ impl Unwinder {
     fn walk_on(
         &mut self,
         how: How,
-        registers: &X86_64,
+        (registers, start): (&X86_64, CodeAddress),
         run: Run,
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
         self.cache.begin_walk();
         let mut frame = Frame::new(registers, input.code_mask);
+        frame.address = start;
         let mut walked = self.follow(how, &mut frame, run, input, out);
         if input.code.walks_again() {
             return walked;

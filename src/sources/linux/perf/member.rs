@@ -302,12 +302,14 @@ impl Observed for Member {
         // in records, and matters after a while only.
         if self.from_records_ns.is_some_and(|since_ns| sys::monotonic_ns() < since_ns + RECORDS_HOLD_NS) {
             out.extend_from_slice(self.mapped.list());
+            self.maps.place_moved_text(self.memory_of, out);
             return if out.is_empty() { Err(Fault::Transient("nothing is mapped yet")) } else { Ok(()) };
         }
         // After an exec the first thread has the memory again.
         self.memory_of = self.pid;
         let read = self.maps.read_through(&mut self.memory_of, self.threads.keys().copied(), out);
         if read.is_ok() {
+            self.maps.place_moved_text(self.memory_of, out);
             self.mapped.replace(out);
             return read;
         }

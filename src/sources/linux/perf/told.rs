@@ -341,7 +341,9 @@ impl Told {
         capture.stack.extend_from_slice(sample.stack);
         capture.kernel.clear();
         // All but the innermost are return addresses: looked up where the call is.
-        let frames = sample.kernel().map(Avma).enumerate().map(|(depth, at)| match depth {
+        // Where a program called an emulated entry point, the kernel counts that among its own.
+        let frames = sample.kernel().map(Avma).filter(|at| at.is_kernel());
+        let frames = frames.enumerate().map(|(depth, at)| match depth {
             0 => CodeAddress::Pc(at),
             _ => CodeAddress::Return(at),
         });

@@ -122,6 +122,49 @@ fn start_code_ends_where_another_function_may_begin() {
     assert!(!is_start(LINKER, CodeAddress::Pc, 0x16) && !is_start(LINKER, CodeAddress::Pc, 1));
     assert!(is_start(PROGRAM, CodeAddress::Pc, 2) && is_start(PROGRAM, CodeAddress::Return, 8));
     assert!(!is_start(PROGRAM, CodeAddress::Pc, 9) && !is_start(PROGRAM, CodeAddress::Pc, 0x10));
+    // What was called in front of it does not return there.
+    assert!(!is_start(LINKER, CodeAddress::Return, 0) && !is_start(PROGRAM, CodeAddress::Return, 0));
+}
+
+/// A program whose first function begins at 0x1005, without symbols.
+struct Stripped(&'static [u8]);
+impl Code for Stripped {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn entry(&self, _: Avma) -> Option<Avma> {
+        Some(Avma(0x1005))
+    }
+}
+
+#[test]
+fn a_function_that_follows_one_without_return_is_not_where_its_thread_ends() {
+    const CODE: &[u8] = &[
+        0xe8, 0x20, 0, 0, 0, //                         +00 call what does not return
+        0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +05 mov %eax,%edi; mov $60,%eax; syscall
+    ];
+    let leads = |at: u64, returned: bool, code: &dyn Code| follow(Avma(0x1000 + at), returned, code);
+    assert_eq!(leads(5, true, &Text(CODE)), Some(Leads::ToExit));
+    assert_eq!(leads(0, false, &Text(CODE)), Some(Leads::ToExit));
+    // The first function of a stripped program.
+    assert_eq!(leads(5, true, &Stripped(CODE)), None);
+    assert_eq!(leads(0, false, &Stripped(CODE)), None);
+    assert_eq!(leads(5, false, &Stripped(CODE)), Some(Leads::ToExit));
+    // Any function that calls and then ends its thread.
+    const START: &[u8] = &[
+        0xe8, 0x20, 0, 0, 0, //                         +00 call what does not return
+        0x31, 0xed, //                                  +05 xor %ebp,%ebp
+        0x5f, //                                        +07 pop %rdi
+        0xff, 0xd0, //                                  +08 call *%rax
+        0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +0a mov %eax,%edi; mov $60,%eax; syscall
+    ];
+    assert_eq!(leads(5, true, &Text(START)), None);
+    assert_eq!(leads(0, false, &Text(START)), None);
+    assert_eq!(leads(5, false, &Text(START)), Some(Leads::ToExit));
+    assert_eq!(leads(0xa, true, &Text(START)), Some(Leads::ToExit));
 }
 
 #[test]

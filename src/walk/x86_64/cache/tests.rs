@@ -69,3 +69,30 @@ fn a_trampoline_of_signals_is_one_whatever_its_table_says() {
     assert!(rule.returns() && cache.not_called(rule));
     assert!(cache.unusual(rule).is_some_and(|row| row.signal));
 }
+
+#[test]
+fn an_emulated_entry_point_returns_to_where_it_was_called() {
+    let code = Described(vec![0xcc]);
+    let rule = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_0400)), &code);
+    assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (Kind::StackPointer, 1, 0));
+    let other = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_1400)), &code);
+    assert_eq!(other.kind(), Kind::Unknown);
+}
+
+#[test]
+fn a_system_call_that_ends_a_trampoline_of_signals_has_its_frame() {
+    // mov $15,%eax; syscall, of musl, without unwind information
+    struct Bare;
+    impl Code for Bare {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            const CODE: &[u8] = &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05];
+            CODE.get(usize::try_from(at.0.checked_sub(AT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+    }
+    let mut cache = Cache::default();
+    let rule = cache.rule(CodeAddress::Pc(Avma(AT + 5)), &Bare);
+    assert!(cache.unusual(rule).is_some_and(|row| row.signal));
+}

@@ -1,0 +1,113 @@
+//! The leaf of a thread that is inside a system call which ends its function: its program counter stands behind the
+//! `syscall` instruction, and that is the next function, or none. Input: registers, code; output: the address that
+//! the leaf is walked from. Not for: system calls in the middle of a function, where both tell the same.
+//!
+//! The instruction leaves its own end in rcx (Intel SDM volume 2, SYSCALL), and the kernel shows that as long as
+//! the call lasts. Who reaches the next function by a call has something else there.
+
+use super::start;
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::{UNKNOWN_REGISTER, X86_64};
+use crate::walk::{Code, flow};
+
+const SYSCALL: &[u8] = &[0x0f, 0x05];
+const RCX: usize = 2;
+
+/// Where a thread stands: its program counter, or the system call that it is in if that ends a function.
+#[inline]
+pub(super) fn leaf(registers: &X86_64, code: &dyn Code) -> CodeAddress {
+    let pc = Avma(registers.rip);
+    let rcx = registers.gpr[RCX];
+    // Of a thread that sleeps nobody tells rcx.
+    if rcx != pc.0 && rcx != UNKNOWN_REGISTER {
+        return CodeAddress::Pc(pc);
+    }
+    CodeAddress::Pc(last_instruction(pc, code).unwrap_or(pc))
+}
+
+/// The `syscall` instruction in front of an address, if it is the last one of its function.
+fn last_instruction(pc: Avma, code: &dyn Code) -> Option<Avma> {
+    let at = Avma(pc.0.checked_sub(SYSCALL.len() as u64)?);
+    let is_syscall = code.code(at)?.starts_with(SYSCALL);
+    (is_syscall && ends_function(at, pc, code)).then_some(at)
+}
+
+fn ends_function(at: Avma, pc: Avma, code: &dyn Code) -> bool {
+    if start::is_in_sigreturn(at, code) {
+        return true;
+    }
+    match flow::function_around(at, code).or_else(|| code.described_function(at)) {
+        Some(function) => !function.contains(&pc),
+        None => !code.is_code(pc) || code.row(at).is_some() && code.row(pc).is_none(),
+    }
+}
+
+/// The address that the code at a leaf is shown by: inside the instruction, one byte before the program counter.
+pub(super) fn shown(leaf: CodeAddress, registers: &X86_64) -> CodeAddress {
+    match leaf.at().0 == registers.rip {
+        true => leaf,
+        false => CodeAddress::Return(Avma(registers.rip)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+
+    const TEXT: u64 = 0x40_1000;
+
+    /// mov $15,%eax; syscall, and the next function; as of musl, without unwind information. Behind it mov $39,%eax;
+    /// syscall; ret.
+    const CODE: &[u8] = &[
+        0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05, // +00
+        0x55, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +07
+        0xb8, 0x27, 0, 0, 0, 0x0f, 0x05, 0xc3, // +0f
+    ];
+    const FUNCTIONS: [Range<u64>; 3] = [0..7, 7..15, 15..23];
+
+    struct Text;
+    impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+        fn function(&self, at: Avma) -> Option<Range<Avma>> {
+            let found = FUNCTIONS.iter().find(|function| function.contains(&at.0.wrapping_sub(TEXT)))?;
+            Some(Avma(TEXT + found.start)..Avma(TEXT + found.end))
+        }
+    }
+
+    fn found(pc: u64, rcx: u64) -> (u64, u64) {
+        let mut registers = X86_64 { rip: TEXT + pc, ..X86_64::default() };
+        registers.gpr[RCX] = rcx;
+        let leaf = leaf(&registers, &Text);
+        (leaf.at().0 - TEXT, shown(leaf, &registers).lookup().0 - TEXT)
+    }
+
+    #[test]
+    fn a_system_call_that_ends_a_function_is_not_the_next_one() {
+        // In rt_sigreturn, and in exit.
+        assert_eq!(found(7, TEXT + 7), (5, 6));
+        assert_eq!(found(15, TEXT + 15), (13, 14));
+        assert_eq!(found(15, UNKNOWN_REGISTER), (13, 14));
+        // The first instruction of the next function: called with another rcx.
+        assert_eq!(found(7, 0), (7, 7));
+        assert_eq!(found(15, TEXT), (15, 15));
+        // Inside a function, and where no system call is.
+        assert_eq!(found(22, TEXT + 22), (22, 22));
+        assert_eq!(found(8, TEXT + 8), (8, 8));
+    }
+
+    #[test]
+    fn addresses_at_the_ends_of_memory_are_their_own() {
+        for at in [0, 1, TEXT, u64::MAX] {
+            let mut registers = X86_64 { rip: at, ..X86_64::default() };
+            registers.gpr[RCX] = at;
+            assert_eq!(leaf(&registers, &Text), CodeAddress::Pc(Avma(at)));
+        }
+    }
+}
