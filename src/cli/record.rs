@@ -61,6 +61,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let how = sampling::How { way, kernel, children, children_needed };
     let ((profile, target_files), command) =
         sampling::run(&asked.source, &asked.launch, how, &options, asked.verbosity, &check_name)?;
+    let memory = system::own_memory();
     signals::enter(Phase::Output);
     if profile.stats.samples == 0 {
         let program = match &asked.source {
@@ -94,6 +95,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     outputs::write(&files, &saved, &immediate, &shown)?;
     let mut figures = tell::figures(&profile, &names, launched, &outputs);
     figures.command = command;
+    figures.memory = memory;
     figures.user_behind_root = user_behind_root;
     figures.symbolicate_s = (named - begun).as_secs_f64();
     figures.write_s = named.elapsed().as_secs_f64();

@@ -58,12 +58,25 @@ pub struct RunFigures {
     pub profiler_cpu_s: f64,
     /// Largest memory of the profiler itself, bytes.
     pub profiler_peak_rss_bytes: u64,
+    /// Memory of the profiler itself at the end of the recording, before anything is named.
+    pub memory: Memory,
     /// Time to read images and name addresses, seconds.
     pub symbolicate_s: f64,
     /// Time to write the outputs, seconds.
     pub write_s: f64,
     /// Outputs as the user named them; `-` is standard output.
     pub outputs: Vec<String>,
+}
+
+/// Memory of the profiler itself when a recording ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// The most that was resident until then, bytes.
+    pub peak_bytes: u64,
+    /// What is resident and its own, bytes, where the system tells.
+    pub private_bytes: Option<u64>,
+    /// What is resident and of files that are mapped, bytes, where the system tells: the system's cache has them, too.
+    pub file_bytes: Option<u64>,
 }
 
 /// Ticks per second that happened; 0 for a recording without length.
@@ -129,6 +142,11 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         machine_idle_share: stats.machine_idle.map(rounded),
         profiler_cpu_s: rounded(figures.profiler_cpu_s),
         profiler_peak_rss_bytes: figures.profiler_peak_rss_bytes,
+        recording_peak_rss_bytes: figures.memory.peak_bytes,
+        recording_private_bytes: figures.memory.private_bytes,
+        recording_file_bytes: figures.memory.file_bytes,
+        rings_bytes: stats.rings_bytes,
+        stacks_bytes: stats.stacks_bytes,
         symbolicate_s: rounded(figures.symbolicate_s),
         write_s: rounded(figures.write_s),
         still_runs: figures.command.still_runs(),
@@ -196,6 +214,11 @@ struct Report<'a> {
     machine_idle_share: Option<f64>,
     profiler_cpu_s: f64,
     profiler_peak_rss_bytes: u64,
+    recording_peak_rss_bytes: u64,
+    recording_private_bytes: Option<u64>,
+    recording_file_bytes: Option<u64>,
+    rings_bytes: u64,
+    stacks_bytes: u64,
     symbolicate_s: f64,
     write_s: f64,
     still_runs: bool,
@@ -265,6 +288,8 @@ pub(super) mod tests {
             frames_by_method: [10, 40, 0, 0, 0, 0, 0, 0],
             samples_lost: BTreeMap::from([("thread ended", 2)]),
             target_cpu_ns: 9_990_000_000,
+            rings_bytes: 8,
+            stacks_bytes: 9,
             exit_status: Some(ExitStatus::Code(3)),
             ..Stats::default()
         };
@@ -287,6 +312,7 @@ pub(super) mod tests {
             addresses_named: 310,
             profiler_cpu_s: 0.123_456_789,
             profiler_peak_rss_bytes: 1 << 20,
+            memory: Memory { peak_bytes: 900, private_bytes: Some(500), file_bytes: None },
             symbolicate_s: 0.5,
             write_s: 0.25,
             outputs: vec!["a.svg".into(), "-".into()],
@@ -347,6 +373,11 @@ pub(super) mod tests {
   "machine_idle_share": null,
   "profiler_cpu_s": 0.123457,
   "profiler_peak_rss_bytes": 1048576,
+  "recording_peak_rss_bytes": 900,
+  "recording_private_bytes": 500,
+  "recording_file_bytes": null,
+  "rings_bytes": 8,
+  "stacks_bytes": 9,
   "symbolicate_s": 0.5,
   "write_s": 0.25,
   "still_runs": false,

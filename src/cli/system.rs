@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use super::args::Several;
 use super::file::OutputFiles;
+use super::stats::Memory;
 use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
@@ -277,6 +278,16 @@ pub(super) fn gains_rights(program: &std::ffi::OsStr) -> bool {
         let _ = program;
         false
     }
+}
+
+/// Memory of this process now.
+pub(super) fn own_memory() -> Memory {
+    let (_, peak_bytes) = own_usage();
+    #[cfg(target_os = "linux")]
+    let (private_bytes, file_bytes) = crate::sources::linux::own_memory();
+    #[cfg(not(target_os = "linux"))]
+    let (private_bytes, file_bytes) = (None, None);
+    Memory { peak_bytes, private_bytes, file_bytes }
 }
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes; zero

@@ -149,6 +149,10 @@ pub struct Stats {
     pub target_cpu_ns: u64,
     /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
     pub machine_idle: Option<f64>,
+    /// Bytes of the rings that the system writes samples into.
+    pub rings_bytes: u64,
+    /// The most bytes of stacks that were copied and not walked yet.
+    pub stacks_bytes: u64,
     /// How the process ended, if it did while recorded.
     pub exit_status: Option<ExitStatus>,
     /// Why the recording ended before it should have, if the way to the target was lost.

@@ -6,6 +6,7 @@
 
 use super::postponed::{Due, Rewalk};
 use super::process::{FIRST, ProcessIndex, UNSAMPLED};
+use super::process_cpu::{BY_NO_KNOWN_THREAD, CpuBalance};
 use super::stops::{Stop, StopDriver};
 use super::thread::unknown_look;
 use crate::addr::Avma;
@@ -37,12 +38,14 @@ pub(super) struct Known {
     of: ProcessIndex,
     /// The name that its stacks are kept under.
     name: String,
+    /// What it used beside its threads.
+    pub(super) cpu: CpuBalance,
 }
 
 impl Known {
     /// The one that the recorder is made for.
     pub(super) fn first(name: &str) -> Known {
-        Known { of: FIRST, name: name.to_owned() }
+        Known { of: FIRST, name: name.to_owned(), cpu: CpuBalance::default() }
     }
 }
 
@@ -69,6 +72,7 @@ impl StopDriver<'_> {
             let look = self.target.look(id);
             self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
         }
+        self.begin_balances();
     }
 
     pub(super) fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
@@ -77,7 +81,8 @@ impl StopDriver<'_> {
         let stats = &mut self.recorder.stats;
         let known = self.known.entry(pid).or_insert_with(|| {
             stats.processes_seen += 1;
-            Known { of: UNSAMPLED, name: process.process().name.clone() }
+            // Of one that is not found running the clock begins with the recording.
+            Known { of: UNSAMPLED, name: process.process().name.clone(), cpu: CpuBalance::new(Some(0)) }
         });
         self.stops.insert(id, Stop::new(pid));
         self.recorder.add_thread(known.of, process, id, stack_top, look, found);
@@ -87,6 +92,7 @@ impl StopDriver<'_> {
         self.walk_captured();
         let Some(stop) = self.stops.remove(&id) else { return };
         self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        let before_ns = self.recorder.stats.target_cpu_ns;
         let program = self.stands_for(stop.process, id).map(str::to_owned);
         let has_room = |program: &String| {
             self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
@@ -96,6 +102,24 @@ impl StopDriver<'_> {
             *self.unsampled_ns.entry(program).or_default() += unsampled_ns;
         } else {
             self.recorder.remove_thread(id, cpu_ns, ENDED);
+        }
+        self.note_ended(stop.process, before_ns);
+    }
+
+    /// A thread of a process has left the account, which stood at this before.
+    fn note_ended(&mut self, pid: u32, before_ns: u64) {
+        let used_ns = self.recorder.stats.target_cpu_ns - before_ns;
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.cpu.thread_ended(used_ns);
+        }
+    }
+
+    /// Asks for the last name of a thread: many are named after they were sampled first.
+    pub(super) fn rename(&mut self, id: ThreadId) {
+        if let Some(pid) = self.stops.get(&id).map(|stop| stop.process)
+            && let Some(process) = observed(self.target, pid)
+        {
+            self.recorder.rename(process, id);
         }
     }
 
@@ -117,7 +141,9 @@ impl StopDriver<'_> {
             self.remove_thread(id, Some(look.cpu_ns));
         } else {
             self.stops.remove(&id);
+            let before_ns = self.recorder.stats.target_cpu_ns;
             unsampled_ns = self.recorder.leave_thread(id, Some(look.cpu_ns));
+            self.note_ended(pid, before_ns);
         }
         self.programs_begun += 1;
         self.begin_program(pid);
@@ -229,6 +255,7 @@ impl StopDriver<'_> {
     pub(super) fn end_process(&mut self, pid: u32) {
         self.walk_captured();
         self.walk_postponed(pid, Due::All);
+        self.lose_rest_of_ended(pid);
         if let Some(known) = self.known.remove(&pid) {
             self.recorder.end_process(known.of);
         }
@@ -279,6 +306,8 @@ impl StopDriver<'_> {
         }
         let mut ids: Vec<ThreadId> = self.stops.keys().copied().collect();
         ids.sort_unstable();
+        // Before the looks, which take time in which more is used.
+        let clocks = self.process_clocks();
         let until_ns = self.clock.now_ns().saturating_add(LAST_LOOKS_NS);
         let unsampled = if self.options.idle {
             "not sampled again before the end"
@@ -289,15 +318,16 @@ impl StopDriver<'_> {
             // Where calls are slow the last look of each thread has to do.
             let has_time = self.clock.now_ns() < until_ns;
             let look = if has_time { self.target.look(id).ok() } else { None };
-            if has_time
-                && let Some(pid) = self.stops.get(&id).map(|stop| stop.process)
-                && let Some(process) = observed(self.target, pid)
-            {
-                // Threads name themselves after they start.
-                self.recorder.rename(process, id);
+            if has_time {
+                self.rename(id);
             }
+            let before_ns = self.recorder.stats.target_cpu_ns;
             self.recorder.remove_thread(id, look.map(|look| look.cpu_ns), unsampled);
+            if let Some(stop) = self.stops.remove(&id) {
+                self.note_ended(stop.process, before_ns);
+            }
         }
+        self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
         for unsampled_ns in self.unsampled_ns.values() {
             self.recorder.lose(ENDED, *unsampled_ns);
         }

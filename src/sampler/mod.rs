@@ -14,6 +14,7 @@ mod image_upkeep;
 mod lifecycle;
 mod postponed;
 mod process;
+mod process_cpu;
 pub mod pushed;
 mod recorder;
 mod sleeping;

@@ -124,6 +124,7 @@ pub fn record(
         stats.target_cpu_ns = cpu_ns;
     }
     stats.machine_idle = source.machine_idle();
+    (stats.rings_bytes, stats.stacks_bytes) = source.memory_bytes();
     stats.ticks = if stats.samples_pushed == 0 && stats.waits > 0 {
         // Of waits each period is known.
         let ticks = u128::from(stats.duration_ns) * u128::from(options.hz) / 1_000_000_000;
@@ -257,6 +258,7 @@ impl PushedDriver<'_> {
                 self.open.forget(thread);
             }
             What::Began { .. } => {}
+            What::Named { name } => self.recorder.set_name(thread, name),
             What::Exec { name } => {
                 self.walk_postponed(of, process, Due::All);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));

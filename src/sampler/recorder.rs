@@ -175,7 +175,15 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Asks for a thread's name again at the end.
+    /// A thread has this name from now on. The last one is shown: most have one.
+    pub(super) fn set_name(&mut self, id: ThreadId, name: String) {
+        let Some(branch) = self.accounts.get(&id).map(|account| account.branch) else { return };
+        if let Some(thread) = self.own_branch(branch, id) {
+            thread.name = name;
+        }
+    }
+
+    /// Asks for a thread's name again at its end, or at that of the recording.
     pub(super) fn rename(&mut self, process: &mut dyn Observed, id: ThreadId) {
         let Some(branch) = self.accounts.get(&id).map(|account| account.branch) else { return };
         if let Some(thread) = self.own_branch(branch, id)

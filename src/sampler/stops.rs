@@ -354,7 +354,10 @@ impl<'a> StopDriver<'a> {
                     false,
                 );
             }
-            Event::ThreadExited { thread, cpu_ns } => self.remove_thread(thread, cpu_ns),
+            Event::ThreadExited { thread, cpu_ns } => {
+                self.rename(thread);
+                self.remove_thread(thread, cpu_ns);
+            }
             Event::Exec { thread, stack_top } => self.exec_thread(thread, stack_top),
             Event::Leaving { process } => self.settle(process),
             Event::ProcessEnded { process } => self.end_process(process),

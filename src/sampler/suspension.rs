@@ -1,5 +1,6 @@
 //! Suspensions of a recording: the target is detached before, and the time between is left out.
 
+use super::process_cpu::BY_NO_KNOWN_THREAD;
 use super::pushed::away_ns;
 use super::stops::{Stop, StopDriver, Stretch};
 use crate::sources::{CallThread, Fault};
@@ -33,7 +34,11 @@ impl StopDriver<'_> {
         });
         while stretch? == Stretch::Suspended {
             if let Some(thread) = thread {
-                thread.call(&mut || self.target.release());
+                thread.call(&mut || {
+                    let clocks = self.process_clocks();
+                    self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
+                    self.target.release();
+                });
                 thread.let_go();
             }
             let suspended_ns = away_ns(self.clock, self.live);
@@ -65,7 +70,9 @@ impl StopDriver<'_> {
                 break;
             }
         }
+        let clocks = self.process_clocks();
         self.skip_all();
+        self.lose_rests(&clocks, SUSPENDED);
         self.run()
     }
 

@@ -488,6 +488,13 @@ pub trait Target: Observed {
         None
     }
 
+    /// CPU time that all threads of a process have used so far, those included that have ended or cannot be
+    /// sampled, nanoseconds; of one that was told to have ended last, all that it used. `None` where the source
+    /// has no such clock.
+    fn process_cpu_ns(&mut self, _process: u32) -> Option<u64> {
+        None
+    }
+
     /// The threads now known, in no particular order, with the stack pointer at
     /// their first instruction where known. Replaces the content of `out`.
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);

@@ -65,6 +65,11 @@ pub enum What {
         /// The name that it has now, under which its stacks are shown.
         name: String,
     },
+    /// The thread, which was told of, has this name from now on.
+    Named {
+        /// Its name.
+        name: String,
+    },
     /// The process runs another program; all other threads have ended.
     Exec {
         /// The name that its stacks are shown under from now on; `None`: as before.
@@ -131,6 +136,11 @@ pub trait PushedSource: Observed {
     /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
     fn machine_idle(&self) -> Option<f64> {
         None
+    }
+
+    /// Bytes of the rings that samples come through, and of the most stacks that one batch had.
+    fn memory_bytes(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// CPU time that the processes used while recorded, nanoseconds, where the system tells it

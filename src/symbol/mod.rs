@@ -275,6 +275,8 @@ pub fn symbolicate(
             });
             let (batch, after) = rest.split_at(fits.count().max(1));
             rest = after;
+            // Of the images before.
+            crate::binary::map::release_pages();
             let asked = batch.iter().filter_map(|group| {
                 let unique = group.chunk_by(|a, b| a.svma == b.svma);
                 Some((image_of(group)?, unique.map(|same| same[0].svma).collect()))

@@ -45,5 +45,6 @@ mod rewritten;
 mod runtimes;
 mod shares;
 mod signals;
+mod untold;
 mod waiting;
 mod wakes;

@@ -105,6 +105,13 @@ pub(super) fn lose(at: usize, replace: impl FnOnce(Range<usize>) -> bool) -> boo
     slot.get().is_some_and(replace)
 }
 
+/// Calls `visit` with each known range. None is forgotten meanwhile, so that its addresses stay those of its map.
+pub(super) fn visit(mut visit: impl FnMut(Range<usize>)) {
+    let _free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let ranges = blocks().flat_map(|block| &block.slots).filter_map(Slot::get);
+    ranges.filter(|range| !range.is_empty()).for_each(&mut visit);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,6 +28,7 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         addresses_named: names.addresses_named,
         profiler_cpu_s: profiler_cpu_ns as f64 / 1e9,
         profiler_peak_rss_bytes,
+        memory: stats::Memory::default(),
         symbolicate_s: 0.0,
         write_s: 0.0,
         outputs: outputs.iter().map(|output| output.to.as_path().display().to_string()).collect(),

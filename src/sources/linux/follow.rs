@@ -147,12 +147,15 @@ impl LinuxTarget {
     pub(super) fn ended(&mut self, how: Waited) {
         let Some(status) = how.exit_status() else { return };
         let tid = how.tid();
+        if let Some(process) = self.processes.get_mut(&tid) {
+            process.keep_cpu_time();
+        }
         let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
         self.no_longer_pending(tid);
         self.announced.remove(&tid);
         let pid = self.threads.remove(&tid).map(|thread| thread.pid);
         if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
-            process.threads.remove(&tid);
+            process.thread_ended(tid);
         }
         // A launched process is our child, too: reaped, it counts among our children's CPU
         // times (getrusage(2)). Where its `exec` failed, `Command::spawn` waits for it and

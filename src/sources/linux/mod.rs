@@ -240,12 +240,24 @@ pub(super) fn prefer_this_thread() {
 
 pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 
+/// Bytes of this process's memory that are resident: its own, and those of mapped files; `None` where the system does
+/// not tell.
+#[must_use]
+pub fn own_memory() -> (Option<u64>, Option<u64>) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    (status_bytes(&status, "RssAnon"), status_bytes(&status, "RssFile"))
+}
+
+fn status_bytes(status: &str, key: &str) -> Option<u64> {
+    let kib = proc::status_value(status, key)?.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(kib * 1024)
+}
+
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
 #[must_use]
 pub fn own_usage() -> (u64, u64) {
     let (cpu_ns, most_bytes) = sys::own_usage();
     // getrusage(2) has the peak of what this process was before `exec`, too: its parent's copy.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = proc::status_value(&status, "VmHWM").and_then(|kib| kib.split(' ').next()?.parse::<u64>().ok());
-    (cpu_ns, kib.map_or(most_bytes, |kib| kib * 1024))
+    (cpu_ns, status_bytes(&status, "VmHWM").unwrap_or(most_bytes))
 }

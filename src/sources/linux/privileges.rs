@@ -67,6 +67,8 @@ const MAPPED_FILES: Capabilities = Capabilities::of(&[40]);
 /// To open events and load programs for them, with rings above the limit of locked memory, where CPUs, threads or
 /// larger stacks come during the recording: CAP_PERFMON, CAP_BPF, CAP_IPC_LOCK.
 const EVENTS: Capabilities = Capabilities::of(&[38, 39, 14]);
+/// To run before others where the rings fill up: CAP_SYS_NICE.
+const PRIORITY: Capabilities = Capabilities::of(&[23]);
 /// What stands for CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers that lack them.
 const SYS_ADMIN: Capabilities = Capabilities::of(&[21]);
 const PARTS_OF_SYS_ADMIN: Capabilities = Capabilities::of(&[38, 39, 40]);
@@ -104,7 +106,7 @@ fn rights(role: Role, thread: Thread) -> Rights {
     let (effective, later) = match role {
         // When the recording is over it may have to end the command, which may be another user's.
         Role::Waiting => (SIGNAL, READ.with(write)),
-        Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS)), READ.with(write)),
+        Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS).with(PRIORITY)), READ.with(write)),
         Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
         // A new sampler inherits its capabilities from this thread.
         Role::Tracing => (SIGNAL, with_admin(of_processes).with(write)),

@@ -269,8 +269,11 @@ impl LinuxTarget {
         if !matches!(self.queue.front(), Some(Event::Leaving { .. })) {
             self.leaving = None;
         }
-        for pid in self.gone.drain(..) {
-            self.processes.remove(&pid);
+        // What is still to be told may be of them.
+        if self.queue.is_empty() {
+            for pid in self.gone.drain(..) {
+                self.processes.remove(&pid);
+            }
         }
         loop {
             if let Some(event) = self.queue.pop_front() {
@@ -364,6 +367,11 @@ impl Target for LinuxTarget {
         // A process has the number of its first thread.
         let first = if self.processes.contains_key(&tid) { tid } else { self.main };
         self.threads.get(&tid).map_or(first, |thread| thread.pid).unsigned_abs()
+    }
+
+    fn process_cpu_ns(&mut self, process: u32) -> Option<u64> {
+        let pid = pid_t::try_from(process).ok()?;
+        self.processes.get(&pid)?.cpu_ns()
     }
 
     fn other(&mut self, process: u32) -> Option<&mut dyn Observed> {

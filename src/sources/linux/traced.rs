@@ -8,12 +8,12 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::images::{self, Maps};
-use super::{attach, sys, threads};
+use super::{attach, perf, sys, threads};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::{Fault, Observed, Process, ThreadId};
@@ -40,6 +40,10 @@ pub(super) struct Traced {
     files: Arc<TargetFiles>,
     /// They are those of the process that started it.
     files_inherited: bool,
+    /// The names of threads that have ended, until they are asked for.
+    last_names: HashMap<pid_t, String>,
+    /// What it had used at its end.
+    used_ns: Option<u64>,
 }
 
 impl Traced {
@@ -55,6 +59,8 @@ impl Traced {
             start_stack: threads::start_stack(pid),
             files: Arc::new(TargetFiles::of(pid)),
             files_inherited: false,
+            last_names: HashMap::new(),
+            used_ns: None,
         }
     }
 
@@ -72,6 +78,8 @@ impl Traced {
             start_stack: self.start_stack,
             files: Arc::clone(&self.files),
             files_inherited: true,
+            last_names: HashMap::new(),
+            used_ns: None,
         }
     }
 
@@ -82,6 +90,7 @@ impl Traced {
         }
         self.memory_of = self.pid;
         self.threads.clear();
+        self.last_names.clear();
         self.known = Rc::default();
         self.start_stack = threads::start_stack(self.pid);
         self.process.arch = attach::arch(self.start_stack);
@@ -118,6 +127,28 @@ impl Traced {
         self.start_stack.is_some_and(images::is_of_32_bits)
     }
 
+    /// CPU time of all of its threads so far, those included that ended or are not traced, nanoseconds.
+    pub(super) fn cpu_ns(&self) -> Option<u64> {
+        self.used_ns.or_else(|| {
+            perf::bring_clocks_up(self.threads.iter().copied());
+            perf::process_cpu_ns(self.pid)
+        })
+    }
+
+    /// A thread of it has ended, and is about to be reaped: /proc shows its name until then.
+    pub(super) fn thread_ended(&mut self, tid: pid_t) {
+        if self.threads.remove(&tid)
+            && let Some(name) = threads::name(self.pid, tid)
+        {
+            self.last_names.insert(tid, name);
+        }
+    }
+
+    /// It has ended, and is about to be reaped: its clock is there until then.
+    pub(super) fn keep_cpu_time(&mut self) {
+        self.used_ns = perf::process_cpu_ns(self.pid);
+    }
+
     /// The stack pointer that its program began with.
     pub(super) fn start_stack(&self) -> Option<Avma> {
         self.start_stack
@@ -147,7 +178,8 @@ impl Observed for Traced {
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        threads::name(self.pid, pid_t::try_from(thread.0).ok()?)
+        let tid = pid_t::try_from(thread.0).ok()?;
+        self.last_names.remove(&tid).or_else(|| threads::name(self.pid, tid))
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {

@@ -19,6 +19,7 @@ mod stopped;
 mod tree;
 mod waits;
 mod whole;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};

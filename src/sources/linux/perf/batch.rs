@@ -12,10 +12,13 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::record::Id;
-use super::share::{Share, up_to_ns};
+use super::share::{Division, Share, up_to_ns};
 use super::told::{Happened, Told};
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Activity, Look, ThreadId};
+
+/// Why the time of processes is lost of which no sample came.
+const TOO_SHORT: &str = "of processes that ran too shortly to be sampled";
 
 /// What is known of a process that has ended is kept for so many batches: records of it may wait.
 const BATCHES_AFTER_END: u8 = 3;
@@ -36,17 +39,22 @@ impl Told {
         // Before samples, which may be of threads that are first told of by their waits.
         self.tell_waits(settled_ns, into);
         self.guess_dropped();
-        let (dropped, dropped_ns) = (self.dropped, self.dropped_ns);
+        // Whose they were the next samples show.
+        let (dropped, dropped_ns) = if self.samples == 0 && settled_ns != u64::MAX {
+            (0, 0)
+        } else {
+            (std::mem::take(&mut self.dropped), std::mem::take(&mut self.dropped_ns))
+        };
         let stand_for_ns = |samples| up_to_ns(dropped_ns, dropped, samples);
-        let all = self.samples.max(1);
-        let mut dropped_left = dropped;
+        let mut division = Division::new(dropped, self.samples);
         self.shares.clear();
         for (pid, member) in &mut self.members {
-            if member.samples > 0 || dropped > 0 && self.samples == 0 && *pid == self.main {
-                let of_it = if self.samples == 0 { dropped } else { dropped * member.samples / all };
-                dropped_left -= of_it;
+            // What stands for a machine has no clock: those of its processes tell what was used.
+            let is_only = dropped > 0 && self.samples == 0 && *pid == self.main && *pid > 0;
+            if member.samples > 0 || is_only {
+                let of_it = if is_only { dropped } else { division.next(member.samples) };
                 // Asked where it is not used, too: then it is known up to here.
-                let used_ns = member.clock.share_ns(*pid).filter(|_| by_clock);
+                let used_ns = member.clock.share_ns(*pid, dropped > 0).filter(|_| by_clock);
                 let used_ns = used_ns.map(|used_ns| member.owed.without(used_ns));
                 // What was dropped may be other processes': no more than were to be taken.
                 let lacking =
@@ -94,13 +102,13 @@ impl Told {
                     What::Exec { name: Some(name) }
                 }
                 Happened::Changed => What::ImagesMayHaveChanged,
-                Happened::Forked(_) | Happened::Named(..) | Happened::Mapped(_) => continue,
+                Happened::Named(name, _) => What::Named { name },
+                Happened::Forked(_) | Happened::Mapped(_) => continue,
             };
             into.push(self.record(id, what));
         }
         self.tell_woken(last_ns, settled_ns == u64::MAX, into);
         self.tell_ends(left, (last_ns, settled_ns), into);
-        self.unsampled_ns += stand_for_ns(dropped_left);
         for (pid, share) in &self.shares {
             let rest_ns = share.rest_ns();
             self.unsampled_ns += rest_ns;
@@ -118,7 +126,7 @@ impl Told {
         if late > 0 {
             into.push(self.record(nobody, What::Late(late)));
         }
-        (self.samples, self.dropped, self.dropped_ns) = (0, 0, 0);
+        self.samples = 0;
         (self.records, self.lost_records) = (0, 0);
         self.look_at_what_was_not_told();
     }
@@ -244,11 +252,16 @@ impl Told {
 
     /// At the end of a recording: what was used and nothing stands for that was told so far is lost
     /// for this reason.
-    pub(super) fn tell_rest(&self, at_ns: u64, reason: &'static str, into: &mut Vec<Record>) {
+    pub(super) fn tell_rest(&mut self, at_ns: u64, reason: &'static str, into: &mut Vec<Record>) {
+        let unsampled = self.baseline.unsampled_ns() / self.period_ns;
+        self.forgotten_ns += unsampled * self.period_ns;
+        self.told_ns += unsampled * self.period_ns;
         let told_ns: u64 = self.members.values().map(|member| member.clock.told_ns).sum();
         let samples = self.used_ns().saturating_sub(self.told_ns + told_ns) / self.period_ns;
         let process = self.main.unsigned_abs();
-        into.push(Record { at_ns, process, thread: ThreadId(0), what: What::Dropped(samples, reason) });
+        for (samples, reason) in [(samples, reason), (unsampled, TOO_SHORT)] {
+            into.push(Record { at_ns, process, thread: ThreadId(0), what: What::Dropped(samples, reason) });
+        }
     }
 
     /// CPU time of all of them while they were sampled, nanoseconds.

@@ -97,6 +97,11 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     program
 }
 
+/// Bytes of the ring for so many CPUs.
+fn ring_bytes(cpus: usize) -> usize {
+    (RING_BYTES_OF_CPU * cpus.next_power_of_two()).min(RING_BYTES_MAX)
+}
+
 /// Appends to the stack of a sample what was copied at the same moment.
 fn append(copies: &mut Copies, id: Id, capture: &mut Capture) {
     if let Some(copy) = copies.of_sample(id) {
@@ -134,12 +139,17 @@ pub(super) struct Beyond {
 }
 
 impl Beyond {
+    /// Bytes of the ring.
+    pub(super) fn ring_bytes(&self) -> u64 {
+        ring_bytes(events::cpu_count()) as u64
+    }
+
     /// With a map and a ring in the kernel.
     ///
     /// # Errors
     /// What bpf(2) says.
     pub(super) fn new() -> io::Result<Beyond> {
-        let ring_bytes = (RING_BYTES_OF_CPU * events::cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
+        let ring_bytes = ring_bytes(events::cpu_count());
         Ok(Beyond {
             wanted: bpf_sys::create_map(THREADS_MAX)?,
             ring: ProgramRing::create(ring_bytes, HEADER_BYTES + PIECE_BYTES)?,

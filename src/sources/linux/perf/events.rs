@@ -22,6 +22,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, pid_t};
 
+use super::backlog::Pressure;
 use super::grid::PERIODS_BETWEEN_CHANGES;
 use super::rates::Rates;
 use super::record::{self, CLOCK_PERIOD_MIN, Id, PerfRecord};
@@ -142,6 +143,8 @@ pub(super) struct Events {
     counted_ns: Vec<u64>,
     looked_ns: u64,
     lost: Lost,
+    /// Since that was asked.
+    pressure: Pressure,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
     /// Events of threads, which do the same, without those of the first thread, which the rings are of.
@@ -203,6 +206,7 @@ impl Events {
             counted_ns: Vec::new(),
             looked_ns: 0,
             lost: Lost::default(),
+            pressure: Pressure::default(),
             others: Vec::new(),
             of_threads: Vec::new(),
             twice: Twice::default(),
@@ -333,9 +337,10 @@ impl Events {
     /// tell alike one.
     pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(Id, PerfRecord<'_>)) {
         let (rings, twice, until_ns) = (&mut self.rings, &mut self.twice, self.until_ns);
+        let pressure = &mut self.pressure;
         for ((ring, event), cpu) in rings.iter_mut().zip(&self.cpus) {
             let mut lost = false;
-            let was_full = ring.drain(scratch, |bytes| {
+            let fill = ring.drain(scratch, |bytes| {
                 if let Some((id, event, record)) = record::read(bytes)
                     && twice.takes(id, event, &record)
                     && (id.time_ns < until_ns || !record.is_by_clock())
@@ -345,7 +350,8 @@ impl Events {
                 }
             });
             // It may have run over while it was drained, too.
-            if was_full || lost {
+            pressure.fill_per_mille = pressure.fill_per_mille.max(fill.per_mille);
+            if fill.may_have_lost || lost {
                 self.lost.count(cpu.unsigned_abs(), event);
             }
         }
@@ -355,7 +361,19 @@ impl Events {
     /// Samples that did not fit into rings since this was asked before: of which CPU, and how many. `None` where
     /// nobody counts them apart from other records.
     pub(super) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
-        self.lost.since_before()
+        let lost = self.lost.since_before();
+        self.pressure.lost |= lost.as_ref().is_some_and(|lost| !lost.is_empty());
+        lost
+    }
+
+    /// Bytes of all rings.
+    pub(super) fn ring_bytes(&self) -> u64 {
+        self.rings.iter().map(|(ring, _)| ring.data_bytes() as u64).sum()
+    }
+
+    /// How full rings were since this was asked before.
+    pub(super) fn take_pressure(&mut self) -> Pressure {
+        std::mem::take(&mut self.pressure)
     }
 
     /// Others sample from this time on (monotonic clock).

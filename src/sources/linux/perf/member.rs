@@ -81,6 +81,10 @@ pub(super) struct CpuClock {
     last_ns: Option<u64>,
     /// Up to which samples have been weighed.
     weighed_ns: Option<u64>,
+    /// Its clock when sampling was ended: what is used after that is not recorded.
+    ended_ns: Option<u64>,
+    /// It began while it was recorded, and no samples of it were weighed yet.
+    is_new: bool,
     /// What all samples so far weigh.
     pub(super) told_ns: u64,
     /// What those weigh that did not fit into a ring.
@@ -96,18 +100,47 @@ impl CpuClock {
         (self.first_ns, self.weighed_ns) = (self.last_ns, self.last_ns);
     }
 
+    /// Begins to count for a process that ran before it was sampled, whose clock was at this when the recording
+    /// began.
+    pub(super) fn begin_at(&mut self, clock_ns: u64) {
+        (self.first_ns, self.weighed_ns) = (Some(clock_ns), Some(clock_ns));
+    }
+
+    /// The process was started while it was recorded: its clock began with it.
+    pub(super) fn begins_now(&mut self) {
+        self.is_new = true;
+    }
+
     /// What the samples of this batch share, `samples` and more that were dropped. `None` where
-    /// the clock does not tell: it was not asked before, or the process is gone.
-    pub(super) fn share_ns(&mut self, pid: pid_t) -> Option<u64> {
-        let now_ns = sys::process_cpu_ns(pid);
+    /// the clock does not tell: it was not asked before, or the process is gone. Where some were `dropped`, nobody
+    /// knows whose, the clock of a new process tells from its beginning on; else each of its first samples stands for
+    /// a period, and so for those that others like it were too short for.
+    pub(super) fn share_ns(&mut self, pid: pid_t, dropped: bool) -> Option<u64> {
+        self.share_at(self.now_ns(pid), dropped)
+    }
+
+    fn now_ns(&self, pid: pid_t) -> Option<u64> {
+        self.ended_ns.or_else(|| sys::process_cpu_ns(pid))
+    }
+
+    /// Sampling has ended, with the clock at this; what it counts from now on is not recorded.
+    pub(super) fn stop_at(&mut self, clock_ns: Option<u64>) {
+        self.ended_ns = clock_ns;
+    }
+
+    fn share_at(&mut self, now_ns: Option<u64>, dropped: bool) -> Option<u64> {
         self.last_ns = now_ns.or(self.last_ns);
-        let before_ns = std::mem::replace(&mut self.weighed_ns, now_ns);
+        let at_first_ns = (std::mem::take(&mut self.is_new) && dropped).then_some(0);
+        if at_first_ns.is_some() {
+            self.first_ns = at_first_ns;
+        }
+        let before_ns = std::mem::replace(&mut self.weighed_ns, now_ns).or(at_first_ns);
         Some(now_ns?.saturating_sub(before_ns?))
     }
 
     /// Asks the clock a last time.
     pub(super) fn end(&mut self, pid: pid_t) {
-        self.last_ns = sys::process_cpu_ns(pid).or(self.last_ns);
+        self.last_ns = self.now_ns(pid).or(self.last_ns);
     }
 
     /// CPU time that was used while it was sampled, as far as is known: a process that is gone has
@@ -229,6 +262,14 @@ impl Member {
         self.mapped = mapped;
     }
 
+    /// The threads that have another name by now than records told of, with that name.
+    pub(super) fn names_anew(&mut self) -> Vec<(pid_t, String)> {
+        let now = self.threads.keys().filter_map(|tid| Some((*tid, threads::name(self.pid, *tid)?)));
+        let named: Vec<_> = now.filter(|(tid, now)| self.names.get(tid) != Some(now)).collect();
+        self.names.extend(named.iter().cloned());
+        named
+    }
+
     /// What the copy of the stack of this thread lacked is there for the next one.
     pub(super) fn bring_in_stack(&mut self, tid: pid_t, capture: &Capture, most_bytes: u32) {
         if !capture.stack.is_empty() {
@@ -342,5 +383,47 @@ impl Observed for Member {
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         linux_sys::read_memory(self.memory_of, from.0, into)
             .map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_samples_were_dropped_the_clock_of_a_new_process_tells_from_its_beginning() {
+        let mut clock = CpuClock::default();
+        clock.begins_now();
+        assert_eq!(clock.share_at(Some(700), true), Some(700));
+        assert_eq!(clock.share_at(Some(900), true), Some(200));
+        assert_eq!(clock.used_ns(), 900);
+    }
+
+    #[test]
+    fn what_is_used_after_the_end_of_sampling_is_not_shared() {
+        let own = std::process::id().cast_signed();
+        let mut clock = CpuClock::default();
+        clock.begin_at(1_000);
+        clock.stop_at(Some(1_600));
+        assert_eq!((clock.share_ns(own, false), clock.share_ns(own, false)), (Some(600), Some(0)));
+        clock.end(own);
+        assert_eq!(clock.used_ns(), 600);
+    }
+
+    #[test]
+    fn without_drops_first_samples_stand_for_a_period_each() {
+        let mut clock = CpuClock::default();
+        clock.begins_now();
+        assert_eq!(clock.share_at(Some(700), false), None);
+        assert_eq!(clock.share_at(Some(900), true), Some(200), "its beginning was told of");
+    }
+
+    #[test]
+    fn a_process_that_was_found_counts_from_the_beginning_of_the_recording() {
+        let mut clock = CpuClock::default();
+        clock.begin_at(5_000);
+        assert_eq!(clock.share_at(Some(5_700), true), Some(700));
+        let mut unknown = CpuClock::default();
+        assert_eq!(unknown.share_at(Some(5_700), true), None);
     }
 }

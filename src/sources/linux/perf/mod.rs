@@ -11,6 +11,8 @@
 
 mod absent;
 mod asleep;
+mod backlog;
+mod baseline;
 mod batch;
 mod below;
 mod beyond;
@@ -61,6 +63,7 @@ use window::Window;
 pub(super) use choice::{all_processes, parent_of};
 pub(super) use registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;
+pub(super) use sys::{bring_clocks_up, process_cpu_ns};
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
 pub(super) type Refused = String;

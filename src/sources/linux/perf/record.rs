@@ -161,9 +161,11 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
         match kind {
             PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
             PERF_RECORD_COMM => {
-                fields.take(8)?;
+                // Of whom it tells stands in the record itself: a thread may name another one of its process.
+                let (pid, tid) = (fields.u32()?.cast_signed(), fields.u32()?.cast_signed());
+                let id = Id { pid, tid, ..id };
                 let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
-                PerfRecord::Comm { name: until_nul(fields.0), exec }
+                return Some((id, event, PerfRecord::Comm { name: until_nul(fields.0), exec }));
             }
             // Of whom it tells stands in the record itself: the parent may be told of.
             PERF_RECORD_EXIT | PERF_RECORD_FORK => {
@@ -321,6 +323,18 @@ mod tests {
         assert_eq!(read(&exec).unwrap().2, PerfRecord::Comm { name: b"work", exec: true });
         let renamed = record(PERF_RECORD_COMM, 0, &body);
         assert_eq!(read(&renamed).unwrap().2, PerfRecord::Comm { name: b"work", exec: false });
+    }
+
+    #[test]
+    fn a_name_is_that_of_the_thread_in_the_record_whoever_gave_it() {
+        // Thread 7 names thread 9 of its process.
+        let mut body = words(&[9 << 32 | 5]);
+        body.extend(b"reader\0\0");
+        body.extend(words(&[7 << 32 | 5, 1000, 77, 3]));
+        let bytes = record(PERF_RECORD_COMM, 0, &body);
+        let (id, _, read) = read(&bytes).unwrap();
+        assert_eq!(id, Id { pid: 5, tid: 9, time_ns: 1000, cpu: 3 });
+        assert_eq!(read, PerfRecord::Comm { name: b"reader", exec: false });
     }
 
     #[test]

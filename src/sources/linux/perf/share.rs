@@ -28,6 +28,28 @@ pub(super) fn up_to_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
     (u128::from(all_ns) * u128::from(number) / u128::from(parts.max(1))) as u64
 }
 
+/// A whole number, divided among so many in proportion to what each has: all of it, and nothing twice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division {
+    whole: u64,
+    all: u64,
+    passed: u64,
+}
+
+impl Division {
+    /// Of `whole` among those that have `all` together.
+    pub(super) fn new(whole: u64, all: u64) -> Division {
+        Division { whole, all, passed: 0 }
+    }
+
+    /// The part of the next one, which has so many.
+    pub(super) fn next(&mut self, has: u64) -> u64 {
+        let before = up_to_ns(self.whole, self.all, self.passed);
+        self.passed += has;
+        up_to_ns(self.whole, self.all, self.passed) - before
+    }
+}
+
 impl Share {
     fn told_ns(&self, used_ns: u64, weighed_ns: u64) -> u64 {
         up_to_ns(used_ns, self.due_ns, weighed_ns)
@@ -103,6 +125,22 @@ mod tests {
             let on_time: u64 = (0..samples - late).map(|_| share.next_ns(PERIOD_NS)).sum();
             let told = on_time + (0..late).map(|_| share.next_late_ns()).sum::<u64>();
             assert_eq!(told + share.rest_ns(), used_ns, "{samples} samples, {dropped} dropped");
+        }
+    }
+
+    #[test]
+    fn what_was_dropped_is_divided_without_a_rest() {
+        let mut rng = Rng::new(11);
+        for _ in 0..1_000 {
+            let samples: Vec<u64> = (0..rng.within(1, 40)).map(|_| rng.within(1, 9)).collect();
+            let (all, dropped) = (samples.iter().sum(), rng.within(0, 500));
+            let mut division = Division::new(dropped, all);
+            let parts: Vec<u64> = samples.iter().map(|samples| division.next(*samples)).collect();
+            assert_eq!(parts.iter().sum::<u64>(), dropped, "{samples:?}");
+            let fair = samples.iter().zip(&parts).all(|(samples, part)| {
+                (*part as f64 - dropped as f64 * *samples as f64 / all as f64).abs() < 1.0
+            });
+            assert!(fair, "{samples:?}: {parts:?}");
         }
     }
 

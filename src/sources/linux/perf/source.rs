@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use libc::{c_int, pid_t};
 
+use super::backlog::Backlog;
+use super::baseline::Baseline;
 use super::below;
+use super::beyond::Beyond;
 use super::buffers::Usage;
 use super::choice::{self, Choice};
 use super::events::{Events, How, Scope, Switches};
@@ -41,6 +44,11 @@ const BEGINNING_NS: u64 = 300_000_000;
 const LARGE_BATCHES_NS: u64 = 15_000_000;
 /// Buffers of so many bytes freed are worth giving their pages back to the system.
 const TRIM_BYTES: usize = 4 << 20;
+/// Clocks that are compared are read in this time, or again, so often at most.
+const CLOCK_READS_NS: u64 = 3_000_000;
+const CLOCK_READS_MAX: u32 = 8;
+/// Pages of files that were looked at are given back each time after so many batches: a second or two.
+const RELEASE_BATCHES: u32 = 16;
 /// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
@@ -68,6 +76,10 @@ pub(crate) struct PerfSource {
     sieve: Sieve,
     told: Told,
     window: Window,
+    /// What rings have room for.
+    backlog: Backlog,
+    /// The reader runs before others.
+    preferred: bool,
     /// The same for the stacks at which threads leave their CPUs.
     switch_window: Window,
     /// Of each process that the recording ends with: readable when it has ended.
@@ -87,6 +99,10 @@ pub(crate) struct PerfSource {
     scratch: Vec<u8>,
     /// Of the records that are handed over.
     usage: Usage,
+    /// The most bytes of stacks of a batch.
+    stacks_bytes: usize,
+    /// The batches since pages of files were given back.
+    batches: u32,
     /// Bytes of buffers freed since pages were given back.
     freed_bytes: usize,
     readable: Vec<bool>,
@@ -119,6 +135,8 @@ impl PerfSource {
             events,
             sieve,
             window,
+            backlog: Backlog::default(),
+            preferred: false,
             switch_window: Window::of_switches(),
             ends: listed.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect(),
             launched,
@@ -131,6 +149,8 @@ impl PerfSource {
             rates: Rates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
             usage: Usage::default(),
+            stacks_bytes: 0,
+            batches: 0,
             freed_bytes: 0,
             readable: Vec::new(),
         }
@@ -141,16 +161,34 @@ impl PerfSource {
         self.told.judge_all();
         self.open_those_already_started()?;
         self.tell_verdicts();
-        for (pid, member) in &mut self.told.members {
-            member.clock.begin(*pid);
-        }
         if self.told.is_machine() {
-            self.machine = machine_ticks().map(|ticks| [ticks, ticks]);
+            // All images are to be read first, while the rings fill.
+            self.prefer();
         }
+        self.at_one_time(|source| {
+            for (pid, member) in &mut source.told.members {
+                member.clock.begin(*pid);
+            }
+            if source.told.is_machine() {
+                source.machine = machine_ticks().map(|ticks| [ticks, ticks]);
+                source.told.baseline = Baseline::of(&choice::all_processes(), sys::process_cpu_ns);
+            }
+        });
         let now_ns = sys::monotonic_ns();
         self.events.enable()?;
         self.list_threads(now_ns);
         Ok(())
+    }
+
+    /// Reads clocks that are compared with each other; again where the reader was held up in between.
+    fn at_one_time(&mut self, read: impl Fn(&mut PerfSource)) {
+        for _ in 0..CLOCK_READS_MAX {
+            let before_ns = sys::monotonic_ns();
+            read(self);
+            if sys::monotonic_ns() - before_ns < CLOCK_READS_NS {
+                break;
+            }
+        }
     }
 
     /// Lists the threads that may have waited since before this time (monotonic clock), where waits
@@ -263,12 +301,22 @@ impl PerfSource {
         // Samples in user mode only say nothing of the time in the kernel.
         self.told.finish_batch(self.events.how.kernel, settled_ns, into);
         self.tell_verdicts();
+        let stacks = into.iter().filter_map(|record| match &record.what {
+            What::Sampled(capture) => Some(capture.stack.len()),
+            _ => None,
+        });
+        self.stacks_bytes = self.stacks_bytes.max(stacks.sum());
+        self.batches += 1;
+        if self.batches % RELEASE_BATCHES == 0 {
+            crate::binary::map::release_pages();
+        }
         let used = into.len();
         self.freed_bytes += self.usage.shrink(into, used);
         if self.freed_bytes >= TRIM_BYTES {
             self.freed_bytes = 0;
             linux_sys::trim_heap();
         }
+        self.relieve();
         self.watch_switches();
         let since_ns = sys::monotonic_ns();
         if !self.disabled && self.told.grid.may_change(since_ns) {
@@ -294,6 +342,33 @@ impl PerfSource {
             }
         }
         told_ns.saturating_sub(SETTLED_NS)
+    }
+
+    /// Lets the reader run before others.
+    fn prefer(&mut self) {
+        self.preferred = true;
+        linux_sys::prefer_this_thread();
+        linux_sys::reserve_time_for_this_thread();
+    }
+
+    /// Acts on rings that fill up.
+    fn relieve(&mut self) {
+        let pressure = self.events.take_pressure();
+        if self.disabled {
+            return;
+        }
+        if !self.preferred && Backlog::is_late(pressure) {
+            // The next reads show whether that is enough.
+            self.prefer();
+            return;
+        }
+        let how = self.events.how;
+        if self.backlog.read(pressure, how.window_bytes) {
+            let window_bytes = self.backlog.limit(self.window.bytes());
+            if window_bytes != how.window_bytes {
+                self.reopen(How { window_bytes, ..how });
+            }
+        }
     }
 
     /// Opens or ends a window in which switches are told, where it is time.
@@ -414,9 +489,15 @@ impl PushedSource for PerfSource {
             self.events.disable();
             self.disabled = true;
             self.ended_ns = Some(sys::monotonic_ns());
-            if let (Some([_, end]), Some(now)) = (&mut self.machine, machine_ticks()) {
-                *end = now;
-            }
+            self.at_one_time(|source| {
+                if let (Some([_, end]), Some(now)) = (&mut source.machine, machine_ticks()) {
+                    *end = now;
+                }
+                for (pid, member) in &mut source.told.members {
+                    member.clock.stop_at(sys::process_cpu_ns(*pid));
+                }
+                source.told.baseline.stop(sys::process_cpu_ns);
+            });
         }
     }
 
@@ -445,6 +526,8 @@ impl PushedSource for PerfSource {
         let how = self.events.how;
         // Others say nothing of what this size is good for.
         let window_bytes = of_this_window.then(|| self.window.walked(needed)).flatten();
+        let window_bytes = window_bytes.map(|bytes| self.backlog.limit(bytes));
+        let window_bytes = window_bytes.filter(|bytes| *bytes != how.window_bytes);
         let below = how.below || needed.below && below::HERE && how.scope == Scope::Cpus;
         if window_bytes.is_some() || below != how.below {
             self.reopen(How { window_bytes: window_bytes.unwrap_or(how.window_bytes), below, ..how });
@@ -466,6 +549,11 @@ impl PushedSource for PerfSource {
         let [began, ended] = self.machine?;
         let (all, idle) = (ended.0.checked_sub(began.0)?, ended.1.checked_sub(began.1)?);
         (all > 0).then(|| idle as f64 / all as f64)
+    }
+
+    fn memory_bytes(&self) -> (u64, u64) {
+        let beyond = self.told.beyond.as_ref().map_or(0, Beyond::ring_bytes);
+        (self.events.ring_bytes() + beyond, self.stacks_bytes as u64)
     }
 
     fn target_cpu_ns(&self) -> Option<u64> {

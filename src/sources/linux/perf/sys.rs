@@ -115,6 +115,15 @@ pub(super) fn page_bytes() -> usize {
 /// No record is larger: its header has 16 bits for that.
 const RECORD_BYTES_MAX: u64 = 1 << 16;
 
+/// What was in a ring when it was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fill {
+    /// Of its bytes.
+    pub(super) per_mille: u32,
+    /// There was so little room that records may be lost.
+    pub(super) may_have_lost: bool,
+}
+
 /// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -149,6 +158,11 @@ impl Ring {
         Ok(Ring { page, page_bytes, data_bytes })
     }
 
+    /// Bytes of its data.
+    pub(super) fn data_bytes(&self) -> usize {
+        self.data_bytes
+    }
+
     fn head(&self) -> &AtomicU64 {
         // SAFETY: the control page is mapped, readable and aligned as long as `self` lives, and
         // `data_head` is a u64 that the kernel changes: only atomic accesses are made.
@@ -160,12 +174,16 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_tail) }
     }
 
-    /// Gives each record that is there to `take`, and makes room; whether there was so little of that that records
+    /// Gives each record that is there to `take`, and makes room; how full it was, and whether so full that records
     /// may be lost. `scratch` is for those that go over the end of the ring. What contradicts itself ends the batch.
-    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> bool {
+    pub(super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> Fill {
         let head = self.head().load(Ordering::Acquire);
         let mut tail = self.tail().load(Ordering::Relaxed);
-        let was_full = head.wrapping_sub(tail) + RECORD_BYTES_MAX > self.data_bytes as u64;
+        let used = head.wrapping_sub(tail);
+        let fill = Fill {
+            per_mille: (used.saturating_mul(1000) / self.data_bytes.max(1) as u64).min(1000) as u32,
+            may_have_lost: used + RECORD_BYTES_MAX > self.data_bytes as u64,
+        };
         // SAFETY: the data area is mapped as long as `self` lives. The kernel writes between head
         // and tail only, around the end; what lies from `tail` to `head` it leaves alone until
         // `data_tail` is raised, which happens below, after the last use of `data`.
@@ -193,7 +211,7 @@ impl Ring {
             tail += size as u64;
         }
         self.tail().store(head, Ordering::Release);
-        was_full
+        fill
     }
 }
 
@@ -240,7 +258,7 @@ fn poll(polled: &mut [libc::pollfd], at_most_ms: c_int) -> c_int {
 
 /// CPU time of all threads of a process so far, those that ended included, nanoseconds: its CPU
 /// clock (clock_getcpuclockid(3)). `None` when it is gone.
-pub(super) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
+pub(in crate::sources::linux) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
     // CPUCLOCK_SCHED of a process: include/linux/posix-timers.h, `make_process_cpuclock`.
     const CPUCLOCK_SCHED: libc::clockid_t = 2;
     if pid <= 0 {
@@ -253,7 +271,7 @@ pub(super) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
 /// Makes the clocks of these threads' processes tell what they used up to now: without, that of a thread that runs
 /// is up to a scheduler's tick behind (kernel/sched/cputime.c, `thread_group_cputime`; the clock of a thread is
 /// brought up to date where it is asked, kernel/sched/core.c, `task_sched_runtime`).
-pub(super) fn bring_clocks_up(tids: impl Iterator<Item = pid_t>) {
+pub(in crate::sources::linux) fn bring_clocks_up(tids: impl Iterator<Item = pid_t>) {
     // CPUCLOCK_SCHED of a thread: include/linux/posix-timers_types.h, CPUCLOCK_PERTHREAD_MASK.
     const OF_THREAD: libc::clockid_t = 4 | 2;
     for tid in tids.filter(|tid| *tid > 0) {

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
+use super::baseline::Baseline;
 use super::below::Below;
 use super::beyond::{BEYOND_BYTES, Beyond};
 use super::buffers::{Pool, Usage};
@@ -137,6 +138,8 @@ pub(super) struct Told {
     pub(super) spare: Pool<Box<Capture>>,
     /// The shares of processes in a batch.
     pub(super) shares: HashMap<pid_t, Share>,
+    /// Of a whole machine: the processes that were there and of which no sample came yet.
+    pub(super) baseline: Baseline,
 }
 
 impl Told {
@@ -189,6 +192,7 @@ impl Told {
             ended: Vec::new(),
             spare: Pool::default(),
             shares: HashMap::new(),
+            baseline: Baseline::default(),
         }
     }
 
@@ -457,6 +461,10 @@ impl Told {
                         // After an exec a thread has the number of the first one, which has ended.
                         self.nameless.retain(|thread| *thread != (pid, id.tid));
                         if !exec {
+                            // What is told of a thread later has this name from the beginning.
+                            if told {
+                                left.push((id, Happened::Named(name, false)));
+                            }
                             continue;
                         }
                         member.replaced(&name);

@@ -78,6 +78,7 @@ impl PerfSource {
         let Ok(new) = new else {
             self.events.sample_until(u64::MAX);
             self.window.stays(self.events.how.window_bytes);
+            self.backlog.stays();
             if let Some(Switches { window_bytes, .. }) = self.events.how.switches {
                 self.switch_window.stays(window_bytes);
             }

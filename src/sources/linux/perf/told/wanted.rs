@@ -60,8 +60,15 @@ impl Told {
             return false;
         }
         let started_by = parent.and_then(|parent| self.members.get(&parent));
+        let is_started = started_by.is_some();
         let template = started_by.or_else(|| self.members.get(&self.main));
-        let Some(member) = template.map(|from| from.new_for(pid, started_by.is_some())) else { return false };
+        let Some(mut member) = template.map(|from| from.new_for(pid, is_started)) else { return false };
+        if parent.is_some() {
+            member.clock.begins_now();
+        } else if let Some(clock) = self.baseline.take(pid) {
+            member.clock.begin_at(clock.began_ns);
+            member.clock.stop_at(clock.ended_ns);
+        }
         self.members.insert(pid, member);
         self.begun.push(pid);
         true
@@ -83,6 +90,10 @@ impl Told {
                 continue;
             }
             let id = Id { pid: *pid, tid: *pid, time_ns: self.last_ns, ..Id::default() };
+            if member.told {
+                let named = member.names_anew().into_iter();
+                self.batch.extend(named.map(|(tid, name)| (Id { tid, ..id }, Happened::Named(name, false))));
+            }
             let happened = member.look_anew().map_or(Happened::Changed, Happened::Exec);
             if member.told {
                 self.batch.push((id, happened));
@@ -118,6 +129,7 @@ impl Told {
 
     /// The number is another process's from now on.
     pub(in super::super) fn forget_number(&mut self, pid: pid_t) {
+        self.baseline.take(pid);
         if self.refused.remove(&pid) {
             self.verdicts.push((pid, false));
         }

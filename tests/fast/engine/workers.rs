@@ -1,0 +1,105 @@
+//! Threads that no stop reaches, as the kernel's workers for io_uring: what they use is in the process's clock and in
+//! no thread's, and is lost and told.
+
+use super::*;
+use stackprof::addr::Avma;
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
+use stackprof::clock::{Clock, FakeClock};
+use stackprof::sources::sim::SimTarget;
+use stackprof::sources::{Capture, Look, Observed, Process, Target, ThreadId};
+
+/// A simulated process of which such workers use a part of a CPU.
+struct WithWorkers<'a> {
+    target: &'a mut SimTarget,
+    clock: FakeClock,
+}
+
+/// Of a CPU, workers use one part of so many.
+const PART: u64 = 4;
+
+impl Observed for WithWorkers<'_> {
+    fn process(&self) -> &Process {
+        self.target.process()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.target.thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.target.mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.target.image_bytes(mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.target.read_memory(from, into)
+    }
+}
+
+impl Target for WithWorkers<'_> {
+    fn process_cpu_ns(&mut self, _process: u32) -> Option<u64> {
+        let threads_ns: u64 = self.target.truth().values().sum();
+        Some(threads_ns + self.clock.now_ns() / PART)
+    }
+
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        self.target.threads(out);
+    }
+
+    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+        self.target.look(thread)
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        self.target.interrupt(thread, window_bytes, keep_waiting)
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+        self.target.next(until_ns, capture)
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        self.target.waits_at(thread)
+    }
+}
+
+#[test]
+fn what_no_known_thread_used_is_lost_and_told() {
+    let _replay = replay(5);
+    let scripts =
+        vec![vec![run(700, &[0, 1]), wait(300, &[0, 2])], vec![run(50, &[0, 3]), wait(950, &[0, 4])]];
+    let config = process(Arch::X86_64, 2, 10, scripts);
+    let options = options(997, 5);
+    let recorded = record_with(&config, &options, |target, clock, live| {
+        let mut target = WithWorkers { target, clock: clock.clone() };
+        sampler::record(&mut target, clock, &options, live)
+    });
+    let recorded = recorded.expect("the recording ends well");
+    let workers = recorded.counts(recorded.now_ns / PART);
+    let lost = recorded.lost_by("used by threads that could not be sampled") as f64;
+    // What running threads used since they were looked at last, and a count for each.
+    let slack = recorded.counts(2 * 4 * MS) + 3.0;
+    assert!((lost - workers).abs() <= slack, "{lost} counts are lost, {workers:.1} were used by workers");
+    let told = (recorded.profile.stats.samples + recorded.lost()) as f64;
+    let real = recorded.true_counts() + workers;
+    assert!((told - real).abs() <= slack, "{told} counts and losses for {real:.1}");
+    let target_cpu = recorded.counts(recorded.profile.stats.target_cpu_ns);
+    assert!((target_cpu - real).abs() <= slack, "{target_cpu:.1} counts of CPU time, {real:.1} used");
+}
+
+#[test]
+fn wall_clock_time_is_that_of_known_threads() {
+    let _replay = replay(6);
+    let scripts = vec![vec![run(700, &[0, 1]), wait(300, &[0, 2])]];
+    let config = process(Arch::X86_64, 2, 3, scripts);
+    let options = idle(997, 6);
+    let recorded = record_with(&config, &options, |target, clock, live| {
+        let mut target = WithWorkers { target, clock: clock.clone() };
+        sampler::record(&mut target, clock, &options, live)
+    });
+    let recorded = recorded.expect("the recording ends well");
+    assert_eq!(recorded.lost_by("used by threads that could not be sampled"), 0);
+}
