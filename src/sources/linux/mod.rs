@@ -23,6 +23,7 @@ mod launch;
 mod on_cpu;
 mod own;
 mod perf;
+mod pieces;
 mod privileges;
 mod proc;
 mod refusal;
