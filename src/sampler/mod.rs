@@ -13,6 +13,7 @@ mod drawn;
 mod image_upkeep;
 mod lifecycle;
 mod postponed;
+mod prefetch;
 mod process;
 mod process_cpu;
 pub mod pushed;

@@ -184,6 +184,7 @@ impl PushedDriver<'_> {
             What::Exited(status) => return self.recorder.stats.exit_status = Some(status),
             _ => {}
         }
+        let prefetches = source.prefetches();
         let Some(process) = source.observed(pid) else { return };
         let name = match &what {
             What::Began { name } => name,
@@ -211,13 +212,18 @@ impl PushedDriver<'_> {
                 // The box goes back to the source with its buffers.
                 let capture = std::mem::replace(&mut *boxed, Capture::with_capacity(0));
                 let sample = Sample { thread, capture, at_ns, waiting: false };
+                self.recorder.may_prefetch = prefetches;
                 let taken =
                     self.recorder.take(process, sample, weight_ns, WINDOW_MAX_BYTES, &mut self.frames);
                 if let Some(sample) = taken.sample {
                     *boxed = sample.capture;
                 }
+                self.recorder.may_prefetch = false;
                 self.walk_postponed(of, process, Due::ImagesRead);
                 source.walked(boxed, taken.needed);
+                if let Some(pieces) = self.recorder.new_pieces(thread) {
+                    source.prefetch(thread, pieces);
+                }
             }
             What::BeganToWait(mut capture) => {
                 self.know_thread(of, process, thread);

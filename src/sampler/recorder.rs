@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 use super::Options;
 use super::image_upkeep::ImageUpkeep;
 use super::postponed::Postponed;
+use super::prefetch::Prefetched;
 use super::process::{ProcessIndex, Recorded};
 use super::thread::{Account, unknown_look};
 use super::weights::{Weights, counts_of, periods_ns};
@@ -67,6 +68,10 @@ pub struct Recorder<'a> {
     pub(super) weights: Weights,
     /// Captured before the images were read again, and waiting for that.
     pub(super) postponed: Vec<Postponed>,
+    /// Captures can have pieces of stacks beside the bytes that are copied.
+    pub(super) may_prefetch: bool,
+    /// Frames of walks that only show where stacks lead.
+    pub(super) outer_frames: Frames,
 }
 
 /// A capture with what is below the stack pointer now, if that was not copied: code may keep words
@@ -105,6 +110,8 @@ impl<'a> Recorder<'a> {
             stats: Stats { processes_seen: 1, ..Stats::default() },
             weights: Weights::default(),
             postponed: Vec::new(),
+            may_prefetch: false,
+            outer_frames: Frames::default(),
         };
         let program = recorder.add_program(process.pid, &process.name);
         recorder.processes.push(Recorded::new(0, process.pid, program));
@@ -307,8 +314,23 @@ impl<'a> Recorder<'a> {
     // ---- walks
 
     /// Walks a capture into `frames`, with the images it needs. Why it ended, and how many bytes
-    /// above the stack pointer it needed.
+    /// above the stack pointer it needed. Where it left what was copied, the pieces of the stack that it lacked
+    /// are looked for.
     pub(super) fn walk(
+        &mut self,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        capture: &Capture,
+        window_max_bytes: usize,
+        frames: &mut Frames,
+    ) -> (Ended, Needed) {
+        let (ended, needed) = self.walk_capture(process, id, capture, window_max_bytes, frames);
+        let needed = if self.may_prefetch { self.look_above(process, id, capture, needed) } else { needed };
+        (ended, needed)
+    }
+
+    /// Walks a capture into `frames`, with the images it needs.
+    fn walk_capture(
         &mut self,
         process: &mut dyn Observed,
         id: ThreadId,
@@ -328,8 +350,10 @@ impl<'a> Recorder<'a> {
         if !self.images.contains(capture.registers.pc()) {
             self.retry_images(of, process);
         }
-        let needed =
-            |(ended, bytes), below| (ended, Needed { bytes, ran_out: ended == Ended::WindowRanOut, below });
+        let needed = |(ended, bytes), below| {
+            let ran_out = ended == Ended::WindowRanOut;
+            (ended, Needed { bytes, ran_out, below, hopeless: false })
+        };
         let (ended, bytes) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         if ended == Ended::BadFrame
             && frames.addresses.len() == 1
@@ -372,6 +396,7 @@ impl<'a> Recorder<'a> {
         };
         self.images.select(recorded.number);
         let Recorded { made, unwinder, .. } = recorded;
+        let outer = Prefetched(&capture.pieces);
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
         made.check(self.clock.now_ns(), &mut read, |is_gone| unwinder.forget(is_gone));
         made.begin_walk();
@@ -386,6 +411,7 @@ impl<'a> Recorder<'a> {
                 max_depth: self.options.max_depth,
                 code_mask: process.process().code_mask,
                 code: &code,
+                outer: (!capture.pieces.is_empty()).then_some(&outer),
             };
             let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
             let walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
@@ -397,7 +423,14 @@ impl<'a> Recorder<'a> {
             // As much was asked for of either: the one that was to be had in full counts.
             let of_other = other.map_or(0, |other| other.stack.bytes.len());
             let copied = (stack.end().0.saturating_sub(sp.0) as usize).max(of_other);
-            account.window.fit(&walked, needed, copied, window_max_bytes);
+            // What pieces hold is not to be copied beside them.
+            let needed = if capture.pieces.is_empty() { needed } else { needed.min(copied) };
+            let is_left_to_pieces = walked.ended == Ended::WindowRanOut
+                && self.may_prefetch
+                && account.prefetch.may_complete(&capture.pieces);
+            if !is_left_to_pieces {
+                account.window.fit(&walked, needed, copied, window_max_bytes);
+            }
             // A thread that already ran when we came: where was it born?
             if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
                 return (walked.ended, needed);

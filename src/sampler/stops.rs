@@ -388,7 +388,10 @@ impl<'a> StopDriver<'a> {
         }
         // A thread that waits loses no time.
         if !waited || self.target.process().stops_hold_all {
-            let copied = if outcome == Outcome::Captured { capture.stack.len() } else { 0 };
+            let copied = match outcome {
+                Outcome::Captured => capture.stack.len() + capture.pieces.bytes(),
+                _ => 0,
+            };
             self.recorder.stats.held_up_ns += self.budget.spend(capture.stood_ns, copied);
         }
         match outcome {
@@ -444,13 +447,19 @@ impl<'a> StopDriver<'a> {
         let at = (sample.capture.registers.sp(), sample.capture.registers.pc());
         let most = self.budget.window_max_bytes();
         // What takes a thread in knows its process.
+        self.recorder.may_prefetch = self.target.prefetches();
         let Some(process) = observed(self.target, pid) else { return Some(sample) };
         let taken = self.recorder.take(process, sample, weight_ns, most, &mut self.frames);
+        let new_pieces = self.recorder.new_pieces(id);
+        let has_new_pieces = new_pieces.is_some();
+        if let Some(pieces) = new_pieces {
+            self.target.prefetch(id, pieces);
+        }
         if weight_ns == 0 && !self.options.idle {
             return taken.sample;
         }
-        // With a larger window the same stack may be complete: not one to keep.
-        let grew = self.window_bytes(id) > window_bytes;
+        // With a larger window or other pieces the same stack may be complete: not one to keep.
+        let grew = has_new_pieces || self.window_bytes(id) > window_bytes;
         let stop = self.stops.get_mut(&id)?;
         stop.waits = match taken.stack {
             Some((node, ended)) if stop.asked_waiting && !(grew && ended == Ended::WindowRanOut) => {

@@ -1,6 +1,7 @@
 //! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
 use super::drawn::Drawn;
+use super::prefetch::Prefetch;
 use super::process::ProcessIndex;
 use super::window::Window;
 use crate::addr::Avma;
@@ -23,6 +24,7 @@ pub(super) struct Account {
     /// Searches for where the thread was born that may still be made.
     pub(super) birth_searches_left: u8,
     pub(super) window: Window,
+    pub(super) prefetch: Prefetch,
     /// CPU time at the thread's first look; what it used before is not ours.
     first_cpu_ns: u64,
     /// CPU time and switches at the last sample.
@@ -64,6 +66,7 @@ impl Account {
             name_tries_left: 8,
             birth_searches_left: 8,
             window: Window::new(),
+            prefetch: Prefetch::default(),
             first_cpu_ns: look.cpu_ns,
             sampled: look,
             sampled_at_ns: now_ns,

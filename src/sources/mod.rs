@@ -25,10 +25,12 @@ pub mod output;
 pub mod pushed;
 pub mod signals;
 pub mod sim;
+mod stack_pieces;
 #[cfg(unix)]
 mod startup;
 mod target_file;
 
+pub use stack_pieces::{PIECE_BYTES, PIECES_MAX, StackPieces};
 pub use target_file::LocalFiles;
 
 /// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
@@ -288,6 +290,8 @@ pub struct Capture {
     pub stack_base: Avma,
     /// Bytes copied from there upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
+    /// What was prefetched of the stack above them, of the same moment.
+    pub pieces: StackPieces,
     /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
     /// thread that had to wait for a CPU before it could stop, from the moment that its
     /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
@@ -330,6 +334,7 @@ impl Capture {
             registers: Registers::default(),
             stack_base: Avma(0),
             stack: Vec::with_capacity(window_bytes),
+            pieces: StackPieces::default(),
             pause_ns: 0,
             stood_ns: 0,
             kernel: Vec::new(),
@@ -344,7 +349,9 @@ impl Capture {
     /// Bytes that it holds, used or not.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.stack.capacity() + self.other_stack.as_ref().map_or(0, |other| other.bytes.capacity())
+        self.stack.capacity()
+            + self.pieces.held_bytes()
+            + self.other_stack.as_ref().map_or(0, |other| other.bytes.capacity())
     }
 }
 
@@ -520,6 +527,15 @@ pub trait Target: Observed {
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.
     fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
+
+    /// Whether captures can have [`Capture::pieces`].
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    /// Has each capture of a thread from now on hold these pieces of its memory, too: the address of the first
+    /// byte of each, ascending.
+    fn prefetch(&mut self, _thread: ThreadId, _pieces: &[u64]) {}
 
     /// The next thing that happened, at the latest [`Event::Timeout`] at `until_ns`
     /// of the engine's clock. Passes the target's own signals on and keeps up with

@@ -98,6 +98,8 @@ pub struct Needed {
     pub ran_out: bool,
     /// It led below the stack pointer, of which nothing was copied.
     pub below: bool,
+    /// It led beyond what was copied, and out of the memory of the stack: no size is enough.
+    pub hopeless: bool,
 }
 
 /// Processes whose samples are pushed. What it is itself, as [`Observed`], is the first of them, or
@@ -129,6 +131,15 @@ pub trait PushedSource: Observed {
 
     /// A sample was walked; its buffers are given back.
     fn walked(&mut self, _capture: Box<Capture>, _needed: Needed) {}
+
+    /// Whether samples can have [`Capture::pieces`].
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    /// Has each sample of a thread from now on hold these pieces of its memory, too: the address of the first byte
+    /// of each, ascending.
+    fn prefetch(&mut self, _thread: ThreadId, _pieces: &[u64]) {}
 
     /// The stack of a wait was walked, or was not needed; its buffers are given back.
     fn wait_walked(&mut self, _capture: Box<Capture>, _needed: Option<Needed>) {}

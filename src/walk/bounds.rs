@@ -38,7 +38,7 @@ pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
 }
 
 /// Whether an address is in the stack that the window is of, or may be, in the window or above.
-fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
+pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
     let base = input.stack.base;
     at >= base
         && at - base < MAX_STACK_BYTES

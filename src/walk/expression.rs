@@ -76,7 +76,7 @@ impl<W: Word> Machine<'_, W> {
         if at < self.lowest {
             return Err(Failure::Refused);
         }
-        let word = self.input.stack.read::<W>(at).ok_or_else(|| why_not(at, self.input))?;
+        let word = self.input.read::<W>(at).ok_or_else(|| why_not(at, self.input))?;
         values.push(word).ok_or(Failure::Refused)
     }
 

@@ -103,6 +103,6 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
     /// The word at an address of the stack.
     #[inline]
     pub(super) fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
-        input.stack.read::<P::Word>(at).ok_or_else(|| why_not(at, input))
+        input.read::<P::Word>(at).ok_or_else(|| why_not(at, input))
     }
 }

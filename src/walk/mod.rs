@@ -214,6 +214,14 @@ pub struct Input<'a> {
     pub code_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,
+    /// Memory of the stack above the copied bytes, as far as it is to be had.
+    pub outer: Option<&'a dyn OuterStack>,
+}
+
+/// Memory of a stack above its copied bytes, known in pieces.
+pub trait OuterStack {
+    /// The little-endian word of this size at an address, zero-extended; `None` where it is not known.
+    fn word(&self, at: Avma, word_bytes: usize) -> Option<u64>;
 }
 
 impl<'a> Input<'a> {
@@ -228,7 +236,22 @@ impl<'a> Input<'a> {
             max_depth: usize::MAX,
             code_mask: u64::MAX,
             code,
+            outer: None,
         }
+    }
+
+    /// The little-endian word of a processor's size at an address of the stack, zero-extended: among the copied
+    /// bytes or above them.
+    #[inline]
+    fn read<W: Word>(&self, at: Avma) -> Option<u64> {
+        self.stack.read::<W>(at).or_else(|| self.read_outer::<W>(at))
+    }
+
+    /// The word above the copied bytes; `None` on another stack.
+    #[cold]
+    fn read_outer<W: Word>(&self, at: Avma) -> Option<u64> {
+        let outer = self.outer.filter(|_| bounds::is_in_stack(at, self))?;
+        outer.word(at, 1 << W::SHIFT)
     }
 }
 

@@ -24,6 +24,7 @@ mod moved_text;
 mod on_cpu;
 mod own;
 mod perf;
+mod pieces;
 mod privileges;
 mod proc;
 mod refusal;

@@ -39,6 +39,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     capture.registers = perf::registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
     (capture.stack_base, capture.only_kernel) = (sp, false);
     capture.kernel.clear();
+    capture.pieces.clear();
     (capture.pause_ns, capture.stood_ns, capture.stack_limit, capture.look) = (0, 0, None, None);
     SleepingThread::Captured
 }

@@ -9,6 +9,7 @@ use std::fs;
 use libc::{c_int, pid_t};
 
 use super::on_cpu::{Times, was_on_cpu};
+use super::pieces;
 use super::proc;
 use super::registers::Code;
 use super::sys;
@@ -222,6 +223,7 @@ impl LinuxTarget {
                 .map(|len| len + ABOVE_TOP_BYTES);
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
             copy_stack(tid, sp, len, capture);
+            pieces::read(tid, &thread.prefetch, &mut capture.pieces);
         }
         outcome
     }

@@ -161,6 +161,28 @@ pub(super) fn read_memory_into(pid: pid_t, from: u64, len: usize, into: &mut Vec
     Ok(read)
 }
 
+/// Ranges that [`read_ranges`] reads at once at most (IOV_MAX).
+pub(super) const RANGES_MAX: usize = 1024;
+
+/// process_vm_readv of up to [`RANGES_MAX`] ranges, each an address and a size, one after the other into a vector,
+/// whose content it replaces. It ends in front of the first range that cannot be read whole.
+pub(super) fn read_ranges(pid: pid_t, ranges: &[(u64, usize)], into: &mut Vec<u8>) -> io::Result<()> {
+    let remote =
+        ranges.iter().map(|(from, len)| libc::iovec { iov_base: *from as *mut c_void, iov_len: *len });
+    let remote: Vec<libc::iovec> = remote.take(RANGES_MAX).collect();
+    let len = remote.iter().map(|range| range.iov_len).sum();
+    into.clear();
+    into.resize(len, 0);
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: len };
+    let count = remote.len() as libc::c_ulong;
+    // SAFETY: `local` is exactly the live bytes of `into`; `remote` is a live array of `count` ranges of another
+    // process, which the kernel checks.
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), count, 0) };
+    let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
+    into.truncate(read);
+    Ok(())
+}
+
 /// process_vm_readv of one range into a slice; returns the bytes read.
 pub(super) fn read_memory(pid: pid_t, from: u64, into: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };

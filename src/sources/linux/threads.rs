@@ -58,6 +58,8 @@ pub(super) struct Thread {
     doubted: bool,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
+    /// What is read of its stack above the copied bytes: the first address of each piece, ascending.
+    pub(super) prefetch: Vec<u64>,
     pub(super) calls: Calls,
     /// When a look first showed that nothing had moved since the one before it.
     still_since_ns: Option<u64>,
@@ -86,6 +88,7 @@ impl Thread {
             doubted: false,
             pending: None,
             stack_top,
+            prefetch: Vec::new(),
             calls: Calls::default(),
             still_since_ns: None,
             repeated: None,

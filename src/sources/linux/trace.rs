@@ -384,6 +384,17 @@ impl Target for LinuxTarget {
         self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look(now_ns, &mut self.wchan)
     }
 
+    fn prefetches(&self) -> bool {
+        true
+    }
+
+    fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
+        if let Some(entry) = self.threads.get_mut(&tid_of(thread)) {
+            entry.prefetch.clear();
+            entry.prefetch.extend_from_slice(pieces);
+        }
+    }
+
     fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         let tid = tid_of(thread);
         let entry = self.threads.get_mut(&tid).ok_or(Fault::ThreadGone)?;

@@ -197,6 +197,8 @@ pub struct SimConfig {
     pub terminate_ns: Option<u64>,
     /// What goes wrong.
     pub faults: Vec<SimFault>,
+    /// Captures have the pieces of stacks that were asked for.
+    pub prefetches: bool,
 }
 
 impl SimConfig {
@@ -232,6 +234,7 @@ impl SimConfig {
             exec: None,
             terminate_ns: None,
             faults: Vec::new(),
+            prefetches: false,
         }
     }
 

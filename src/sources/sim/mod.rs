@@ -18,6 +18,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::addr::Avma;
@@ -25,7 +26,7 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
-use super::{Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId};
+use super::{Capture, Event, Fault, Look, Observed, Outcome, PIECE_BYTES, Process, Target, ThreadId};
 
 pub use config::{
     FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
@@ -51,6 +52,8 @@ pub struct SimTarget {
     faults: Faults,
     /// [`Event::Exited`] was returned.
     exit_told: bool,
+    /// Pieces that captures of each thread hold.
+    pieces: BTreeMap<ThreadId, Vec<u64>>,
 }
 
 /// Where a thread is: a waiting one stays at one instruction, a running one is anywhere.
@@ -134,7 +137,7 @@ impl SimTarget {
             ledger: Rc::clone(&ledger),
         });
         let faults = Faults::new(config.faults.clone(), config.seed, ledger);
-        SimTarget { process, clock, config, code, machine, faults, exit_told: false }
+        SimTarget { process, clock, config, code, machine, faults, exit_told: false, pieces: BTreeMap::new() }
     }
 
     /// What really happens, readable also after this target was dropped.
@@ -216,6 +219,14 @@ impl SimTarget {
             let window_bytes = pending.window_bytes.min(short.unwrap_or(usize::MAX));
             capture.stack_base = phase.stack.base();
             phase.stack.copy_window(window_bytes, &mut capture.stack);
+            capture.pieces.clear();
+            for start in self.pieces.get(&thread).into_iter().flatten() {
+                let mut bytes = [0; PIECE_BYTES];
+                let read = phase.stack.read(Avma(*start), &mut bytes).unwrap_or(0);
+                if read == PIECE_BYTES {
+                    capture.pieces.push(*start, &bytes);
+                }
+            }
             standing.machine.ledger.captured(phase.slot, pc);
             Outcome::Captured
         };
@@ -314,6 +325,14 @@ impl Target for SimTarget {
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
         let index = self.find(thread)?;
         Ok(self.machine.look(index))
+    }
+
+    fn prefetches(&self) -> bool {
+        self.config.prefetches
+    }
+
+    fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
+        self.pieces.insert(thread, pieces.to_vec());
     }
 
     fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {

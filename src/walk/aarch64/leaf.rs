@@ -38,7 +38,7 @@ pub(super) fn walk(
 
 /// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.
 pub(super) fn link_is_caller(pc: Avma, link: u64, frame_pointer: u64, input: &Input<'_>) -> bool {
-    let in_record = input.stack.word(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
+    let in_record = input.read::<u64>(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
     let no_record = match record::is_own(pc, input.code) {
         // Also when it repeats the record's return address: a function that recurses
         // from one place is stopped in its prologue.

@@ -39,8 +39,8 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
         if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(P::POINTER_BYTES) >= limit.0) {
             return Walked { ended: chain.end::<P, N>(input), reached };
         }
-        let (Some(saved), Some(word)) = (words.word(record.0), words.word((record + P::POINTER_BYTES).0))
-        else {
+        let word = |at: Avma| words.word(at.0).or_else(|| input.read_outer::<P::Word>(at));
+        let (Some(saved), Some(word)) = (word(record), word(record + P::POINTER_BYTES)) else {
             return Walked { ended: outside_window::<P, N>(record, &chain, input), reached };
         };
         // Swift marks the record of an async function by bit 60 of the frame pointer that it

@@ -37,7 +37,7 @@ fn is_at_record<P: Intel<N>, const N: usize>(
     let record = from.registers[frame_pointer] & input.code_mask;
     record >= from.sp().0
         && next.sp().0 == record.wrapping_add(2 * P::POINTER_BYTES)
-        && input.stack.read::<P::Word>(Avma(record)) == Some(next.registers[frame_pointer])
+        && input.read::<P::Word>(Avma(record)) == Some(next.registers[frame_pointer])
 }
 
 /// Whether the call that returns to `next` leads to where `from` is, with the same frame.
@@ -110,7 +110,7 @@ fn leads_to<P: Intel<N>, const N: usize>(
     let column = usize::from(P::FRAME_POINTER);
     let frame_pointer = match row.columns[column] {
         Column::Same => Some(from.registers[column]),
-        Column::At(at) => input.stack.read::<P::Word>(Avma(cfa.wrapping_add_signed(at))),
+        Column::At(at) => input.read::<P::Word>(Avma(cfa.wrapping_add_signed(at))),
         _ => None,
     };
     cfa == next.sp().0 && frame_pointer == Some(next.registers[column])

@@ -24,7 +24,7 @@ pub(super) fn caller(stuck: &Frame, cache: &mut Cache, input: &Input<'_>) -> Opt
     let mut slot = Avma(stuck.sp().0.checked_next_multiple_of(8)?);
     let end = slot.checked_add(BYTES_MAX)?;
     while slot < end {
-        let word = input.stack.word(slot)?;
+        let word = input.read::<u64>(slot)?;
         let address = CodeAddress::Return(Avma(word));
         // Asked first, since what is learned of an address is kept.
         if input.code.is_code(address.lookup().at()) && cache.is_return(Avma(word), input.code) {

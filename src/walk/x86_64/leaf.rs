@@ -85,7 +85,7 @@ pub(super) fn walk(
     }
     let leaf_return = leaf
         .unframed_return_at
-        .and_then(|bytes| input.stack.word(sp + bytes))
+        .and_then(|bytes| input.read::<u64>(sp + bytes))
         .map(Avma)
         .and_then(|address| Some((address, facts.lookup::<X86_64, _>(address, input.code)?)))
         .filter(|_| out.len() < input.max_depth);
@@ -121,7 +121,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
     let cfa = base.checked_add_signed(rule.cfa_offset).filter(|cfa| *cfa > sp.0);
     let slot = |at: i64| cfa?.checked_add_signed(at).map(Avma);
     let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
-    let Some(word) = input.stack.word(return_slot) else {
+    let Some(word) = input.read::<u64>(return_slot) else {
         let near = return_slot > sp
             && return_slot - sp < MAX_STACK_BYTES
             && input.stack_limit.is_none_or(|limit| return_slot < limit);
@@ -129,7 +129,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
     };
     let address = Avma(word);
     let frame_pointer = match rule.frame_pointer_at {
-        Some(at) => slot(at).and_then(|slot| input.stack.word(slot)),
+        Some(at) => slot(at).and_then(|slot| input.read::<u64>(slot)),
         None => Some(frame_pointer),
     };
     // The byte before a return address is code; the address itself may be the end of it.

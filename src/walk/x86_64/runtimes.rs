@@ -39,7 +39,7 @@ pub(super) fn is_record_of_v8(from: &Frame, input: &Input<'_>) -> bool {
         return false;
     }
     let record = from.registers[RBP] & input.code_mask;
-    let below = |bytes: u64| input.stack.word(Avma(record.checked_sub(bytes)?));
+    let below = |bytes: u64| input.read::<u64>(Avma(record.checked_sub(bytes)?));
     let is_tagged = |word: u64| word & 3 == 1;
     match (below(8), below(16)) {
         (Some(context), Some(function)) if is_tagged(context) => is_tagged(function),

@@ -80,6 +80,8 @@ pub(super) mod machine {
         pub(in super::super) time_ns: u64,
         /// Each map: its number, and the value of each key.
         pub(in super::super) maps: Vec<(i32, Vec<(u32, u64)>)>,
+        /// Values of more bytes: the map, the key, the value.
+        pub(in super::super) lists: Vec<(i32, u32, Vec<u8>)>,
         /// The number of the ring, how many records it has room for, and those that were submitted.
         pub(in super::super) ring: i32,
         pub(in super::super) room: usize,
@@ -101,6 +103,7 @@ pub(super) mod machine {
                 namespace,
                 time_ns: 1_000_000,
                 maps: Vec::new(),
+                lists: Vec::new(),
                 ring: -1,
                 room: usize::MAX,
                 records: Vec::new(),
@@ -185,6 +188,12 @@ pub(super) mod machine {
             match helper {
                 MAP_LOOKUP => {
                     let key = self.read(second, 4) as u32;
+                    if self.lists.iter().any(|(number, ..)| *number as u64 == first) {
+                        let of_key = |list: &&(i32, u32, Vec<u8>)| (list.0 as u64, list.1) == (first, key);
+                        let Some((.., value)) = self.lists.iter().find(of_key) else { return 0 };
+                        self.value.clone_from(value);
+                        return VALUE;
+                    }
                     let map = self.maps.iter().find(|(number, _)| *number as u64 == first);
                     let (_, values) = map.expect("an unknown map");
                     let Some((_, value)) = values.iter().find(|(has, _)| *has == key) else { return 0 };

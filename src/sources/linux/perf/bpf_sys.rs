@@ -128,8 +128,18 @@ struct ChangeMap {
 /// # Errors
 /// What bpf(2) says.
 pub(super) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
+    create_map_of(8, max_entries)
+}
+
+/// A map in the kernel that programs can look into, from numbers to values of so many bytes (BPF_MAP_TYPE_HASH), with
+/// room for so many.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(super) fn create_map_of(value_bytes: usize, max_entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
-    create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size: 8, max_entries, flags: 0 })
+    let value_size = value_bytes as u32;
+    create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size, max_entries, flags: 0 })
 }
 
 fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
@@ -156,6 +166,22 @@ pub(super) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
     // SAFETY: the key of 4 and value of 8 bytes that `change` points to, as `create_map` says, are live during the
     // call, which keeps none.
     unsafe { bpf(command, &mut change) };
+}
+
+/// Gives a number of a map that was made for values of `N` bytes a value. That the map is full is no matter.
+pub(super) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    let map = map.as_raw_fd().cast_unsigned();
+    let mut change =
+        ChangeMap { map, padding: 0, key: &raw const key as u64, value: value.as_ptr() as u64, flags: 0 };
+    // SAFETY: the key of 4 bytes and the value that `change` points to are live during the call, which keeps none;
+    // the value has the bytes that the map was made for, as the caller says.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut change) };
+}
+
+/// Takes a number out of a map. That it is not there is no matter.
+pub(super) fn remove_from_map(map: &OwnedFd, key: u32) {
+    change_map(map, key, None);
 }
 
 /// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).

@@ -64,6 +64,8 @@ pub(super) struct How {
     pub(super) window_bytes: u32,
     /// What lies below the stack pointer is copied, too (`below.rs`).
     pub(super) below: bool,
+    /// Pieces of deep stacks are read, too (`prefetch.rs`).
+    pub(super) prefetch: bool,
     /// How threads are sampled that leave their CPUs, if they are.
     pub(super) switches: Option<Switches>,
 }

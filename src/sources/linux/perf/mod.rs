@@ -4,7 +4,8 @@
 //! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
 //! microseconds later. `events.rs` says what is opened, `filter.rs` which samples the kernel drops at once,
 //! `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it, `window.rs` decides how
-//! much of each stack is copied, `beyond.rs` and `below.rs` have a program copy what no record holds, `woken.rs`
+//! much of each stack is copied, `beyond.rs` and `below.rs` have a program copy what no record holds, `prefetch.rs`
+//! reads the words that walks of deep stacks need, `woken.rs`
 //! measures CPU time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
 //! `switched.rs` puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads
 //! that slept before. `buffers.rs` frees what a backlog made larger than batches need.
@@ -29,6 +30,7 @@ mod leavers;
 mod mapped;
 mod member;
 mod owed;
+mod prefetch;
 mod rates;
 mod record;
 mod registers;
@@ -216,7 +218,11 @@ fn open(
         if switches.is_some() && !kernel {
             continue;
         }
-        match Events::open(pids, sieve, How { scope, kernel, hz, window_bytes, below: false, switches }) {
+        match Events::open(
+            pids,
+            sieve,
+            How { scope, kernel, hz, window_bytes, below: false, prefetch: false, switches },
+        ) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),
         }

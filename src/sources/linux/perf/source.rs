@@ -42,6 +42,8 @@ const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
 /// Where large stacks are copied, so that their ring does not fill.
 const LARGE_BATCHES_NS: u64 = 15_000_000;
+/// The same where pieces of stacks are read.
+const PIECES_BATCHES_NS: u64 = 40_000_000;
 /// Buffers of so many bytes freed are worth giving their pages back to the system.
 const TRIM_BYTES: usize = 4 << 20;
 /// Clocks that are compared are read in this time, or again, so often at most.
@@ -85,6 +87,8 @@ pub(crate) struct PerfSource {
     /// Of each process that the recording ends with: readable when it has ended.
     ends: Vec<(pid_t, Option<OwnedFd>)>,
     launched: bool,
+    /// The kernel takes no program that reads pieces of stacks.
+    prefetch_refused: bool,
     began_ns: u64,
     /// When sampling was ended (monotonic clock), if it was.
     ended_ns: Option<u64>,
@@ -140,6 +144,7 @@ impl PerfSource {
             switch_window: Window::of_switches(),
             ends: listed.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect(),
             launched,
+            prefetch_refused: false,
             began_ns,
             ended_ns: None,
             origin_ns,
@@ -246,6 +251,7 @@ impl PerfSource {
         let batch_ns = match now_ns - self.began_ns {
             ..BEGINNING_NS => FIRST_BATCHES_NS,
             _ if self.told.beyond.is_some() => LARGE_BATCHES_NS,
+            _ if self.told.prefetch.is_some() => PIECES_BATCHES_NS,
             _ if monotonic_ns < self.told.changed_ns.saturating_add(STEADY_AFTER_NS) => BATCH_NS,
             _ => STEADY_BATCHES_NS,
         };
@@ -293,6 +299,9 @@ impl PerfSource {
         }
         if let Some(beyond) = &mut self.told.beyond {
             self.freed_bytes += beyond.read();
+        }
+        if let Some(prefetch) = &mut self.told.prefetch {
+            self.freed_bytes += prefetch.read();
         }
         if let Some(below) = &mut self.told.below {
             self.freed_bytes += below.read();
@@ -531,6 +540,21 @@ impl PushedSource for PerfSource {
         let below = how.below || needed.below && below::HERE && how.scope == Scope::Cpus;
         if window_bytes.is_some() || below != how.below {
             self.reopen(How { window_bytes: window_bytes.unwrap_or(how.window_bytes), below, ..how });
+        }
+    }
+
+    fn prefetches(&self) -> bool {
+        self.events.how.scope == Scope::Cpus && !self.prefetch_refused
+    }
+
+    fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
+        let Ok(tid) = pid_t::try_from(thread.0) else { return };
+        if !self.disabled && self.told.prefetch.is_none() && self.prefetches() {
+            self.reopen(How { prefetch: true, ..self.events.how });
+            self.prefetch_refused = self.told.prefetch.is_none();
+        }
+        if let Some(prefetch) = &mut self.told.prefetch {
+            prefetch.set(tid, pieces);
         }
     }
 

@@ -20,6 +20,7 @@ use super::grid::Grid;
 use super::leavers::{Leavers, NOBODY};
 use super::mapped;
 use super::member::Member;
+use super::prefetch::Prefetch;
 use super::record::{Id, PerfRecord, Sample};
 use super::share::Share;
 use super::switched::Switched;
@@ -87,6 +88,8 @@ pub(super) struct Told {
     pub(super) switched: Option<Switched>,
     /// What no record holds of large stacks, where there are such.
     pub(super) beyond: Option<Beyond>,
+    /// Reads pieces of deep stacks.
+    pub(super) prefetch: Option<Prefetch>,
     pub(super) below: Option<Below>,
     /// The number of sizes of the window so far, and since when stacks are copied by this one (monotonic clock).
     pub(super) window: u32,
@@ -163,6 +166,7 @@ impl Told {
             kernel_frames,
             switched: None,
             beyond: None,
+            prefetch: None,
             below: None,
             window: 0,
             window_since_ns: 0,
@@ -343,6 +347,7 @@ impl Told {
         capture.window = self.window.wrapping_sub(u32::from(id.time_ns < self.window_since_ns));
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
+        capture.pieces.clear();
         capture.kernel.clear();
         // All but the innermost are return addresses: looked up where the call is.
         // Where a program called an emulated entry point, the kernel counts that among its own.
@@ -446,6 +451,9 @@ impl Told {
                         if let Some(beyond) = &mut self.beyond {
                             beyond.complete(id, &mut capture);
                             most_bytes += BEYOND_BYTES;
+                        }
+                        if let Some(prefetch) = &mut self.prefetch {
+                            prefetch.complete(id, &mut capture);
                         }
                         member.bring_in_stack(id.tid, &capture, most_bytes);
                         if let Some(below) = &mut self.below {

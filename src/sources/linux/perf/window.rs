@@ -3,7 +3,8 @@
 //! they needed, grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
 //!
 //! One size holds for all threads, since it is a property of the events, and changing it opens
-//! them anew. It grows when more than one stack in fifty ran out, and falls back, for as long as
+//! them anew. What single threads need beyond it is prefetched (`prefetch.rs`) and no reason to grow; stacks
+//! that no size is enough for are no reason to shrink what the others need. It grows when more than one stack in fifty ran out, and falls back, for as long as
 //! it takes ever more stacks to try again, if that made hardly any of them whole: some chains
 //! lead out of any window (goroutines, into the heap).
 
@@ -45,6 +46,8 @@ pub(super) struct Window {
     fresh: bool,
     stacks: u32,
     ran_out: u32,
+    /// Stacks that no size is enough for.
+    hopeless: u32,
     /// The most that a stack of this round needed.
     most: usize,
     /// Rounds in a row that would have fitted into less.
@@ -72,6 +75,7 @@ impl Window {
             fresh: true,
             stacks: 0,
             ran_out: 0,
+            hopeless: 0,
             most: 0,
             roomy: 0,
             ran_out_before: None,
@@ -112,12 +116,16 @@ impl Window {
     /// Takes note of a walk; the new size, if it changes now.
     pub(super) fn walked(&mut self, needed: Needed) -> Option<u32> {
         self.stacks += 1;
-        self.ran_out += u32::from(needed.ran_out);
-        self.most = self.most.max(needed.bytes);
+        if needed.hopeless {
+            self.hopeless += 1;
+        } else {
+            self.ran_out += u32::from(needed.ran_out);
+            self.most = self.most.max(needed.bytes);
+        }
         // The next samples are not to wait where it is plain: in the first round that most ran out, later
         // that so many did as let it grow at the end of a round.
         let plain = if self.fresh {
-            self.ran_out >= PLAIN_STACKS && self.ran_out * 2 > self.stacks
+            self.ran_out >= PLAIN_STACKS && self.ran_out * 2 > self.stacks - self.hopeless
         } else {
             self.may_grow() && self.ran_out_before.is_none() && Window::are_many(self.ran_out)
         };
@@ -126,8 +134,13 @@ impl Window {
             return None;
         }
         let before = self.size;
-        self.decide();
-        (self.stacks, self.ran_out, self.most) = (0, 0, 0);
+        if self.hopeless == self.stacks {
+            self.size = self.size.min(self.usual);
+        } else {
+            self.stacks -= self.hopeless;
+            self.decide();
+        }
+        (self.stacks, self.ran_out, self.hopeless, self.most) = (0, 0, 0, 0);
         (self.size != before).then(|| self.bytes())
     }
 
@@ -204,7 +217,12 @@ mod tests {
     fn round(window: &mut Window, bytes: usize) {
         for _ in 0..STACKS {
             let copied = window.bytes() as usize;
-            window.walked(Needed { bytes: bytes.min(copied), ran_out: bytes > copied, below: false });
+            window.walked(Needed {
+                bytes: bytes.min(copied),
+                ran_out: bytes > copied,
+                below: false,
+                hopeless: false,
+            });
         }
     }
 
@@ -227,7 +245,7 @@ mod tests {
             let mut window = Window::new();
             for stack in 0..FIRST_STACKS {
                 assert_eq!(window.bytes(), 60 << 10, "stack {stack}");
-                window.walked(Needed { bytes: needed, ran_out: false, below: false });
+                window.walked(Needed { bytes: needed, ran_out: false, below: false, hopeless: false });
             }
             assert_eq!(window.bytes(), copied, "for stacks of {needed}");
         }
@@ -254,6 +272,21 @@ mod tests {
     }
 
     #[test]
+    fn stacks_that_no_size_is_enough_for_leave_the_others_theirs() {
+        let mut window = Window::new();
+        for stack in 0..40 * STACKS {
+            let hopeless = stack % 3 > 0;
+            let bytes = if hopeless { window.bytes() as usize } else { 50_000 };
+            window.walked(Needed { bytes, ran_out: false, below: false, hopeless });
+        }
+        assert_eq!(window.bytes(), 60 << 10);
+        for _ in 0..STACKS {
+            window.walked(Needed { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
+        }
+        assert_eq!(window.bytes(), 16 << 10, "no others are left");
+    }
+
+    #[test]
     fn it_grows_at_once_when_stacks_become_deeper() {
         let mut window = Window::new();
         for _ in 0..4 {
@@ -261,7 +294,7 @@ mod tests {
         }
         assert_eq!(window.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            window.walked(Needed { bytes: 4 << 10, ran_out: true, below: false });
+            window.walked(Needed { bytes: 4 << 10, ran_out: true, below: false, hopeless: false });
         }
         assert!(window.bytes() > 60 << 10);
     }

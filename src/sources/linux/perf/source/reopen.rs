@@ -6,6 +6,7 @@ use libc::pid_t;
 use super::super::below::Below;
 use super::super::beyond::Beyond;
 use super::super::events::{Events, How, MAX_PASSES, Scope, Switches};
+use super::super::prefetch::Prefetch;
 use super::super::sys;
 use super::super::window;
 use super::{PerfSource, read_rings};
@@ -48,13 +49,23 @@ impl PerfSource {
         if how.below && may && self.told.below.is_none() {
             self.told.below = Below::new().ok();
         }
+        if how.prefetch && may && self.told.prefetch.is_none() {
+            self.told.prefetch = Prefetch::new().ok();
+        }
         // First what uses the program's argument.
         let mut yes = Vec::new();
         yes.extend(self.told.below.iter().filter(|_| how.below).flat_map(Below::program));
         yes.extend(self.told.beyond.iter().filter(|_| beyond).flat_map(Beyond::program));
-        if self.sieve.copy(&yes).is_err() {
-            (self.told.beyond, self.told.below) = (None, None);
+        let prefetch = self.told.prefetch.iter().flat_map(Prefetch::program).collect::<Vec<u64>>();
+        let with_prefetch = [&yes[..], &prefetch].concat();
+        if self.sieve.copy(&with_prefetch).is_err() {
+            // An older kernel may take the rest.
+            self.told.prefetch = None;
+            if prefetch.is_empty() || self.sieve.copy(&yes).is_err() {
+                (self.told.beyond, self.told.below) = (None, None);
+            }
         }
+        how.prefetch = self.told.prefetch.is_some();
         if beyond && self.told.beyond.is_none() {
             self.window.ends_with_records();
             how.window_bytes = record_bytes;

@@ -1,0 +1,301 @@
+//! Deep stacks without copying them: the few words that a walk reads above the copied bytes are read with each
+//! sample, at its own moment.
+//!
+//! Where a walk leaves the copied bytes, the memory above is read afterwards, and a second walk through both shows
+//! which words it reads there. What that walk finds counts for nothing: memory has changed since. The source
+//! prefetches these words with the thread's next samples, and their walks go through what stood there then. The
+//! outer frames of a thread hardly change, so nearly all words are there; a walk that needs another one is
+//! incomplete, as one that leaves the copied bytes is, and shows what else to prefetch. A list that is out of date
+//! costs a stack's completeness and never its truth.
+//!
+//! Input: walks that left the copied bytes; output: the pieces of memory to prefetch of each thread.
+
+use std::cell::RefCell;
+
+use hashbrown::HashMap;
+
+use super::process::Recorded;
+use super::recorder::Recorder;
+use crate::addr::Avma;
+use crate::images::{ImageCode, TargetCode};
+use crate::sources::pushed::Needed;
+use crate::sources::{Capture, Observed, PIECE_BYTES, PIECES_MAX, StackPieces, ThreadId};
+use crate::walk::{self, Ended, How, OuterStack, StackBytes};
+
+/// Memory is read in pages of so many bytes, at most so many of a stack: more is no stack.
+const PAGE_BYTES: u64 = 4096;
+const PAGES_MAX: usize = 1024;
+/// The part of the copied bytes whose words are prefetched all the same: deeper samples have them above theirs.
+const UNCOPIED_PARTS: usize = 4;
+/// Searches in which a piece that is not used stays on the list.
+const SEARCHES_KEPT: u32 = 8;
+/// Samples that come without any piece after a list was given out: they were taken before. Then it is given out
+/// again; doubled each time.
+const FIRST_UNSERVED: u32 = 128;
+/// Samples without a search after one in vain, doubled each time.
+const PATIENCE_MAX: u32 = 1 << 12;
+
+/// What is prefetched of a thread's stack.
+#[derive(Debug, Default)]
+pub(super) struct Prefetch {
+    /// The address of the first byte of each piece, and the search that used it last.
+    pieces: Vec<(u64, u32)>,
+    /// The addresses, ascending.
+    list: Vec<u64>,
+    searches: u32,
+    /// The list is to be given out.
+    is_new: bool,
+    /// Samples without pieces since then, and how many are no wonder.
+    unserved: u32,
+    unserved_max: u32,
+    /// Stacks that may run out before the next search.
+    patience: u32,
+    next_patience: u32,
+    /// The last search led out of all memory.
+    hopeless: bool,
+    /// It needed more pieces than a list holds.
+    too_many: bool,
+    /// A walk went through pieces since the last search.
+    served: bool,
+}
+
+impl Prefetch {
+    /// Whether a stack that ran out with these pieces is one that pieces are to complete: the window stays.
+    pub(super) fn may_complete(&self, pieces: &StackPieces) -> bool {
+        !self.hopeless && !self.too_many && pieces.is_empty()
+    }
+
+    /// A walk with pieces did not run out.
+    fn was_enough(&mut self) {
+        self.served = true;
+        (self.patience, self.next_patience, self.unserved) = (0, 0, 0);
+    }
+
+    /// Whether a stack that ran out is one to search by.
+    fn shall_search(&mut self, has_pieces: bool) -> bool {
+        if !has_pieces && !self.list.is_empty() {
+            // Taken before there was a list; or the source has forgotten it.
+            self.unserved += 1;
+            if self.unserved > self.unserved_max {
+                (self.unserved, self.is_new) = (0, true);
+                self.unserved_max = self.unserved_max.saturating_mul(2);
+            }
+            return false;
+        }
+        if self.patience > 0 {
+            self.patience -= 1;
+            return false;
+        }
+        true
+    }
+
+    /// Takes in what a search found: the pieces of a stack, or `None` if it led out of all memory.
+    fn found(&mut self, pieces: Option<Vec<u64>>) {
+        self.searches += 1;
+        if !std::mem::take(&mut self.served) {
+            self.patience = self.next_patience;
+            self.next_patience = (self.next_patience * 2 + 1).min(PATIENCE_MAX);
+        }
+        self.hopeless = pieces.is_none();
+        self.too_many = pieces.as_ref().is_some_and(|pieces| pieces.len() > PIECES_MAX);
+        let Some(pieces) = pieces.filter(|pieces| pieces.len() <= PIECES_MAX) else { return };
+        let now = self.searches;
+        self.pieces
+            .retain(|(start, used)| now - used <= SEARCHES_KEPT && pieces.binary_search(start).is_err());
+        self.pieces.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
+        self.pieces.truncate(PIECES_MAX - pieces.len());
+        self.pieces.extend(pieces.into_iter().map(|start| (start, now)));
+        self.list.clear();
+        self.list.extend(self.pieces.iter().map(|(start, _)| *start));
+        self.list.sort_unstable();
+        (self.is_new, self.unserved) = (true, 0);
+        self.unserved_max = self.unserved_max.max(FIRST_UNSERVED);
+    }
+}
+
+/// What was prefetched, for a walk.
+#[derive(Debug)]
+pub(super) struct Prefetched<'a>(pub(super) &'a StackPieces);
+
+impl OuterStack for Prefetched<'_> {
+    fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {
+        self.0.word(at.0, word_bytes)
+    }
+}
+
+/// The bytes of a capture, and the memory above as it is now; notes what is read.
+struct LaterStack<'a> {
+    capture: &'a Capture,
+    memory: RefCell<Memory<'a>>,
+}
+
+struct Memory<'a> {
+    process: &'a mut dyn Observed,
+    pages: HashMap<u64, Vec<u8>>,
+    /// Address and size of each word.
+    read: Vec<(u64, usize)>,
+}
+
+impl Memory<'_> {
+    fn byte(&mut self, at: u64) -> Option<u8> {
+        let start = at & !(PAGE_BYTES - 1);
+        if !self.pages.contains_key(&start) {
+            if self.pages.len() >= PAGES_MAX {
+                return None;
+            }
+            let mut page = vec![0; PAGE_BYTES as usize];
+            let read = self.process.read_memory(Avma(start), &mut page).unwrap_or(0);
+            page.truncate(read);
+            self.pages.insert(start, page);
+        }
+        self.pages.get(&start)?.get((at - start) as usize).copied()
+    }
+}
+
+impl OuterStack for LaterStack<'_> {
+    fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {
+        let mut memory = self.memory.borrow_mut();
+        let mut word = 0;
+        for byte in (0..word_bytes as u64).rev() {
+            let address = at.0.checked_add(byte)?;
+            let copied = address.checked_sub(self.capture.stack_base.0);
+            let copied = copied.and_then(|offset| self.capture.stack.get(usize::try_from(offset).ok()?));
+            let byte = match copied {
+                Some(byte) => *byte,
+                None => memory.byte(address)?,
+            };
+            word = word << 8 | u64::from(byte);
+        }
+        memory.read.push((at.0, word_bytes));
+        Some(word)
+    }
+}
+
+/// The fewest pieces that hold all these words, where no piece shall touch a page without need: one that is not
+/// there would take the whole piece with it.
+fn cover(mut words: Vec<(u64, usize)>) -> Vec<u64> {
+    words.sort_unstable();
+    let mut pieces = Vec::new();
+    let mut words = words.into_iter().peekable();
+    while let Some((first, bytes)) = words.next() {
+        let mut end = first.saturating_add(bytes as u64);
+        while let Some((at, bytes)) = words.peek() {
+            let further = at.saturating_add(*bytes as u64);
+            if further.saturating_sub(first) > PIECE_BYTES as u64 {
+                break;
+            }
+            end = end.max(further);
+            words.next();
+        }
+        let page = |at: u64| at & !(PAGE_BYTES - 1);
+        let leads_on = page(first.saturating_add(PIECE_BYTES as u64 - 1)) != page(end - 1);
+        pieces.push(if leads_on { end.saturating_sub(PIECE_BYTES as u64) } else { first });
+    }
+    pieces.sort_unstable();
+    pieces.dedup();
+    pieces
+}
+
+impl Recorder<'_> {
+    /// The pieces that are to be prefetched of a thread, if they have changed.
+    pub(super) fn new_pieces(&mut self, id: ThreadId) -> Option<&[u64]> {
+        let prefetch = &mut self.accounts.get_mut(&id)?.prefetch;
+        std::mem::take(&mut prefetch.is_new).then_some(&*prefetch.list)
+    }
+
+    /// Takes in what a walk needed of a capture. Where it ran out, it may show what to prefetch of the stacks to
+    /// come: then it is not one that asks for more bytes.
+    pub(super) fn look_above(
+        &mut self,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        capture: &Capture,
+        needed: Needed,
+    ) -> Needed {
+        let Some(account) = self.accounts.get_mut(&id) else { return needed };
+        let has_pieces = !capture.pieces.is_empty();
+        if !needed.ran_out {
+            if has_pieces {
+                account.prefetch.was_enough();
+            }
+            // What pieces hold is not to be copied beside them.
+            let most = if has_pieces { capture.stack.len() } else { usize::MAX };
+            return Needed { bytes: needed.bytes.min(most), ..needed };
+        }
+        if account.prefetch.shall_search(has_pieces) {
+            let pieces = self.pieces_above(process, id, capture);
+            if let Some(account) = self.accounts.get_mut(&id) {
+                account.prefetch.found(pieces);
+            }
+        }
+        let Some(prefetch) = self.accounts.get(&id).map(|account| &account.prefetch) else { return needed };
+        let is_left_to_pieces = prefetch.may_complete(&capture.pieces);
+        let hopeless = prefetch.hopeless;
+        Needed { ran_out: needed.ran_out && !is_left_to_pieces && !hopeless, hopeless, ..needed }
+    }
+
+    /// The pieces of memory that a walk of a capture reads above its inner part, as far as the memory of now tells;
+    /// `None` if it leads out of that, too.
+    fn pieces_above(
+        &mut self,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        capture: &Capture,
+    ) -> Option<Vec<u64>> {
+        let account = self.accounts.get_mut(&id)?;
+        let recorded = self.processes.get_mut(account.process.0 as usize)?;
+        self.images.select(recorded.number);
+        let Recorded { made, unwinder, .. } = recorded;
+        let described = process.process();
+        let (fp_always, code_mask) = (described.fp_always, described.code_mask);
+        let how = if described.cfi { self.options.unwind } else { How::FramePointer };
+        // What begins at an odd address stays aligned.
+        let inner_bytes = (capture.stack.len() / UNCOPIED_PARTS).next_multiple_of(16);
+        let inner = capture.stack.get(..inner_bytes).unwrap_or(&capture.stack);
+        let stack = StackBytes { base: capture.stack_base, bytes: inner };
+        let memory = Memory { process, pages: HashMap::new(), read: Vec::new() };
+        let later = LaterStack { capture, memory: RefCell::new(memory) };
+        let frames = &mut self.outer_frames;
+        made.begin_walk();
+        loop {
+            later.memory.borrow_mut().read.clear();
+            let code = TargetCode { images: ImageCode(&self.images), made };
+            let input = walk::Input {
+                stack,
+                stack_top: account.stack_top,
+                stack_limit: capture.stack_limit,
+                fp_always,
+                max_depth: self.options.max_depth,
+                code_mask,
+                code: &code,
+                outer: Some(&later),
+            };
+            let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
+            let mut memory = later.memory.borrow_mut();
+            let mut read = |at, into: &mut [u8]| memory.process.read_memory(at, into).unwrap_or(0);
+            if made.fill(&mut read) {
+                continue;
+            }
+            if walked.ended == Ended::WindowRanOut {
+                return None;
+            }
+            // A thread that already ran when we came: where was it born?
+            if !walked.ended.is_complete() && account.stack_top.is_none() && account.birth_searches_left > 0 {
+                account.birth_searches_left -= 1;
+                let mut above = vec![0; walk::SEARCH_BYTES as usize];
+                let bytes = read(walked.reached, &mut above);
+                above.truncate(bytes);
+                let above = StackBytes { base: walked.reached, bytes: &above };
+                let arch = capture.registers.arch();
+                account.stack_top = walk::find_birth(arch, above, walked.reached, &ImageCode(&self.images));
+                if account.stack_top.is_some() {
+                    continue;
+                }
+            }
+            return Some(cover(std::mem::take(&mut memory.read)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! Pieces of deep stacks: a program in the kernel that runs in the interrupt of a sample reads the words that walks of
+//! the thread need above what the event copies, into a ring of its own.
+//!
+//! Input: for each thread the addresses of the pieces; output: its samples with these pieces. A piece has its address
+//! beside its bytes, so it is true whatever list was in the kernel at that moment.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use hashbrown::HashSet;
+use libc::pid_t;
+
+use super::bpf::{
+    ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER,
+    PROBE_READ_USER, RINGBUF_RESERVE, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
+};
+use super::bpf_sys::{self, ProgramRing};
+use super::copies::{Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
+use super::events;
+use super::filter::TID;
+use super::record::Id;
+use crate::sources::{Capture, PIECE_BYTES, PIECES_MAX};
+
+/// A piece in a record: its address and its bytes.
+const ENTRY_BYTES: usize = 8 + PIECE_BYTES;
+/// Pieces of one record: few waste room, many take more records.
+const RECORD_PIECES: usize = 32;
+const RECORD_BYTES: usize = HEADER_BYTES + RECORD_PIECES * ENTRY_BYTES;
+const RECORDS_MAX: usize = PIECES_MAX / RECORD_PIECES;
+/// A list in the kernel: addresses, then zeroes.
+const LIST_BYTES: usize = PIECES_MAX * 8;
+/// Threads that have a list at the same time; beyond that all are forgotten.
+const THREADS_MAX: u32 = 256;
+/// For each CPU some 25 of the largest samples; what does not fit is not prefetched.
+const RING_BYTES_OF_CPU: usize = 1 << 20;
+const RING_BYTES_MAX: usize = 16 << 20;
+
+/// Reads the pieces on the list that the map `lists` may have for the running thread. `ring` is the descriptor of a
+/// [`ProgramRing`]. A record's address is its place among those of its sample.
+fn read_program(lists: i32, ring: i32) -> Vec<u64> {
+    let mut program = Vec::new();
+    // To the end of the program, from wherever: filled in below.
+    let mut to_end = Vec::new();
+    program.extend(load_map(1, lists));
+    program.extend([
+        op(MOVE_REGISTER, 2, 10, 0, 0),
+        op(ADD, 2, 0, 0, TID.into()),
+        op(CALL, 0, 0, 0, MAP_LOOKUP),
+    ]);
+    to_end.push(program.len());
+    program.extend([
+        op(JUMP_IF_EQUAL, 0, 0, 0, 0),
+        // r7 the list, r9 the time, r8 the record, r6 the address.
+        op(MOVE_REGISTER, 7, 0, 0, 0),
+        op(CALL, 0, 0, 0, KTIME_GET_NS),
+        op(MOVE_REGISTER, 9, 0, 0, 0),
+    ]);
+    for record in 0..RECORDS_MAX {
+        let in_list = |piece: usize| ((record * RECORD_PIECES + piece) * 8) as i16;
+        program.push(op(LOAD_DOUBLE, 6, 7, in_list(0), 0));
+        to_end.push(program.len());
+        program.push(op(JUMP_IF_EQUAL, 6, 0, 0, 0));
+        program.extend(load_map(1, ring));
+        program.extend([
+            op(MOVE, 2, 0, 0, RECORD_BYTES as i32),
+            op(MOVE, 3, 0, 0, 0),
+            op(CALL, 0, 0, 0, RINGBUF_RESERVE),
+        ]);
+        to_end.push(program.len());
+        program.extend([
+            op(JUMP_IF_EQUAL, 0, 0, 0, 0),
+            op(MOVE_REGISTER, 8, 0, 0, 0),
+            op(STORE_DOUBLE, 8, 9, 0, 0),
+            op(STORE_VALUE_DOUBLE, 8, 0, 8, (record * RECORD_PIECES * ENTRY_BYTES) as i32),
+            op(LOAD_WORD, 1, 10, TID, 0),
+            op(STORE_DOUBLE, 8, 1, 16, 0),
+            op(STORE_VALUE_DOUBLE, 8, 0, LEN, 0),
+        ]);
+        let mut to_submit = Vec::new();
+        for piece in 0..RECORD_PIECES {
+            let entry = HEADER_BYTES + piece * ENTRY_BYTES;
+            program.push(op(LOAD_DOUBLE, 6, 7, in_list(piece), 0));
+            to_submit.push(program.len());
+            program.extend([
+                op(JUMP_IF_EQUAL, 6, 0, 0, 0),
+                op(MOVE_REGISTER, 1, 8, 0, 0),
+                op(ADD, 1, 0, 0, (entry + 8) as i32),
+                op(MOVE, 2, 0, 0, PIECE_BYTES as i32),
+                op(MOVE_REGISTER, 3, 6, 0, 0),
+                op(CALL, 0, 0, 0, PROBE_READ_USER),
+                // What cannot be read is no piece.
+                op(JUMP_IF_EQUAL, 0, 0, 1, 0),
+                op(MOVE, 6, 0, 0, 0),
+                op(STORE_DOUBLE, 8, 6, entry as i16, 0),
+                op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((piece + 1) * ENTRY_BYTES) as i32),
+            ]);
+        }
+        let submit = program.len();
+        to_submit.into_iter().for_each(|from| set_jump(&mut program, from, submit));
+        program.extend(SUBMIT);
+    }
+    let end = program.len();
+    to_end.into_iter().for_each(|from| set_jump(&mut program, from, end));
+    program
+}
+
+/// Gives a sample the pieces that were read at the same moment.
+fn add_pieces(copies: &mut Copies, id: Id, capture: &mut Capture) {
+    let Some(copy) = copies.of_sample(id) else { return };
+    for entry in copy.bytes.chunks_exact(ENTRY_BYTES) {
+        let Some((start, bytes)) = entry.split_first_chunk() else { continue };
+        match u64::from_le_bytes(*start) {
+            0 => {}
+            start => capture.pieces.push(start, bytes),
+        }
+    }
+    // Of another moment after all.
+    if capture.pieces.contradict(capture.stack_base.0, &capture.stack) {
+        capture.pieces.clear();
+    }
+    copies.give_back(copy);
+}
+
+/// Prefetches pieces of the stacks of threads with each of their samples.
+#[derive(Debug)]
+pub(super) struct Prefetch {
+    /// In the kernel: the pieces of each thread.
+    lists: OwnedFd,
+    ring: ProgramRing,
+    threads: HashSet<pid_t>,
+    copies: Copies,
+}
+
+impl Prefetch {
+    /// With a map and a ring in the kernel.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(super) fn new() -> io::Result<Prefetch> {
+        let ring_bytes = (RING_BYTES_OF_CPU * events::cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
+        Ok(Prefetch {
+            lists: bpf_sys::create_map_of(LIST_BYTES, THREADS_MAX)?,
+            ring: ProgramRing::create(ring_bytes, RECORD_BYTES)?,
+            threads: HashSet::new(),
+            copies: Copies::default(),
+        })
+    }
+
+    /// What a program does with samples that come through.
+    pub(super) fn program(&self) -> Vec<u64> {
+        read_program(self.lists.as_raw_fd(), self.ring.descriptor())
+    }
+
+    /// Has the samples of a thread hold these pieces from now on.
+    pub(super) fn set(&mut self, tid: pid_t, pieces: &[u64]) {
+        if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains(&tid) {
+            let lists = &self.lists;
+            self.threads.drain().for_each(|tid| bpf_sys::remove_from_map(lists, tid.cast_unsigned()));
+        }
+        let mut list = [0; LIST_BYTES];
+        for (entry, start) in list.as_chunks_mut().0.iter_mut().zip(pieces) {
+            *entry = start.to_le_bytes();
+        }
+        self.threads.insert(tid);
+        bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list);
+    }
+
+    /// Reads what was prefetched so far: after the rings of samples, so that all of theirs is there. The bytes that
+    /// are freed of buffers for it.
+    pub(super) fn read(&mut self) -> usize {
+        let freed = self.copies.end_batch();
+        let Prefetch { ring, copies, .. } = self;
+        ring.drain(|record| copies.take(record));
+        freed
+    }
+
+    /// Gives a sample its pieces.
+    pub(super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+        add_pieces(&mut self.copies, id, capture);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::bpf::machine::Machine;
+    use super::super::copies::APART_NS_MAX;
+    use super::super::filter::{self, Verdict};
+    use super::*;
+    use crate::addr::Avma;
+    use crate::rng::Rng;
+
+    const LISTS: i32 = 5;
+    const RING: i32 = 6;
+    const FIRST: (u64, u64) = (4, 0xefff_fffc);
+    const AT: u64 = 0x7000_0000;
+
+    /// A thread 77 with a stack from `AT` on, and a list of pieces of it.
+    fn machine(pieces: &[u64]) -> Machine {
+        let mut machine = Machine::new(77, 70, FIRST);
+        let mut list: Vec<u8> = pieces.iter().flat_map(|start| start.to_le_bytes()).collect();
+        list.resize(LIST_BYTES, 0);
+        machine.lists.push((LISTS, 77, list));
+        machine.ring = RING;
+        let mut random = Rng::new(pieces.len() as u64);
+        machine.memory = (AT, (0..0x20000).map(|_| random.below(256) as u8).collect());
+        machine
+    }
+
+    fn program() -> Vec<u64> {
+        filter::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING))
+    }
+
+    /// A sample of the machine with its pieces.
+    fn completed(machine: &Machine, time_ns: u64, stack_bytes: usize) -> Capture {
+        let mut copies = Copies::default();
+        machine.records.iter().for_each(|record| copies.take(record));
+        let mut capture = Capture::with_capacity(0);
+        capture.stack_base = Avma(AT);
+        capture.stack.extend_from_slice(&machine.memory.1[..stack_bytes]);
+        add_pieces(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        capture
+    }
+
+    fn word(machine: &Machine, at: u64) -> u64 {
+        let from = (at - AT) as usize;
+        u64::from_le_bytes(machine.memory.1[from..from + 8].try_into().unwrap())
+    }
+
+    #[test]
+    fn all_pieces_on_the_list_are_read_at_once() {
+        for count in [1, 2, 31, 32, 33, 64, 65, 511, 512] {
+            let starts: Vec<u64> = (0..count).map(|piece| AT + 0x1000 + piece * 200).collect();
+            let mut machine = machine(&starts);
+            assert_eq!(machine.run(&program()), 1);
+            assert_eq!(machine.records.len(), (count as usize).div_ceil(RECORD_PIECES));
+            let capture = completed(&machine, machine.time_ns + 900, 0x800);
+            assert_eq!(capture.pieces.bytes(), count as usize * PIECE_BYTES);
+            for start in starts {
+                assert_eq!(capture.pieces.word(start, 8), Some(word(&machine, start)));
+                assert_eq!(capture.pieces.word(start + 56, 8), Some(word(&machine, start + 56)));
+                assert_eq!(capture.pieces.word(start + 64, 8), None);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_piece_and_leaves_the_others() {
+        let mut machine = machine(&[AT - 0x40, AT + 0x100, AT + 0x1_fff0, AT + 0x200]);
+        assert_eq!(machine.run(&program()), 1);
+        let pieces = completed(&machine, machine.time_ns, 0x10).pieces;
+        assert_eq!(pieces.bytes(), 2 * PIECE_BYTES);
+        for at in [0x100, 0x200] {
+            assert_eq!(pieces.word(AT + at, 8), Some(word(&machine, AT + at)));
+        }
+    }
+
+    #[test]
+    fn threads_without_a_list_and_rings_without_room_have_none() {
+        let mut other = machine(&[AT]);
+        other.tid = 78;
+        assert_eq!(other.run(&program()), 1);
+        let mut full = machine(&[AT]);
+        full.room = 0;
+        assert_eq!(full.run(&program()), 1);
+        assert!(other.records.is_empty() && full.records.is_empty());
+        let mut half = machine(&(0..64).map(|piece| AT + piece * 64).collect::<Vec<_>>());
+        half.room = 1;
+        assert_eq!(half.run(&program()), 1);
+        assert_eq!(completed(&half, half.time_ns, 0).pieces.bytes(), RECORD_PIECES * PIECE_BYTES);
+    }
+
+    #[test]
+    fn pieces_of_another_moment_are_none() {
+        let mut machine = machine(&[AT + 0x100, AT + 0x4000]);
+        assert_eq!(machine.run(&program()), 1);
+        let at_ns = machine.time_ns;
+        assert!(!completed(&machine, at_ns + APART_NS_MAX, 0x800).pieces.is_empty());
+        assert!(completed(&machine, at_ns + APART_NS_MAX + 1, 0x800).pieces.is_empty());
+        // What both hold is not the same.
+        machine.memory.1[0x120] ^= 1;
+        assert!(completed(&machine, at_ns, 0x800).pieces.is_empty());
+    }
+
+    #[test]
+    fn the_kernel_takes_the_program() {
+        let Ok(mut prefetch) = Prefetch::new() else { return };
+        prefetch.set(77, &[AT, AT + 64]);
+        let whole = filter::program(Verdict::All, FIRST, &prefetch.program());
+        bpf_sys::load_program(bpf_sys::Kind::Event, &whole).unwrap();
+    }
+}
