@@ -8,7 +8,7 @@
 
 /// Instructions that are followed in vain before anything is refused: some 0.2 s of CPU time.
 const INSTRUCTIONS_MAX: u32 = 2 << 20;
-/// What each walk that comes to such code adds: at 1000 Hz some 2 % of a CPU.
+/// What each walk adds: at 1000 Hz some 2 % of a CPU.
 const INSTRUCTIONS_OF_WALK: u32 = 256;
 
 /// What may still be followed in vain.
@@ -25,8 +25,8 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Another walk comes to such code.
-    pub(super) fn begin_walk(&mut self) {
+    /// A walk has ended, and is not made again with more code.
+    pub(super) fn end_walk(&mut self) {
         self.instructions = self.instructions.saturating_add(INSTRUCTIONS_OF_WALK).min(INSTRUCTIONS_MAX);
     }
 
@@ -60,9 +60,9 @@ mod tests {
         assert!(budget.allows() && !budget.take_refusal());
         budget.spend(2048);
         assert!(!budget.allows() && budget.take_refusal() && !budget.take_refusal());
-        budget.begin_walk();
+        budget.end_walk();
         assert!(budget.allows());
-        (0..2 * INSTRUCTIONS_MAX / INSTRUCTIONS_OF_WALK).for_each(|_| budget.begin_walk());
+        (0..2 * INSTRUCTIONS_MAX / INSTRUCTIONS_OF_WALK).for_each(|_| budget.end_walk());
         budget.spend(INSTRUCTIONS_MAX);
         assert!(!budget.allows(), "it does not grow beyond what it began with");
     }

@@ -78,9 +78,9 @@ impl Cache {
         }
     }
 
-    /// Another walk begins.
-    pub(super) fn begin_walk(&mut self) {
-        self.callees.begin_walk();
+    /// A walk has ended.
+    pub(super) fn end_walk(&mut self) {
+        self.callees.end_walk();
     }
 
     /// The row at a program counter by the ways to a return, where they are certain, or by all those from

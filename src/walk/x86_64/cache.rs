@@ -62,9 +62,9 @@ impl Cache {
         self.callees.clear();
     }
 
-    /// Another walk comes to code that no run leads through.
-    pub(super) fn begin_walk(&mut self) {
-        self.callees.begin_walk();
+    /// A walk has ended that came to code without a rule of ordinary form.
+    pub(super) fn end_walk(&mut self) {
+        self.callees.end_walk();
     }
 
     /// What is known of an address.

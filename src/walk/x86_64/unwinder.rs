@@ -131,13 +131,13 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
-        self.cache.begin_walk();
         let mut frame = Frame::new(registers, input.code_mask);
         frame.address = start;
         let mut walked = self.follow(how, &mut frame, run, input, out);
         if input.code.walks_again() {
             return walked;
         }
+        self.cache.end_walk();
         if out.len() == 1 && walked.ended == Ended::BadFrame && self.has_not_begun(registers, input) {
             return Walked { ended: Ended::Root, ..walked };
         }

@@ -54,9 +54,9 @@ impl Callees {
         self.kept.clear();
     }
 
-    /// Another walk comes to code without unwind information.
-    pub(in crate::walk) fn begin_walk(&mut self) {
-        self.budget.begin_walk();
+    /// A walk has ended.
+    pub(in crate::walk) fn end_walk(&mut self) {
+        self.budget.end_walk();
     }
 
     /// Whether code was not followed, since too much was in vain: what was found then is not to be kept.
