@@ -71,18 +71,11 @@ pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
     code: &dyn Code,
     callees: &mut Callees,
 ) -> Option<Leads<N>> {
-    if !callees.budget.allows() {
-        return None;
-    }
     callees.begin_row();
     // Taken, as callees are asked for between.
     let mut visited = std::mem::take(&mut callees.ways);
-    let mut steps = 0;
-    let leads = follow_from::<P, N>(pc, returned, code, callees, &mut visited, &mut steps);
+    let leads = follow_from::<P, N>(pc, returned, code, callees, &mut visited);
     callees.ways = visited;
-    if !matches!(leads, Some(Leads::ToExit | Leads::Back(_, Proof::Certain))) {
-        callees.budget.spend(steps + callees.steps());
-    }
     leads
 }
 
@@ -93,7 +86,6 @@ fn follow_from<P: Intel<N>, const N: usize>(
     code: &dyn Code,
     callees: &mut Callees,
     visited: &mut Visited<Option<Place>>,
-    steps: &mut u32,
 ) -> Option<Leads<N>> {
     let called = returned
         && !called_from::<P, N>(CodeAddress::Return(pc), code)
@@ -106,7 +98,6 @@ fn follow_from<P: Intel<N>, const N: usize>(
         if follow_ways::<P, N>(&start, code, callees, visited, &mut ways) {
             return Some(Leads::ToExit);
         }
-        *steps += ways.steps;
         if let Some(row) = ways.row.filter(|_| ways.is_certain && !ways.differ) {
             return Some(Leads::Back(row, Proof::Certain));
         }
@@ -116,7 +107,6 @@ fn follow_from<P: Intel<N>, const N: usize>(
     if follow_ways::<P, N>(&start, code, callees, visited, &mut ways) {
         return Some(Leads::ToExit);
     }
-    *steps += ways.steps;
     // What comes between that and the return may not be understood: in builtins of V8 it takes
     // off as many arguments as there are.
     let by_record = ways.leaves_record.then(|| Leads::Back(Box::new(record::<P, N>()), Proof::Certain));
@@ -143,8 +133,6 @@ struct Found<const N: usize> {
     leaves_record: bool,
     /// The row if a jump to a place not known is a tail call.
     tail_call: Option<Box<Row<N>>>,
-    /// Instructions that were followed.
-    steps: u32,
 }
 
 /// Where ways begin.
@@ -189,7 +177,6 @@ fn follow_ways<P: Intel<N>, const N: usize>(
             }
             let Some(fewer) = left.checked_sub(1) else { return false };
             left = fewer;
-            found.steps += 1;
             let Some(bytes) = reader.at(at) else { break };
             // Behind its end is another function.
             if is_outside(at) {

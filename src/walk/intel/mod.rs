@@ -6,7 +6,6 @@
 //! either walks.
 
 pub(super) mod born;
-mod budget;
 pub(super) mod call;
 pub(super) mod confirm;
 pub(super) mod doubts;

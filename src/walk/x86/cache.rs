@@ -78,11 +78,6 @@ impl Cache {
         }
     }
 
-    /// A walk has ended.
-    pub(super) fn end_walk(&mut self) {
-        self.callees.end_walk();
-    }
-
     /// The row at a program counter by the ways to a return, where they are certain, or by all those from
     /// where its function begins: for what unwind information leads nowhere from. That of glibc's
     /// assembly is not always right (the CFA behind a return in the middle of `memcpy`).
@@ -99,8 +94,7 @@ impl Cache {
                 Some(Leads::Back(row, Proof::Certain)) => Some(row),
                 _ => since_entry(),
             };
-            let is_refused = self.callees.take_refusal();
-            if code.lacked() || is_refused {
+            if code.lacked() {
                 return None;
             }
             self.by_code.insert(pc.0, row);
@@ -119,8 +113,7 @@ impl Cache {
             Found::Nothing => Kind::Unknown,
         };
         let rule = Rule { kind, returns };
-        let is_refused = self.callees.take_refusal();
-        if !code.lacked() && !is_refused {
+        if !code.lacked() {
             self.rules.insert(key(address), rule);
         }
         rule

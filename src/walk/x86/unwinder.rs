@@ -59,14 +59,10 @@ impl Unwinder {
         facts: &mut Facts,
         out: &mut Frames,
     ) -> Walked {
-        let walked = match how {
+        match how {
             How::FramePointer => self.by_records(registers, input, facts, out),
             _ => self.walk(how, registers, input, out),
-        };
-        if !input.code.walks_again() {
-            self.cache.end_walk();
         }
-        walked
     }
 
     /// Walks by frame pointers. A chain of records is whole only where unwind information leads to the

@@ -62,11 +62,6 @@ impl Cache {
         self.callees.clear();
     }
 
-    /// A walk has ended that came to code without a rule of ordinary form.
-    pub(super) fn end_walk(&mut self) {
-        self.callees.end_walk();
-    }
-
     /// What is known of an address.
     #[inline(always)]
     pub(super) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
@@ -147,7 +142,6 @@ impl Cache {
     /// `marks`: a mark on the stack may say what the code need not be asked for.
     fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
         let (found, returns) = find(address, code, &mut self.callees, marks);
-        let is_refused = self.callees.take_refusal();
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -174,7 +168,7 @@ impl Cache {
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
-        if code.lacked() || is_refused {
+        if code.lacked() {
             return rule;
         }
         code.learned(lookup_of(key(address)));

@@ -137,7 +137,6 @@ impl Unwinder {
         if input.code.walks_again() {
             return walked;
         }
-        self.cache.end_walk();
         if out.len() == 1 && walked.ended == Ended::BadFrame && self.has_not_begun(registers, input) {
             return Walked { ended: Ended::Root, ..walked };
         }

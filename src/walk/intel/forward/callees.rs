@@ -15,7 +15,6 @@ use super::{Intel, Way, stack_pointer};
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State};
-use crate::walk::intel::budget::Budget;
 use crate::walk::intel::instructions::{self, decode_of};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
@@ -41,8 +40,6 @@ pub(in crate::walk) struct Callees {
     /// The others, for one row.
     passing: HashMap<Asked, bool>,
     left: u32,
-    /// What may be followed in vain.
-    pub(super) budget: Budget,
     /// Where the ways of the row itself have come to, and where the stack pointer was there.
     pub(super) ways: Visited<Option<Place>>,
     /// Where those of callees have, by how deep these are inside each other.
@@ -52,21 +49,6 @@ pub(in crate::walk) struct Callees {
 impl Callees {
     pub(in crate::walk) fn clear(&mut self) {
         self.kept.clear();
-    }
-
-    /// A walk has ended.
-    pub(in crate::walk) fn end_walk(&mut self) {
-        self.budget.end_walk();
-    }
-
-    /// Whether code was not followed, since too much was in vain: what was found then is not to be kept.
-    pub(in crate::walk) fn take_refusal(&mut self) -> bool {
-        self.budget.take_refusal()
-    }
-
-    /// Instructions of callees that were followed for this row.
-    pub(super) fn steps(&self) -> u32 {
-        ALL_STEPS_MAX - self.left
     }
 
     /// Another row is to be read.
