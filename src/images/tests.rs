@@ -289,3 +289,45 @@ fn a_file_that_is_rewritten_is_opened_again() {
     assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
     assert_eq!(opened, 2);
 }
+
+#[test]
+fn shared_memory_is_code_made_at_run_time_though_it_can_be_read() {
+    let made_in = |path: &str, bytes: Vec<u8>| {
+        let mut mapping = mapping(path, 1, BASE);
+        (mapping.file_offset, mapping.avma) = (0, Avma(BASE)..Avma(BASE + 0x1000));
+        let bytes = ImageBytes::new(bytes);
+        let (mut images, mut made) = (Images::default(), Made::default());
+        images.update(std::slice::from_ref(&mapping), &mut |_| Ok(bytes.clone()));
+        made.update(std::slice::from_ref(&mapping), &images);
+        made.contains(Avma(BASE))
+    };
+    let code = || vec![0xc3; 0x1000];
+    assert!(made_in("/memfd:doublemapper (deleted)", code()) && made_in("/dev/zero (deleted)", code()));
+    // Programs are run from such memory, too; and any file may have no headers.
+    assert!(!made_in("/memfd:program (deleted)", this_test().bytes().to_vec()));
+    assert!(!made_in("/srv/boot.bin", code()));
+}
+
+#[test]
+fn lists_of_registered_code_are_where_their_segments_are() {
+    // As lld lays files out: the code's mapping begins with a page that the segment before it has, too.
+    use crate::binary::elf::build;
+    // STB_GLOBAL, STT_OBJECT, section 1
+    let (name, size) = (1_u32.to_le_bytes(), 24_u64.to_le_bytes());
+    let symbol = [&name[..], &[0x11, 0, 1, 0], &0x3000_u64.to_le_bytes(), &size].concat();
+    let names = b"\0__jit_debug_descriptor\0".to_vec();
+    let mut file = build::file(build::X86_64, &build::symbols(&[symbol], names));
+    let segment = |flags: u32, offset: u64, svma: u64, bytes: u64| {
+        let numbers = [offset, svma, svma, bytes, bytes, 0x1000].map(u64::to_le_bytes).concat();
+        [[1, flags].map(u32::to_le_bytes).concat(), numbers].concat()
+    };
+    let segments = [segment(4, 0, 0, 0x200), segment(5, 0x200, 0x1200, 0xe00)].concat();
+    file[64..64 + segments.len()].copy_from_slice(&segments);
+    file[56] = 2;
+    let bytes = ImageBytes::new(file);
+    let mut mapping = mapping("/usr/bin/work", 1, BASE);
+    (mapping.file_offset, mapping.avma) = (0, Avma(BASE + 0x1000)..Avma(BASE + 0x2000));
+    let mut images = Images::default();
+    images.update(&[mapping], &mut |_| Ok(bytes.clone()));
+    assert_eq!(images.jit_descriptors(), [Avma(BASE + 0x3000)]);
+}

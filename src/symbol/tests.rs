@@ -180,6 +180,38 @@ fn a_symbol_without_a_size_names_no_more_than_its_function() {
     assert_eq!(name(&whole, described + 3), Err(Why::NotCovered));
 }
 
+/// Functions that are longer than their symbols say: one that is described, one that is not, and one in which
+/// another symbol begins.
+#[cfg(target_arch = "x86_64")]
+const SHORT_SYMBOLS: &str = r#"
+__asm__(".text\n.macro function name\n.globl \\name\n.type \\name,@function\n.size \\name, 1\n\\name:\n.endm\n"
+    "function described\n.cfi_startproc\n nop\n nop\n ret\n.cfi_endproc\n"
+    "function bare\n nop\n nop\n ret\n"
+    "function outer\n.cfi_startproc\n nop\n nop\nfunction inner\n nop\n nop\n ret\n.cfi_endproc\n");
+"#;
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_symbol_that_is_shorter_than_its_function_names_all_of_it() {
+    let (_dir, file) = super::table::tests::compile(SHORT_SYMBOLS, &["-shared", "-fPIC"]);
+    let [described, bare, outer, inner] =
+        ["described", "bare", "outer", "inner"].map(|name| address_of(&file, name));
+    let name = |at: u64| {
+        let answer = name_addresses("/a.so", file.clone(), &[at], &Options::default());
+        answer.names[0].clone().map(|functions| functions[0].name.clone().unwrap().to_string())
+    };
+    for (at, expected) in [
+        (described + 2, Ok("described")),
+        (bare, Ok("bare")),
+        (bare + 2, Err(Why::NotCovered)),
+        (outer + 1, Ok("outer")),
+        (inner, Ok("inner")),
+        (inner + 1, Err(Why::NotCovered)),
+    ] {
+        assert_eq!(name(at), expected.map(str::to_owned), "{:#x}", at - described);
+    }
+}
+
 #[test]
 fn inlined_functions_are_called_with_what_they_are_in() {
     const SOURCE: &str = "volatile long sink;

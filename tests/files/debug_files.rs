@@ -124,6 +124,24 @@ fn a_debug_file_of_another_build_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_debug_link_to_a_file_of_the_same_build_id_needs_no_checksum() {
+    let answer = |flags: &[&str]| {
+        let (dir, _, whole) = stripped(flags);
+        let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+        run(dir.path(), "objcopy", &["--add-gnu-debuglink=debug", "stripped"]).unwrap();
+        // As distributions do behind that.
+        run(dir.path(), "objcopy", &["--compress-debug-sections", "debug"]).unwrap();
+        assert_ne!(read("debug"), whole);
+        let files = InMemory([("/usr/bin/debug".to_owned(), read("debug"))].into());
+        name("/usr/bin/a.out", &read("stripped"), &files)
+    };
+    assert!(knows_the_inlined(&answer(&[])));
+    let unsure = answer(&["-Wl,--build-id=none"]);
+    assert!(!knows_the_inlined(&unsure));
+    assert!(unsure.problems.iter().any(|why| why.contains("its checksum")), "{:?}", unsure.problems);
+}
+
+#[test]
 fn split_files_and_packages_of_them() {
     let (dir, _, _) = stripped(&["-gdwarf-5", "-gsplit-dwarf"]);
     let image = std::fs::read(dir.path().join("a.out")).unwrap();

@@ -72,7 +72,7 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
 }
 
 /// Where the direct call in front of a return address leads to.
-pub(super) fn called_from<P: Intel<N>, const N: usize>(
+pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     address: CodeAddress,
     code: &dyn Code,
 ) -> Option<Avma> {

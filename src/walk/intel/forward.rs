@@ -22,6 +22,8 @@ pub(in crate::walk) use callees::Callees;
 
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
+/// The same where little is to be followed. What that does not decide stays unknown.
+const SHORT_INSTRUCTIONS_MAX: u32 = 96;
 /// Most branches that are remembered to be followed later.
 const BRANCHES_MAX: usize = 64;
 
@@ -162,7 +164,8 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     let mut branches = vec![Way { at: pc, state: State::new(), called }];
     visited.clear();
     let mut reader = Reader::new(code);
-    let mut left = INSTRUCTIONS_MAX;
+    let is_short = callees.is_short();
+    let mut left = if is_short { SHORT_INSTRUCTIONS_MAX } else { INSTRUCTIONS_MAX };
     // Only straight code is sure to end the thread: of others a way may come back.
     let mut is_straight = true;
     // Calls that are not known to come back, and whether the last one is right in front.
@@ -175,7 +178,13 @@ fn follow_ways<P: Intel<N>, const N: usize>(
                 found.differ |= before != sp;
                 break;
             }
-            let Some(fewer) = left.checked_sub(1) else { return false };
+            let Some(fewer) = left.checked_sub(1) else {
+                if is_short {
+                    // A way that was not followed might differ.
+                    *found = Found::default();
+                }
+                return false;
+            };
             left = fewer;
             let Some(bytes) = reader.at(at) else { break };
             // Behind its end is another function.

@@ -38,6 +38,39 @@ pub(super) struct Cache {
     /// Rows at addresses, program counters or not, by the ways from an entry.
     confirmed: HashMap<(u64, u64, bool), Option<Box<Row>>>,
     callees: Callees,
+    fruitless: Fruitless,
+}
+
+/// How much of code made at run time is followed: where nearly none of it leads to a caller (Racket's keeps neither
+/// frame records nor a stack pointer that its code tells), little is worth its cost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fruitless {
+    /// Addresses that led nowhere, less those that did not.
+    balance: u32,
+    /// Addresses that were asked for.
+    asked: u32,
+}
+
+impl Fruitless {
+    /// From this balance on little is followed; it goes no further than twice that.
+    const BALANCE_MAX: u32 = 64;
+    /// What an address that led on is worth.
+    const OF_FRUIT: u32 = 16;
+    /// One of so many is followed as far as any other code, so that it can be found out that it leads on now.
+    const WHOLE_EACH: u32 = 16;
+
+    /// Whether little of the next address is to be followed.
+    fn is_short(&mut self) -> bool {
+        self.asked = self.asked.wrapping_add(1);
+        self.balance >= Fruitless::BALANCE_MAX && !self.asked.is_multiple_of(Fruitless::WHOLE_EACH)
+    }
+
+    fn note(&mut self, leads_on: bool) {
+        self.balance = match leads_on {
+            true => self.balance.saturating_sub(Fruitless::OF_FRUIT),
+            false => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
+        };
+    }
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -141,7 +174,12 @@ impl Cache {
 
     /// `marks`: a mark on the stack may say what the code need not be asked for.
     fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
+        let is_made = code.is_made(address.lookup().at());
+        self.callees.follow_little(is_made && self.fruitless.is_short());
         let (found, returns) = find(address, code, &mut self.callees, marks);
+        let leads_on = !matches!(found, Found::Nothing);
+        // What no call left was not followed.
+        let was_followed = is_made && (leads_on || returns || !address.is_return());
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -170,6 +208,9 @@ impl Cache {
         let rule = rule.returning(returns);
         if code.lacked() {
             return rule;
+        }
+        if was_followed {
+            self.fruitless.note(leads_on);
         }
         code.learned(lookup_of(key(address)));
         self.rules.insert(key(address), rule);
@@ -340,6 +381,9 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
             (!hotspot::may_have_left(at, code)).then(|| compiled.row())
         }
         (None, Some(compiled)) => since_entry(compiled.entry..at),
+        (None, None) if callees.is_short() => {
+            return unproved.map_or(Found::Nothing, |row| Found::Unproved(row, Proof::Wanted));
+        }
         (None, None) => {
             return match prologue::row_with::<X86_64, COLUMNS>(unproved, at, is_return, code) {
                 Some((row, Proof::Certain)) => Found::Row(row, Method::Code),

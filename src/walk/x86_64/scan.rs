@@ -11,15 +11,26 @@ use super::RSP;
 use super::frame::Frame;
 use super::unwinder::Unwinder;
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::RETURN_ADDRESS;
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::intel::confirm;
-use crate::walk::{Ended, Input, Walked};
+use crate::walk::{Code, Ended, Input, Walked};
 
 /// How far above the stack pointer a return address is searched for.
 const BYTES_MAX: u64 = 4096;
 /// Most return addresses that are tried.
 const TRIES_MAX: u32 = 16;
+/// Most bytes of a function that was made at run time.
+const FUNCTION_BYTES_MAX: u64 = 64 << 10;
+
+/// Whether the call in front of a return address is worth following to `stuck`: functions that compilers make at run
+/// time go on behind their entries, and there are many calls on their stacks.
+fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
+    let at = stuck.address.lookup().at();
+    let is_near = |entry: Avma| at.0.checked_sub(entry.0).is_some_and(|bytes| bytes < FUNCTION_BYTES_MAX);
+    !code.is_made(at) || confirm::called_from::<X86_64, COLUMNS>(address, code).is_some_and(is_near)
+}
 
 /// Searches from the stack pointer of `stuck` up, which is the last frame of `out`.
 pub(super) fn reconnect(
@@ -50,7 +61,8 @@ pub(super) fn reconnect(
         frame.registers[RSP] = below.0 + 8;
         frame.registers[RETURN_ADDRESS] = word;
         let is_called = confirm::calls_function_of(frame.address, stuck, input.code)
-            || confirm::is_called_from(stuck, &frame, &mut unwinder.cache, input);
+            || may_lead_to(frame.address, stuck, input.code)
+                && confirm::is_called_from(stuck, &frame, &mut unwinder.cache, input);
         if !is_called {
             continue;
         }

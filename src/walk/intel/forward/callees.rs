@@ -21,6 +21,7 @@ use crate::walk::visited::Visited;
 
 /// Most instructions that are followed of all callees of one row, and of one of them.
 const ALL_STEPS_MAX: u32 = 4096;
+const SHORT_STEPS_MAX: u32 = 128;
 const STEPS_MAX: u32 = 512;
 /// Most branches of one that are remembered to be followed later.
 const BRANCHES_MAX: usize = 16;
@@ -40,6 +41,8 @@ pub(in crate::walk) struct Callees {
     /// The others, for one row.
     passing: HashMap<Asked, bool>,
     left: u32,
+    /// Only little code is followed.
+    is_short: bool,
     /// Where the ways of the row itself have come to, and where the stack pointer was there.
     pub(super) ways: Visited<Option<Place>>,
     /// Where those of callees have, by how deep these are inside each other.
@@ -51,10 +54,20 @@ impl Callees {
         self.kept.clear();
     }
 
+    /// Says whether rows that are to be read from now on are worth little code only.
+    pub(in crate::walk) fn follow_little(&mut self, little: bool) {
+        self.is_short = little;
+    }
+
+    /// Whether they are.
+    pub(in crate::walk) fn is_short(&self) -> bool {
+        self.is_short
+    }
+
     /// Another row is to be read.
     pub(super) fn begin_row(&mut self) {
         self.passing.clear();
-        self.left = ALL_STEPS_MAX;
+        self.left = if self.is_short { SHORT_STEPS_MAX } else { ALL_STEPS_MAX };
     }
 
     /// Whether the function at `entry` is known to come back.

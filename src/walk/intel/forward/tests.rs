@@ -461,3 +461,32 @@ fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
     let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &Text(METHOD)) else { panic!() };
     assert_eq!(proof, Proof::Wanted);
 }
+
+#[test]
+fn what_little_code_does_not_decide_stays_unknown() {
+    // 200 nops; ret
+    const LONG: &[u8] = &{
+        let mut code = [0x90; 201];
+        code[200] = 0xc3;
+        code
+    };
+    let mut callees = Callees::default();
+    let mut leads = |at: u64, little: bool| {
+        callees.follow_little(little);
+        super::follow::<X86_64, COLUMNS>(Avma(0x1000 + at), false, &Text(LONG), &mut callees).is_some()
+    };
+    assert_eq!((leads(0, false), leads(0, true), leads(150, true)), (true, false, true));
+    // je to the end; ret. The way that was not followed to its end might tell another row.
+    const BRANCH: &[u8] = &{
+        let mut code = [0x90; 140];
+        (code[0], code[1], code[2]) = (0x74, 0x01, 0xc3);
+        code[139] = 0xc3;
+        code
+    };
+    let mut leads = |little: bool| {
+        callees.follow_little(little);
+        super::follow::<X86_64, COLUMNS>(Avma(0x1000), false, &Text(BRANCH), &mut callees)
+    };
+    assert!(matches!(leads(false), Some(Leads::Back(_, Proof::Certain))));
+    assert_eq!(leads(true), None);
+}
