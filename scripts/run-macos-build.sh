@@ -306,6 +306,14 @@ attached() {
 }
 check 'attach: shares, roots, nothing left, target unharmed' attached
 
+# No read made pages of the target copy-on-write, and the sampler's thread asked for user-interactive QoS.
+reads_and_wakes() {
+    start "$work/shares" 1
+    sample 1
+    grep -q ' virtual_copies=0 qos=0x21$' "$work/report"
+}
+check 'reads within the kernel buffer, user-interactive QoS' reads_and_wakes
+
 with_threads() {
     start "$work/shares" 3
     sample 2 --threads

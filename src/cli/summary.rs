@@ -274,6 +274,22 @@ mod tests {
     }
 
     #[test]
+    fn late_ticks_are_told_by_cause_where_it_is_known() {
+        let headline = |late, wakeup| {
+            let stats = Stats { ticks_late: late, ticks_late_wakeup: wakeup, ..stats() };
+            super::headline(&process(), 997, &stats)
+        };
+        assert!(headline(3, None).ends_with(", 3 ticks late and dropped"));
+        let both = headline(3, Some(2));
+        let told =
+            ", 3 ticks late and dropped (2 woken late by the system, 1 while other samples were taken)";
+        assert!(both.ends_with(told), "{both}");
+        assert!(headline(3, Some(3)).ends_with(" (3 woken late by the system)"));
+        assert!(headline(3, Some(0)).ends_with(" (3 while other samples were taken)"));
+        assert!(!headline(0, Some(0)).contains("late"));
+    }
+
+    #[test]
     fn the_summary_of_the_contract() {
         check(
             &stats(),

@@ -141,6 +141,9 @@ uint64_t ticks_of_ns(uint64_t ns);
 uint64_t ns_of_ticks(uint64_t ticks);
 uint64_t now_ticks(void);
 
+/* The highest QoS class that a thread asked for. */
+extern unsigned sampler_qos;
+
 /* ---- Mach */
 void mach_report(void);
 /* waitpid that leaves the stops of traced threads to the tracer. */

@@ -50,6 +50,9 @@ struct port {
     pid_t tid;
 };
 
+/* Reads that XNU makes virtual copies for: pages of the target become copy-on-write. */
+extern unsigned virtual_copies;
+
 /* All below is called with this held. */
 extern pthread_mutex_t kernel;
 

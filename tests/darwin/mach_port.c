@@ -191,8 +191,9 @@ void mach_report(void)
             tokens += ports[i].kind == PORT_TOKEN;
         }
     int size = snprintf(line, sizeof line,
-                        "names=%u references=%u suspensions=%u arrays=%d wrong=%u attaches=%u holds=%u\n", names,
-                        references, tokens, arrays, wrong, calls_attach, calls_hold);
+                        "names=%u references=%u suspensions=%u arrays=%d wrong=%u attaches=%u holds=%u "
+                        "virtual_copies=%u qos=%#x\n",
+                        names, references, tokens, arrays, wrong, calls_attach, calls_hold, virtual_copies, sampler_qos);
     pthread_mutex_unlock(&kernel);
     int fd = open(to, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0 || write(fd, line, (size_t)size) != size)

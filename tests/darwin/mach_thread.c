@@ -69,7 +69,7 @@ static bool state_and_time(const struct port *port, int32_t *state, uint64_t *ns
         break;
     case 't':
     case 'T':
-        *state = 2;
+        *state = 3; /* a thread that is held waits; 2 is for thread_stop alone */
         break;
     default: /* Z, X: ending */
         return false;

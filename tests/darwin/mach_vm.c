@@ -24,6 +24,11 @@ static struct task *live_task(uint32_t name, int *result)
     return port ? port->task : NULL;
 }
 
+/* osfmk/kern/kalloc.h, KHEAP_MAX_SIZE of x86_64: what a read copies through a kernel buffer. */
+enum { BUFFERED_BYTES = 16 << 10 };
+
+unsigned virtual_copies;
+
 /* A fault is 1 for up to 16 KiB (x86_64); above, 1 for a hole and 2 for what is not
  * readable, which is not told apart here. What was read before it is not told of. */
 static int d_mach_vm_read_overwrite(uint32_t name, uint64_t address, uint64_t size, uint64_t into, uint64_t *read)
@@ -32,6 +37,7 @@ static int d_mach_vm_read_overwrite(uint32_t name, uint64_t address, uint64_t si
     take_time();
     pthread_mutex_lock(&kernel);
     const struct task *task = live_task(name, &result);
+    virtual_copies += size > BUFFERED_BYTES;
     if (result == KERN_SUCCESS && address + size < address)
         result = KERN_INVALID_ARGUMENT;
     /* Behind the first pages of the image in the cache: its tables of names. */

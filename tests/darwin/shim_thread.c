@@ -121,6 +121,20 @@ static int d_pthread_setname_np(const char *name)
     return 0;
 }
 
+unsigned sampler_qos;
+
+/* libpthread, src/qos.c: EINVAL for what is no class (sys/qos.h) or a priority above it. */
+static int d_pthread_set_qos_class_self_np(unsigned class, int relative)
+{
+    static const unsigned classes[] = {0x21, 0x19, 0x15, 0x11, 0x09};
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
+        if (classes[i] == class && relative <= 0 && relative >= -15) {
+            sampler_qos = class > sampler_qos ? class : sampler_qos;
+            return 0;
+        }
+    return 22;
+}
+
 static int d_pthread_threadid_np(pthread_t thread, uint64_t *id)
 {
     if (thread != 0 && !pthread_equal(thread, pthread_self()))
@@ -201,7 +215,7 @@ const struct shim thread_shims[] = {
     SHIM(pthread_create), SHIM(pthread_join), SHIM(pthread_detach), SHIM(pthread_mutex_lock),
     SHIM(pthread_mutex_trylock), SHIM(pthread_mutex_unlock), SHIM(pthread_mutex_destroy),
     SHIM(pthread_cond_signal), SHIM(pthread_cond_broadcast), SHIM(pthread_cond_destroy), SHIM(pthread_cond_wait),
-    SHIM(pthread_mutexattr_settype), SHIM(pthread_setname_np), SHIM(pthread_threadid_np),
+    SHIM(pthread_mutexattr_settype), SHIM(pthread_setname_np), SHIM(pthread_set_qos_class_self_np), SHIM(pthread_threadid_np),
     SHIM(pthread_get_stackaddr_np), SHIM(pthread_get_stacksize_np), SHIM(pthread_attr_setstacksize),
     SAME(pthread_self), SAME(pthread_attr_init), SAME(pthread_attr_destroy), SAME(pthread_mutex_init),
     SAME(pthread_mutexattr_init), SAME(pthread_mutexattr_destroy), SHIM(dispatch_semaphore_create),

@@ -18,6 +18,7 @@ const EPERM: Errno = Errno(1);
 const FLAG_IN_EXIT: u32 = 0x4;
 const FLAG_LP64: u32 = 0x10;
 const FLAG_TRANSLATED: u32 = 0x0200_0000;
+const STOPPED: u32 = 4;
 const ZOMBIE: u32 = 5;
 const SIGKILL: i32 = 9;
 
@@ -173,6 +174,11 @@ pub(super) fn may_be_between_programs(kernel: &dyn MachKernel, facts: &Facts) ->
 /// Whether a process is an Intel program that Rosetta translates, as far as the system tells.
 pub(super) fn is_translated(kernel: &dyn MachKernel, pid: i32) -> bool {
     kernel.proc_bsdinfo(pid).is_ok_and(|info| info.flags & FLAG_TRANSLATED != 0)
+}
+
+/// Whether job control has stopped a process, as far as the system tells.
+pub(super) fn is_job_stopped(kernel: &dyn MachKernel, pid: i32) -> bool {
+    kernel.proc_bsdinfo(pid).is_ok_and(|info| info.status == STOPPED)
 }
 
 /// Whether a process has ended, as far as the system tells.

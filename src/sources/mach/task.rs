@@ -24,7 +24,9 @@ use crate::addr::Avma;
 use crate::binary::macho::{MachO, export};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::Clock;
-use crate::sources::{Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId};
+use crate::sources::{
+    Activity, Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId,
+};
 
 /// How long a process without task is taken to be on its way through exec or exit.
 const BETWEEN_TASKS_NS: u64 = 1_000_000_000;
@@ -56,6 +58,8 @@ pub struct MachTarget<'k> {
     /// How long in all waits ended after the time that [`Target::next`] was to return.
     overslept_ns: u64,
     qos_requested: bool,
+    /// Whether job control has stopped the process; `None`: not asked since the last poll.
+    job_stopped: Option<bool>,
 }
 
 impl<'k> MachTarget<'k> {
@@ -86,6 +90,7 @@ impl<'k> MachTarget<'k> {
             ended: false,
             overslept_ns: 0,
             qos_requested: false,
+            job_stopped: None,
         }
     }
 
@@ -122,6 +127,7 @@ impl<'k> MachTarget<'k> {
     /// `tick_ns`, which is not kept waiting for long.
     fn poll(&mut self, tick_ns: u64) {
         let begun_ns = self.clock.now_ns();
+        self.job_stopped = None;
         let pause_ns = self.polls.begin(begun_ns, tick_ns);
         let done = self.poll_until(begun_ns, pause_ns);
         self.polls.end(begun_ns, self.clock.now_ns(), done);
@@ -260,6 +266,11 @@ impl<'k> MachTarget<'k> {
         true
     }
 
+    fn is_job_stopped(&mut self) -> bool {
+        let (kernel, pid) = (self.kernel, self.pid);
+        *self.job_stopped.get_or_insert_with(|| refusal::is_job_stopped(kernel, pid))
+    }
+
     /// Gives all rights to the task and its threads back.
     fn release(&mut self) {
         self.threads.clear(self.kernel);
@@ -354,8 +365,13 @@ impl Target for MachTarget<'_> {
 
     fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
         let look = self.threads.look(self.kernel, thread, self.clock.now_ns());
-        if look == Err(Fault::ThreadGone) {
-            self.polls.hurry();
+        match look {
+            Err(Fault::ThreadGone) => self.polls.hurry(),
+            // Threads of a process that job control has stopped say that they wait.
+            Ok(Look { activity: Activity::Waiting, cpu_ns, switches }) if self.is_job_stopped() => {
+                return Ok(Look { activity: Activity::Stopped, cpu_ns, switches });
+            }
+            _ => {}
         }
         look
     }

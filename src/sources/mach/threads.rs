@@ -17,7 +17,7 @@ const BASIC_COUNT: u32 = 10;
 const IDENTIFIER_COUNT: u32 = 6;
 const EXTENDED_COUNT: u32 = 28;
 
-/// TH_STATE_* (osfmk/mach/thread_info.h). What another debugger has suspended says that it waits.
+/// TH_STATE_* (osfmk/mach/thread_info.h).
 const RUNNING: i32 = 1;
 const STOPPED: i32 = 2;
 
@@ -60,7 +60,8 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, looks_are_answered: bool) -> 
     let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| Told {
         user_ns: info.user_ns,
         system_ns: info.system_ns,
-        run_state: info.run_state,
+        // What another debugger has suspended says that it waits.
+        run_state: if info.suspend_count > 0 && info.run_state != RUNNING { STOPPED } else { info.run_state },
     });
     basic.or_else(|failed| match failed {
         KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),

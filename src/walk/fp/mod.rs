@@ -173,6 +173,38 @@ mod tests {
         check(&[1, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
     }
 
+    /// dyld of macOS 11 for Intel.
+    #[test]
+    fn the_number_of_arguments_above_a_null_frame_pointer_ends_a_program() {
+        struct Libdyld(bool, &'static [u8]);
+        impl Code for Libdyld {
+            fn is_code(&self, at: Avma) -> bool {
+                NoCode.is_code(at) && at.0 >= 0x1000
+            }
+            fn code(&self, at: Avma) -> Option<&[u8]> {
+                (at.0 == 0x1005).then_some(self.1)
+            }
+            fn begins_threads(&self, _: Avma) -> Option<bool> {
+                Some(self.0)
+            }
+        }
+        const EXITS: &[u8] = &[0x89, 0xc7, 0xe8, 0, 0, 0, 0];
+        let ended = |begins, code, record: [u64; 2]| {
+            let words = [BASE + 16, 0x1005, record[0], record[1]];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let code = Libdyld(begins, code);
+            let stack = StackBytes { base: Avma(BASE), bytes: &bytes };
+            let input = Input { max_depth: 4, code_mask: 0x7fff_ffff_ffff, ..Input::new(stack, &code) };
+            let (mut facts, mut out) = (Facts::default(), Vec::new());
+            follow::<X86_64, _>(BASE, Avma(BASE), None, &input, &mut facts, &mut out).ended
+        };
+        assert_eq!(ended(true, EXITS, [0, 2]), Ended::Root);
+        assert_eq!(ended(true, EXITS, [0, 0]), Ended::Root, "macOS 12 and later");
+        assert_eq!(ended(true, EXITS, [8, 2]), Ended::BadFrame, "the frame pointer is not null");
+        assert_eq!(ended(false, EXITS, [0, 2]), Ended::BadFrame, "a program");
+        assert_eq!(ended(true, &[0x90], [0, 2]), Ended::BadFrame, "no start code");
+    }
+
     #[test]
     fn records_must_progress_and_be_aligned() {
         check(&[BASE, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);

@@ -184,12 +184,14 @@ fn samples_and_losses_are_the_cpu_time() {
 
 #[test]
 fn threads_that_another_debugger_suspended_are_left_alone() {
-    let held = SimThread::pthread("held").suspended_by_others(1).run(MS, &["z5", "w5"]);
-    let (kernel, recorded) = recorded(World::arm64(3).process(canned(500).thread(held)), &options(500));
-    recorded.check_exact();
-    let ids = kernel.thread_ids();
-    let held = ids.iter().find(|(_, name)| name == "held").unwrap().0;
-    assert!(recorded.stacks.keys().all(|(id, ..)| *id != held));
+    for options in [options(500), idle(500)] {
+        let held = SimThread::pthread("held").suspended_by_others(1).run(MS, &["z5", "w5"]);
+        let (kernel, recorded) = recorded(World::arm64(3).process(canned(500).thread(held)), &options);
+        recorded.check_exact();
+        let ids = kernel.thread_ids();
+        let held = ids.iter().find(|(_, name)| name == "held").unwrap().0;
+        assert!(recorded.stacks.keys().all(|(id, ..)| *id != held));
+    }
 }
 
 #[test]

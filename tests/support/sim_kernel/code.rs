@@ -131,6 +131,7 @@ impl Code {
         let function = &self.functions[function];
         let parts = Parts::of(self.arch, function.kind);
         match function.kind {
+            Kind::StartOfLibdyld => function.range.start + parts.nop.len() as u64,
             Kind::Frameless => {
                 let step = parts.nop.len() as u64;
                 function.range.start + random % ((function.range.end - function.range.start) / step) * step
