@@ -310,7 +310,7 @@ impl PerfSource {
         self.stacks_bytes = self.stacks_bytes.max(stacks.sum());
         self.batches += 1;
         let many = linux_sys::resident_file_bytes().is_some_and(|bytes| bytes > FILE_BYTES_MAX);
-        if many || self.batches % RELEASE_BATCHES == 0 {
+        if many || self.batches.is_multiple_of(RELEASE_BATCHES) {
             crate::binary::map::release_pages();
         }
         let used = into.len();
