@@ -20,6 +20,9 @@ use crate::addr::Svma;
 use crate::binary::{Files, ImageBytes, OpenError};
 use crate::images::Image;
 
+/// Files of more bytes are not left in memory as far as they were read.
+const LARGE_BYTES: usize = 8 << 20;
+
 /// What was found for the addresses of an image.
 #[derive(Debug, Default)]
 pub struct Answer {
@@ -119,13 +122,17 @@ pub(super) fn name(
     // One task for the symbols of each image and one for its DWARF.
     let begun = in_parallel(options.threads, asked.len() * 2, shared, |texts, task| {
         let asked = &asked[task / 2];
-        match task % 2 {
+        let begun = match task % 2 {
             0 => {
                 let (opened, problems) = open(asked, options, ask);
                 Begun::Dwarf(opened, problems)
             }
             _ => Begun::Symbols(symbols(asked, options, texts)),
+        };
+        if asked.bytes.as_ref().is_ok_and(|bytes| bytes.bytes().len() > LARGE_BYTES) {
+            crate::binary::map::release_pages();
         }
+        begun
     });
     let mut answers: Vec<Answer> = Vec::with_capacity(asked.len());
     let mut opened = Vec::with_capacity(asked.len());

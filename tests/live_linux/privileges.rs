@@ -39,8 +39,8 @@ const WRITE: u64 = set(&[0, 1, 3]);
 const IDS: u64 = set(&[6, 7]);
 /// CAP_KILL, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE.
 const PROCESSES: u64 = set(&[5, 19, 40]);
-/// CAP_IPC_LOCK, CAP_PERFMON, CAP_BPF.
-const EVENTS: u64 = set(&[14, 38, 39]);
+/// CAP_IPC_LOCK, CAP_SYS_NICE, CAP_PERFMON, CAP_BPF.
+const EVENTS: u64 = set(&[14, 23, 38, 39]);
 
 /// Whether the tests are root's, with all capabilities that they name; says so if not.
 fn is_root() -> bool {

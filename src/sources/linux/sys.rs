@@ -307,9 +307,18 @@ pub(super) fn prefer_this_thread() {
     }
 }
 
+/// Resident bytes of files that this process has mapped, its own program included (proc_pid_statm(5)).
+pub(super) fn resident_file_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(2)?.parse().ok()?;
+    // SAFETY: sysconf(3) takes a number.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Some(pages * u64::try_from(page_bytes).ok()?)
+}
+
 /// Of a CPU, the calling thread has so much time in each period when it needs it, and no more, whatever else runs:
 /// nanoseconds.
-const RESERVED_NS: u64 = 8_000_000;
+const RESERVED_NS: u64 = 12_000_000;
 const RESERVED_PERIOD_NS: u64 = 20_000_000;
 
 /// Reserves a part of a CPU for the calling thread (sched(7), SCHED_DEADLINE): priorities count within a session only

@@ -10,11 +10,11 @@ use super::events::WINDOWS_BYTES;
 /// Ring that is this full when it is read: less is copied from now on.
 const FULL_PER_MILLE: u32 = 500;
 /// So full: the reader is late.
-const LATE_PER_MILLE: u32 = 300;
-/// With less than this, twice as much may be copied.
-const ROOMY_PER_MILLE: u32 = 125;
+const LATE_PER_MILLE: u32 = 400;
+/// With less than this, twice as much may be copied: a reader is woken at a quarter, and what is beyond doubles.
+const ROOMY_PER_MILLE: u32 = 350;
 /// Reads in a row with room until more is copied; doubled each time that rings filled up.
-const FIRST_PATIENCE: u32 = 64;
+const FIRST_PATIENCE: u32 = 16;
 const PATIENCE_MAX: u32 = 4096;
 
 /// How full rings were when they were read.

@@ -103,7 +103,7 @@ impl Told {
                 }
                 Happened::Changed => What::ImagesMayHaveChanged,
                 Happened::Named(name, _) => What::Named { name },
-                Happened::Forked(_) | Happened::Mapped(_) => continue,
+                Happened::Forked(..) | Happened::ThreadBegan(_) | Happened::Mapped(_) => continue,
             };
             into.push(self.record(id, what));
         }

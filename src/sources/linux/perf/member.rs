@@ -262,6 +262,16 @@ impl Member {
         self.mapped = mapped;
     }
 
+    /// The name of a thread, which what it starts has, too, until it is named itself.
+    pub(super) fn name_of(&mut self, tid: pid_t) -> Option<String> {
+        if let Some(name) = self.names.get(&tid) {
+            return Some(name.clone());
+        }
+        let name = threads::name(self.pid, tid)?;
+        self.names.insert(tid, name.clone());
+        Some(name)
+    }
+
     /// The threads that have another name by now than records told of, with that name.
     pub(super) fn names_anew(&mut self) -> Vec<(pid_t, String)> {
         let now = self.threads.keys().filter_map(|tid| Some((*tid, threads::name(self.pid, *tid)?)));

@@ -48,8 +48,8 @@ pub(super) enum PerfRecord<'a> {
     Comm { name: &'a [u8], exec: bool },
     /// PERF_RECORD_EXIT: a thread has ended.
     Exit,
-    /// PERF_RECORD_FORK: it was started, by a thread of this process.
-    Fork { parent: pid_t },
+    /// PERF_RECORD_FORK: it was started, by this thread of this process.
+    Fork { parent: pid_t, creator: pid_t },
     /// PERF_RECORD_LOST: so many records did not fit.
     Lost(u64),
     /// PERF_RECORD_THROTTLE: samples took too long, none come until the next.
@@ -171,8 +171,11 @@ pub(super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
             PERF_RECORD_EXIT | PERF_RECORD_FORK => {
                 let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
                 let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
-                let told =
-                    if kind == PERF_RECORD_EXIT { PerfRecord::Exit } else { PerfRecord::Fork { parent } };
+                let creator = fields.u32()?.cast_signed();
+                let told = match kind {
+                    PERF_RECORD_EXIT => PerfRecord::Exit,
+                    _ => PerfRecord::Fork { parent, creator },
+                };
                 return Some((id, event, told));
             }
             PERF_RECORD_LOST => {

@@ -51,6 +51,8 @@ const CLOCK_READS_NS: u64 = 3_000_000;
 const CLOCK_READS_MAX: u32 = 8;
 /// Pages of files that were looked at are given back each time after so many batches: a second or two.
 const RELEASE_BATCHES: u32 = 16;
+/// And where those of mapped files are more than this.
+const FILE_BYTES_MAX: u64 = 24 << 20;
 /// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
@@ -316,7 +318,8 @@ impl PerfSource {
         });
         self.stacks_bytes = self.stacks_bytes.max(stacks.sum());
         self.batches += 1;
-        if self.batches % RELEASE_BATCHES == 0 {
+        let many = linux_sys::resident_file_bytes().is_some_and(|bytes| bytes > FILE_BYTES_MAX);
+        if many || self.batches.is_multiple_of(RELEASE_BATCHES) {
             crate::binary::map::release_pages();
         }
         let used = into.len();

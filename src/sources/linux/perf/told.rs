@@ -40,8 +40,10 @@ const LEAVER: &str = "of a thread that had ended";
 /// other, so that what they tell comes out of order.
 #[derive(Debug)]
 pub(super) enum Happened {
-    /// It was started by a thread of this process.
-    Forked(pid_t),
+    /// It was started by this process, and which of its threads.
+    Forked(pid_t, pid_t),
+    /// A thread was started by this one of its process.
+    ThreadBegan(pid_t),
     /// The first sample of a process, which has this name.
     Began(String),
     Sampled(Box<Capture>),
@@ -263,10 +265,13 @@ impl Told {
             }
             PerfRecord::Exit => Happened::Ended,
             _ if unwanted => return,
-            PerfRecord::Fork { parent } if parent == id.pid => return,
-            PerfRecord::Fork { parent } => {
+            PerfRecord::Fork { parent, .. } if parent == id.pid && refused => return,
+            PerfRecord::Fork { parent, creator } if parent == id.pid => {
+                return self.batch.push((id, Happened::ThreadBegan(creator)));
+            }
+            PerfRecord::Fork { parent, creator } => {
                 self.forked.insert(id.pid);
-                Happened::Forked(parent)
+                Happened::Forked(parent, creator)
             }
             PerfRecord::Comm { exec, .. } if refused && !(exec && self.choice.may_change()) => return,
             PerfRecord::Comm { name, exec } => {
@@ -393,10 +398,22 @@ impl Told {
         for (id, happened) in batch.drain(..) {
             let pid = id.pid;
             match happened {
-                Happened::Forked(parent) => {
+                Happened::ThreadBegan(creator) => {
+                    if let Some(member) = self.members.get_mut(&pid)
+                        && let Some(name) = member.name_of(creator)
+                    {
+                        member.names.insert(id.tid, name);
+                    }
+                    continue;
+                }
+                Happened::Forked(parent, creator) => {
                     self.forget_number(pid);
                     self.choice.number_is_anothers(pid);
                     if self.judge(pid, Some(parent), 0) {
+                        let name = self.members.get_mut(&parent).and_then(|parent| parent.name_of(creator));
+                        if let Some((name, member)) = name.zip(self.members.get_mut(&pid)) {
+                            member.names.insert(pid, name);
+                        }
                         self.changes.push_back((id.time_ns, pid, Change::Forked(parent)));
                         // It will wait sooner or later, perhaps before it runs another program.
                         let member = self.members.get_mut(&pid).filter(|_| self.switched.is_some());

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::sources::Chosen;
 use crate::sources::linux::attach;
 use crate::sources::linux::files::TargetFiles;
+use crate::sources::{Chosen, Observed};
 
 /// A process that is there, and a thread of it that is not.
 fn pid() -> pid_t {
@@ -117,6 +117,59 @@ fn dropped(records: Vec<Record>) -> u64 {
 }
 
 #[test]
+fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
+    let (mut told, mut records) = (told(), Vec::new());
+    told.switched = None;
+    told.note_dropped(5, 1_000_000);
+    told.finish_batch(false, 10, &mut records);
+    assert_eq!((told.dropped, dropped(std::mem::take(&mut records))), (5, 0));
+    told.take(id(TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    told.finish_batch(false, 30, &mut records);
+    assert_eq!((told.dropped, dropped(records)), (0, 5));
+}
+
+/// The record comes in the name of the thread that is named, whoever wrote it.
+#[test]
+fn a_name_that_comes_after_the_first_sample_is_told() {
+    let (mut told, mut records) = (told(), Vec::new());
+    told.switched = None;
+    for (time_ns, name) in [(10, "late"), (30, "last")] {
+        told.take(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
+        told.finish_batch(false, time_ns + 1, &mut records);
+        told.take(id(TID, time_ns + 2, 1), PerfRecord::Comm { name: name.as_bytes(), exec: false });
+        told.finish_batch(false, time_ns + 10, &mut records);
+    }
+    let named = in_order(records).into_iter().filter_map(|record| match record.what {
+        What::Named { name } => Some((record.thread, name)),
+        _ => None,
+    });
+    let thread = ThreadId(TID as u64);
+    let named: Vec<_> = named.collect();
+    assert_eq!(named, [(thread, "late".to_owned()), (thread, "last".to_owned())]);
+    let of_it = told.members.get_mut(&pid()).map(|member| member.thread_name(thread));
+    assert_eq!(of_it, Some(Some("last".to_owned())));
+}
+
+/// It may have ended before anybody can ask for its name.
+#[test]
+fn a_thread_has_the_name_of_the_one_that_started_it() {
+    let (mut told, mut records) = (told(), Vec::new());
+    told.switched = None;
+    let creator = pid();
+    told.take(id(creator, 5, 0), PerfRecord::Comm { name: b"creator", exec: false });
+    told.take(id(TID, 10, 0), PerfRecord::Fork { parent: pid(), creator });
+    told.take(id(TID + 1, 20, 0), PerfRecord::Fork { parent: pid(), creator: TID });
+    told.take(id(TID, 30, 0), PerfRecord::Comm { name: b"own", exec: false });
+    told.finish_batch(false, 40, &mut records);
+    let mut name = |tid: pid_t| {
+        let thread = ThreadId(tid as u64);
+        told.members.get_mut(&pid()).and_then(|member| member.thread_name(thread))
+    };
+    assert_eq!(name(TID).as_deref(), Some("own"));
+    assert_eq!(name(TID + 1).as_deref(), Some("creator"));
+}
+
+#[test]
 fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
     let (mut told, mut records) = (told(), Vec::new());
     told.grid.changed(0, 1_000_000, &[(0, 800_000), (1, 1_250_000)]);
@@ -152,7 +205,10 @@ fn those_that_were_started_are_known_before_their_records_are_sifted() {
     let main = Member::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
     let mut told = Told::new(choice, main, 0, 1_000_000, true);
     for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19), (5, 5)] {
-        told.take(Id { pid: child, tid: child, ..Id::default() }, PerfRecord::Fork { parent });
+        told.take(
+            Id { pid: child, tid: child, ..Id::default() },
+            PerfRecord::Fork { parent, creator: parent },
+        );
     }
     let mut started = told.started_by(&[5]);
     started.sort_unstable();

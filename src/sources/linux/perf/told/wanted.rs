@@ -115,7 +115,7 @@ impl Told {
         loop {
             let before = started.len();
             for (id, happened) in &self.batch {
-                let Happened::Forked(parent) = happened else { continue };
+                let Happened::Forked(parent, _) = happened else { continue };
                 let known = |pid: &pid_t| listed.contains(pid) || started.contains(pid);
                 if known(parent) && !known(&id.pid) {
                     started.push(id.pid);
