@@ -227,8 +227,8 @@ impl Recorder<'_> {
             if has_pieces {
                 account.prefetch.was_enough();
             }
-            // What pieces hold is not to be copied beside them.
-            let most = if has_pieces { capture.stack.len() } else { usize::MAX };
+            // The words above that part are on the list, and are not to be copied beside it.
+            let most = if has_pieces { capture.stack.len() / UNCOPIED_PARTS } else { usize::MAX };
             return Needed { bytes: needed.bytes.min(most), ..needed };
         }
         let mut bytes = needed.bytes;
@@ -252,8 +252,8 @@ impl Recorder<'_> {
             return Needed { ran_out: false, hopeless: true, ..needed };
         }
         match prefetch.may_complete(&capture.pieces) {
-            // Until all pieces are there nothing shows that fewer bytes would do.
-            true => Needed { ran_out: false, bytes: capture.stack.len(), ..needed },
+            // Until all pieces are there nothing shows how much is to be copied: half of it, as a beginning.
+            true => Needed { ran_out: false, bytes: needed.bytes.max(capture.stack.len() / 8), ..needed },
             false => Needed { bytes, ..needed },
         }
     }
