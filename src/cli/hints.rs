@@ -70,6 +70,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
     let stats = &profile.stats;
     let seen = Seen::of(profile, names);
     hints.extend(early(profile, names, how, &seen));
+    hints.extend(deep(profile));
     hints.extend(nameless(&seen, stats.samples));
     hints.extend(unseen_python(&seen, stats.samples));
     // Those of the kernel come late where a host takes the CPU away, at any rate.
@@ -246,6 +247,25 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
         }
     };
     Some(format!("many stacks end early; {part} of the incomplete ones {place}: {advice}"))
+}
+
+/// The hint about stacks that are deeper than what is read of them, if many are.
+fn deep(profile: &Profile) -> Option<String> {
+    let stats = &profile.stats;
+    let ran_out = stats.stacks_incomplete.get(Ended::WindowRanOut.reason()).copied().unwrap_or(0);
+    if !is_worth(ran_out, stats.samples) {
+        return None;
+    }
+    let part = percent(ran_out, stats.samples);
+    let advice = match profile.process.backend {
+        "ptrace" => "--max-stop 100 lets a stop last until a deep stack is read",
+        "perf_event" if !profile.process.backend_why.contains("on each CPU") => {
+            "as root, stackprof reads deep stacks in the kernel; --source ptrace reads them at stops"
+        }
+        "perf_event" => "--source ptrace --max-stop 100 reads deep stacks at stops",
+        _ => "they are deeper than what is copied at a stop",
+    };
+    Some(format!("{part} of the stacks are deeper than what was read of them (window ran out): {advice}"))
 }
 
 /// What helps where stacks end in an image; `described` says whether they end in functions that

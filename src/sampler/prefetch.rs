@@ -33,7 +33,7 @@ const SEARCHES_KEPT: u32 = 8;
 /// again; doubled each time.
 const FIRST_UNSERVED: u32 = 128;
 /// Samples without a search after one in vain, doubled each time.
-const PATIENCE_MAX: u32 = 1 << 12;
+const PATIENCE_MAX: u32 = 1 << 7;
 
 /// What is prefetched of a thread's stack.
 #[derive(Debug, Default)]
@@ -42,6 +42,8 @@ pub(super) struct Prefetch {
     pieces: Vec<(u64, u32)>,
     /// The addresses, ascending.
     list: Vec<u64>,
+    /// A piece that the list before this one did not have.
+    newest: Option<u64>,
     searches: u32,
     /// The list is to be given out.
     is_new: bool,
@@ -62,7 +64,12 @@ pub(super) struct Prefetch {
 impl Prefetch {
     /// Whether a stack that ran out with these pieces is one that pieces are to complete: the window stays.
     pub(super) fn may_complete(&self, pieces: &StackPieces) -> bool {
-        !self.hopeless && !self.too_many && pieces.is_empty()
+        !self.hopeless && !self.too_many && !self.is_current(pieces)
+    }
+
+    /// Whether pieces were read by the list as it is, and not by one from before.
+    fn is_current(&self, pieces: &StackPieces) -> bool {
+        !pieces.is_empty() && self.newest.is_none_or(|start| pieces.word(start, size_of::<u64>()).is_some())
     }
 
     /// A walk with pieces did not run out.
@@ -79,6 +86,7 @@ impl Prefetch {
             if self.unserved > self.unserved_max {
                 (self.unserved, self.is_new) = (0, true);
                 self.unserved_max = self.unserved_max.saturating_mul(2);
+                self.newest = None;
             }
             return false;
         }
@@ -100,6 +108,7 @@ impl Prefetch {
         self.too_many = pieces.as_ref().is_some_and(|pieces| pieces.len() > PIECES_MAX);
         let Some(pieces) = pieces.filter(|pieces| pieces.len() <= PIECES_MAX) else { return };
         let now = self.searches;
+        self.newest = pieces.iter().find(|start| self.list.binary_search(start).is_err()).copied();
         self.pieces
             .retain(|(start, used)| now - used <= SEARCHES_KEPT && pieces.binary_search(start).is_err());
         self.pieces.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
@@ -218,30 +227,45 @@ impl Recorder<'_> {
             if has_pieces {
                 account.prefetch.was_enough();
             }
-            // What pieces hold is not to be copied beside them.
-            let most = if has_pieces { capture.stack.len() } else { usize::MAX };
+            // The words above that part are on the list, and are not to be copied beside it.
+            let most = if has_pieces { capture.stack.len() / UNCOPIED_PARTS } else { usize::MAX };
             return Needed { bytes: needed.bytes.min(most), ..needed };
         }
+        let mut bytes = needed.bytes;
         if account.prefetch.shall_search(has_pieces) {
-            let pieces = self.pieces_above(process, id, capture);
+            let above = self.words_above(process, id, capture);
+            let pieces = above.map(|words| {
+                // As many copied bytes would have been enough beside the pieces that there were.
+                let lacked = |(at, bytes): &&(u64, usize)| capture.pieces.word(*at, *bytes).is_none();
+                let end =
+                    words.iter().filter(lacked).map(|(at, bytes)| at.saturating_add(*bytes as u64)).max();
+                let from_sp = end.unwrap_or(0).saturating_sub(capture.registers.sp().0);
+                bytes = bytes.max(usize::try_from(from_sp).unwrap_or(usize::MAX));
+                cover(words)
+            });
             if let Some(account) = self.accounts.get_mut(&id) {
                 account.prefetch.found(pieces);
             }
         }
         let Some(prefetch) = self.accounts.get(&id).map(|account| &account.prefetch) else { return needed };
-        let is_left_to_pieces = prefetch.may_complete(&capture.pieces);
-        let hopeless = prefetch.hopeless;
-        Needed { ran_out: needed.ran_out && !is_left_to_pieces && !hopeless, hopeless, ..needed }
+        if prefetch.hopeless {
+            return Needed { ran_out: false, hopeless: true, ..needed };
+        }
+        match prefetch.may_complete(&capture.pieces) {
+            // Until all pieces are there nothing shows how much is to be copied: half of it, as a beginning.
+            true => Needed { ran_out: false, bytes: needed.bytes.max(capture.stack.len() / 8), ..needed },
+            false => Needed { bytes, ..needed },
+        }
     }
 
-    /// The pieces of memory that a walk of a capture reads above its inner part, as far as the memory of now tells;
-    /// `None` if it leads out of that, too.
-    fn pieces_above(
+    /// The words that a walk of a capture reads above its inner part, address and size, as far as the memory of now
+    /// tells; `None` if it leads out of that, too.
+    fn words_above(
         &mut self,
         process: &mut dyn Observed,
         id: ThreadId,
         capture: &Capture,
-    ) -> Option<Vec<u64>> {
+    ) -> Option<Vec<(u64, usize)>> {
         let account = self.accounts.get_mut(&id)?;
         let recorded = self.processes.get_mut(account.process.0 as usize)?;
         self.images.select(recorded.number);
@@ -292,7 +316,7 @@ impl Recorder<'_> {
                     continue;
                 }
             }
-            return Some(cover(std::mem::take(&mut memory.read)));
+            return Some(std::mem::take(&mut memory.read));
         }
     }
 }

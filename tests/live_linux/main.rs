@@ -21,6 +21,7 @@ mod by_ptrace_tree;
 mod by_threads;
 mod command_end;
 mod counts;
+mod deep;
 mod dump;
 mod families;
 #[cfg(target_arch = "x86_64")] // elsewhere the kernel does not show how it continues a wait

@@ -86,7 +86,7 @@ fn options() -> Options {
         linger_ns: 0,
         threads: true,
         max_depth: 1024,
-        unwind: How::FramePointer,
+        unwind: How::Auto,
         seed: 1,
         max_stop: 1.0,
     }
@@ -230,5 +230,5 @@ fn lists_keep_what_was_used_of_late_and_searches_in_vain_become_rare() {
             prefetch.found(None);
         }
     }
-    assert!(searches < 20 && prefetch.hopeless, "{searches}");
+    assert!(searches < 100 && prefetch.hopeless, "{searches}");
 }

@@ -119,8 +119,10 @@ impl Window {
         if needed.hopeless {
             self.hopeless += 1;
         } else {
-            self.ran_out += u32::from(needed.ran_out);
-            self.most = self.most.max(needed.bytes);
+            // What lies above any size is prefetched or not at all.
+            let is_above_all = needed.bytes > self.sizes.last().map_or(0, |most| *most as usize);
+            self.ran_out += u32::from(needed.ran_out && !is_above_all);
+            self.most = self.most.max(if is_above_all { self.bytes() as usize } else { needed.bytes });
         }
         // The next samples are not to wait where it is plain: in the first round that most ran out, later
         // that so many did as let it grow at the end of a round.
@@ -197,10 +199,13 @@ impl Window {
         ran_out * 50 > STACKS
     }
 
-    /// Takes the largest; if that is in vain, the size `from`.
+    /// Takes the size that is enough for all, if that is known, or else the largest; if that is in vain, the size
+    /// `from`.
     fn grow(&mut self, from: usize) {
         self.grown_from = from;
-        self.size = self.sizes.len() - 1;
+        let is_known = self.most > self.bytes() as usize;
+        let enough = self.sizes.iter().position(|size| self.most + self.most / 4 <= *size as usize);
+        self.size = enough.filter(|_| is_known).unwrap_or(self.sizes.len() - 1);
         self.ran_out_before = Some(self.ran_out * STACKS / self.stacks.max(1));
     }
 }
@@ -272,6 +277,17 @@ mod tests {
     }
 
     #[test]
+    fn it_grows_no_further_than_is_known_to_be_enough() {
+        let mut window = Window::new();
+        round(&mut window, 1_000);
+        assert_eq!(window.bytes(), 4 << 10);
+        for _ in 0..=STACKS / 50 {
+            window.walked(Needed { bytes: 20_000, ran_out: true, below: false, hopeless: false });
+        }
+        assert_eq!(window.bytes(), 32 << 10);
+    }
+
+    #[test]
     fn stacks_that_no_size_is_enough_for_leave_the_others_theirs() {
         let mut window = Window::new();
         for stack in 0..40 * STACKS {
@@ -280,7 +296,7 @@ mod tests {
             window.walked(Needed { bytes, ran_out: false, below: false, hopeless });
         }
         assert_eq!(window.bytes(), 60 << 10);
-        for _ in 0..STACKS {
+        for _ in 0..2 * STACKS {
             window.walked(Needed { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
         }
         assert_eq!(window.bytes(), 16 << 10, "no others are left");

@@ -40,10 +40,10 @@ impl PerfSource {
     /// Prepares to copy what lies beyond records and below stacks, where that is asked for; as much as can be
     /// had.
     pub(super) fn look_further(&mut self, mut how: How) -> How {
-        let (record_bytes, beyond) = window::of_record(how.window_bytes);
+        let (record_bytes, is_large) = window::of_record(how.window_bytes);
         // Events of threads have no program before them.
         let may = how.scope == Scope::Cpus;
-        if beyond && may && self.told.beyond.is_none() {
+        if is_large && may && self.told.beyond.is_none() {
             self.told.beyond = Beyond::new().ok();
         }
         if how.below && may && self.told.below.is_none() {
@@ -52,21 +52,21 @@ impl PerfSource {
         if how.prefetch && may && self.told.prefetch.is_none() {
             self.told.prefetch = Prefetch::new().ok();
         }
-        // First what uses the program's argument.
-        let mut yes = Vec::new();
-        yes.extend(self.told.below.iter().filter(|_| how.below).flat_map(Below::program));
-        yes.extend(self.told.beyond.iter().filter(|_| beyond).flat_map(Beyond::program));
+        // First what uses the program's argument; last what takes longest, since copies are found by their times.
+        let below =
+            self.told.below.iter().filter(|_| how.below).flat_map(Below::program).collect::<Vec<u64>>();
         let prefetch = self.told.prefetch.iter().flat_map(Prefetch::program).collect::<Vec<u64>>();
-        let with_prefetch = [&yes[..], &prefetch].concat();
-        if self.sieve.copy(&with_prefetch).is_err() {
+        let beyond =
+            self.told.beyond.iter().filter(|_| is_large).flat_map(Beyond::program).collect::<Vec<u64>>();
+        if self.sieve.copy(&[&below[..], &prefetch, &beyond].concat()).is_err() {
             // An older kernel may take the rest.
             self.told.prefetch = None;
-            if prefetch.is_empty() || self.sieve.copy(&yes).is_err() {
+            if prefetch.is_empty() || self.sieve.copy(&[&below[..], &beyond].concat()).is_err() {
                 (self.told.beyond, self.told.below) = (None, None);
             }
         }
         how.prefetch = self.told.prefetch.is_some();
-        if beyond && self.told.beyond.is_none() {
+        if is_large && self.told.beyond.is_none() {
             self.window.ends_with_records();
             how.window_bytes = record_bytes;
         }
