@@ -136,7 +136,7 @@ impl Code {
                 let step = parts.nop.len() as u64;
                 function.range.start + random % ((function.range.end - function.range.start) / step) * step
             }
-            Kind::ThreadStart | Kind::StartOfLibdyld => function.range.start,
+            Kind::ThreadStart => function.range.start,
             Kind::Framed => {
                 let calls = self.calls(function);
                 calls[random as usize % (calls.len() - 1)] - parts.call
