@@ -54,7 +54,7 @@ struct Fruitless {
 impl Fruitless {
     /// From this balance on little is followed; it goes no further than twice that.
     const BALANCE_MAX: u32 = 64;
-    /// What an address that led on is worth.
+    /// What an address that led on for certain is worth; one that may have counts as much as one that did not.
     const OF_FRUIT: u32 = 16;
     /// One of so many is followed as far as any other code, so that it can be found out that it leads on now.
     const WHOLE_EACH: u32 = 16;
@@ -65,10 +65,11 @@ impl Fruitless {
         self.balance >= Fruitless::BALANCE_MAX && !self.asked.is_multiple_of(Fruitless::WHOLE_EACH)
     }
 
-    fn note(&mut self, leads_on: bool) {
-        self.balance = match leads_on {
-            true => self.balance.saturating_sub(Fruitless::OF_FRUIT),
-            false => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
+    /// Notes what an address was worth: nothing if it led nowhere.
+    fn note(&mut self, worth: u32) {
+        self.balance = match worth {
+            0 => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
+            worth => self.balance.saturating_sub(worth),
         };
     }
 }
@@ -177,9 +178,13 @@ impl Cache {
         let is_made = code.is_made(address.lookup().at());
         self.callees.follow_little(is_made && self.fruitless.is_short());
         let (found, returns) = find(address, code, &mut self.callees, marks);
-        let leads_on = !matches!(found, Found::Nothing);
+        let worth = match found {
+            Found::Nothing => 0,
+            Found::Unproved(..) => 1,
+            _ => Fruitless::OF_FRUIT,
+        };
         // What no call left was not followed.
-        let was_followed = is_made && (leads_on || returns || !address.is_return());
+        let was_followed = is_made && (worth > 0 || returns || !address.is_return());
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -210,7 +215,7 @@ impl Cache {
             return rule;
         }
         if was_followed {
-            self.fruitless.note(leads_on);
+            self.fruitless.note(worth);
         }
         code.learned(lookup_of(key(address)));
         self.rules.insert(key(address), rule);

@@ -100,12 +100,12 @@ fn a_system_call_that_ends_a_trampoline_of_signals_has_its_frame() {
 #[test]
 fn code_that_leads_nowhere_is_followed_less_until_it_leads_on() {
     let mut fruitless = Fruitless::default();
-    let nowhere = |fruitless: &mut Fruitless, times: u32| (0..times).for_each(|_| fruitless.note(false));
+    let nowhere = |fruitless: &mut Fruitless, times: u32| (0..times).for_each(|_| fruitless.note(0));
     nowhere(&mut fruitless, Fruitless::BALANCE_MAX - 1);
     assert!((0..64).all(|_| !fruitless.is_short()));
     nowhere(&mut fruitless, 1000);
     let short = (0..64).filter(|_| fruitless.is_short()).count();
     assert_eq!(short, 60, "the others are followed as far as ever");
-    (0..5).for_each(|_| fruitless.note(true));
+    (0..5).for_each(|_| fruitless.note(Fruitless::OF_FRUIT));
     assert!((0..64).all(|_| !fruitless.is_short()));
 }
