@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 44] = [
+const KEYS: [&str; 49] = [
     "version",
     "command",
     "pid",
