@@ -66,6 +66,7 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "images",
             "live",
             "recording",
+            "rng",
             "sources",
             "trie",
             "walk",
