@@ -41,7 +41,7 @@ pub(super) struct Cache {
     fruitless: Fruitless,
 }
 
-/// How much of code made at run time is followed: where nearly none of it leads to a caller (Racket's keeps neither
+/// How much of JIT code is followed: where nearly none of it leads to a caller (Racket's keeps neither
 /// frame records nor a stack pointer that its code tells), little is worth its cost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fruitless {

@@ -486,7 +486,7 @@ impl Told {
                         // After an exec a thread has the number of the first one, which has ended.
                         self.nameless.retain(|thread| *thread != (pid, id.tid));
                         if !exec {
-                            // What is told of a thread later has this name from the beginning.
+                            // Later records of the thread find this name.
                             if told {
                                 left.push((id, Happened::Named(name, false)));
                             }
