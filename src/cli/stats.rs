@@ -184,7 +184,6 @@ struct Report<'a> {
     duration_s: f64,
     ticks: u64,
     ticks_late: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     ticks_late_wakeup: Option<u64>,
     ticks_spared: u64,
     samples_pushed: u64,
@@ -331,6 +330,7 @@ pub(super) mod tests {
   "duration_s": 10.0,
   "ticks": 9968,
   "ticks_late": 3,
+  "ticks_late_wakeup": null,
   "ticks_spared": 2,
   "samples_pushed": 0,
   "waits": 0,

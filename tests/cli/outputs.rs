@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::{Place, folded, is_root, skip, total};
 
 /// The keys of `--stats`, in the order of the contract.
-const KEYS: [&str; 49] = [
+const KEYS: [&str; 50] = [
     "version",
     "command",
     "pid",
@@ -22,6 +22,7 @@ const KEYS: [&str; 49] = [
     "duration_s",
     "ticks",
     "ticks_late",
+    "ticks_late_wakeup",
     "ticks_spared",
     "samples_pushed",
     "waits",

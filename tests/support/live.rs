@@ -393,8 +393,13 @@ pub(crate) fn launch<A: AsRef<OsStr>>(options: &[&str], program: &Path, argument
     record(options.chain(arguments.iter().map(AsRef::as_ref))).wait()
 }
 
-/// The program under test.
+/// The program under test, which is sent signals: the shell or nohup(1) that began the tests may have had some ignored.
+#[allow(unsafe_code, reason = "a disposition of signals has no safe call")]
 pub(crate) fn stackprof() -> Command {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: no handler is set; the tests themselves set none.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     Command::new(env!("CARGO_BIN_EXE_stackprof"))
 }
 
