@@ -340,6 +340,9 @@ fn a_sigcont_right_after_the_sigtstp_leaves_nothing_suspended() {
         let both = "kill -TSTP \"$1\"; kill -CONT \"$1\"";
         assert!(Command::new("sh").args(["-c", both, "sh", &profiler]).status().unwrap().success());
     }
+    // What is recorded at last has samples.
+    wait_for_ticks("the target", running.pid());
+    wait_for_more_cpu_time(pid, Duration::from_millis(300));
     let recorded = running.interrupt();
     recorded.check_success();
     assert_untouched(pid, "after the recording");
