@@ -290,6 +290,12 @@ static int d_symlink(const char *to, const char *path) { return RESULT(symlink(t
 static off_t d_lseek(int fd, off_t offset, int whence) { return RESULT(lseek(fd, offset, whence)); }
 static int d_mprotect(void *at, size_t size, int protection) { return RESULT(mprotect(at, size, protection)); }
 static int d_munmap(void *at, size_t size) { return RESULT(munmap(at, size)); }
+/* The first five advices have the same numbers (sys/mman.h of both). */
+static int d_madvise(void *at, size_t size, int advice)
+{
+    if (advice < 0 || advice > MADV_DONTNEED) not_implemented("madvise %d", advice);
+    return RESULT(madvise(at, size, advice));
+}
 static int d_close(int fd) { return RESULT(close(fd)); }
 static int d_closedir(DIR *directory) { return RESULT(closedir(directory)); }
 static int d_dirfd(DIR *directory) { return RESULT(dirfd(directory)); }
@@ -336,7 +342,7 @@ static ssize_t d_readlink(const char *path, char *to, size_t size) { return RESU
 static int d_poll(struct pollfd *fds, unsigned count, int timeout) { return RESULT(poll(fds, count, timeout)); }
 
 const struct shim file_shims[] = {
-    SHIM(open), SHIM(fcntl), SHIM(ioctl), SHIM(isatty), SHIM(mmap), SHIM(mprotect), SHIM(munmap),
+    SHIM(open), SHIM(fcntl), SHIM(ioctl), SHIM(isatty), SHIM(mmap), SHIM(mprotect), SHIM(munmap), SHIM(madvise),
     SHIM(closedir), SHIM(dirfd), SHIM(dup), SHIM(dup2), SHIM(chdir), SHIM(fchmod), SHIM(fchown), SHIM(mkdir),
     SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(ftruncate), SHIM(fsetattrlist), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
     SHIM(readlink), SHIM(poll), SHIM(lseek), SHIM(getcwd), SHIM(close),
