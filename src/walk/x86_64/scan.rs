@@ -21,7 +21,7 @@ use crate::walk::{Code, Ended, Input, Walked};
 const BYTES_MAX: u64 = 4096;
 /// Most return addresses that are tried.
 const TRIES_MAX: u32 = 16;
-/// Most bytes of a function that was made at run time.
+/// Most bytes of a function of JIT code.
 const FUNCTION_BYTES_MAX: u64 = 64 << 10;
 
 /// Whether the call in front of a return address is worth following to `stuck`: functions that compilers make at run
