@@ -3,7 +3,7 @@
 
 Usage: packaging/deb.py PROGRAM DIRECTORY
 
-PROGRAM is a release build; the package is written into DIRECTORY and its path printed.
+PROGRAM is built by `cargo build --profile dist`; the package is written into DIRECTORY and its path printed.
 `cargo deb` makes one from the same lines; this needs no program that has to be compiled
 first. Only what these lines use is known here; anything else is an error.
 """

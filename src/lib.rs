@@ -18,7 +18,24 @@
 //! cli         the command line, the only module that prints
 //! ```
 //!
-//! Not for: tracing every call, kernel stacks, or other architectures than x86_64 and aarch64.
+//! The program is what people use; the library is the same code, for tools that read its profiles. A profile of any
+//! format that stackprof reads becomes a [`profile::Saved`] ([`profile::formats::detect`]), which
+//! [`profile::views`] shows by function, by thread or as a tree of calls:
+//!
+//! ```
+//! use stackprof::profile::FunctionTable;
+//! use stackprof::profile::formats::detect;
+//!
+//! let text = "app;main;parse 3\napp;main;print 1\n";
+//! let saved = detect::read(text.as_bytes(), "example", 0)?;
+//! let functions = FunctionTable::of(&saved, false).expect("few names");
+//! let hottest = &functions.rows()[0];
+//! assert_eq!((functions.text(hottest.name), hottest.self_count), ("parse", 3));
+//! # Ok::<(), stackprof::error::Error>(())
+//! ```
+//!
+//! A recording goes from [`sources`] through [`sampler::record`] to a [`recording::Profile`], and with the names of
+//! [`symbol::symbolicate`] to [`profile::Saved::from_recording`]; `cli/record.rs` is that order.
 
 pub mod addr;
 pub mod arch;

@@ -631,7 +631,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -v -h -V --output --format --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --thread --include --exclude --root --quiet --verbose --help --version"
+            opts="-o -q -v -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --thread --include --exclude --root --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -647,6 +647,10 @@ _stackprof() {
                     ;;
                 --format)
                     COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    return 0
+                    ;;
+                --top)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --title)

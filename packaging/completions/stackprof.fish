@@ -24,7 +24,7 @@ function __fish_stackprof_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
@@ -82,7 +82,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "diff" -d 'Show 
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r
@@ -173,7 +173,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s q -l quiet 
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s v -l verbose -d 'When recording, say why each thing was lost'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to; a recording may have several' -r
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
@@ -196,6 +196,7 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l top -d 'Print the N functions with the most self samples as a table [default: 20]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l title -d 'Heading of the flame graph [default: the name of the process]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d 'Colours of the flame graph: hot or blue-orange, which everybody can tell apart [default: hot]' -r -f -a "hot\t''

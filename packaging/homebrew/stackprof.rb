@@ -8,7 +8,7 @@ class Stackprof < Formula
   depends_on "rust" => :build
 
   def install
-    system "cargo", "install", *std_cargo_args
+    system "cargo", "install", "--profile", "dist", *std_cargo_args
     man1.install Dir["packaging/man/*.1"]
     doc.install "packaging/third-party-licenses.txt"
     generate_completions_from_executable(bin/"stackprof", "completions", shells: [:bash, :zsh, :fish])

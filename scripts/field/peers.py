@@ -32,7 +32,7 @@ def by_stackprof(stackprof, pid, timeout_s=60):
 
 
 def parse_dump(text):
-    """`thread TID (NAME) STATE[, incomplete: WHY]`, then `#DEPTH ADDRESS METHOD NAME`."""
+    """`thread TID (NAME) STATE[, incomplete: WHY]`, then `#NUMBER ADDRESS METHOD NAME[  (MODULE)]`."""
     stacks, stack = {}, None
     for line in text.splitlines():
         head = re.match(r"thread (\d+) \((.*)\) (\w+)(?:, (.*))?$", line)
@@ -44,7 +44,8 @@ def parse_dump(text):
         elif frame and stack is not None and int(frame[1]) == len(stack.addresses):
             stack.addresses.append(int(frame[2], 16))
             stack.methods.append(frame[3])
-            stack.names.append(frame[4])
+            # The module of a library's function is no part of its name.
+            stack.names.append(re.sub(r"  \([^()]*\)$", "", frame[4]))
     return stacks
 
 

@@ -1,6 +1,6 @@
 //! The command line as validated values: arguments in, [`Command`] or one usage error
-//! out. Two steps, as ripgrep does it: `flags.rs` only splits, this file checks. No I/O,
-//! nothing is opened and no process is looked at.
+//! out. Two steps, as ripgrep does it: `flags.rs` only splits, this file checks. No I/O but for
+//! `--pid NAME`, which the caller looks up.
 
 pub mod compare;
 pub mod completions;
@@ -138,11 +138,11 @@ fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-/// Understands the arguments (without the program's own name).
+/// Understands the arguments (without the program's own name); `find` finds processes by name.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] with one line that names the option and the next step.
-pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
+/// [`ErrorKind::Usage`] with one line that names the option and the next step, or what `find` says.
+pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) -> Result<Command> {
     let mut words: Vec<OsString> = args.into_iter().collect();
     // What stands after `--` belongs to the launched command, whatever it looks like.
     let launch = words.iter().position(|word| word == "--").map(|at| {
@@ -152,12 +152,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
     });
     let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
     match first {
-        "help" => return help(&words[1..]),
+        "help" => return help(&words[1..], find),
         "record" => {
             words.remove(0);
         }
         "demo" => return demo(&words[1..], launch),
-        "dump" => return dump::parse(&words[1..], launch),
+        "dump" => return dump::parse(&words[1..], launch, find),
         "render" => return render::parse(&words[1..], launch.as_deref()),
         "diff" => return diff::parse(&words[1..], launch.as_deref()),
         "gate" => return gate::parse(&words[1..], launch.as_deref()),
@@ -174,17 +174,17 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command> {
     if !flags.stray.is_empty() {
         return Err(stray_words(&flags.stray));
     }
-    let source = several(&flags.source, flags.several, launch)?;
+    let source = several(&flags.source, flags.several, launch, find)?;
     let launch = record::launch_options(&source, flags.launch)?;
     Ok(Command::Record(record::recording(source, launch, flags.recording)?))
 }
 
-fn help(topic: &[OsString]) -> Result<Command> {
+fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
     let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     match topic.as_str() {
-        "" | "record" | "help" => parse(["--help".into()]),
+        "" | "record" | "help" => parse(["--help".into()], find),
         "demo" | "dump" | "render" | "diff" | "gate" | "completions" => {
-            parse([topic.into(), "--help".into()])
+            parse([topic.into(), "--help".into()], find)
         }
         later if LATER.contains(&later) => Err(usage(format!("command `{later}` is not in this version"))),
         other => Err(usage(format!(
@@ -237,7 +237,12 @@ fn stray_words(words: &[OsString]) -> Error {
 }
 
 /// What is to be recorded, where that may be more than one process.
-fn several(flags: &SourceFlags, many: SeveralFlags, launch: Option<Vec<OsString>>) -> Result<Source> {
+fn several(
+    flags: &SourceFlags,
+    many: SeveralFlags,
+    launch: Option<Vec<OsString>>,
+    find: FindProcess<'_>,
+) -> Result<Source> {
     let SeveralFlags { all, cgroup, container, user } = many;
     let chosen = [
         ("-a", all),
@@ -248,12 +253,12 @@ fn several(flags: &SourceFlags, many: SeveralFlags, launch: Option<Vec<OsString>
     let mut chosen = chosen.into_iter().filter_map(|(name, given)| given.then_some(name));
     let Some(option) = chosen.next() else {
         if flags.pid.len() < 2 {
-            return source(flags, launch);
+            return source(flags, launch, find);
         }
         if launch.is_some() || flags.target.is_some() || flags.gdb.is_some() {
             return Err(usage("give processes by --pid, or one as a command after --"));
         }
-        let mut pids = flags.pid.iter().map(|pid| process_id(pid)).collect::<Result<Vec<u32>>>()?;
+        let mut pids = flags.pid.iter().map(|pid| process_id(pid, find)).collect::<Result<Vec<u32>>>()?;
         pids.sort_unstable();
         pids.dedup();
         return Ok(match pids[..] {
@@ -280,11 +285,23 @@ fn several(flags: &SourceFlags, many: SeveralFlags, launch: Option<Vec<OsString>
     Ok(Source::Several(Several { pids: Vec::new(), all, cgroup, container, user }))
 }
 
-fn process_id(text: &OsStr) -> Result<u32> {
-    number("--pid", text, "a process id, 1 or more (ps shows them)", |pid| pid >= 1)
+/// Finds the one process that has a name: the only thing here that looks at the system, so the caller brings it.
+pub type FindProcess<'a> = &'a dyn Fn(&str) -> Result<u32>;
+
+/// A process by its id or, where that is no number, by its name.
+fn process_id(text: &OsStr, find: FindProcess<'_>) -> Result<u32> {
+    match text.to_str() {
+        Some(name) if !name.is_empty() && !is_number(name) => find(name),
+        _ => number("--pid", text, "a process id, 1 or more, or a name (ps -e shows them)", |pid| pid >= 1),
+    }
 }
 
-fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> {
+/// Whether a text is meant as a number, right or wrong.
+fn is_number(text: &str) -> bool {
+    text.starts_with(['-', '+']) || text.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | ' '))
+}
+
+fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>, find: FindProcess<'_>) -> Result<Source> {
     const EXAMPLES: &str = "stackprof --pid 4242 attaches, stackprof -- ./prog arg launches";
     if let Some(place) = &flags.gdb {
         return stub(place, flags, launch);
@@ -297,7 +314,7 @@ fn source(flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Result<Source> 
         return Err(usage(format!("give one process, by --pid or as a command after --: {EXAMPLES}")));
     }
     if let Some(pid) = flags.pid.first() {
-        return Ok(Source::Pid(process_id(pid)?));
+        return Ok(Source::Pid(process_id(pid, find)?));
     }
     if let Some(command) = launch {
         if command.is_empty() {

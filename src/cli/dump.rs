@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
-use super::{messages, naming, system};
+use super::{functions, messages, naming, system};
 use crate::addr::LookupAvma;
 use crate::binary::{Files, Mapping};
 use crate::clock::{Clock, FakeClock, RealClock};
@@ -52,7 +52,8 @@ pub fn run(dump: &Dump) -> Result<()> {
             What::Stacks => {
                 let files = target.files();
                 let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
-                Ok(Shown { snapshot: Some((snapshot, files)), ..Shown::whole(String::new()) })
+                let process = target.process().name.clone();
+                Ok(Shown { stacks: Some(Stacks { snapshot, files, process }), ..Shown::whole(String::new()) })
             }
         }
     };
@@ -76,10 +77,10 @@ pub fn run(dump: &Dump) -> Result<()> {
         Source::Launch(_) | Source::Demo | Source::Several(_) => Shown::whole(String::new()),
     };
     // Names take longer than a signal to the target can wait: it is let go before.
-    if let Some((snapshot, files)) = shown.snapshot.take() {
-        let options = naming::options(dump.naming, &*files);
-        shown.text = stacks(&snapshot, dump.max_depth, &options);
-        shown.missing = missing(&snapshot);
+    if let Some(stacks) = shown.stacks.take() {
+        let options = naming::options(dump.naming, &*stacks.files);
+        shown.text = stacks.text(dump.max_depth, &options);
+        shown.missing = missing(&stacks.snapshot);
     }
     messages::result(&shown.text);
     shown.missing.map_or(Ok(()), Err)
@@ -89,13 +90,21 @@ pub fn run(dump: &Dump) -> Result<()> {
 struct Shown {
     text: String,
     missing: Option<Error>,
-    /// Stacks that are named when the target is let go, and the files of its process.
-    snapshot: Option<(Snapshot, Arc<dyn Files>)>,
+    /// Stacks that are named when the target runs again.
+    stacks: Option<Stacks>,
+}
+
+/// The stacks of a process, and what names them.
+struct Stacks {
+    snapshot: Snapshot,
+    files: Arc<dyn Files>,
+    /// Name of the process.
+    process: String,
 }
 
 impl Shown {
     fn whole(text: String) -> Shown {
-        Shown { text, missing: None, snapshot: None }
+        Shown { text, missing: None, stacks: None }
     }
 }
 
@@ -248,39 +257,53 @@ fn end_text(ended: Ended, max_depth: usize) -> String {
     }
 }
 
-fn stacks(snapshot: &Snapshot, max_depth: usize, options: &symbol::Options<'_>) -> String {
-    // One frame id per distinct address, as in a recording.
-    let mut addresses: Vec<LookupAvma> =
-        snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    let space = snapshot.images.space();
-    let frames = addresses.iter().enumerate();
-    let frames =
-        frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
-    let names = symbol::symbolicate(frames, &snapshot.images, options);
-    let name_of = |address: &LookupAvma| -> Vec<Arc<str>> {
-        let index = addresses.binary_search(address).unwrap_or_default();
-        names.get(FrameId(index as u32)).to_vec()
-    };
-    let mut out = String::new();
-    for stack in &snapshot.stacks {
-        let end = match stack.ended {
-            Ok(ended) if ended.is_complete() => String::new(),
-            Ok(ended) => format!(", incomplete: {}", end_text(ended, max_depth)),
-            Err(why) => format!(", no stack: {why}"),
+impl Stacks {
+    /// Each thread's stack, the leaf first, a line for each function: its number, address, how it was found, its
+    /// name, and the file name of its module unless that is the program's own.
+    fn text(&self, max_depth: usize, options: &symbol::Options<'_>) -> String {
+        let Stacks { snapshot, process, .. } = self;
+        // One frame id per distinct address, as in a recording.
+        let mut addresses: Vec<LookupAvma> =
+            snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let space = snapshot.images.space();
+        let frames = addresses.iter().enumerate();
+        let frames =
+            frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));
+        let names = symbol::symbolicate(frames, &snapshot.images, options);
+        let name_of = |address: &LookupAvma| -> Vec<Arc<str>> {
+            let index = addresses.binary_search(address).unwrap_or_default();
+            names.get(FrameId(index as u32)).to_vec()
         };
-        let state = activity_name(stack.activity);
-        let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, escape_line(&stack.name));
-        for (depth, (address, method)) in stack.addresses.iter().zip(&stack.methods).enumerate() {
-            let method = method.name();
-            // Inlined functions, if any, stand outermost first; the leaf is shown first here.
-            for name in name_of(address).iter().rev() {
-                let _ =
-                    writeln!(out, "  #{depth:<3} {:#014x}  {method:<7}  {}", address.0, escape_line(name));
+        let mut out = String::new();
+        for stack in &snapshot.stacks {
+            let end = match stack.ended {
+                Ok(ended) if ended.is_complete() => String::new(),
+                Ok(ended) => format!(", incomplete: {}", end_text(ended, max_depth)),
+                Err(why) => format!(", no stack: {why}"),
+            };
+            let state = activity_name(stack.activity);
+            let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, escape_line(&stack.name));
+            let mut number = 0;
+            for (address, method) in stack.addresses.iter().zip(&stack.methods) {
+                let module =
+                    snapshot.images.locate(space, address.at()).map_or("", |at| at.image.name.as_str());
+                let module = match functions::is_foreign(module, &[process]) {
+                    true => format!("  ({})", escape_line(module)),
+                    false => String::new(),
+                };
+                let method = method.name();
+                // Inlined functions, if any, stand outermost first; the leaf is shown first here.
+                for name in name_of(address).iter().rev() {
+                    let name = escape_line(name);
+                    let module = if name.starts_with('[') { "" } else { &module };
+                    let _ = writeln!(out, "  #{number:<3} {:#014x}  {method:<7}  {name}{module}", address.0);
+                    number += 1;
+                }
             }
+            out.push('\n');
         }
-        out.push('\n');
+        out
     }
-    out
 }

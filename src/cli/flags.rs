@@ -144,8 +144,8 @@ pub(super) struct DumpFlags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Process")]
 pub(super) struct SourceFlags {
-    /// Process to attach to; a recording may have several
-    #[arg(short, long, value_name = "N", action = ArgAction::Append, allow_hyphen_values = true)]
+    /// Process to attach to, by id or name; a recording may have several
+    #[arg(short, long, value_name = "PID|NAME", action = ArgAction::Append, allow_hyphen_values = true)]
     pub(super) pid: Vec<OsString>,
     /// Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver,
     /// lldb-server): HOST:PORT, or '|COMMAND' for a stub on its standard input and

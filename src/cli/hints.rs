@@ -72,21 +72,21 @@ pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
     hints.extend(early(profile, names, how, &seen));
     hints.extend(deep(profile));
     hints.extend(nameless(&seen, stats.samples));
-    hints.extend(unseen_python(&seen, stats.samples));
+    hints.extend(stripped(profile, &seen));
+    hints.extend(unseen_python(&seen, python_minor(profile), stats.samples));
     // Those of the kernel come late where a host takes the CPU away, at any rate.
     if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
         hints.push(if stats.ticks_late_wakeup.is_some_and(|wakeup| wakeup * 2 > stats.ticks_late) {
-            "more than 5% of ticks came too late, mostly because the system woke stackprof late: other programs \
-             keep the CPUs busy, or it runs in the background (taskpolicy -b, a background job of launchd)"
+            "more than 5% of the ticks were missed, most of them by late wakeups: other programs keep the CPUs busy, or \
+             stackprof runs in the background (taskpolicy -b, a background job of launchd)"
                 .to_owned()
         } else {
-            format!("more than 5% of ticks came too late; a lower --hz than {} fits better", profile.hz)
+            format!("more than 5% of the ticks were missed: use a lower --hz than {}", profile.hz)
         });
     }
     if profile.images.spaces_full() {
-        hints.push(
-            "images were replaced more often than can be kept apart; some late names may be wrong".to_owned(),
-        );
+        hints
+            .push("images were replaced too often to be told apart; some late names may be wrong".to_owned());
     }
     let in_kernel = stats.samples_lost.get(IN_KERNEL).copied().unwrap_or(0);
     if is_worth(in_kernel, stats.samples + in_kernel) {
@@ -135,6 +135,8 @@ struct Seen {
     incomplete: BTreeMap<Cause, u64>,
     /// Stacks that end in code made at run time without a name, by what made it.
     nameless: BTreeMap<Arc<str>, u64>,
+    /// Stacks that end in functions without names, by image.
+    unnamed: BTreeMap<u32, u64>,
     /// Outermost frames of incomplete stacks.
     outermost: BTreeSet<FrameId>,
     /// Stacks with frames of the kernel without a name.
@@ -184,6 +186,11 @@ impl Seen {
             {
                 *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
             }
+            if names.get(*leaf).iter().all(|name| name.starts_with('['))
+                && let Some(image) = file_image(profile, *leaf)
+            {
+                *seen.unnamed.entry(image).or_default() += count;
+            }
             let has = |those: &[bool]| code.iter().any(|frame| those.get(frame.0 as usize) == Some(&true));
             if code.iter().any(|frame| kernel.get(frame.0 as usize) == Some(&Some(false))) {
                 seen.kernel_nameless += count;
@@ -208,6 +215,13 @@ impl Seen {
     }
 }
 
+/// The image of a frame whose code is that of a file.
+fn file_image(profile: &Profile, frame: FrameId) -> Option<u32> {
+    let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
+    let at = profile.images.locate(space, address.at())?;
+    (at.image.kind == MappingKind::File).then_some(at.index)
+}
+
 fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
     let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
     let at = profile.images.locate(space, address.at())?;
@@ -230,11 +244,14 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
     }
     let (cause, count) = seen.incomplete.iter().max_by_key(|(_, count)| **count)?;
     let incomplete: u64 = stats.stacks_incomplete.values().sum();
+    if !is_worth(*count, incomplete) {
+        return None;
+    }
     let part = percent(*count, incomplete.max(*count));
     let (place, advice) = match cause {
         Cause::Made(maker) => {
             let advice = advice(maker).find_map(|advice| advice.stacks);
-            let place = format!("go through {maker}, which is code made at run time");
+            let place = format!("go through {maker}, which is JIT code");
             (
                 place,
                 advice.unwrap_or("it has no unwind information, and no option for it is known").to_owned(),
@@ -246,7 +263,7 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
             (format!("end in {}", image.name), in_image(profile, names, how, seen, image, described))
         }
     };
-    Some(format!("many stacks end early; {part} of the incomplete ones {place}: {advice}"))
+    Some(format!("{part} of the incomplete stacks {place}: {advice}"))
 }
 
 /// The hint about stacks that are deeper than what is read of them, if many are.
@@ -321,12 +338,49 @@ fn nameless(seen: &Seen, samples: u64) -> Option<String> {
     })
 }
 
-/// The hint about functions of Python that nothing shows.
-fn unseen_python(seen: &Seen, samples: u64) -> Option<String> {
+/// The hint about a file without symbols, if much of the time is spent in it.
+fn stripped(profile: &Profile, seen: &Seen) -> Option<String> {
+    let (image, count) = seen.unnamed.iter().max_by_key(|(_, count)| **count)?;
+    let image = profile.images.images().get(*image as usize)?;
+    // What cannot be read has a hint of its own.
+    if !is_worth(*count, profile.stats.samples) || image.problem().is_some() {
+        return None;
+    }
+    Some(format!(
+        "{} of the samples are in functions of {} without names: it is stripped; install its debug symbols (Debian, \
+         Ubuntu: PACKAGE-dbgsym), or build it without strip",
+        percent(*count, profile.stats.samples),
+        image.name
+    ))
+}
+
+/// The version of CPython 3 in the target, by its file: 11 for `python3.11` and `libpython3.11.so.1.0`.
+fn python_minor(profile: &Profile) -> Option<u32> {
+    profile.images.images().iter().find_map(|image| minor_of(&image.name))
+}
+
+fn minor_of(file: &str) -> Option<u32> {
+    let minor = file.strip_prefix("lib").unwrap_or(file).strip_prefix("python3.")?;
+    minor.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The first version whose `-X perf` names functions of Python to profilers.
+const PYTHON_MINOR_WITH_PERF: u32 = 12;
+
+/// The hint about functions of Python that nothing shows; `minor` of 3.x, if known.
+fn unseen_python(seen: &Seen, minor: Option<u32>, samples: u64) -> Option<String> {
+    let advice = match minor {
+        Some(minor) if minor < PYTHON_MINOR_WITH_PERF => {
+            format!(
+                "Python 3.{minor} has no option that names them; py-spy does, or Python 3.12 with -X perf"
+            )
+        }
+        Some(minor) => format!("start python3.{minor} with -X perf"),
+        None => "start python3 (3.12 and later) with -X perf".to_owned(),
+    };
     is_worth(seen.python, samples).then(|| {
         format!(
-            "{} of the samples are below Python's interpreter, which shows no functions of Python: start python3 \
-             (3.12 and later) with -X perf",
+            "{} of the samples run functions of Python, which have no names: {advice}",
             percent(seen.python, samples)
         )
     })
@@ -354,12 +408,24 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_python_are_advised_where_it_is_worth_it() {
+    fn functions_of_python_are_advised_by_version() {
         let seen = |python| Seen { python, ..Seen::default() };
-        assert_eq!(unseen_python(&seen(10), 100), None);
-        let hint = unseen_python(&seen(60), 100).unwrap_or_default();
-        assert!(hint.starts_with("60.0% of the samples are below Python's interpreter"), "{hint}");
-        assert!(hint.ends_with("start python3 (3.12 and later) with -X perf"), "{hint}");
+        assert_eq!(unseen_python(&seen(10), None, 100), None);
+        let hint = |minor| unseen_python(&seen(60), minor, 100).unwrap_or_default();
+        let begin = "60.0% of the samples run functions of Python, which have no names: ";
+        assert_eq!(hint(None), format!("{begin}start python3 (3.12 and later) with -X perf"));
+        assert_eq!(hint(Some(13)), format!("{begin}start python3.13 with -X perf"));
+        let old = "Python 3.11 has no option that names them; py-spy does, or Python 3.12 with -X perf";
+        assert_eq!(hint(Some(11)), format!("{begin}{old}"));
+        for (file, minor) in [
+            ("python3.11", Some(11)),
+            ("libpython3.9.so.1.0", Some(9)),
+            ("python3", None),
+            ("python3.", None),
+            ("libpython3.99999999999.so", None),
+        ] {
+            assert_eq!(minor_of(file), minor, "{file}");
+        }
     }
 
     #[test]

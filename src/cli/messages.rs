@@ -9,6 +9,15 @@ use std::io::Write;
 use crate::error::Error;
 use crate::escape::{escape_line, escape_lines};
 
+/// Where standard error is no terminal: a line of this length still reads well in a log.
+const WIDTH_DEFAULT: usize = 100;
+
+/// Characters in a line of the terminal behind standard error; [`WIDTH_DEFAULT`] where it is none.
+#[must_use]
+pub fn width() -> usize {
+    terminal_size::terminal_size_of(std::io::stderr()).map_or(WIDTH_DEFAULT, |(width, _)| width.0.into())
+}
+
 /// Prints an error as its one line.
 pub fn error(error: &Error) {
     note(&error.to_string());

@@ -16,6 +16,7 @@ pub mod dump;
 pub mod file;
 pub mod flags;
 pub mod format;
+pub mod functions;
 pub mod gate;
 mod hints;
 pub mod messages;
@@ -45,7 +46,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         demo::work();
         return 0;
     }
-    match args::parse(args).and_then(execute) {
+    match args::parse(args, &system::process_by_name).and_then(execute) {
         Ok(code) => code,
         Err(error) => {
             messages::error(&error);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::system;
 use super::text::{grouped, plural};
+use super::{messages, system};
 use crate::escape::escape_line;
 use crate::live::Live;
 use crate::sources::Role;
@@ -34,8 +34,7 @@ impl Progress {
         if quiet || bar.is_hidden() {
             return Progress::default();
         }
-        // A narrow terminal cuts the numbers, never the way out.
-        let Ok(style) = ProgressStyle::with_template("{wide_msg}  (Ctrl-C ends)") else {
+        let Ok(style) = ProgressStyle::with_template("{wide_msg}") else {
             return Progress::default();
         };
         bar.set_style(style);
@@ -45,7 +44,9 @@ impl Progress {
         let draw = move || {
             system::restrict(Role::Watching);
             while ended.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
-                bar.set_message(line(&live, &process, started.elapsed(), limit));
+                // A character in the last column may begin a new line.
+                let width = messages::width().saturating_sub(1);
+                bar.set_message(line(&fields(&live, &process, started.elapsed(), limit), width));
             }
             bar.finish_and_clear();
         };
@@ -69,8 +70,14 @@ impl Drop for Progress {
     }
 }
 
-/// The text of the line after `elapsed`.
-fn line(live: &Live, process: &str, elapsed: Duration, limit: Option<Duration>) -> String {
+/// A part of the line; the one with the highest rank is the first to give way to a narrow terminal.
+struct Field {
+    rank: u8,
+    text: String,
+}
+
+/// The parts of the line after `elapsed`, in their order.
+fn fields(live: &Live, process: &str, elapsed: Duration, limit: Option<Duration>) -> Vec<Field> {
     let ticks = live.ticks.load(Ordering::Relaxed);
     let samples = live.samples.load(Ordering::Relaxed);
     let threads = live.threads.load(Ordering::Relaxed);
@@ -78,50 +85,78 @@ fn line(live: &Live, process: &str, elapsed: Duration, limit: Option<Duration>) 
     let target_cpu_ns = live.target_cpu_ns.load(Ordering::Relaxed);
 
     let seconds = elapsed.as_secs_f64();
-    let mut text = format!("stackprof: {process}  {seconds:.1} ");
-    if let Some(limit) = limit {
-        text += &format!("of {} ", limit.as_secs_f64());
-    }
+    let time = match limit {
+        Some(limit) => format!("{seconds:.1}/{} s", limit.as_secs_f64()),
+        None => format!("{seconds:.1} s"),
+    };
     let samples_word = if samples == 1 { "sample" } else { "samples" };
-    text += &format!("s  {} {samples_word}  {}", grouped(samples), plural(threads, "thread"));
+    let mut fields = vec![
+        Field { rank: 3, text: process.to_owned() },
+        Field { rank: 0, text: time },
+        Field { rank: 1, text: format!("{} {samples_word}", grouped(samples)) },
+        Field { rank: 4, text: plural(threads, "thread") },
+    ];
     if seconds > 0.0 {
-        text += &format!("  {:.1} Hz", ticks as f64 / seconds);
+        fields.push(Field { rank: 5, text: format!("{:.1} Hz", ticks as f64 / seconds) });
     }
     if target_cpu_ns > 0 {
-        text += &format!("  paused {:.1} %", 100.0 * pause_ns as f64 / target_cpu_ns as f64);
+        let share = 100.0 * pause_ns as f64 / target_cpu_ns as f64;
+        fields.push(Field { rank: 6, text: format!("paused {share:.1}%") });
     }
-    text
+    fields.push(Field { rank: 2, text: "Ctrl-C ends".to_owned() });
+    fields
+}
+
+/// Whole fields, as many as fit into `width` characters; the one of rank 0 always stays.
+fn line(fields: &[Field], width: usize) -> String {
+    let with_ranks_to = |last: u8| {
+        let texts = fields.iter().filter(|field| field.rank <= last).map(|field| field.text.as_str());
+        texts.collect::<Vec<_>>().join("  ")
+    };
+    let last = fields.iter().map(|field| field.rank).max().unwrap_or(0);
+    let fitting = (1..=last).rev().map(with_ranks_to).find(|line| line.chars().count() <= width);
+    fitting.unwrap_or_else(|| with_ranks_to(0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn shown(live: &Live, elapsed_ms: u64, limit_ms: Option<u64>, width: usize) -> String {
+        let limit = limit_ms.map(Duration::from_millis);
+        line(&fields(live, "work (pid 4242)", Duration::from_millis(elapsed_ms), limit), width)
+    }
+
     #[test]
-    fn the_line_tells_how_it_goes() {
+    fn a_narrow_terminal_leaves_out_whole_fields() {
         let live = Live::default();
         live.ticks.store(12_363, Ordering::Relaxed);
         live.samples.store(12_365, Ordering::Relaxed);
         live.threads.store(4, Ordering::Relaxed);
         live.pause_ns.store(40_000_000, Ordering::Relaxed);
         live.target_cpu_ns.store(10_000_000_000, Ordering::Relaxed);
-        let elapsed = Duration::from_millis(12_400);
-        assert_eq!(
-            line(&live, "work (pid 4242)", elapsed, None),
-            "stackprof: work (pid 4242)  12.4 s  12,365 samples  4 threads  997.0 Hz  paused 0.4 %"
-        );
-        assert_eq!(
-            line(&live, "work (pid 4242)", elapsed, Some(Duration::from_millis(20_500))),
-            "stackprof: work (pid 4242)  12.4 of 20.5 s  12,365 samples  4 threads  997.0 Hz  paused 0.4 %"
-        );
+        for (width, expected) in [
+            (
+                120,
+                "work (pid 4242)  12.4/20.5 s  12,365 samples  4 threads  997.0 Hz  paused 0.4%  Ctrl-C ends",
+            ),
+            (79, "work (pid 4242)  12.4/20.5 s  12,365 samples  4 threads  997.0 Hz  Ctrl-C ends"),
+            (60, "work (pid 4242)  12.4/20.5 s  12,365 samples  Ctrl-C ends"),
+            (40, "12.4/20.5 s  12,365 samples  Ctrl-C ends"),
+            (39, "12.4/20.5 s  12,365 samples"),
+            (12, "12.4/20.5 s"),
+            (1, "12.4/20.5 s"),
+        ] {
+            assert_eq!(shown(&live, 12_400, Some(20_500), width), expected, "{width}");
+        }
+        let whole = "work (pid 4242)  12.4 s  12,365 samples  4 threads  997.0 Hz  paused 0.4%  Ctrl-C ends";
+        assert_eq!(shown(&live, 12_400, None, 99), whole);
     }
 
     #[test]
     fn before_the_first_tick_nothing_is_divided() {
-        assert_eq!(
-            line(&Live::default(), "work (pid 1)", Duration::ZERO, None),
-            "stackprof: work (pid 1)  0.0 s  0 samples  0 threads"
-        );
+        let expected = "work (pid 4242)  0.0 s  0 samples  0 threads  Ctrl-C ends";
+        assert_eq!(shown(&Live::default(), 0, None, 99), expected);
     }
 
     #[test]

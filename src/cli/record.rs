@@ -10,14 +10,14 @@ mod tell;
 
 use std::time::Instant;
 
-use super::args::{self, Naming, Output, Recording, Source};
+use super::args::{self, Naming, Output, Recording, Source, Verbosity};
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Shown};
-use super::{naming, system, text};
+use super::{functions, messages, naming, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
-use crate::profile::{Circumstances, Saved};
+use crate::profile::{Circumstances, FunctionTable, Saved};
 use crate::recording::Profile;
 use crate::sampler;
 use crate::sources::Role;
@@ -105,6 +105,9 @@ pub fn run(asked: &Recording) -> Result<()> {
         tell::stats(&files, to, &profile, &figures)?;
     }
     outputs::write(&files, &saved, &waiting, &shown)?;
+    if asked.verbosity != Verbosity::Quiet {
+        figures.hottest = hottest(&saved)?;
+    }
     drop(saved);
     figures.write_s = named.elapsed().as_secs_f64();
 
@@ -114,6 +117,14 @@ pub fn run(asked: &Recording) -> Result<()> {
     }
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);
     tell::cut_short(&profile).map_or(Ok(()), Err)
+}
+
+/// The line of the summary that names the functions with the most self counts.
+fn hottest(saved: &Saved) -> Result<Option<String>> {
+    let table = FunctionTable::of(saved, false)
+        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    let width = messages::width().saturating_sub(summary::LABEL_CHARS);
+    Ok(functions::hottest(&table, &saved.processes(), width))
 }
 
 /// What is known of the recording beside its profile.

@@ -8,11 +8,11 @@ use super::args::render::{Patterns, Render};
 use super::file::OutputFiles;
 use super::outputs::{self, Shown};
 use super::text::plural;
-use super::{messages, saved_files, system};
+use super::{functions, messages, saved_files, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
-use crate::profile::{Full, Refused, Saved, SavedBuilder};
+use crate::profile::{Full, FunctionTable, Refused, Saved, SavedBuilder};
 use crate::sources::Role;
 
 /// Reads, merges, filters and writes.
@@ -42,7 +42,12 @@ pub fn run(render: &Render) -> Result<()> {
     };
     system::restrict(Role::Writing);
     outputs::write(&files, &saved, &render.outputs, &shown)?;
-    if render.verbosity != Verbosity::Quiet {
+    if let Some(rows_max) = render.top {
+        let functions = FunctionTable::of(&saved, render.lines)
+            .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+        messages::result(&functions::table(&functions, &saved.about.unit, rows_max));
+    }
+    if render.verbosity != Verbosity::Quiet && !render.outputs.is_empty() {
         let files: Vec<String> =
             render.outputs.iter().map(|output| output.to.as_path().display().to_string()).collect();
         let files: Vec<&str> =

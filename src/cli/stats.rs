@@ -42,6 +42,8 @@ pub struct RunFigures {
     pub command: CommandState,
     /// The user who had the command run as root without saying so to stackprof.
     pub user_behind_root: Option<String>,
+    /// The functions with the most self counts, as the summary shows them.
+    pub hottest: Option<String>,
     /// Distinct stacks in the trie.
     pub distinct_stacks: u64,
     /// Nodes of the trie.

@@ -8,18 +8,22 @@ use crate::escape::escape_line;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
 
+/// Characters before the text of a line: two blanks, the label, a blank.
+pub const LABEL_CHARS: usize = 12;
+
 /// The summary, line ends included. `hints` tell where the user can do better, one
 /// line each.
 #[must_use]
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
     let lines = [
+        ("hottest", figures.hottest.clone()),
         ("command", still_runs(process, figures)),
         ("user", user(figures)),
         ("stacks", stacks(stats)),
         ("frames", frames(stats)),
         ("lost", lost(stats)),
-        ("symbols", symbols(figures)),
+        ("names", names(figures)),
         ("suspend", suspended(stats)),
         ("pause", pause(process, stats)),
         ("machine", stats.machine_idle.map(machine)),
@@ -29,18 +33,32 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
     ];
     for (label, line) in lines {
         if let Some(line) = line {
-            text += &format!("  {label:<8} {line}\n");
+            text += &format!("  {label:<9} {line}\n");
         }
     }
     for hint in hints {
-        text += &format!("  {:<8} {}\n", "hint", escape_line(hint));
+        text += &format!("  {:<9} {}\n", "hint", escape_line(hint));
     }
     text
 }
 
 fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
-    let mut line = format!(
-        "{}: {} of {}{} in {}, {:.1} of {hz} Hz",
+    let mut rate = format!("{:.1} of {hz} Hz", hz_achieved(stats));
+    if stats.ticks_late > 0 {
+        // A late tick of a source that pushes its samples is a sample all the same.
+        let what = if stats.samples_pushed > 0 { "late" } else { "missed" };
+        rate += &format!(", {} {what}", stats.ticks_late);
+        if let Some(wakeup) = stats.ticks_late_wakeup {
+            let work = stats.ticks_late.saturating_sub(wakeup);
+            let causes = [("late wakeups", wakeup), ("busy with other samples", work)];
+            rate += &format!(": {}", self::causes(causes));
+        }
+    }
+    if stats.ticks_spared > 0 {
+        rate += &format!(", {} skipped by --max-stop", stats.ticks_spared);
+    }
+    format!(
+        "{}: {} of {}{} in {} ({rate})",
         crate::cli::text::process(&process.name, process.pid),
         plural(stats.samples, "sample"),
         plural(stats.threads_seen, "thread"),
@@ -49,24 +67,7 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
             processes => format!(" of {processes} processes"),
         },
         duration(stats.duration_ns),
-        hz_achieved(stats),
-    );
-    if stats.ticks_late > 0 {
-        let dropped = if stats.samples_pushed > 0 { "" } else { " and dropped" };
-        line += &format!(", {} late{dropped}", plural(stats.ticks_late, "tick"));
-        if let Some(wakeup) = stats.ticks_late_wakeup {
-            let work = stats.ticks_late.saturating_sub(wakeup);
-            let causes = [(wakeup, "woken late by the system"), (work, "while other samples were taken")];
-            let causes = causes.into_iter().filter(|(count, _)| *count > 0);
-            let causes: Vec<_> = causes.map(|(count, cause)| format!("{count} {cause}")).collect();
-            line += &format!(" ({})", causes.join(", "));
-        }
-    }
-    if stats.ticks_spared > 0 {
-        line +=
-            &format!(", {} left out to keep stops short (--max-stop)", plural(stats.ticks_spared, "tick"));
-    }
-    line
+    )
 }
 
 fn still_runs(process: &Process, figures: &RunFigures) -> Option<String> {
@@ -95,15 +96,17 @@ fn stacks(stats: &Stats) -> Option<String> {
     }
     let mut line = format!("{} complete", percent(stats.stacks_complete, all));
     if incomplete > 0 {
-        line += &format!("; {}", causes(stats.stacks_incomplete.iter().map(|(why, n)| (*why, *n))));
+        line +=
+            &format!("; incomplete: {}", causes(stats.stacks_incomplete.iter().map(|(why, n)| (*why, *n))));
     }
     if let Some(few) = few_effective(stats) {
-        line += &format!("; shares are as certain as of {}", plural(few, "sample"));
+        line += &format!("; effective sample size: {few}");
     }
     Some(line)
 }
 
-/// How many samples of equal weight say as much as those that were taken, where these are less than half as many.
+/// How many samples of equal weight carry as much information (Kish's effective sample size), where that is less
+/// than half of the samples.
 fn few_effective(stats: &Stats) -> Option<u64> {
     let few = stats.samples_effective;
     (few > 0 && few.saturating_mul(2) < stats.samples).then_some(few)
@@ -122,7 +125,7 @@ fn lost(stats: &Stats) -> Option<String> {
     let lost: u64 = stats.samples_lost.values().sum();
     (lost > 0).then(|| {
         let why = causes(stats.samples_lost.iter().map(|(why, n)| (*why, *n)));
-        format!("{}; {why}", plural(lost, "sample"))
+        format!("{}: {why}", plural(lost, "sample"))
     })
 }
 
@@ -131,19 +134,15 @@ fn suspended(stats: &Stats) -> Option<String> {
     Some(format!("stackprof itself was suspended for {time}, which is no part of the recording"))
 }
 
-fn symbols(figures: &RunFigures) -> Option<String> {
+fn names(figures: &RunFigures) -> Option<String> {
     let RunFigures { addresses_unique: unique, addresses_looked_up: looked_up, .. } = *figures;
     if unique == 0 {
         return None;
     }
     let addresses = if unique == 1 { "1 address".to_string() } else { format!("{unique} addresses") };
-    let how_often = match (looked_up == unique, unique) {
-        (true, 1) => " looked up once".to_string(),
-        (true, _) => " looked up once each".to_string(),
-        // Each address is looked up once; should that ever not hold, the real number is shown.
-        (false, _) => format!(", {looked_up} looked up"),
-    };
-    Some(format!("{addresses}{how_often}, {} named", percent(figures.addresses_named, unique)))
+    // Each address is looked up once; should that ever not hold, the real number is shown.
+    let again = if looked_up == unique { String::new() } else { format!(", {looked_up} looked up") };
+    Some(format!("{} of {addresses}{again}", percent(figures.addresses_named, unique)))
 }
 
 fn pause(process: &Process, stats: &Stats) -> Option<String> {
@@ -152,7 +151,7 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
         return None;
     }
     let mut line = format!(
-        "p50 {}, p99 {}, max {} per stop",
+        "median {}, p99 {}, max {} per stop",
         duration(pause.quantile_ns(0.5)),
         duration(pause.quantile_ns(0.99)),
         duration(pause.max_ns())
@@ -166,18 +165,18 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
         let of_whole = |ns: u64| 100.0 * ns as f64 / whole_ns as f64;
         let (share, held_up) = (of_whole(stats.stood_ns), of_whole(stats.held_up_ns));
         line += &match share {
-            0.0..0.005 => format!("; target stopped below 0.01% of {of_what}"),
-            _ => format!("; target stopped {share:.2}% of {of_what}"),
+            0.0..0.005 => format!("; the target stood below 0.01% of {of_what}"),
+            _ => format!("; the target stood {share:.2}% of {of_what}"),
         };
         if held_up >= 0.1 {
-            line += &format!(", {held_up:.2}% in stops that the machine held up");
+            line += &format!(", {held_up:.2}% in stops that the machine delayed");
         }
     }
     if stats.stops_let_go > 0 {
-        line += &format!("; {} let go that had begun to wait", stats.stops_let_go);
+        line += &format!("; {} released that had begun to wait", stats.stops_let_go);
     }
     if stats.stops_not_on_cpu > 0 {
-        line += &format!("; {} let go that had no CPU", stats.stops_not_on_cpu);
+        line += &format!("; {} released that had no CPU", stats.stops_not_on_cpu);
     }
     Some(line)
 }
@@ -279,14 +278,19 @@ mod tests {
             let stats = Stats { ticks_late: late, ticks_late_wakeup: wakeup, ..stats() };
             super::headline(&process(), 997, &stats)
         };
-        assert!(headline(3, None).ends_with(", 3 ticks late and dropped"));
+        assert!(headline(3, None).ends_with(" (996.8 of 997 Hz, 3 missed)"));
         let both = headline(3, Some(2));
-        let told =
-            ", 3 ticks late and dropped (2 woken late by the system, 1 while other samples were taken)";
-        assert!(both.ends_with(told), "{both}");
-        assert!(headline(3, Some(3)).ends_with(" (3 woken late by the system)"));
-        assert!(headline(3, Some(0)).ends_with(" (3 while other samples were taken)"));
-        assert!(!headline(0, Some(0)).contains("late"));
+        assert!(both.ends_with(", 3 missed: 2 late wakeups, 1 busy with other samples)"), "{both}");
+        assert!(headline(3, Some(3)).ends_with(", 3 missed: 3 late wakeups)"));
+        assert!(headline(3, Some(0)).ends_with(", 3 missed: 3 busy with other samples)"));
+        assert!(headline(0, Some(0)).ends_with(" (996.8 of 997 Hz)"));
+    }
+
+    #[test]
+    fn the_hottest_functions_come_first() {
+        let figures = RunFigures { hottest: Some("41.2% a · 9.1% b".into()), ..figures() };
+        let text = text(&process(), 997, &stats(), &figures, &[]);
+        assert_eq!(text.lines().nth(1), Some("  hottest   41.2% a · 9.1% b"));
     }
 
     #[test]
@@ -296,11 +300,11 @@ mod tests {
             &figures(),
             &[],
             "\
-stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz, 3 ticks late and dropped
-  stacks   99.8% complete; 14 window ran out, 5 bad frame
-  symbols  312 addresses looked up once each, 99.4% named
-  pause    p50 8 us, p99 27 us, max 27 us per stop; target stopped 0.42% of its CPU time
-  wrote    flame.svg, flame.folded
+stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz, 3 missed)
+  stacks    99.8% complete; incomplete: 14 window ran out, 5 bad frame
+  names     99.4% of 312 addresses
+  pause     median 8 us, p99 27 us, max 27 us per stop; the target stood 0.42% of its CPU time
+  wrote     flame.svg, flame.folded
 ",
         );
     }
@@ -310,7 +314,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
         let stats = Stats { suspended_ns: 61_500_000_000, ..stats() };
         let text = text(&process(), 997, &stats, &figures(), &[]);
         let line =
-            "\n  suspend  stackprof itself was suspended for 61.5 s, which is no part of the recording\n";
+            "\n  suspend   stackprof itself was suspended for 61.5 s, which is no part of the recording\n";
         assert!(text.contains(line), "{text}");
     }
 
@@ -328,14 +332,14 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
             &figures,
             &["most stacks of libfoo.so are incomplete: it has no frame pointers".into()],
             "\
-stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
-  stacks   99.8% complete; 14 window ran out, 5 bad frame
-  lost     12 samples; 10 stack unreadable, 2 thread ended
-  symbols  312 addresses, 400 looked up, 99.4% named
-  pause    p50 8 us, p99 27 us, max 27 us per stop; target stopped 0.42% of its CPU time
-  exit     the command was ended by signal 9 (SIGKILL)
-  wrote    flame.svg, flame.folded
-  hint     most stacks of libfoo.so are incomplete: it has no frame pointers
+stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz)
+  stacks    99.8% complete; incomplete: 14 window ran out, 5 bad frame
+  lost      12 samples: 10 stack unreadable, 2 thread ended
+  names     99.4% of 312 addresses, 400 looked up
+  pause     median 8 us, p99 27 us, max 27 us per stop; the target stood 0.42% of its CPU time
+  exit      the command was ended by signal 9 (SIGKILL)
+  wrote     flame.svg, flame.folded
+  hint      most stacks of libfoo.so are incomplete: it has no frame pointers
 ",
         );
     }
@@ -367,12 +371,12 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s, 996.8 of 997 Hz
             &figures,
             &[],
             "\
-stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 tick late and dropped
-  stacks   100% complete
-  lost     1 sample; 1 thread ended
-  symbols  1 address looked up once, 100% named
-  pause    p50 3.0 ms, p99 3.0 ms, max 3.0 ms per stop; target stopped 0.30% of its CPU time
-  wrote    standard output
+stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (1000.0 of 997 Hz, 1 missed)
+  stacks    100% complete
+  lost      1 sample: 1 thread ended
+  names     100% of 1 address
+  pause     median 3.0 ms, p99 3.0 ms, max 3.0 ms per stop; the target stood 0.30% of its CPU time
+  wrote     standard output
 ",
         );
     }
@@ -383,7 +387,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
             &Stats::default(),
             &RunFigures::default(),
             &[],
-            "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns, 0.0 of 997 Hz\n",
+            "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (0.0 of 997 Hz)\n",
         );
     }
 
@@ -406,27 +410,27 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
 
     #[test]
     fn a_command_that_runs_on_is_told_first() {
-        let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns, 0.0 of 997 Hz\n";
+        let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (0.0 of 997 Hz)\n";
         for (command, status, expected) in [
             (
                 CommandState::Runs,
                 None,
-                "  command  still runs (pid 4242); --kill-after ends it with the recording\n",
+                "  command   still runs (pid 4242); --kill-after ends it with the recording\n",
             ),
             (
                 CommandState::Survived,
                 None,
-                "  command  still runs (pid 4242); SIGTERM and SIGKILL of --kill-after did not end it\n",
+                "  command   still runs (pid 4242); SIGTERM and SIGKILL of --kill-after did not end it\n",
             ),
             (
                 CommandState::Killed,
                 Some(ExitStatus::Signal(15)),
-                "  exit     the command was ended by signal 15 (SIGTERM), by --kill-after\n",
+                "  exit      the command was ended by signal 15 (SIGTERM), by --kill-after\n",
             ),
             (
                 CommandState::Killed,
                 Some(ExitStatus::Code(0)),
-                "  exit     the command ended with status 0, by --kill-after\n",
+                "  exit      the command ended with status 0, by --kill-after\n",
             ),
         ] {
             let figures = RunFigures { launched: true, command, ..RunFigures::default() };
@@ -454,17 +458,22 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms, 1000.0 of 997 Hz, 1 t
         stats.stood_ns = 900;
         assert_eq!(
             pause(&process(), &stats).as_deref(),
-            Some("p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped below 0.01% of its CPU time")
+            Some(
+                "median 900 ns, p99 900 ns, max 900 ns per stop; the target stood below 0.01% of its CPU time"
+            )
         );
         (stats.target_cpu_ns, stats.held_up_ns) = (10_000, 500);
         assert_eq!(
             pause(&process(), &stats).as_deref(),
             Some(
-                "p50 900 ns, p99 900 ns, max 900 ns per stop; target stopped 9.00% of its CPU time, \
-                 5.00% in stops that the machine held up"
+                "median 900 ns, p99 900 ns, max 900 ns per stop; the target stood 9.00% of its CPU time, \
+                 5.00% in stops that the machine delayed"
             )
         );
         stats.target_cpu_ns = 0;
-        assert_eq!(pause(&process(), &stats).as_deref(), Some("p50 900 ns, p99 900 ns, max 900 ns per stop"));
+        assert_eq!(
+            pause(&process(), &stats).as_deref(),
+            Some("median 900 ns, p99 900 ns, max 900 ns per stop")
+        );
     }
 }

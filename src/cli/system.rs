@@ -208,6 +208,20 @@ fn attach_and_run<R: Send>(
     Err(Error::new(ErrorKind::System, format!("cannot look at {what}: stackprof works on macOS and Linux")))
 }
 
+/// The id of the one process that has a name.
+///
+/// # Errors
+/// One line: there is none, or there are several, which are listed.
+pub(super) fn process_by_name(name: &str) -> Result<u32> {
+    #[cfg(target_os = "linux")]
+    let processes = crate::sources::linux::processes();
+    #[cfg(target_vendor = "apple")]
+    let processes = crate::sources::mach::xnu::processes();
+    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+    let processes = Vec::new();
+    crate::sources::process_name::pid_of(name, processes)
+}
+
 /// How a launched command has ended, whose recording is over; `None` while it runs. With `kill` it is
 /// ended first.
 #[cfg(unix)]

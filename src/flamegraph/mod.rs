@@ -127,7 +127,8 @@ fn subtitle(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>) ->
         };
         parts.push(format!("{} · width: mean of both{what}", graph.colors.legend(true)));
     } else {
-        parts.push(graph.colors.legend(false).to_owned());
+        let names = picture.frames.iter().map(|shown| shown.node.name);
+        parts.push(palette::legend_of_names(graph.colors.legend(false), names));
     }
     if let Some(percent) = picture.raised_to_percent {
         parts.push(format!("too many frames: those below {percent:.2}% are not drawn"));

@@ -89,6 +89,21 @@ impl Colors {
     }
 }
 
+/// `legend` with what the colours of these names mean that are no function of the program: nothing where there are none.
+pub(super) fn legend_of_names<'n>(legend: &str, names: impl IntoIterator<Item = &'n str>) -> String {
+    let (mut kernel, mut unnamed) = (false, false);
+    for name in names {
+        kernel |= name.ends_with(KERNEL);
+        // A frame of a stack, not of an address: `[incomplete]` explains itself.
+        unnamed |= name.starts_with('[') && name.contains('+') || name == UNKNOWN;
+    }
+    let parts = [(!legend.is_empty(), legend), (kernel, "violet: kernel"), (unnamed, "grey: no symbol")];
+    parts.into_iter().filter_map(|(is_there, part)| is_there.then_some(part)).collect::<Vec<_>>().join(", ")
+}
+
+/// The name of an address in no module.
+const UNKNOWN: &str = "[unknown]";
+
 /// The frame `all`, which is nobody's.
 pub(super) const ALL: Color = Color { r: 205, g: 205, b: 205 };
 
@@ -142,6 +157,14 @@ fn mix(from: Color, to: Color, share: f64) -> Color {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_legend_tells_the_colours_that_are_there() {
+        let of = |legend: &str, names: &[&str]| legend_of_names(legend, names.iter().copied());
+        assert_eq!(of("", &["main", "[incomplete]"]), "");
+        assert_eq!(of("", &["main", "read_[k]", "[a.so+0x10]"]), "violet: kernel, grey: no symbol");
+        assert_eq!(of("orange: x", &["[unknown]"]), "orange: x, grey: no symbol");
+    }
 
     /// Relative luminance as WCAG 2 defines it.
     fn luminance(color: Color) -> f64 {

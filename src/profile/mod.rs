@@ -23,6 +23,7 @@ pub use stack_frame::StackFrame;
 pub use texts::{TextId, Texts};
 pub use views::by_name::{ByName, FIBER, INCOMPLETE, Visited, shown};
 pub use views::call_tree::{CallTree, Direction};
+pub use views::functions::{FunctionRow, FunctionTable};
 
 /// Most functions of a stack in a file, inlined ones and all others counted alike in every
 /// form, so that what is read from one can be read again from each. A recording has up to

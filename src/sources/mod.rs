@@ -22,6 +22,7 @@ pub mod gdb;
 pub mod linux;
 pub mod mach;
 pub mod output;
+pub mod process_name;
 pub mod pushed;
 pub mod signals;
 pub mod sim;

@@ -53,7 +53,6 @@ fn processes_that_cannot_be_meant() {
         ("--pid 1 -- ls", "give one process, by --pid or as a command after --"),
         ("--pid 1 --target sim:1", "give one process, by --pid or as a command after --"),
         ("--", "no command after --: stackprof -- ./prog arg"),
-        ("--pid self", "--pid `self`: expected a process id, 1 or more (ps shows them)"),
         ("--pid 0", "--pid `0`: expected a process id"),
         ("--pid -1", "--pid `-1`: expected a process id"),
         ("--pid -1e1", "--pid `-1e1`: expected a process id"),
@@ -67,6 +66,8 @@ fn processes_that_cannot_be_meant() {
     ] {
         refused(line, 2, &[expected]);
     }
+    let nobody = "--pid `no-such-process`: no process has this name (ps -e shows them)";
+    refused("--pid no-such-process", 1, &[nobody]);
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn the_default_output_is_a_flame_graph_named_after_the_process() {
     let place = Place::new();
     let run = place.run("--target sim:1").succeeds();
     assert_eq!(place.files().into_keys().collect::<Vec<_>>(), ["stackprof-sim-4242.svg"]);
-    assert!(run.stderr.contains("  wrote    stackprof-sim-4242.svg\n"), "{run}");
+    assert!(run.stderr.contains("  wrote     stackprof-sim-4242.svg\n"), "{run}");
     assert_eq!(run.stdout, "");
     place.run("--target sim:1 --format folded").succeeds();
     assert!(total(&place.read("stackprof-sim-4242.folded")) > 0);
@@ -187,10 +187,10 @@ fn the_summary_tells_and_quiet_does_not() {
     let samples = total(&place.read("a.folded"));
     assert!(first.starts_with(&format!("stackprof: sim (pid 4242): {samples} samples of ")), "{run}");
     assert!(first.contains(" threads in ") && first.contains(" of 997 Hz"), "{run}");
-    for label in ["  stacks   ", "  symbols  ", "  pause    ", "  wrote    a.folded"] {
+    for label in ["  hottest   ", "  stacks    ", "  names     ", "  pause     ", "  wrote     a.folded"] {
         assert!(run.stderr.lines().any(|line| line.starts_with(label)), "{label:?}: {run}");
     }
-    assert!(run.stderr.contains(" looked up once each, "), "{run}");
+    assert!(run.stderr.contains(" addresses\n"), "{run}");
     assert!(run.stderr.contains(" per stop"), "{run}");
     assert!(!run.stderr.contains('\u{1b}') && !run.stderr.contains('\r'), "no terminal, no drawing: {run}");
 

@@ -56,8 +56,8 @@ fn how_the_command_ended_is_told() {
         return;
     }
     for (end, status, line) in [
-        ("exit 3", Value::from(3), "  exit     the command ended with status 3\n"),
-        ("kill -9 $$", Value::from("signal 9"), "  exit     the command was ended by signal 9 (SIGKILL)\n"),
+        ("exit 3", Value::from(3), "  exit      the command ended with status 3\n"),
+        ("kill -9 $$", Value::from("signal 9"), "  exit      the command was ended by signal 9 (SIGKILL)\n"),
         ("exit 0", Value::from(0), ""),
     ] {
         let place = Place::new();
@@ -108,7 +108,7 @@ fn the_first_interrupt_ends_the_recording_and_writes_it() {
     let run = Run::new("an endless command, interrupted".to_owned(), child.wait_with_output().unwrap());
     kill("-KILL", line.trim());
     let run = run.succeeds();
-    assert!(run.stderr.contains("  wrote    a.folded\n"), "{run}");
+    assert!(run.stderr.contains("  wrote     a.folded\n"), "{run}");
     let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();
     assert_eq!(
         (&stats["exit_status"], &stats["pid"]),

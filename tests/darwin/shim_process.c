@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -116,6 +117,20 @@ static int d_proc_pidpath(pid_t pid, char *into, uint32_t size)
     if (length < 0)
         return fail(D_ENOENT), 0;
     return snprintf(into, size, "%.*s", (int)length, linked);
+}
+
+/* The ids of all processes; their number. */
+static int d_proc_listallpids(int *ids, int size)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc");
+    if (!directory)
+        return fail(D_EPERM);
+    for (struct dirent *entry; (entry = readdir(directory));)
+        if (isdigit((unsigned char)entry->d_name[0]) && (count + 1) * (int)sizeof *ids <= size)
+            ids[count++] = atoi(entry->d_name);
+    closedir(directory);
+    return count;
 }
 
 /* The file that is mapped at an address: its length, 0 for none. */
@@ -304,7 +319,7 @@ static int d_setgroups(int count, const uint32_t *groups)
 }
 
 const struct shim process_shims[] = {
-    SHIM(proc_pidinfo), SHIM(proc_pidpath), SHIM(proc_regionfilename), SHIM(sysctl), SHIM(sysctlbyname), SHIM(csops),
+    SHIM(proc_pidinfo), SHIM(proc_pidpath), SHIM(proc_regionfilename), SHIM(proc_listallpids), SHIM(sysctl), SHIM(sysctlbyname), SHIM(csops),
     NAMED("__NSGetArgc", d_NSGetArgc), NAMED("__NSGetArgv", d_NSGetArgv),
     NAMED("__NSGetExecutablePath", d_NSGetExecutablePath),
     SAME(getpid), SAME(getppid), SAME(getuid), SAME(geteuid), SAME(getgid), SAME(getgrouplist),

@@ -31,7 +31,7 @@ fn a_command_that_runs_on_is_told() {
         let runs = exists(pid);
         kill("KILL", pid);
         recorded.check(runs, "it has ended");
-        let told = format!("  command  still runs (pid {pid}); --kill-after ends it with the recording\n");
+        let told = format!("  command   still runs (pid {pid}); --kill-after ends it with the recording\n");
         let second_line = recorded.stderr.split_inclusive('\n').nth(1);
         recorded.check(second_line == Some(told.as_str()), "it is not told first");
         recorded.check(recorded.stats["still_runs"] == true, "`still_runs` is not true");
@@ -49,7 +49,7 @@ fn a_command_is_ended_after_its_recording() {
         recorded.check(dir.path().join("worked.cleaned").exists(), "it could not clean up");
         recorded.check(recorded.stats["exit_status"] == 7, "not its status");
         recorded.check(recorded.stats["still_runs"] == false, "`still_runs` is not false");
-        let told = "  exit     the command ended with status 7, by --kill-after\n";
+        let told = "  exit      the command ended with status 7, by --kill-after\n";
         recorded.check(recorded.stderr.contains(told), "its end is not told");
         recorded.check(recorded.count(|stack| stack.has("work")) > 0, "its work is not in the profile");
         recorded.check(recorded.count(|stack| stack.has("clean_up")) == 0, "its end is in the profile");

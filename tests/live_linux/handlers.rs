@@ -40,7 +40,7 @@ fn check_handlers(name: &str, flags: &[&str], unwind: &str) -> Option<Recorded> 
         recorded.check(elsewhere * 100 >= handlers * 95, format!("{memory}: {elsewhere} of {handlers}"));
         let torn = incomplete(&recorded, "bad frame");
         recorded.check(torn == 0, format!("{memory}: {torn} bad frames"));
-        let advises = recorded.stderr.contains("many stacks end early");
+        let advises = recorded.stderr.contains("of the incomplete stacks end in");
         recorded.check(!advises, format!("{memory}: no rebuilding helps"));
         last = Some(recorded);
     }

@@ -232,7 +232,7 @@ fn a_command_that_sudo_runs_as_root_is_told() {
         recorded.check_success();
         recorded
     };
-    let told = "  user     the command ran as root; --as daemon runs it as daemon\n";
+    let told = "  user      the command ran as root; --as daemon runs it as daemon\n";
     let recorded = recorded_by(&[("SUDO_UID", "1"), ("SUDO_USER", "daemon")], &[]);
     recorded.check(recorded.stderr.contains(told), "it is not told");
     for variables in [&[][..], &[("SUDO_UID", "0"), ("SUDO_USER", "root")]] {

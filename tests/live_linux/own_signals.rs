@@ -255,7 +255,7 @@ fn a_target_works_on_while_the_profiler_is_suspended_and_is_recorded_after() {
             let told = (recorded.total() + recorded.lost()) as f64;
             recorded.check((used - told).abs() <= 2.0, format!("{used} used, {told} told"));
         }
-        recorded.check(recorded.stderr.contains("\n  suspend  "), "the summary does not tell");
+        recorded.check(recorded.stderr.contains("\n  suspend   "), "the summary does not tell");
         target.tell("enough");
         assert_eq!(target.done().len(), 4, "the target goes on to its end");
         assert!(target.finish().0.success());
@@ -373,5 +373,5 @@ fn the_kernels_samples_go_on_after_a_suspension() {
     let used = recorded.figure("target_cpu_s") * recorded.figure("hz_requested");
     let told = (recorded.total() + recorded.lost()) as f64;
     recorded.check((used - told).abs() <= 2.0, format!("{used} used, {told} told"));
-    recorded.check(recorded.stderr.contains("\n  suspend  "), "the summary does not tell");
+    recorded.check(recorded.stderr.contains("\n  suspend   "), "the summary does not tell");
 }

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::record::depth;
-use super::{Command, Naming, Source, Split, Verbosity, source, split, unwind, usage, verbosity};
+use super::{
+    Command, FindProcess, Naming, Source, Split, Verbosity, source, split, unwind, usage, verbosity,
+};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
 use crate::walk::How;
@@ -56,7 +58,11 @@ pub struct Dump {
 }
 
 /// Understands the words after `dump`; `launch` are those after `--`.
-pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
+pub(super) fn parse(
+    words: &[OsString],
+    launch: Option<Vec<OsString>>,
+    find: FindProcess<'_>,
+) -> Result<Command> {
     let flags: DumpFlags = match split("stackprof dump", words)? {
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Command::Print(text)),
@@ -88,7 +94,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result
     {
         return Err(usage(format!("say which process to dump: {FORM}")));
     }
-    let source = source(&flags.source, None)?;
+    let source = source(&flags.source, None, find)?;
     Ok(Command::Dump(Dump {
         what,
         max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,

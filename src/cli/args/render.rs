@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
-use super::output::{Output, check_distinct, outputs};
+use super::output::{Destination, Output, check_distinct, outputs};
 use super::{Command, Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
@@ -19,12 +19,13 @@ use crate::flamegraph::Colors;
     name = "stackprof render",
     version,
     about = "Turn saved profiles into a flame graph or any other format; several are merged.",
-    override_usage = "stackprof render PROFILE... -o FILE [OPTIONS]",
+    override_usage = "stackprof render PROFILE... (-o FILE | --top [N]) [OPTIONS]",
     before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, `perf script`
 text, compressed with gzip or not; their content tells which. - is standard input.
 
 Examples:
   stackprof render a.pb.gz -o a.svg
+  stackprof render a.pb.gz --top                        the hottest functions
   stackprof render 1.pb.gz 2.pb.gz -o both.pb.gz        merge
   stackprof render a.pb.gz --include parse -o -         stacks through parse
   stackprof render a.pb.gz --root '^main$' -o a.svg     seen from main on
@@ -45,6 +46,9 @@ pub(super) struct RenderFlags {
     /// tell
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     format: Option<OsString>,
+    /// Print the N functions with the most self samples as a table [default: 20]
+    #[arg(long, value_name = "N", num_args = 0..=1, help_heading = OUTPUT)]
+    top: Option<Option<OsString>>,
     /// Heading of the flame graph [default: the name of the process]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     title: Option<String>,
@@ -87,8 +91,10 @@ const STACKS: &str = "Which stacks";
 pub struct Render {
     /// What is read, merged if it is more than one; never empty. `-` is standard input.
     pub profiles: Vec<PathBuf>,
-    /// What is written; never empty.
+    /// What is written; empty only with `top`.
     pub outputs: Vec<Output>,
+    /// Rows of the table of functions that is printed.
+    pub top: Option<usize>,
     /// Which threads are kept.
     pub thread: Patterns,
     /// Which stacks are kept.
@@ -165,10 +171,22 @@ fn first_line(error: &regex_lite::Error) -> String {
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
 pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
     const FORM: &str = "stackprof render PROFILE... -o FILE";
+    const TOP_DEFAULT: usize = 20;
     let mut flags: RenderFlags = match split("stackprof render", words)? {
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Command::Print(text)),
     };
+    let mut top = None;
+    if let Some(rows) = &flags.top {
+        let count = rows.as_ref().map(|rows| rows.to_str().and_then(|rows| rows.parse::<usize>().ok()));
+        top = Some(count.flatten().unwrap_or(TOP_DEFAULT));
+        match count {
+            Some(Some(0)) => return Err(usage("--top 0: expected one function or more")),
+            // `render --top FILE`: the word is a profile.
+            Some(None) => flags.profiles.extend(rows.as_ref().map(PathBuf::from)),
+            _ => {}
+        }
+    }
     // After `--` every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().map(PathBuf::from));
     if flags.profiles.is_empty() {
@@ -177,17 +195,23 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     if flags.profiles.iter().filter(|path| path.as_os_str() == "-").count() > 1 {
         return Err(usage("standard input can be read only once; give one -"));
     }
-    if flags.output.is_empty() {
-        return Err(usage(format!("say what to write: {FORM} (-o - prints folded stacks)")));
+    if flags.output.is_empty() && top.is_none() {
+        return Err(usage(format!(
+            "say what to write: {FORM} (-o - prints folded stacks, --top the hottest functions)"
+        )));
     }
     let format =
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
     check_distinct(outputs.iter().map(|output| &output.to))?;
+    if top.is_some() && outputs.iter().any(|output| output.to == Destination::Stdout) {
+        return Err(usage("--top and -o - both print on standard output; give one of them"));
+    }
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     Ok(Command::Render(Render {
         profiles: flags.profiles,
         outputs,
+        top,
         thread: Patterns::new("--thread", &flags.thread)?,
         include: Patterns::new("--include", &flags.include)?,
         exclude: Patterns::new("--exclude", &flags.exclude)?,
@@ -231,11 +255,34 @@ mod tests {
     }
 
     #[test]
+    fn the_table_needs_no_output_and_its_number_may_be_left_out() {
+        for (line, rows, profiles) in [
+            ("render a --top", 20, vec!["a"]),
+            ("render a --top 5", 5, vec!["a"]),
+            ("render --top=3 a b", 3, vec!["a", "b"]),
+            ("render --top a", 20, vec!["a"]),
+            ("render --top 7 a -o x.svg", 7, vec!["a"]),
+        ] {
+            let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
+            assert_eq!(
+                (render.top, render.profiles),
+                (Some(rows), profiles.iter().map(PathBuf::from).collect())
+            );
+        }
+        assert_eq!(refused("render a --top 0"), "--top 0: expected one function or more");
+        assert_eq!(
+            refused("render a --top -o -"),
+            "--top and -o - both print on standard output; give one of them"
+        );
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         assert_eq!(refused("render"), "say which profiles to render: stackprof render PROFILE... -o FILE");
         assert_eq!(
             refused("render a"),
-            "say what to write: stackprof render PROFILE... -o FILE (-o - prints folded stacks)"
+            "say what to write: stackprof render PROFILE... -o FILE (-o - prints folded stacks, --top the hottest \
+             functions)"
         );
         assert_eq!(refused("render - - -o -"), "standard input can be read only once; give one -");
         let bad = refused("render a -o - --root (");

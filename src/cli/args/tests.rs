@@ -4,8 +4,13 @@ use super::*;
 use crate::cli::format::Format;
 use crate::sources::Way;
 
+/// A system with one process, whose name is `server`.
+fn find(name: &str) -> Result<u32> {
+    if name == "server" { Ok(77) } else { Err(usage(format!("--pid `{name}`: not found"))) }
+}
+
 pub(super) fn parsed(line: &str) -> Result<Command> {
-    parse(line.split_whitespace().map(OsString::from))
+    parse(line.split_whitespace().map(OsString::from), &find)
 }
 
 fn record(line: &str) -> Recording {
@@ -174,10 +179,10 @@ fn values_out_of_range_name_the_option_and_the_range() {
             format!("--duration `{value}`: expected seconds, more than 0 (10 or 0.5)")
         );
     }
-    for value in ["0", "x", "-5", "4294967296", "1.0"] {
+    for value in ["0", "-x", "-5", "4294967296", "1.0"] {
         assert_eq!(
             refused(&format!("--pid {value}")),
-            format!("--pid `{value}`: expected a process id, 1 or more (ps shows them)")
+            format!("--pid `{value}`: expected a process id, 1 or more, or a name (ps -e shows them)")
         );
     }
     for value in ["0", "65537", "-1", "deep"] {
@@ -338,6 +343,7 @@ fn several_processes_are_chosen_by_number_or_by_what_they_have_in_common() {
     let none = Several::default;
     assert_eq!(source("-p 7 -p 5 -p 7"), several(Several { pids: vec![5, 7], ..none() }));
     assert_eq!(source("-p 7 -p 7"), (Source::Pid(7), false));
+    assert_eq!(source("-p server -p 77"), (Source::Pid(77), false));
     assert_eq!(source("-a"), several(Several { all: true, ..none() }));
     assert_eq!(source("--cgroup /x"), several(Several { cgroup: Some("/x".into()), ..none() }));
     assert_eq!(source("--container 4f"), several(Several { container: Some("4f".into()), ..none() }));
@@ -362,6 +368,7 @@ fn dump_takes_a_subject_and_a_process() {
     );
     assert_eq!(dump("dump threads --pid 5"), (What::Threads, Source::Pid(5)));
     assert_eq!(dump("dump -p 5 images"), (What::Images, Source::Pid(5)));
+    assert_eq!(dump("dump -p server images"), (What::Images, Source::Pid(77)));
     assert_eq!(dump("dump symbols --target sim:1"), (What::Symbols, Source::Sim { seed: 1 }));
     assert_eq!(dump("dump stacks -q --pid 5").0, What::Stacks);
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
@@ -375,7 +382,10 @@ fn dump_takes_a_subject_and_a_process() {
             "dump stacks --pid 5 --max-depth 1048577",
             "--max-depth `1048577`: expected a whole number from 1 to 1048576".into(),
         ),
-        ("dump stacks --pid 0", "--pid `0`: expected a process id, 1 or more (ps shows them)".into()),
+        (
+            "dump stacks --pid 0",
+            "--pid `0`: expected a process id, 1 or more, or a name (ps -e shows them)".into(),
+        ),
         ("dump stacks --hz 5", "there is no option `--hz` (try 'stackprof dump --help')".into()),
     ] {
         assert_eq!(refused(line), expected, "{line}");

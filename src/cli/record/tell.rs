@@ -20,6 +20,7 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         launched,
         command: CommandState::default(),
         user_behind_root: None,
+        hottest: None,
         distinct_stacks: profile.trie.distinct_stacks() as u64,
         trie_nodes: profile.trie.node_count() as u64,
         trie_bytes: profile.trie.memory_bytes() as u64,

@@ -1,5 +1,6 @@
-//! Ways to look at a saved profile: by name in the order of folded lines, as a tree of calls, by thread.
+//! Ways to look at a saved profile: by name in the order of folded lines, as a tree of calls, by function, by thread.
 
 pub mod by_name;
 pub mod call_tree;
+pub mod functions;
 pub mod threads;

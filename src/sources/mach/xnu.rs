@@ -31,6 +31,7 @@ use super::layout::{
 use super::memory::DEEPEST;
 use crate::arch::Arch;
 use crate::binary::ImageBytes;
+use crate::sources::process_name::RunningProcess;
 use crate::sources::startup;
 
 // SAFETY: the declarations of osfmk/mach/mach_traps.h, bsd/sys/codesign.h,
@@ -121,6 +122,28 @@ fn path(call: impl FnOnce(*mut c_void, u32) -> c_int) -> Result<String, Errno> {
         failed => Err(failed),
     }
 }
+
+/// All processes but this one. Those of other users may lack a name.
+#[must_use]
+pub fn processes() -> Vec<RunningProcess> {
+    let mut ids = vec![0i32; PROCESSES_MAX];
+    let size = c_int::try_from(size_of_val(ids.as_slice())).unwrap_or(c_int::MAX);
+    // SAFETY: `ids` is live and `size` bytes long. The call returns the number of ids, 0 or less when it failed
+    // (Libc, gen/libproc.c).
+    let count = unsafe { libc::proc_listallpids(ids.as_mut_ptr().cast(), size) };
+    ids.truncate(usize::try_from(count).unwrap_or(0));
+    let own = std::process::id().cast_signed();
+    let process = |id: i32| {
+        let path = Xnu.proc_pidpath(id).unwrap_or_default();
+        let name = Xnu.proc_bsdinfo(id).map(|info| info.name).unwrap_or_default();
+        let command = if path.is_empty() { name.clone() } else { path.clone() };
+        RunningProcess { pid: id.unsigned_abs(), names: vec![name, path], command }
+    };
+    ids.into_iter().filter(|id| *id > 0 && *id != own).map(process).collect()
+}
+
+/// Most processes that are listed: above `kern.maxproc` of any Mac.
+const PROCESSES_MAX: usize = 1 << 16;
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
 #[must_use]
