@@ -305,6 +305,7 @@ pub(super) mod tests {
             launched: true,
             command: CommandState::Ended,
             user_behind_root: None,
+            hottest: None,
             distinct_stacks: 10,
             trie_nodes: 20,
             trie_bytes: 30,

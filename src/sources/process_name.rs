@@ -26,7 +26,9 @@ pub struct RunningProcess {
 /// [`ErrorKind::Attach`]: there is none, or there are several.
 pub fn pid_of(name: &str, processes: impl IntoIterator<Item = RunningProcess>) -> Result<u32> {
     let is_called = |process: &RunningProcess| {
-        process.names.iter().any(|other| other == name || (!other.is_empty() && file_name(other) == name))
+        !name.is_empty() && {
+            process.names.iter().any(|other| other == name || (!other.is_empty() && file_name(other) == name))
+        }
     };
     let mut matches: Vec<RunningProcess> = processes.into_iter().filter(is_called).collect();
     matches.sort_unstable_by_key(|process| process.pid);

@@ -173,7 +173,7 @@ fn a_recording_shows_them_escaped() {
     let run =
         place.run_words(&["--target", "sim:1", "--title", &odd, "-o", &svg, "--stats", &stats]).succeeds();
     check(&run);
-    assert!(run.stderr.contains(&format!("wrote    odd{}.svg", escaped(INVISIBLE))), "{run}");
+    assert!(run.stderr.contains(&format!("wrote     odd{}.svg", escaped(INVISIBLE))), "{run}");
     for file in [&svg, &stats] {
         assert_visible("an output", &place.read(file));
     }

@@ -308,7 +308,7 @@ fn a_stub_is_a_place_and_perhaps_a_program() {
         let stop = record(&format!("--gdb :1 --max-stop {share}")).max_stop_percent;
         assert!((stop - 1.0).abs() < 1e-9, "{share}");
     }
-    let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from));
+    let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from), &find);
     let Ok(Command::Record(Recording { source: Source::Gdb(stub), .. })) = command else {
         panic!("{command:?}")
     };
@@ -397,12 +397,13 @@ fn dump_takes_a_subject_and_a_process() {
 fn arguments_need_not_be_utf8() {
     use std::os::unix::ffi::OsStringExt;
     let odd = || OsString::from_vec(vec![0x66, 0xff]);
-    let launched = parse(["--".into(), odd()]).expect("a command may have any name");
+    let launched = parse(["--".into(), odd()], &find).expect("a command may have any name");
     assert!(matches!(launched, Command::Record(Recording { source: Source::Launch(_), .. })));
     let odd_file = || OsString::from_vec(b"\xff.svg".to_vec());
-    assert!(parse(["--pid".into(), "1".into(), "-o".into(), odd_file()]).is_ok());
+    assert!(parse(["--pid".into(), "1".into(), "-o".into(), odd_file()], &find).is_ok());
     for option in ["--hz", "--pid", "--title", "--format", "--unwind"] {
-        let text = parse(["--pid".into(), "1".into(), option.into(), odd()]).expect_err(option).to_string();
+        let text =
+            parse(["--pid".into(), "1".into(), option.into(), odd()], &find).expect_err(option).to_string();
         assert!(!text.contains('\n'), "{text}");
     }
 }
