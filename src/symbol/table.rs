@@ -9,6 +9,7 @@ mod elf;
 mod exports;
 mod function_end;
 pub mod macho;
+pub(super) mod pe;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -121,7 +122,8 @@ pub struct SymbolTable {
 
 impl SymbolTable {
     /// Reads the symbols of a file: ELF `.symtab`, or if that has no functions `.dynsym` and what a
-    /// Go program lists; Mach-O symbol table and exports trie (see [`macho::Parts`]).
+    /// Go program lists; Mach-O symbol table and exports trie (see [`macho::Parts`]); COFF symbols and exports of
+    /// PE.
     ///
     /// # Errors
     /// [`Why::BadFile`] if the file is not understood, [`Why::NoSymbols`] if it has none.
@@ -133,6 +135,7 @@ impl SymbolTable {
                 Ok(SymbolTable::new(entries, Arc::new(Pools(strings.map(pool)))))
             }
             Format::MachO => macho::parse(bytes),
+            Format::Pe => pe::parse(bytes),
         }
     }
 
