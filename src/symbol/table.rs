@@ -37,6 +37,9 @@ const MAX_COMPARED_BYTES: usize = 1024;
 /// file; its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
 pub const MEMORY_FACTOR: f64 = 1.5;
 
+/// The same of a PE file: 24 bytes for the name of an export, which may take 6, and for a symbol of 18.
+pub const PE_MEMORY_FACTOR: f64 = 5.5;
+
 /// Set in [`Entry::link`] of a symbol whose end the file does not tell. A file would need 32 GiB
 /// of symbols to have as many as that.
 const OPEN_ENDED: u32 = 1 << 31;

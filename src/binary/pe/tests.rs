@@ -434,3 +434,42 @@ fn the_build_helper_places_what_it_is_told() {
     assert_eq!(pe.bytes_at(&file, TEXT).unwrap(), PLAIN);
     assert_eq!(pe.bytes_at(&file, build::RDATA).unwrap()[..12], *PLAIN_INFO);
 }
+
+#[test]
+fn functions_that_nothing_calls_say_so_in_the_library_they_are_in() {
+    // Each of 0x10 bytes: two that push nothing, one with the frame of an exception, one that has none yet.
+    let by_rbp = vec![1, 4, 2, 5, 4, 0x03, 4, 0x50];
+    let infos = [vec![1, 0, 0, 0], vec![1, 0, 0, 0], vec![1, 0, 0, 0], by_rbp.clone(), by_rbp];
+    let names = ["KiUserApcDispatcher", "KiUserCallbackDispatcher", "KiUserExceptionDispatcher"];
+    let names = [names[0], names[1], names[2], "LdrInitializeThunk", "RtlUserThreadStart"];
+    let place = [0x30, 0x20, 0x40, 0x10, 0];
+    let functions = infos.into_iter().zip((TEXT..).step_by(16));
+    let file = File {
+        code: vec![0x90; 0x60],
+        functions: functions.map(|(info, begin)| Function { begin, end: begin + 16, info }).collect(),
+        exports: names.into_iter().zip(place).map(|(name, at)| (name, TEXT + at)).collect(),
+        ..File::default()
+    };
+    let bytes = file.build();
+    let pe = Pe::parse(&bytes).unwrap();
+    let functions = Functions::find(&pe, &bytes).unwrap();
+    let told = |library: &str, at: u32| {
+        let at = Svma(BASE) + u64::from(TEXT + at);
+        let row = functions.stack_starts(library).row(at, functions.row(at).unwrap());
+        (row.columns[RETURN_ADDRESS].clone(), row.signal)
+    };
+    let elsewhere = crate::binary::frame_rule::CALLED_FROM_ELSEWHERE;
+    for begins in [0, 8, 0x10] {
+        assert_eq!(told("NTDLL.dll", begins), (Column::Undefined, false));
+        assert_eq!(told("other.dll", begins), (Column::At(-8), false));
+    }
+    assert_eq!(told("ntdll.dll", 0x28), (elsewhere.clone(), false));
+    for interrupted in [0x38, 0x48] {
+        assert_eq!(told("ntdll.dll", interrupted), (Column::At(-8), true));
+        assert_eq!(
+            told("ntdll.dll", interrupted & !15),
+            (elsewhere.clone(), false),
+            "its frame does not stand yet"
+        );
+    }
+}

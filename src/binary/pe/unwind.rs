@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::Pe;
 use super::unwind_info::{self, UnwindInfo};
 use crate::addr::Svma;
-use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
 
 /// An entry: first address, end, and where its unwind information is.
 const ENTRY_BYTES: usize = 12;
@@ -27,6 +27,10 @@ const LIBRARY: &str = "ntdll.dll";
 const THREAD_STARTS: [&str; 2] = ["RtlUserThreadStart", "LdrInitializeThunk"];
 /// What the other side of a system call calls in the program, from a stack of its own.
 const CALLBACK: &str = "KiUserCallbackDispatcher";
+/// What it lets the program go on in where that was interrupted. With rbp as their frame's register these functions have
+/// put a return address where the interrupted code had its stack pointer.
+const INTERRUPTS: [&str; 2] = ["KiUserExceptionDispatcher", "KiUserApcDispatcher"];
+const RBP: u8 = 6;
 
 /// A `RUNTIME_FUNCTION`: addresses from the image's base on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,8 +155,10 @@ impl<'a> Functions<'a> {
             let entry = self.entry(rva).filter(|entry| entry.begin == rva)?;
             Some(self.pe.svmas(&(entry.begin..entry.end)))
         };
+        let functions = |names: &[&str]| names.iter().filter_map(|name| function(name)).collect();
         StackStarts {
-            threads: THREAD_STARTS.iter().filter_map(|name| function(name)).collect(),
+            threads: functions(&THREAD_STARTS),
+            interrupts: functions(&INTERRUPTS),
             callback: function(CALLBACK),
         }
     }
@@ -207,20 +213,27 @@ impl<'a> Functions<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct StackStarts {
     threads: Vec<Range<Svma>>,
+    interrupts: Vec<Range<Svma>>,
     callback: Option<Range<Svma>>,
 }
 
 impl StackStarts {
     /// What the unwind information of an address stands for, where it is in such a function: the outermost one of a
-    /// thread has no caller, and that of a callback is on another stack.
+    /// thread has no caller, that of a callback is on another stack, and that of an exception is where it happened.
     #[must_use]
     pub fn row(&self, at: Svma, row: Row) -> Row {
         let mut row = row;
-        if self.threads.iter().any(|function| function.contains(&at)) {
+        let is_in = |functions: &[Range<Svma>]| functions.iter().any(|function| function.contains(&at));
+        if is_in(&self.threads) {
             row.columns[RETURN_ADDRESS] = Column::Undefined;
-        }
-        if self.callback.as_ref().is_some_and(|function| function.contains(&at)) {
+        } else if is_in(self.callback.as_slice()) {
             row.columns[RETURN_ADDRESS] = CALLED_FROM_ELSEWHERE;
+        } else if is_in(&self.interrupts) {
+            match row.cfa {
+                Cfa::Register(RBP, _) => row.signal = true,
+                // The return address is not there yet.
+                _ => row.columns[RETURN_ADDRESS] = CALLED_FROM_ELSEWHERE,
+            }
         }
         row
     }

@@ -17,7 +17,7 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, kept, last, runtimes, scan, syscall};
+use super::{RBP, RSP, kept, last, runtimes, scan, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
@@ -233,7 +233,7 @@ impl Unwinder {
             let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
                 frame.address.is_return()
                     && is_on_other_stack(next.sp(), input)
-                    && self.cache.is_return(next.address.at(), input.code)
+                    && input.code.is_code(next.address.at())
             });
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
             // Only code that nothing else is known of may be walked by frame pointer: where
@@ -251,6 +251,12 @@ impl Unwinder {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
+                Err(Failure::Null)
+                    if may_end_in_null(rule, &out.methods)
+                        && stack_load::is_in_front(frame.address, input.code) =>
+                {
+                    return Walked { ended: Ended::Switching, reached };
+                }
                 Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
                     return Walked {
                         ended: doubts.at_outermost::<X86_64, COLUMNS>(Ended::Fiber, reached, input),
