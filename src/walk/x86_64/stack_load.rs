@@ -8,7 +8,8 @@ use crate::walk::Code;
 /// Most bytes of a function that are looked at.
 const BYTES_MAX: u64 = 4096;
 
-/// See the top of this file. No where the function's entry is not known.
+/// Whether an instruction in front of an address, in its function, loads the stack pointer; no where the entry of that
+/// is not known.
 pub(super) fn is_in_front(address: CodeAddress, code: &dyn Code) -> bool {
     let Some(function) = code.described_function(address.lookup().at()) else { return false };
     let length = address.at().0.saturating_sub(function.start.0).min(BYTES_MAX);
