@@ -134,7 +134,7 @@ impl From<FormatError> for OpenError {
 pub enum FormatError {
     /// No bytes.
     Empty,
-    /// Neither of the formats that are understood.
+    /// None of the formats that are understood.
     Unknown,
     /// No ELF file, where one was expected.
     NotElf,
@@ -144,6 +144,10 @@ pub enum FormatError {
     NotMachO,
     /// Big-endian.
     MachOVariant,
+    /// No PE file, where one was expected.
+    NotPe,
+    /// Neither PE32 nor PE32+.
+    PeVariant,
     /// A fat file, where one image was expected.
     Fat,
     /// Without `__TEXT` nothing tells where the image lies.
@@ -160,11 +164,13 @@ impl fmt::Display for FormatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FormatError::Empty => "an empty file",
-            FormatError::Unknown => "neither ELF nor Mach-O",
+            FormatError::Unknown => "neither ELF, Mach-O nor PE",
             FormatError::NotElf => "not an ELF file",
             FormatError::ElfVariant => "an ELF file of another byte order or class",
             FormatError::NotMachO => "not a Mach-O file",
             FormatError::MachOVariant => "a Mach-O file of another byte order",
+            FormatError::NotPe => "not a PE file",
+            FormatError::PeVariant => "a PE file of another kind than PE32 and PE32+",
             FormatError::Fat => "a file for several processors: one must be chosen first",
             FormatError::NoText => "a Mach-O file without __TEXT segment",
             FormatError::Damaged(error) => return error.fmt(f),

@@ -67,6 +67,10 @@ pub enum Column {
     IsExpression(Box<[u8]>),
 }
 
+/// What stands for the return address of a function that was entered from another stack, without a call: no address of
+/// code.
+pub const CALLED_FROM_ELSEWHERE: Column = Column::Is(0);
+
 /// A row of aarch64.
 pub type RowAarch64 = Row<AARCH64_COLUMNS>;
 

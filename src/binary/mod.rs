@@ -1,4 +1,4 @@
-//! Bytes of files: images (ELF, Mach-O), their unwind information, what is packed in them, and
+//! Bytes of files: images (ELF, Mach-O, PE), their unwind information, what is packed in them, and
 //! how such bytes are got.
 //!
 //! Input: hostile bytes, of files and of a target's memory. Output: what they say, in plain types.
@@ -16,6 +16,7 @@ pub mod macho;
 pub(crate) mod map;
 mod mapping;
 pub mod object;
+pub mod pe;
 pub mod unpack;
 pub mod v8;
 

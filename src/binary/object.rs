@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::elf::Elf;
 use super::macho::MachO;
+use super::pe::Pe;
 use crate::addr::Svma;
 use crate::binary::{FormatError, ImageBytes};
 
@@ -18,6 +19,8 @@ pub enum Format {
     Elf,
     /// macOS.
     MachO,
+    /// Windows: what Wine runs.
+    Pe,
 }
 
 impl Format {
@@ -33,6 +36,7 @@ impl Format {
             [0xca, 0xfe, 0xba, 0xbe | 0xbf, ..]
             | [0xce | 0xcf, 0xfa, 0xed, 0xfe, ..]
             | [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => Ok(Format::MachO),
+            [b'M', b'Z', ..] => Ok(Format::Pe),
             _ => Err(FormatError::Unknown),
         }
     }
@@ -45,17 +49,20 @@ pub enum Object {
     Elf(Elf),
     /// A Mach-O file for one processor.
     MachO(MachO),
+    /// A PE file.
+    Pe(Pe),
 }
 
 impl Object {
     /// Reads the headers.
     ///
     /// # Errors
-    /// Neither of the formats, or what is wrong with the file.
+    /// None of the formats, or what is wrong with the file.
     pub fn parse(bytes: &[u8]) -> Result<Object, FormatError> {
         match Format::of(bytes)? {
             Format::Elf => Elf::parse(bytes).map(Object::Elf),
             Format::MachO => MachO::parse(bytes).map(Object::MachO),
+            Format::Pe => Pe::parse(bytes).map(Object::Pe),
         }
     }
 
@@ -66,6 +73,7 @@ impl Object {
         match self {
             Object::Elf(elf) => elf.svma_of(file_offset),
             Object::MachO(macho) => macho.svma_of(file_offset),
+            Object::Pe(pe) => pe.svma_of(file_offset),
         }
     }
 
@@ -75,6 +83,7 @@ impl Object {
         match self {
             Object::Elf(elf) => elf.code_in(part),
             Object::MachO(macho) => Some((part.start, macho.svma_of(part.start)?)),
+            Object::Pe(pe) => Some((part.start, pe.svma_of(part.start)?)),
         }
     }
 
@@ -84,34 +93,39 @@ impl Object {
         match self {
             Object::Elf(elf) => elf.file_offset_of(svma),
             Object::MachO(macho) => macho.file_offset_of(svma),
+            Object::Pe(pe) => pe.file_offset_of(svma),
         }
     }
 
     /// What `[module+0x1f40]` counts from: the lowest stated address of an ELF file, the
-    /// start of `__TEXT` (below it a program has its zero page) of a Mach-O file.
+    /// start of `__TEXT` (below it a program has its zero page) of a Mach-O file, the image base of a PE file.
     #[must_use]
     pub fn base_svma(&self) -> Svma {
         match self {
             Object::Elf(elf) => elf.base_svma(),
             Object::MachO(macho) => macho.text.start,
+            Object::Pe(pe) => pe.image_base,
         }
     }
 
-    /// What tells two builds apart: GNU build id, or UUID.
+    /// What tells two builds apart: GNU build id, UUID, or the GUID and age of a PDB.
     #[must_use]
     pub fn build_id(&self) -> Option<&[u8]> {
         match self {
             Object::Elf(elf) => elf.build_id.as_deref(),
             Object::MachO(macho) => macho.uuid.as_ref().map(<[u8; 16]>::as_slice),
+            Object::Pe(pe) => pe.build_id.as_deref(),
         }
     }
 
-    /// Where a process begins to run (ELF `e_entry`, Mach-O `LC_MAIN`), if the file says so.
+    /// Where a process begins to run (ELF `e_entry`, Mach-O `LC_MAIN`), if the file says so. The entry of a PE file is a
+    /// function that is called.
     #[must_use]
     pub fn entry(&self) -> Option<Svma> {
         match self {
             Object::Elf(elf) => (elf.entry.0 != 0).then_some(elf.entry),
             Object::MachO(macho) => macho.entry,
+            Object::Pe(_) => None,
         }
     }
 
@@ -120,7 +134,16 @@ impl Object {
     pub fn macho(&self) -> Option<&MachO> {
         match self {
             Object::MachO(macho) => Some(macho),
-            Object::Elf(_) => None,
+            Object::Elf(_) | Object::Pe(_) => None,
+        }
+    }
+
+    /// The summary, if the file is PE.
+    #[must_use]
+    pub fn pe(&self) -> Option<&Pe> {
+        match self {
+            Object::Pe(pe) => Some(pe),
+            Object::Elf(_) | Object::MachO(_) => None,
         }
     }
 }

@@ -28,6 +28,10 @@ impl Code for ImageCode<'_> {
         self.0.row(lookup)
     }
 
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        self.0.row_in_epilogue(pc)
+    }
+
     fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
         self.0.row_aarch64(lookup)
     }

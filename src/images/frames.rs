@@ -10,20 +10,31 @@ use crate::binary::exidx::Exidx;
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
+use crate::binary::pe::epilogue;
 
 impl Images {
     /// How the caller is found at a code address of the current space, if that is of the
     /// ordinary form; `None` where it is not known.
     #[must_use]
     pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.row(pc)?.ordinary()
+        self.row_in_epilogue(pc).or_else(|| self.row(pc))?.ordinary()
     }
 
-    /// What the unwind information of an ELF image says at a code address of the current
+    /// What the unwind information of an ELF or a PE image says at a code address of the current
     /// space; `None` where there is none, and for a row of another processor.
     #[must_use]
     pub fn row(&self, pc: Avma) -> Option<Row> {
-        self.row_of(pc)
+        let (image, svma) = self.at(pc)?;
+        let Some(functions) = image.pe_functions() else { return self.row_of(pc) };
+        Some(image.pe_stack_starts().row(svma, functions.row(svma)?))
+    }
+
+    /// The row at an instruction of an epilogue of a PE image, whose unwind information is of bodies and prologues;
+    /// `None` where that is right.
+    #[must_use]
+    pub fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        let (image, svma) = self.at(pc)?;
+        epilogue::row(image.object()?.pe()?, &image.pe_functions()?, svma)
     }
 
     /// Whether an address is in an image that contains V8: what has no rows there are its built-in
@@ -86,6 +97,9 @@ impl Images {
             return image.unwind.get_or_init(|| Unwind::find(macho)).is_some();
         }
         let Ok(bytes) = &image.bytes else { return false };
+        if image.pe_functions().is_some() {
+            return true;
+        }
         let bytes = bytes.bytes();
         image.cfi.get_or_init(|| Cfi::find(bytes)).is_some()
             || image.exidx.get_or_init(|| Exidx::find(bytes)).is_some()

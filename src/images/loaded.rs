@@ -15,6 +15,7 @@ use crate::binary::frame_rule::TableSays;
 use crate::binary::macho::functions::Functions;
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
+use crate::binary::pe::unwind::{Functions as PeFunctions, StackStarts};
 use crate::binary::{FormatError, ImageBytes, Mapping, MappingKind, OpenError};
 
 /// Why addresses of an image cannot be named.
@@ -22,7 +23,7 @@ use crate::binary::{FormatError, ImageBytes, Mapping, MappingKind, OpenError};
 pub enum ImageError {
     /// Its bytes cannot be had: `deleted from disk since it was loaded`.
     Open(OpenError),
-    /// They are not understood: `neither ELF nor Mach-O`.
+    /// They are not understood: `neither ELF, Mach-O nor PE`.
     Format(FormatError),
 }
 
@@ -70,6 +71,8 @@ pub struct Image {
     elf_functions: OnceLock<ElfFunctions>,
     /// Looked for where a process makes code at run time.
     jit_descriptor: OnceLock<Option<Svma>>,
+    /// Where stacks of Windows begin.
+    pe_stack_starts: OnceLock<StackStarts>,
 }
 
 /// What debuggers know the list of registered code by (`registered.rs`), and its size in 64-bit programs.
@@ -101,6 +104,7 @@ impl Image {
             functions: OnceLock::new(),
             elf_functions: OnceLock::new(),
             jit_descriptor: OnceLock::new(),
+            pe_stack_starts: OnceLock::new(),
             bytes,
             object,
         }
@@ -117,6 +121,9 @@ impl Image {
             let described = || unwind().as_ref()?.function(self.bytes.as_ref().ok()?, svma);
             return self.function(svma).or_else(described);
         }
+        if let Some(functions) = self.pe_functions() {
+            return functions.function(svma);
+        }
         let described = self.last_function_of_cfi(svma).or_else(|| {
             let entry = self.exidx_entry(svma)?;
             (entry.said != TableSays::CannotUnwind).then_some(entry.function)
@@ -124,10 +131,13 @@ impl Image {
         described.filter(|function| function.contains(&svma))
     }
 
-    /// The bounds of the last function of an ELF image that begins at a stated address or
+    /// The bounds of the last function of an ELF or a PE image that begins at a stated address or
     /// before, as its unwind information has them. It may end before the address.
     #[must_use]
     pub fn last_described_function(&self, svma: Svma) -> Option<Range<Svma>> {
+        if let Some(functions) = self.pe_functions() {
+            return functions.last_function(svma);
+        }
         self.last_function_of_cfi(svma).or_else(|| Some(self.exidx_entry(svma)?.function))
     }
 
@@ -147,8 +157,20 @@ impl Image {
         let bytes = self.bytes.as_ref().ok()?;
         match self.object()?.macho() {
             Some(macho) => self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma),
+            None if self.pe_functions().is_some() => self.described_function(svma),
             None => self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).at(svma),
         }
+    }
+
+    /// The table of functions of a PE image for x86_64, if it has one.
+    pub(super) fn pe_functions(&self) -> Option<PeFunctions<'_>> {
+        PeFunctions::find(self.object()?.pe()?, self.bytes.as_ref().ok()?.bytes())
+    }
+
+    /// Where stacks of Windows begin in a PE image.
+    pub(super) fn pe_stack_starts(&self) -> &StackStarts {
+        let find = || self.pe_functions().map(|functions| functions.stack_starts(&self.name));
+        self.pe_stack_starts.get_or_init(|| find().unwrap_or_default())
     }
 
     /// Whether code at a stated address of 32-bit Arm is T32, as far as a symbol tells.

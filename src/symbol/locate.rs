@@ -16,6 +16,7 @@ use crate::images::Image;
 
 use super::error::DebugFileError;
 use super::sections;
+use super::table::pe;
 
 /// Where Linux distributions keep debug files.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
@@ -75,7 +76,7 @@ fn content(bytes: &[u8]) -> Content {
         sections.iter().any(|section| !section.bytes.is_empty() && is(section))
     };
     Content {
-        symtab: any(&|section| section.kind == object::elf::SHT_SYMTAB.0),
+        symtab: any(&|section| section.kind == object::elf::SHT_SYMTAB.0) || pe::has_symbols(bytes),
         dwarf: any(&|section| section.name == ".debug_info"),
     }
 }

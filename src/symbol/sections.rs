@@ -1,6 +1,6 @@
 //! The sections of a file by name, whatever its format, unpacked where they are packed.
 //!
-//! Input: the bytes of an ELF or Mach-O file, hostile. Output: names, places and contents.
+//! Input: the bytes of an ELF, Mach-O or PE file, hostile. Output: names, places and contents.
 //! Sections that are not packed are not copied. Not for: symbols (see `table`), DWARF.
 
 use std::borrow::Cow;
@@ -8,14 +8,17 @@ use std::borrow::Cow;
 use object::LittleEndian;
 use object::elf::{self, CompressionHeader32, CompressionHeader64, FileHeader32, FileHeader64};
 use object::macho::{MachHeader64, SECTION_TYPE};
+use object::pe::{IMAGE_SCN_MEM_EXECUTE, ImageNtHeaders32, ImageNtHeaders64};
 use object::read::elf::{CompressionHeader, FileHeader, SectionHeader};
 use object::read::macho::{MachHeader, Section as _, Segment as _};
+use object::read::pe::{ImageNtHeaders, ImageOptionalHeader};
 
 use super::error::SectionError;
 use super::relocate::Relocations;
 use crate::binary::FormatError;
 use crate::binary::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
 use crate::binary::object::{Format, name_at};
+use crate::binary::pe::{self, Pe};
 use crate::binary::unpack::{self, Packing};
 
 /// Most sections of a file; object files of `-ffunction-sections` have the most.
@@ -32,13 +35,13 @@ pub struct Section<'a> {
     pub svma: u64,
     /// Size in memory.
     pub size: u64,
-    /// ELF `sh_type`, Mach-O section type.
+    /// ELF `sh_type`, Mach-O section type; 0 in PE.
     pub kind: u32,
     /// ELF `sh_link`, Mach-O `reserved1`.
     pub link: u32,
     /// ELF `sh_info`, Mach-O `reserved2`.
     pub info: u32,
-    /// ELF `sh_flags`, Mach-O `flags`.
+    /// ELF `sh_flags`, Mach-O `flags`, PE `Characteristics`.
     pub flags: u64,
     /// Whether it holds code; not told of Mach-O, where nothing asks.
     pub is_code: bool,
@@ -95,6 +98,10 @@ impl<'a> Section<'a> {
 pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, FormatError> {
     let found = match Format::of(data)? {
         Format::MachO => of_macho(data),
+        Format::Pe => match Pe::parse(data)?.is_64 {
+            true => of_pe::<ImageNtHeaders64>(data),
+            false => of_pe::<ImageNtHeaders32>(data),
+        },
         Format::Elf => match class(data)? {
             Class::Elf32 => of_elf::<FileHeader32<LittleEndian>>(data, |section| {
                 packed::<CompressionHeader32<LittleEndian>>(section)
@@ -189,4 +196,32 @@ fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
         }
     }
     Ok(out)
+}
+
+fn of_pe<H: ImageNtHeaders>(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
+    let (headers, _, offset) = pe::headers::<H>(data)?;
+    let table = headers.sections(data, offset)?;
+    // Names of more than eight letters are among those of symbols, which a stripped file lacks.
+    let symbols = headers.symbols(data).unwrap_or_default();
+    let base = headers.optional_header().image_base();
+    let section = |section: &'_ object::pe::ImageSectionHeader| {
+        let flags = section.characteristics.get(LittleEndian);
+        let name = section.name(symbols.strings()).unwrap_or_default();
+        Section {
+            name: Cow::Owned(
+                String::from_utf8_lossy(&name[..name.len().min(MAX_SECTION_NAME_BYTES)]).into_owned(),
+            ),
+            bytes: section.pe_data(data).unwrap_or_default(),
+            svma: base.wrapping_add(section.virtual_address.get(LittleEndian).into()),
+            size: section.virtual_size.get(LittleEndian).into(),
+            kind: 0,
+            link: 0,
+            info: 0,
+            flags: flags.0.into(),
+            is_code: flags.contains(IMAGE_SCN_MEM_EXECUTE),
+            packing: None,
+            relocations: Relocations::default(),
+        }
+    };
+    Ok(table.iter().take(MAX_SECTIONS).map(section).collect())
 }

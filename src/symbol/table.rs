@@ -9,6 +9,7 @@ mod elf;
 mod exports;
 mod function_end;
 pub mod macho;
+pub(super) mod pe;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -35,6 +36,9 @@ const MAX_COMPARED_BYTES: usize = 1024;
 /// bytes for a symbol that takes at least 16. The same for the symbol table of a Mach-O
 /// file; its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
 pub const MEMORY_FACTOR: f64 = 1.5;
+
+/// The same of a PE file: 24 bytes for the name of an export, which may take 6, and for a symbol of 18.
+pub const PE_MEMORY_FACTOR: f64 = 5.5;
 
 /// Set in [`Entry::link`] of a symbol whose end the file does not tell. A file would need 32 GiB
 /// of symbols to have as many as that.
@@ -121,7 +125,8 @@ pub struct SymbolTable {
 
 impl SymbolTable {
     /// Reads the symbols of a file: ELF `.symtab`, or if that has no functions `.dynsym` and what a
-    /// Go program lists; Mach-O symbol table and exports trie (see [`macho::Parts`]).
+    /// Go program lists; Mach-O symbol table and exports trie (see [`macho::Parts`]); COFF symbols and exports of
+    /// PE.
     ///
     /// # Errors
     /// [`Why::BadFile`] if the file is not understood, [`Why::NoSymbols`] if it has none.
@@ -133,6 +138,7 @@ impl SymbolTable {
                 Ok(SymbolTable::new(entries, Arc::new(Pools(strings.map(pool)))))
             }
             Format::MachO => macho::parse(bytes),
+            Format::Pe => pe::parse(bytes),
         }
     }
 

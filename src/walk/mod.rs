@@ -132,7 +132,13 @@ pub trait Code {
         None
     }
 
-    /// The same for aarch64.
+    /// The row at the instruction `pc` of an epilogue, where unwind information leaves these to the
+    /// instructions (PE); `None` where [`Code::row`] is right.
+    fn row_in_epilogue(&self, _pc: Avma) -> Option<Row> {
+        None
+    }
+
+    /// As [`Code::row`], for aarch64.
     fn row_aarch64(&self, _lookup: Avma) -> Option<RowAarch64> {
         None
     }

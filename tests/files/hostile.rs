@@ -1,10 +1,12 @@
 //! Damaged and malicious files: no panic, no hang, no memory out of proportion.
 //!
-//! Real ELF and Mach-O files are mutated from seeds (`support/seeds.rs`).
+//! ELF, Mach-O and PE files are mutated from seeds (`support/seeds.rs`).
 #![cfg(target_os = "linux")]
 
 #[path = "../../src/binary/macho/build.rs"]
 mod build;
+#[path = "../../src/binary/pe/build.rs"]
+mod build_pe;
 
 use std::ops::Range;
 use std::process::Command;
@@ -18,7 +20,7 @@ use stackprof::images::{Images, MAX_SPACES};
 use stackprof::recording::{Frame, Root};
 use stackprof::symbol::demangle::{MAX_DEMANGLED_BYTES, demangle};
 use stackprof::symbol::table::macho::TRIE_MEMORY_FACTOR;
-use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, SymbolTable};
+use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, PE_MEMORY_FACTOR, SymbolTable};
 use stackprof::symbol::{Options, symbolicate};
 use stackprof::trie::FrameId;
 
@@ -64,6 +66,9 @@ fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
         let commands = 32..32 + u32::from_le_bytes(bytes[20..24].try_into().unwrap()) as usize;
         let all = [0..32, commands.clone(), commands].into_iter().chain(parts);
         return all.filter(|part| part.start < part.end && part.end <= bytes.len()).collect();
+    }
+    if bytes.starts_with(b"MZ") {
+        return vec![0..0x400, 0x40..0x240, 0x400.min(bytes.len() - 1)..bytes.len()];
     }
     if bytes.starts_with(b"\xca\xfe") {
         return vec![0..8, 8..8 + 2 * 20, 0x4000..0x4400];
@@ -139,6 +144,9 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
         let starts = function_starts(bytes.bytes(), macho.text.start).map(|start| start.0);
         assert!(starts.is_sorted() && macho.segments.len() <= MAX_SEGMENTS);
     }
+    if let Ok(Object::Pe(_)) = &object {
+        memory_max = length as f64 * PE_MEMORY_FACTOR;
+    }
     for wanted in [None, Some(*b"0123456789abcdef")] {
         let wanted = fat::Wanted { uuid: wanted, cpu_type: build::ARM64, cpu_subtype: 2 };
         if let Ok(image) = fat::choose(&bytes, &wanted) {
@@ -194,6 +202,13 @@ fn segments(object: &Object) -> Vec<(Svma, Range<u64>)> {
         Object::Elf(elf) => elf.segments.iter().map(|part| (part.svma, part.file.clone())).collect(),
         Object::MachO(macho) => {
             macho.segments.iter().map(|part| (part.svma.start, part.file.clone())).collect()
+        }
+        Object::Pe(pe) => {
+            let segment = |part: &stackprof::binary::pe::Section| {
+                let (start, bytes) = (u64::from(part.file_start), u64::from(part.rva.end - part.rva.start));
+                (pe.image_base.checked_add(part.rva.start.into()).unwrap_or_default(), start..start + bytes)
+            };
+            pe.sections.iter().map(segment).collect()
         }
     }
 }
@@ -289,6 +304,45 @@ fn program() -> build::File {
 #[test]
 fn a_damaged_mach_o_program() {
     mutations("a_damaged_mach_o_program", 3000, &program().build());
+}
+
+/// A PE library with one of everything that is read.
+fn pe_library() -> build_pe::File {
+    use build_pe::{Function, Symbol, TEXT};
+    const NAMES: [&str; 4] = ["LdrInitializeThunk", "RtlUserThreadStart", "shown", "with_a_long_name"];
+    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret, filled up
+    const CODE: [u8; 16] =
+        [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3, 0xcc, 0xcc];
+    let functions = (0..60_u32).map(|index| {
+        let info = vec![1, 6, 3, 0, 6, 0x42, 2, 0x30, 1, 0x50, 0, 0];
+        Function { begin: TEXT + 16 * index, end: TEXT + 16 * index + 14, info }
+    });
+    let symbols = (0..60_u32).map(|index| Symbol {
+        name: NAMES[index as usize % 4],
+        value: 16 * index,
+        is_function: index % 3 > 0,
+        is_external: index % 2 > 0,
+    });
+    build_pe::File {
+        code: CODE.repeat(60),
+        functions: functions.collect(),
+        exports: NAMES.into_iter().zip((TEXT..).step_by(32)).collect(),
+        symbols: symbols.collect(),
+        is_mappable: true,
+    }
+}
+
+#[test]
+fn a_damaged_pe_library() {
+    mutations("a_damaged_pe_library", 3000, &pe_library().build());
+}
+
+#[test]
+fn every_truncation_of_a_pe_library() {
+    let library = pe_library().build();
+    for length in (1..1024).chain(0x3ff0..library.len()) {
+        exercise(library[..length].to_vec(), &library[..4096], &mut Random::of_seed(length as u64));
+    }
 }
 
 #[test]

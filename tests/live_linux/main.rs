@@ -39,6 +39,7 @@ mod lifecycle;
 mod nameless;
 mod narrow;
 mod own_signals;
+mod pe;
 mod privileges;
 mod refusals;
 mod rewritten;

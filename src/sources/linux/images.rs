@@ -15,8 +15,8 @@ use libc::pid_t;
 use super::moved_text::Verdicts;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
-use crate::binary::elf;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{elf, pe};
 use crate::error::io_text;
 use crate::sources::Fault;
 use crate::sources::target_file::{Copying, Links, Patience, Place, Root, open_linked};
@@ -119,7 +119,7 @@ impl Maps {
         let Some(head) = self.heads.get(&mapping.identity) else { return false };
         let mut memory = [0; HEAD_BYTES];
         let len = sys::read_memory(pid, head.0, &mut memory).unwrap_or(0);
-        elf::same_file(&memory[..len], file)
+        elf::same_file(&memory[..len], file) || pe::same_file(&memory[..len], file)
     }
 }
 

@@ -23,6 +23,7 @@ mod launch;
 mod moved_text;
 mod on_cpu;
 mod own;
+mod pe_text;
 mod perf;
 mod pieces;
 mod privileges;

@@ -2,7 +2,7 @@
 //! with --use-largepages, Intel's iodlr, BOLT's hugify.
 //!
 //! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the part of a
-//! file that it stands for. Certain: the mapping lies in a segment of code of a file that is mapped beside it, and
+//! file that it stands for (of PE files see `pe_text`). Certain: the mapping lies in a segment of code of a file that is mapped beside it, and
 //! pages of all its parts are those of the file. Not for: code that was relocated or changed.
 
 use std::fs::File;
@@ -26,8 +26,8 @@ const TRIES_MAX: u32 = 4;
 /// Most mappings whose verdict is kept.
 const KEPT_MAX: usize = 4096;
 /// Pages that are compared, from begin to end of a mapping.
-const PAGES_COMPARED: u64 = 64;
-const PAGE_BYTES: u64 = 4096;
+pub(super) const PAGES_COMPARED: u64 = 64;
+pub(super) const PAGE_BYTES: u64 = 4096;
 /// Largest pages of the supported processors.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
 
@@ -37,22 +37,24 @@ pub(super) type Verdicts = HashMap<(u64, u64), Verdict>;
 /// What an anonymous mapping is.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// The part of a file.
-    Moved(Mapping),
+    /// The parts of a file.
+    Moved(Vec<Mapping>),
     /// Nothing that is known, after so many tries.
     Unknown(u32),
 }
 
 impl Maps {
-    /// Puts the part of a file in the place of each anonymous mapping that code of it was moved to.
-    pub(super) fn place_moved_text(&mut self, pid: pid_t, mappings: &mut [Mapping]) {
+    /// Puts the parts of a file in the place of each anonymous mapping that code of it was moved to.
+    pub(super) fn place_moved_text(&mut self, pid: pid_t, mappings: &mut Vec<Mapping>) {
         let mut lines = None;
         let mut left = JUDGED_MAX;
-        for mapping in mappings.iter_mut().filter(|mapping| mapping.kind == MappingKind::Anonymous) {
+        let mut found: Vec<(usize, Vec<Mapping>)> = Vec::new();
+        let anonymous = mappings.iter().enumerate();
+        for (index, mapping) in anonymous.filter(|(_, mapping)| mapping.kind == MappingKind::Anonymous) {
             let key = (mapping.avma.start.0, mapping.avma.end.0);
             let tries = match self.moved.get(&key) {
                 Some(Verdict::Moved(moved)) => {
-                    *mapping = moved.clone();
+                    found.push((index, moved.clone()));
                     continue;
                 }
                 Some(Verdict::Unknown(tries)) => *tries,
@@ -63,17 +65,22 @@ impl Maps {
             }
             left -= 1;
             let lines = lines.get_or_insert_with(|| all_lines(pid));
-            let moved = self.moved_text(pid, mapping, lines);
+            let moved = match self.moved_text(pid, mapping, lines) {
+                Some(moved) => vec![moved],
+                None => self.pe_text(pid, mapping, lines),
+            };
             if self.moved.len() >= KEPT_MAX {
                 self.moved.clear();
             }
-            match moved {
-                Some(moved) => {
-                    *mapping = moved.clone();
-                    self.moved.insert(key, Verdict::Moved(moved));
-                }
-                None => _ = self.moved.insert(key, Verdict::Unknown(tries + 1)),
+            if moved.is_empty() {
+                self.moved.insert(key, Verdict::Unknown(tries + 1));
+            } else {
+                found.push((index, moved.clone()));
+                self.moved.insert(key, Verdict::Moved(moved));
             }
+        }
+        for (index, moved) in found.into_iter().rev() {
+            mappings.splice(index..=index, moved);
         }
     }
 

@@ -205,7 +205,7 @@ fn a_program_without_aslr_has_stated_addresses_far_from_zero() {
 #[test]
 fn files_that_are_not_understood_say_why() {
     let parse = |bytes: &'static [u8]| SymbolTable::parse(&ImageBytes::new(bytes)).unwrap_err();
-    assert_eq!(parse(b"#!/bin/sh"), Why::BadFile("neither ELF nor Mach-O".to_string()));
+    assert_eq!(parse(b"#!/bin/sh"), Why::BadFile("neither ELF, Mach-O nor PE".to_string()));
     assert!(matches!(parse(b"\x7fELF\x02\x01\x01"), Why::BadFile(_)));
 }
 

@@ -2,7 +2,7 @@
 //! returns there. The mirror of the x86_64 cache; void when the images change.
 
 use super::rule::{Kind, Ordinary, Rule};
-use super::{LR, SP, first};
+use super::{LR, SP, first, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Aarch64;
 use crate::binary::frame_rule::{AARCH64_PC, BodyRow, Cfa, Column, RowAarch64};
@@ -100,6 +100,9 @@ impl Cache {
             },
             None => None,
         };
+        if said.is_none() && code.entry(at).is_some_and(|entry| start::is_start(entry, address, code)) {
+            return Kind::Root;
+        }
         if said.is_none() && Aarch64::ends_thread(here) && flow::is_behind_own_call(address, code) {
             return Kind::Root;
         }

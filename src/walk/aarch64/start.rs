@@ -1,6 +1,10 @@
 //! Code of aarch64 that begins and ends threads and handlers of signals, by its instructions: as
 //! compilers make it of C libraries' sources. Input: bytes; output: yes or no.
 
+use super::call;
+use crate::addr::{Avma, CodeAddress};
+use crate::walk::Code;
+
 /// Whether code is what follows the call of `main` or of a thread's function: its result is passed
 /// to `exit`, or kept for `pthread_join`. Sources: as of x86_64.
 pub(super) fn is_start_code(code: &[u8]) -> bool {
@@ -28,4 +32,102 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
 /// (arch/arm64/kernel/vdso/sigreturn.S; musl and glibc have the same).
 pub(super) fn is_sigreturn(code: &[u8]) -> bool {
     code.starts_with(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4])
+}
+
+/// Most instructions of start code.
+const START_INSTRUCTIONS_MAX: usize = 64;
+
+/// Whether an address is in code that a process begins to run at `entry`, on the one way there: up to its first call, or
+/// behind it, where that returns the program's own entry, which is kept. The dynamic linker's has no unwind information.
+///
+/// Sources: glibc sysdeps/aarch64/dl-machine.h (`RTLD_START`, up to 2.36).
+pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
+    let at = address.at();
+    let (mut here, mut goes_on) = (entry, false);
+    let word = |at: Avma| Some(u32::from_le_bytes(*code.code(at)?.first_chunk::<4>()?));
+    for _ in 0..START_INSTRUCTIONS_MAX {
+        if here >= at {
+            // What is called in front of the entry has returned to no start code: it does not return.
+            return here == at && (here != entry || !address.is_return());
+        }
+        let Some(instruction) = word(here) else { return false };
+        here = here + 4;
+        if call::is_call(instruction) {
+            if address == CodeAddress::Return(here) && !goes_on {
+                return true;
+            }
+            // mov xN, x0
+            goes_on |= word(here).is_some_and(|next| next & 0xffff_ffe0 == 0xaa00_03e0);
+            if !goes_on {
+                return false;
+            }
+        } else if leaves(instruction) {
+            return false;
+        }
+    }
+    false
+}
+
+/// Whether an instruction never leads to the next one: `b`; `br`, `ret` and the like; `brk`, `udf`.
+fn leaves(instruction: u32) -> bool {
+    instruction >> 26 == 0b00_0101
+        || instruction >> 25 == 0b110_1011
+        || instruction & 0xffe0_001f == 0xd420_0000
+        || instruction >> 16 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::walk::text::Text;
+
+    const TEXT: u64 = 0x40_1000;
+
+    /// `_start` of ld.so in glibc 2.36, from its entry at +4.
+    const RTLD: [u32; 12] = [
+        0xd420_0020, // +00 brk #1
+        0xd503_245f, // +04 bti c
+        0x9100_03e0, // +08 mov x0, sp
+        0x9400_0100, // +0c bl _dl_start
+        0xaa00_03f5, // +10 mov x21, x0
+        0xf940_03e1, // +14 ldr x1, [sp]
+        0x9100_23e2, // +18 add x2, sp, #8
+        0x9400_0200, // +1c bl _dl_init
+        0x9000_0000, // +20 adrp x0, _dl_fini
+        0x9100_0000, // +24 add x0, x0, :lo12:_dl_fini
+        0xd61f_02a0, // +28 br x21
+        0x9400_0200, // +2c bl: of another function
+    ];
+
+    fn check(words: &[u32], address: CodeAddress) -> bool {
+        let text = Text(TEXT, words.iter().flat_map(|word| word.to_le_bytes()).collect());
+        is_start(Avma(TEXT + 4), address, &text)
+    }
+
+    fn pc(at: u64) -> CodeAddress {
+        CodeAddress::Pc(Avma(TEXT + at))
+    }
+
+    fn returned(at: u64) -> CodeAddress {
+        CodeAddress::Return(Avma(TEXT + at))
+    }
+
+    #[test]
+    fn a_process_begins_on_the_one_way_from_its_entry() {
+        for at in (4..0x2c).step_by(4) {
+            assert!(check(&RTLD, pc(at)), "+{at:#x}");
+        }
+        assert!(check(&RTLD, returned(0x10)) && check(&RTLD, returned(0x20)));
+        // In front of it, and behind it.
+        for other in [pc(0), returned(4), pc(0x2c), returned(0x30), returned(0x12)] {
+            assert!(!check(&RTLD, other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn behind_a_call_that_may_not_return_another_function_stands() {
+        let mut words = RTLD;
+        words[4] = 0xaa01_03f5; // mov x21, x1
+        assert!(check(&words, returned(0x10)) && !check(&words, returned(0x20)) && !check(&words, pc(0x14)));
+    }
 }

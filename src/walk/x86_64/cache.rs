@@ -302,7 +302,8 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         return (Found::First(first), follows_call || first.not_called);
     }
     let here = code.code(at).unwrap_or_default();
-    let row = code.row(address.lookup().at());
+    let in_epilogue = if is_return { None } else { code.row_in_epilogue(at) };
+    let row = in_epilogue.or_else(|| code.row(address.lookup().at()));
     // Go's table says nothing of what its trampoline is.
     let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
     if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {

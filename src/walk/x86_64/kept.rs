@@ -9,7 +9,7 @@ use super::RSP;
 use super::frame::Frame;
 use crate::addr::Avma;
 use crate::arch::X86_64;
-use crate::binary::frame_rule::{COLUMNS, Cfa, Row};
+use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, COLUMNS, Cfa, RETURN_ADDRESS, Row};
 use crate::walk::bounds::is_on_other_stack;
 use crate::walk::flow::{self, Effect, Place, State};
 use crate::walk::intel::instructions;
@@ -49,8 +49,12 @@ pub(super) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> {
 }
 
 /// Whether a frame whose row counts from r12 has its stack pointer there on another stack than the one that was
-/// copied: a goroutine called from its own, and what it called runs on that of `g0`.
+/// copied: a goroutine called from its own, and what it called runs on that of `g0`. Or whether its row says that it was
+/// entered from another stack.
 pub(super) fn is_elsewhere(row: &Row, frame: &Frame, input: &Input<'_>) -> bool {
+    if row.columns[RETURN_ADDRESS] == CALLED_FROM_ELSEWHERE {
+        return true;
+    }
     let kept = Avma(frame.registers[usize::from(R12)]);
     matches!(row.cfa, Cfa::Register(R12, _)) && is_on_other_stack(kept, input)
 }
@@ -58,7 +62,7 @@ pub(super) fn is_elsewhere(row: &Row, frame: &Frame, input: &Input<'_>) -> bool 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::binary::frame_rule::{Column, RETURN_ADDRESS};
+    use crate::binary::frame_rule::Column;
 
     const TEXT: u64 = 0x40_1000;
 

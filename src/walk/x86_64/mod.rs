@@ -17,6 +17,7 @@ mod records;
 mod rule;
 mod runtimes;
 mod scan;
+mod stack_load;
 mod start;
 mod syscall;
 mod unwinder;

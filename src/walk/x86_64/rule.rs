@@ -170,15 +170,15 @@ impl Rule {
     }
 }
 
-/// Where an ordinary row has the registers that no ordinary row counts its CFA from: rbx and
-/// r12 to r15, words from the register that its own CFA is counted from.
+/// Where an ordinary row has the registers that no ordinary row counts its CFA from: rbx, r12 to
+/// r15, and rsi and rdi, which functions of Windows give back too; words from the register that its own CFA is counted from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
     at: [Option<i16>; Saved::REGISTERS.len()],
 }
 
 impl Saved {
-    const REGISTERS: [u8; 5] = [3, 12, 13, 14, 15];
+    const REGISTERS: [u8; 7] = [3, 12, 13, 14, 15, 4, 5];
 
     /// Registers by DWARF number, and where each is.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, i64)> {
@@ -188,7 +188,7 @@ impl Saved {
 }
 
 /// Packs a row of the ordinary form: a CFA on rsp or rbp, and registers that the callee keeps
-/// (System V AMD64 ABI, figure 3.4) at words below it.
+/// (System V AMD64 ABI, figure 3.4; "x64 calling convention", Microsoft) at words below it.
 pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
     let (kind, offset) = match row.cfa {
         Cfa::Register(register, offset) if usize::from(register) == RSP => (Kind::StackPointer, offset),

@@ -17,11 +17,11 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, kept, last, runtimes, scan, syscall};
+use super::{RBP, RSP, kept, last, runtimes, scan, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
-use crate::walk::bounds::{Failure, further, is_on_own_stack};
+use crate::walk::bounds::{Failure, further, is_on_other_stack, is_on_own_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::intel::doubts::Doubts;
@@ -230,6 +230,11 @@ impl Unwinder {
             let proof = self.cache.proof(rule);
             let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
+            let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
+                frame.address.is_return()
+                    && is_on_other_stack(next.sp(), input)
+                    && input.code.is_code(next.address.at())
+            });
             let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
             // Only code that nothing else is known of may be walked by frame pointer: where
             // unwind information leads to no caller, a frame record is that of another frame.
@@ -246,6 +251,12 @@ impl Unwinder {
                 Err(Failure::Refused) if may_use_record => frame
                     .by_record(input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
+                Err(Failure::Null)
+                    if may_end_in_null(rule, &out.methods)
+                        && stack_load::is_in_front(frame.address, input.code) =>
+                {
+                    return Walked { ended: Ended::Switching, reached };
+                }
                 Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
                     return Walked {
                         ended: doubts.at_outermost::<X86_64, COLUMNS>(Ended::Fiber, reached, input),
@@ -256,6 +267,10 @@ impl Unwinder {
             };
             let (mut next, method) = match checked {
                 Ok(found) => found,
+                // A call is under way, so nothing is being switched: its caller left its stack (system calls of Wine).
+                Err(Failure::Refused) if leads_to_other_stack => {
+                    return Walked { ended: Ended::OtherStack, reached };
+                }
                 Err(Failure::Refused | Failure::Null) => {
                     let ended = match self.cache.unusual(rule) {
                         _ if may_use_record => frame.end_of_records(reached, input),

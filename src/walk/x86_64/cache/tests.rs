@@ -109,3 +109,32 @@ fn code_that_leads_nowhere_is_followed_less_until_it_leads_on() {
     (0..5).for_each(|_| fruitless.note(Fruitless::OF_FRUIT));
     assert!((0..64).all(|_| !fruitless.is_short()));
 }
+
+/// The same, with an instruction at +4 that stands in an epilogue.
+struct WithEpilogue(Described);
+
+impl Code for WithEpilogue {
+    fn is_code(&self, at: Avma) -> bool {
+        self.0.is_code(at)
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.0.code(at)
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        self.0.row(at)
+    }
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        let mut row = self.row(pc)?;
+        row.cfa = Cfa::Register(7, 24);
+        (pc == Avma(AT + 4)).then_some(row)
+    }
+}
+
+#[test]
+fn only_where_a_thread_stands_is_it_in_an_epilogue() {
+    // The last byte of a call looks like a return: call +0xc3000000; nop
+    let code = WithEpilogue(Described(vec![0xe8, 0, 0, 0, 0xc3, 0x90, 0x90]));
+    let cfa = |address| Cache::default().rule(address, &code).cfa();
+    assert_eq!((cfa(CodeAddress::Pc(Avma(AT + 4))), cfa(CodeAddress::Pc(Avma(AT)))), (3, 1));
+    assert_eq!(cfa(returned(5)), 1);
+}

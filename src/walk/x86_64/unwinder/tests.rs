@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::arch::UNKNOWN_REGISTER;
-use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::{Code, StackBytes};
 
 pub(super) const TEXT: u64 = 0x40_1000;
@@ -545,4 +545,22 @@ fn code_of_v8_is_followed_only_where_a_frame_has_no_mark() {
         asked.push(code.1.get());
     }
     assert!(asked[0] == asked[1] && asked[0] < asked[2], "{asked:?}");
+}
+
+/// As in `__wine_syscall_dispatcher`, which calls on a stack of its own, and where the other side calls back.
+#[test]
+fn a_caller_on_another_stack_is_told_where_a_call_is_under_way() {
+    const RBX: usize = 3;
+    const R12: usize = 12;
+    let left = row(Cfa::Register(RBX as u8, 8), &[(RETURN_ADDRESS, Column::In(R12 as u8))]);
+    let entered = row(Cfa::Register(RSP as u8, 8), &[(RETURN_ADDRESS, CALLED_FROM_ELSEWHERE)]);
+    for outer in [left.clone(), entered] {
+        let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
+        let case = Case { rows: vec![(0, sp_plus(8)), (9, outer)], words: vec![TEXT + 10, 0, 0], registers };
+        case.check(&[0, 9], Ended::OtherStack);
+    }
+    // Where a thread stands it may be about to go there.
+    let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
+    let leaf = Case { rows: vec![(0, left)], words: vec![0, 0], registers };
+    assert_ne!(leaf.walk(How::Auto).2, Ended::OtherStack);
 }
