@@ -29,6 +29,8 @@ pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
     const RETURN_COLUMN: usize;
     /// The frame of a signal at the trampoline of Linux that handlers return to.
     const SIGNAL_FRAME: Option<SignalFrame> = None;
+    /// The instruction that enters the kernel, where signals are followed to other stacks.
+    const SYSTEM_CALL: &'static [u8] = &[];
     /// Registers that a function gives back as it found them, without the stack pointer.
     const SAVED: &'static [u8];
     /// The registers that a frame is counted from where code is followed from a function's entry, in

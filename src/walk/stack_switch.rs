@@ -7,7 +7,9 @@
 //!
 //! A saved context outlives its handler: a coroutine that was made by a signal returns from the handler and is
 //! entered again by longjmp, while the interrupted stack has moved on. So a context counts only while the thread
-//! blocks more signals than it did when it was interrupted, as the kernel arranges until sigreturn.
+//! blocks more signals than it did when it was interrupted, as the kernel arranges until sigreturn. Who makes a
+//! coroutine so raises the signal itself; where a system call was interrupted, each call that tells whom it calls must
+//! also have called the function that the frame below is in.
 
 use super::bounds::{Failure, is_on_other_stack};
 use super::frame::Frame;
@@ -35,9 +37,17 @@ pub(super) struct StackSwitches {
     /// The stack pointer behind the switch whose number is the last power of two: one that comes again is that of
     /// a ring.
     mark: Avma,
+    /// A system call was interrupted.
+    by_call: bool,
 }
 
 impl StackSwitches {
+    /// Whether the signal of the last switch came in a system call, which may have raised it. Coroutines are made so,
+    /// and their handlers have returned: what of the stack was called since by others contradicts the frames.
+    pub(super) fn is_by_call(&self) -> bool {
+        self.by_call
+    }
+
     /// How far a walk came that goes on at this stack pointer: what lies on other stacks says nothing of how much
     /// of the first one was needed.
     pub(super) fn further(&self, reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
@@ -83,6 +93,10 @@ impl StackSwitches {
         if !is_live {
             return Err(Ended::OtherStack);
         }
+        let CodeAddress::Pc(pc) = next.address else { return Ok(()) };
+        let before = pc.0.checked_sub(P::SYSTEM_CALL.len() as u64).and_then(|at| input.code.code(Avma(at)));
+        self.by_call =
+            !P::SYSTEM_CALL.is_empty() && before.is_some_and(|code| code.starts_with(P::SYSTEM_CALL));
         let lowest = Avma(next.sp().0.saturating_sub(P::RED_ZONE_BYTES));
         self.go_to(lowest, input)
     }
@@ -122,3 +136,6 @@ impl StackSwitches {
 pub(super) fn is_outside_copy(at: Avma, input: &Input<'_>) -> bool {
     at >= input.stack.end() || is_on_other_stack(at, input)
 }
+
+#[cfg(test)]
+mod tests;

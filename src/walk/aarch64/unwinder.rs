@@ -106,7 +106,6 @@ impl Unwinder {
                     return Walked { ended: if_proved(switches.ended(failure), unproved), reached };
                 }
             };
-            reached = switches.further(reached, next.sp(), input);
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
@@ -118,6 +117,7 @@ impl Unwinder {
             {
                 return Walked { ended, reached };
             }
+            reached = switches.further(reached, frame.sp(), input);
         }
     }
 

@@ -71,6 +71,24 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
     false
 }
 
+/// Whether the call that returns to an address is known to call another function than the one that `from` is in.
+pub(in crate::walk) fn calls_another_function<P: Intel<N>, const N: usize>(
+    address: CodeAddress,
+    from: &Frame<P, N>,
+    code: &dyn Code,
+) -> bool {
+    // jmp *mem: a stub of the dynamic linker, which leads anywhere.
+    let is_stub = |target: Avma| {
+        let bytes = code.code(target).unwrap_or_default();
+        let bytes = bytes.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(bytes);
+        matches!(bytes, [0xff, 0x25, ..] | [0xf2, 0xff, 0x25, ..])
+    };
+    let target = called_from::<P, N>(address, code).filter(|target| !is_stub(*target));
+    target.is_some()
+        && code.function(from.address.lookup().at()).is_some()
+        && !calls_function_of(address, from, code)
+}
+
 /// Where the direct call in front of a return address leads to.
 pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     address: CodeAddress,

@@ -48,6 +48,7 @@ impl Processor<COLUMNS> for X86_64 {
     // `uc_flags`, `uc_link`, `uc_stack`, 256 bytes of `sigcontext`, `uc_sigmask`.
     const SIGNAL_FRAME: Option<SignalFrame> =
         Some(SignalFrame { stack: 16, stack_bytes: 32, blocked: 40 + 256 });
+    const SYSTEM_CALL: &'static [u8] = &[0x0f, 0x05];
     const SAVED: &'static [u8] = &[3, RBP as u8, 12, 13, 14, 15];
 
     /// Code pointers carry no signature here, and a frame pointer keeps Swift's mark until it is

@@ -281,7 +281,11 @@ impl Unwinder {
                 }
                 Err(failure) => return Walked { ended: switches.ended(failure), reached },
             };
-            reached = switches.further(reached, next.sp(), input);
+            if switches.is_by_call()
+                && confirm::calls_another_function::<X86_64, COLUMNS>(next.address, frame, input.code)
+            {
+                return Walked { ended: Ended::OtherStack, reached };
+            }
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
@@ -294,7 +298,10 @@ impl Unwinder {
             }
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
-                (Method::FramePointer, _) => runtimes::is_record_of_v8(frame, input),
+                (Method::FramePointer, _) => {
+                    runtimes::is_record_of_v8(frame, input)
+                        || confirm::is_called_from(frame, &next, &mut self.cache, input)
+                }
                 (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
                 (_, Proof::OfCall) => confirm::is_called_from(frame, &next, &mut self.cache, input),
                 _ => confirm::is_caller(frame, &next, &mut self.cache, input),
@@ -309,6 +316,7 @@ impl Unwinder {
             {
                 return Walked { ended, reached };
             }
+            reached = switches.further(reached, frame.sp(), input);
             run = self.run_from(frame, input, out);
         }
     }
