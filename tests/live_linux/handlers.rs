@@ -66,6 +66,7 @@ fn a_handler_on_a_stack_of_its_own_is_no_bad_frame() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn a_handler_on_a_stack_of_its_own_leads_to_what_raised_its_signal() {
     let Some(_one) = live() else { return };
     let program = compile("handlers", "handlers_followed", &FLAGS);

@@ -46,6 +46,8 @@ impl Processor<AARCH64_COLUMNS> for Aarch64 {
     // `uc_sigmask`.
     const SIGNAL_FRAME: Option<SignalFrame> =
         Some(SignalFrame { stack: 128 + 16, stack_bytes: 128 + 32, blocked: 128 + 40 });
+    // svc #0
+    const SYSTEM_CALL: &'static [u8] = &[0x01, 0x00, 0x00, 0xd4];
     const SAVED: &'static [u8] = &[19, 20, 21, 22, 23, 24, 25, 26, 27, 28, FP as u8, LR as u8];
 
     fn columns(&self, mask: u64) -> [u64; AARCH64_COLUMNS] {

@@ -117,6 +117,10 @@ impl Unwinder {
             {
                 return Walked { ended, reached };
             }
+            // Nothing shows whether those that were called since left the stack as it was.
+            if switches.is_by_call() {
+                return Walked { ended: Ended::OtherStack, reached };
+            }
             reached = switches.further(reached, frame.sp(), input);
         }
     }

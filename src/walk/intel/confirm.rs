@@ -4,8 +4,8 @@
 //! same caller.
 //!
 //! Two things can: a frame record that rbp points to in the very place where the instructions
-//! say that the frame ends; and the call in front of the return address. Its target is an
-//! entry, and the ways from there to where the callee is tell where the return address must be.
+//! say that the frame ends; and the call in front of the return address. Its target, in the instruction or by an
+//! address that the caller's frame still has, is an entry, and the ways from there to where the callee is tell where the return address must be.
 
 use super::{Intel, SinceEntry};
 use crate::addr::{Avma, CodeAddress};
@@ -47,7 +47,8 @@ pub(in crate::walk) fn is_called_from<P: Intel<N>, const N: usize>(
     cache: &mut dyn SinceEntry<N>,
     input: &Input<'_>,
 ) -> bool {
-    let Some(entry) = called_from::<P, N>(next.address, input.code) else { return false };
+    let called = called_from::<P, N>(next.address, input.code).or_else(|| called_by_address(next, input));
+    let Some(entry) = called else { return false };
     let row = cache.since_entry(entry, from.address, input.code);
     row.is_some_and(|row| leads_to(row, from, next, input))
 }
@@ -98,6 +99,34 @@ pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     let bytes = code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?;
     let [0xe8, a, b, c, d, ..] = bytes else { return None };
     Some(P::from(at, i32::from_le_bytes([*a, *b, *c, *d]).into()))
+}
+
+/// Where the call in front of the return address of `caller` leads to, if it is by a word of its frame that was loaded
+/// right before (the C library calls `main` so), or by a register that functions give back as they found it.
+fn called_by_address<P: Intel<N>, const N: usize>(caller: &Frame<P, N>, input: &Input<'_>) -> Option<Avma> {
+    /// mov disp8(%rsp),%register; call *%register
+    const BYTES: u64 = 7;
+    let CodeAddress::Return(at) = caller.address else { return None };
+    if !P::IS_LONG {
+        return None;
+    }
+    let before = input.code.code(Avma(at.0.checked_sub(BYTES)?))?.get(..BYTES as usize)?;
+    if let [0x48, 0x8b, modrm, 0x24, bytes, 0xff, call] = before
+        && modrm & 0xc7 == 0x44
+        && call & 0xf8 == 0xd0
+        && modrm >> 3 & 7 == call & 7
+    {
+        let slot = caller.sp().0.wrapping_add_signed((*bytes as i8).into());
+        return input.read::<P::Word>(Avma(slot)).map(Avma);
+    }
+    let register = match before {
+        // call *%r12 to call *%r15
+        [.., 0x41, 0xff, call @ 0xd4..=0xd7] => 8 + (call & 7),
+        // call *%rbx
+        [.., 0xff, 0xd3] => 3,
+        _ => return None,
+    };
+    Some(Avma(*caller.registers.get(usize::from(register))?))
 }
 
 /// Where code goes on that does nothing but jump: `jmp`, with `endbr64` or `endbr32` before it or not.

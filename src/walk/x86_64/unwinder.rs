@@ -269,6 +269,8 @@ impl Unwinder {
                     let ended = match self.cache.unusual(rule) {
                         _ if may_use_record => frame.end_of_records(reached, input),
                         Some(row) if kept::is_elsewhere(row, frame, input) => Ended::OtherStack,
+                        // Others have been called there since, and the handler has returned.
+                        _ if switches.is_by_call() => Ended::OtherStack,
                         _ => Ended::BadFrame,
                     };
                     return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
