@@ -7,6 +7,7 @@
 //! say that the frame ends; and the call in front of the return address. Its target, in the instruction or by an
 //! address that the caller's frame still has, is an entry, and the ways from there to where the callee is tell where the return address must be.
 
+use super::length::decode;
 use super::{Intel, SinceEntry};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
@@ -16,6 +17,9 @@ use crate::walk::{Code, Input};
 /// Jumps from one to the next that lead from a call to the function.
 const JUMPS_MAX: u32 = 4;
 const CALL_BYTES: u64 = 5;
+/// Functions that jump from one to the next, and bytes of each, that are looked through.
+const FUNCTIONS_MAX: usize = 8;
+const FUNCTION_BYTES_MAX: usize = 16 << 10;
 
 /// Whether `next` is confirmed as the caller of `from`.
 pub(in crate::walk) fn is_caller<P: Intel<N>, const N: usize>(
@@ -72,22 +76,55 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
     false
 }
 
-/// Whether the call that returns to an address is known to call another function than the one that `from` is in.
+/// Whether the call that returns to an address is known to call another function than the one that `from` is in, and
+/// none that goes on there by a jump.
 pub(in crate::walk) fn calls_another_function<P: Intel<N>, const N: usize>(
     address: CodeAddress,
     from: &Frame<P, N>,
     code: &dyn Code,
 ) -> bool {
-    // jmp *mem: a stub of the dynamic linker, which leads anywhere.
-    let is_stub = |target: Avma| {
-        let bytes = code.code(target).unwrap_or_default();
-        let bytes = bytes.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(bytes);
-        matches!(bytes, [0xff, 0x25, ..] | [0xf2, 0xff, 0x25, ..])
-    };
-    let target = called_from::<P, N>(address, code).filter(|target| !is_stub(*target));
-    target.is_some()
-        && code.function(from.address.lookup().at()).is_some()
-        && !calls_function_of(address, from, code)
+    let function = code.function(from.address.lookup().at());
+    let target = called_from::<P, N>(address, code);
+    target.zip(function).is_some_and(|(target, function)| !may_become::<P, N>(target, function.start, code))
+}
+
+/// Whether a function may leave by a jump to the one that begins at `to`, or is that one: also if that cannot be told.
+fn may_become<P: Intel<N>, const N: usize>(function: Avma, to: Avma, code: &dyn Code) -> bool {
+    let (mut entries, mut known, mut next) = ([function; FUNCTIONS_MAX], 1, 0);
+    while next < known {
+        let entry = entries[next];
+        next += 1;
+        let Some(function) = code.function(entry) else { return true };
+        if function.start == to {
+            return true;
+        }
+        let bytes = usize::try_from(function.end.0.saturating_sub(function.start.0)).unwrap_or(usize::MAX);
+        let whole = code.code(function.start).and_then(|code| code.get(..bytes));
+        let Some(whole) = whole.filter(|_| bytes <= FUNCTION_BYTES_MAX) else { return true };
+        let mut at = 0;
+        while at < whole.len() {
+            let decoded =
+                if P::IS_LONG { decode::<true>(&whole[at..]) } else { decode::<false>(&whole[at..]) };
+            let Some(instruction) = decoded else { return true };
+            at += instruction.length;
+            let jumps = match (instruction.map, instruction.opcode) {
+                (0, 0x70..=0x7f | 0xe9 | 0xeb) | (1, 0x80..=0x8f) => true,
+                // Through a register or memory.
+                (0, 0xff) if matches!(instruction.operands(), Some((_, 4, _))) => return true,
+                _ => false,
+            };
+            let target = P::from(function.start + at as u64, instruction.immediate);
+            if !jumps || function.contains(&target) || entries[..known].contains(&target) {
+                continue;
+            }
+            if known == FUNCTIONS_MAX {
+                return true;
+            }
+            entries[known] = target;
+            known += 1;
+        }
+    }
+    false
 }
 
 /// Where the direct call in front of a return address leads to.

@@ -261,10 +261,11 @@ fn switches_are_bounded_where_none_comes_again() {
 fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
     let memory = in_handler();
     // syscall, in front of what was interrupted, and the call in front of the return to the first function.
-    let check = |system_call: bool, target: u64, frames: usize, ended| {
+    let check_with = |jump: &[u8], system_call: bool, target: u64, frames: usize, ended| {
         let mut case = Case::new(&memory);
         let code = &mut case.program.code;
-        code[INTERRUPTED as usize..][..8].fill(0x90);
+        code[INTERRUPTED as usize..][..16].fill(0x90);
+        code[INTERRUPTED as usize + 8..][..jump.len()].copy_from_slice(jump);
         case.registers.rip = TEXT;
         if system_call {
             code[INTERRUPTED as usize - 2..][..2].copy_from_slice(&[0x0f, 0x05]);
@@ -276,9 +277,14 @@ fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
         code[0x20..0x22].copy_from_slice(&[0xff, 0x25]);
         case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1][..frames], ended);
     };
+    let check = |system_call, target, frames, ended| check_with(&[], system_call, target, frames, ended);
     check(true, INTERRUPTED, 4, Ended::Root);
     check(true, 0x20, 4, Ended::Root);
     check(true, INTERRUPTED + 8, 3, Ended::OtherStack);
+    // It goes on in the first by a jump, or may.
+    check_with(&[0xeb, 0xf6], true, INTERRUPTED + 8, 4, Ended::Root);
+    check_with(&[0xff, 0xe0], true, INTERRUPTED + 8, 4, Ended::Root);
+    check_with(&[0xeb, 0xfe], true, INTERRUPTED + 8, 3, Ended::OtherStack);
     // A timer raises none, and its handler cannot be one that made a coroutine.
     check(false, INTERRUPTED + 8, 4, Ended::Root);
 }
