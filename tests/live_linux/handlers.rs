@@ -81,6 +81,25 @@ fn a_handler_on_a_stack_of_its_own_leads_to_what_raised_its_signal() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
+fn a_function_that_was_called_on_another_stack_leads_to_its_callers() {
+    let Some(_one) = live() else { return };
+    let program = compile("handlers", "handlers_called", &FLAGS);
+    let recorded = launch(&["--hz", "997", "--source", "ptrace"], &program, &["called"]);
+    recorded.check_success();
+    let called = recorded.count(|stack| stack.has("run_called"));
+    recorded.check(called > 100, format!("{called} counts"));
+    let of = ["main", "call_deep", "call_deep", "call_deep", "call_deep", "call_on_stack", "run_called"];
+    let is_whole = |stack: &Stack| {
+        let from = stack.frames.iter().position(|name| name == "main");
+        let is_right = from.is_some_and(|from| stack.frames[from..].starts_with(&of.map(str::to_owned)));
+        is_right && !stack.has("[incomplete]")
+    };
+    let whole = recorded.count(is_whole);
+    recorded.check(whole * 100 >= called * 90, format!("{whole} of {called} are whole"));
+}
+
+#[test]
 fn a_coroutine_that_a_signal_made_does_not_lead_to_what_raised_it() {
     let Some(_one) = live() else { return };
     let program = compile("handlers", "handlers_coroutine", &FLAGS);
