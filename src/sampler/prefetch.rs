@@ -8,6 +8,9 @@
 //! incomplete, as one that leaves the copied bytes is, and shows what else to prefetch. A list that is out of date
 //! costs a stack's completeness and never its truth.
 //!
+//! A walk that goes on on another stack (the one that a handler on an alternate stack interrupted) needs words like any
+//! other.
+//!
 //! Input: walks that left the copied bytes; output: the pieces of memory to prefetch of each thread.
 
 use std::cell::RefCell;
@@ -212,18 +215,19 @@ impl Recorder<'_> {
         std::mem::take(&mut prefetch.is_new).then_some(&*prefetch.list)
     }
 
-    /// Takes in what a walk needed of a capture. Where it ran out, it may show what to prefetch of the stacks to
-    /// come: then it is not one that asks for more bytes.
+    /// Takes in what a walk needed of a capture. Where it ran out or went to another stack (`leaves`), it may show
+    /// what to prefetch of the stacks to come: then it is not one that asks for more bytes.
     pub(super) fn look_above(
         &mut self,
         process: &mut dyn Observed,
         id: ThreadId,
         capture: &Capture,
         needed: Needed,
+        leaves: bool,
     ) -> Needed {
         let Some(account) = self.accounts.get_mut(&id) else { return needed };
         let has_pieces = !capture.pieces.is_empty();
-        if !needed.ran_out {
+        if !leaves {
             if has_pieces {
                 account.prefetch.was_enough();
             }
@@ -248,6 +252,10 @@ impl Recorder<'_> {
             }
         }
         let Some(prefetch) = self.accounts.get(&id).map(|account| &account.prefetch) else { return needed };
+        // Of another stack no number of bytes holds anything.
+        if !needed.ran_out {
+            return needed;
+        }
         if prefetch.hopeless {
             return Needed { ran_out: false, hopeless: true, ..needed };
         }
@@ -293,6 +301,8 @@ impl Recorder<'_> {
                 code_mask,
                 code: &code,
                 outer: Some(&later),
+                // What the search finds counts for nothing: without knowing, a handler counts as not returned.
+                blocked_signals: capture.pieces.blocked_signals.or(Some(u64::MAX)),
             };
             let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
             let mut memory = later.memory.borrow_mut();
@@ -300,7 +310,7 @@ impl Recorder<'_> {
             if made.fill(&mut read) {
                 continue;
             }
-            if walked.ended == Ended::WindowRanOut {
+            if matches!(walked.ended, Ended::WindowRanOut | Ended::OtherStack) {
                 return None;
             }
             // A thread that already ran when we came: where was it born?

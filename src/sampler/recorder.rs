@@ -325,7 +325,9 @@ impl<'a> Recorder<'a> {
         frames: &mut Frames,
     ) -> (Ended, Needed) {
         let (ended, needed) = self.walk_capture(process, id, capture, window_max_bytes, frames);
-        let needed = if self.may_prefetch { self.look_above(process, id, capture, needed) } else { needed };
+        let leaves = needed.ran_out || ended == Ended::OtherStack;
+        let needed =
+            if self.may_prefetch { self.look_above(process, id, capture, needed, leaves) } else { needed };
         (ended, needed)
     }
 
@@ -412,6 +414,7 @@ impl<'a> Recorder<'a> {
                 code_mask: process.process().code_mask,
                 code: &code,
                 outer: (!capture.pieces.is_empty()).then_some(&outer),
+                blocked_signals: capture.pieces.blocked_signals,
             };
             let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
             let walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);

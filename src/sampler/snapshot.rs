@@ -17,7 +17,7 @@ use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Ended, Frames, How, Method};
 
 /// Where a stack is deeper than the window, it is copied again with one so many times larger: up
-/// to [`MAX_STACK_BYTES`].
+/// to [`MAX_STACK_BYTES`]. One that goes on on another stack is copied again as often.
 const WINDOW_GROWTH: usize = 4;
 
 /// How long threads that are ready are given to get a CPU and stop, nanoseconds.
@@ -130,10 +130,13 @@ impl StopDriver<'_> {
         // A thread whose stack is deeper than the window is asked again with a larger one.
         let mut window_bytes = FIRST_WINDOW_BYTES;
         while window_bytes <= MAX_STACK_BYTES as usize {
-            let deeper = |stack: &&mut ThreadStack| stack.ended == Ok(Ended::WindowRanOut);
+            let deeper =
+                |stack: &&mut ThreadStack| matches!(stack.ended, Ok(Ended::WindowRanOut | Ended::OtherStack));
             for stack in stacks.iter_mut().filter(deeper) {
                 if let Some(account) = self.recorder.accounts.get_mut(&stack.thread) {
-                    account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
+                    if stack.ended == Ok(Ended::WindowRanOut) {
+                        account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
+                    }
                     if !self.walk_sleeping(stack, &mut frames) {
                         self.ask(stack.thread, stack.activity != Activity::Runnable);
                     }
@@ -147,7 +150,14 @@ impl StopDriver<'_> {
                 {
                     stack.activity = look.activity;
                 }
-                let (ended, _) = self.recorder.walk(self.target, id, &capture, most, &mut frames);
+                let (ended, needed) = self.recorder.walk(self.target, id, &capture, most, &mut frames);
+                // It goes on where nothing was copied: the next stop reads what it needs there.
+                if ended == Ended::OtherStack && self.target.prefetches() {
+                    self.recorder.look_above(self.target, id, &capture, needed, true);
+                    if let Some(pieces) = self.recorder.new_pieces(id) {
+                        self.target.prefetch(id, pieces);
+                    }
+                }
                 if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
                     stack.addresses.clone_from(&frames.addresses);
                     stack.methods.clone_from(&frames.methods);

@@ -462,7 +462,10 @@ impl<'a> StopDriver<'a> {
         let grew = has_new_pieces || self.window_bytes(id) > window_bytes;
         let stop = self.stops.get_mut(&id)?;
         stop.waits = match taken.stack {
-            Some((node, ended)) if stop.asked_waiting && !(grew && ended == Ended::WindowRanOut) => {
+            Some((node, ended))
+                if stop.asked_waiting
+                    && !(grew && matches!(ended, Ended::WindowRanOut | Ended::OtherStack)) =>
+            {
                 Waits::Returning { stack: KnownStack { node, ended }, at }
             }
             _ => Waits::Unknown,

@@ -1,4 +1,4 @@
-//! Pieces of a thread's stack above the bytes that are copied of it, read at the moment of the sample.
+//! Pieces of a thread's stacks beside the bytes that are copied of one, read at the moment of the sample.
 //! Input: addresses and bytes; output: words.
 
 /// Bytes of a prefetched piece: a return address with the registers that a function saves below it.
@@ -20,6 +20,8 @@ pub struct StackPieces {
     /// By their addresses.
     pieces: Vec<Piece>,
     bytes: Vec<u8>,
+    /// The signals that the thread blocked at that moment, one bit each, where the source tells.
+    pub blocked_signals: Option<u64>,
 }
 
 impl StackPieces {
@@ -27,6 +29,7 @@ impl StackPieces {
     pub fn clear(&mut self) {
         self.pieces.clear();
         self.bytes.clear();
+        self.blocked_signals = None;
     }
 
     /// Takes the bytes at an address.

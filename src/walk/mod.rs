@@ -5,7 +5,7 @@
 //! the leaf frame's caller is before, during and after its prologue; `intel/` is what the first and the
 //! last have in common. `fp/` follows the frame
 //! records of either, `flow/` the instructions; `root.rs` recognises the outermost frame of a
-//! thread, `bounds.rs` what lies outside the copied stack. `processor.rs` says what a processor is.
+//! thread, `bounds.rs` what lies outside the copied stack, `stack_switch.rs` follows a walk to another one. `processor.rs` says what a processor is.
 //! `frames.rs` is the result.
 
 mod aarch64;
@@ -21,6 +21,7 @@ mod intel;
 mod processor;
 mod reader;
 mod root;
+mod stack_switch;
 mod table;
 #[cfg(test)]
 mod text;
@@ -222,9 +223,11 @@ pub struct Input<'a> {
     pub code: &'a dyn Code,
     /// Memory of the stack above the copied bytes, as far as it is to be had.
     pub outer: Option<&'a dyn OuterStack>,
+    /// The signals that the thread blocks, one bit each; `None` where that is not known.
+    pub blocked_signals: Option<u64>,
 }
 
-/// Memory of a stack above its copied bytes, known in pieces.
+/// Memory of a stack above its copied bytes, and of other stacks that a walk leads to, known in pieces.
 pub trait OuterStack {
     /// The little-endian word of this size at an address, zero-extended; `None` where it is not known.
     fn word(&self, at: Avma, word_bytes: usize) -> Option<u64>;
@@ -243,6 +246,7 @@ impl<'a> Input<'a> {
             code_mask: u64::MAX,
             code,
             outer: None,
+            blocked_signals: None,
         }
     }
 
@@ -289,9 +293,9 @@ pub enum Ended {
     /// At the thread's outermost frame, but by the frame record of a function that is not
     /// known to keep one: callers may be missing.
     Unproved,
-    /// At a frame that is on another stack than the one that was copied: a signal or an exception
-    /// interrupted it, whose handler has a stack of its own (`sigaltstack`, the main stack of a Cortex-M), or
-    /// it left its own to call something (a goroutine that asks for the time).
+    /// At a frame that is on another stack than the one that was copied, whose words are not known: a signal or an
+    /// exception interrupted it, whose handler has a stack of its own (`sigaltstack`, the main stack of a Cortex-M),
+    /// or it left its own to call something (a goroutine that asks for the time, `__morestack`).
     OtherStack,
     /// The next frame lies above the copied window.
     WindowRanOut,

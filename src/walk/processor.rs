@@ -6,6 +6,7 @@
 
 use super::Code;
 use super::flow::state::{Effect, State};
+use super::stack_switch::SignalFrame;
 use super::words::Word;
 use crate::addr::Avma;
 
@@ -26,6 +27,10 @@ pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
     const LINK: Option<u8>;
     /// The column of the return address. Those below it are of registers.
     const RETURN_COLUMN: usize;
+    /// The frame of a signal at the trampoline of Linux that handlers return to.
+    const SIGNAL_FRAME: Option<SignalFrame> = None;
+    /// The instruction that enters the kernel, where signals are followed to other stacks.
+    const SYSTEM_CALL: &'static [u8] = &[];
     /// Registers that a function gives back as it found them, without the stack pointer.
     const SAVED: &'static [u8];
     /// The registers that a frame is counted from where code is followed from a function's entry, in

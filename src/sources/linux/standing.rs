@@ -224,6 +224,9 @@ impl LinuxTarget {
             let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
             copy_stack(tid, sp, len, capture);
             pieces::read(tid, &thread.prefetch, &mut capture.pieces);
+            if !thread.prefetch.is_empty() {
+                capture.pieces.blocked_signals = sys::blocked_signals(tid).ok();
+            }
         }
         outcome
     }

@@ -137,6 +137,16 @@ pub(super) fn registers(tid: pid_t, into: &mut RawRegisters) -> io::Result<usize
     Ok(iov.iov_len)
 }
 
+/// PTRACE_GETSIGMASK of a stopped thread: the signals that it blocks, one bit each.
+pub(super) fn blocked_signals(tid: pid_t) -> io::Result<u64> {
+    /// include/uapi/linux/ptrace.h
+    const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+    let mut blocked = 0u64;
+    // The kernel writes as many bytes as it is told, those of the live `blocked`.
+    ptrace(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut blocked as usize)?;
+    Ok(blocked)
+}
+
 /// PTRACE_SETREGSET NT_PRSTATUS of a stopped thread: the first `len` bytes, as many as were read.
 pub(super) fn set_registers(tid: pid_t, from: &mut RawRegisters, len: usize) -> io::Result<()> {
     let len = len.min(size_of::<RawRegisters>());

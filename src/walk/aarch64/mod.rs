@@ -26,6 +26,7 @@ pub(super) use unwinder::Unwinder;
 use super::Code;
 use super::flow::state::{Effect, State};
 use super::processor::Processor;
+use super::stack_switch::SignalFrame;
 use crate::addr::Avma;
 use crate::arch::{Aarch64, Arch};
 use crate::binary::frame_rule::{AARCH64_COLUMNS, AARCH64_PC};
@@ -41,6 +42,12 @@ impl Processor<AARCH64_COLUMNS> for Aarch64 {
     const FRAME_POINTER: u8 = FP as u8;
     const LINK: Option<u8> = Some(LR as u8);
     const RETURN_COLUMN: usize = LR;
+    // arch/arm64/kernel/signal.c, `rt_sigframe`: 128 bytes of `siginfo`, `uc_flags`, `uc_link`, `uc_stack`,
+    // `uc_sigmask`.
+    const SIGNAL_FRAME: Option<SignalFrame> =
+        Some(SignalFrame { stack: 128 + 16, stack_bytes: 128 + 32, blocked: 128 + 40 });
+    // svc #0
+    const SYSTEM_CALL: &'static [u8] = &[0x01, 0x00, 0x00, 0xd4];
     const SAVED: &'static [u8] = &[19, 20, 21, 22, 23, 24, 25, 26, 27, 28, FP as u8, LR as u8];
 
     fn columns(&self, mask: u64) -> [u64; AARCH64_COLUMNS] {

@@ -8,9 +8,10 @@ use super::rule::Kind;
 use super::{FP, born, leaf};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Aarch64;
-use crate::walk::bounds::{Failure, further, is_on_other_stack};
+use crate::walk::bounds::{Failure, is_on_other_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
+use crate::walk::stack_switch::StackSwitches;
 use crate::walk::{Ended, Input, Walked, body};
 
 /// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
@@ -60,7 +61,10 @@ impl Unwinder {
         }
         // As on x86_64 (`doubts.rs`).
         let mut unproved = false;
+        let mut switches = StackSwitches::default();
+        let mut input = *input;
         loop {
+            let input = &mut input;
             let rule = self.cache.rule(frame.address, input.code);
             let step = match rule.kind {
                 Kind::Root => return Walked { ended: if_proved(Ended::Root, unproved), reached },
@@ -98,15 +102,26 @@ impl Unwinder {
                     };
                     return Walked { ended, reached };
                 }
-                Err(failure) => return Walked { ended: if_proved(failure.ended(), unproved), reached },
+                Err(failure) => {
+                    return Walked { ended: if_proved(switches.ended(failure), unproved), reached };
+                }
             };
-            reached = further(reached, next.sp(), input);
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
             unproved |= method == Method::FramePointer && frame.is_record_uncertain(&next, input);
-            frame = next;
+            let from = std::mem::replace(&mut frame, next);
             out.push(frame.address, method);
+            if let CodeAddress::Pc(_) = frame.address
+                && let Err(ended) = switches.leave_handler(&from, &frame, input)
+            {
+                return Walked { ended, reached };
+            }
+            // Nothing shows whether those that were called since left the stack as it was.
+            if switches.is_by_call() {
+                return Walked { ended: Ended::OtherStack, reached };
+            }
+            reached = switches.further(reached, frame.sp(), input);
         }
     }
 

@@ -4,9 +4,10 @@
 //! same caller.
 //!
 //! Two things can: a frame record that rbp points to in the very place where the instructions
-//! say that the frame ends; and the call in front of the return address. Its target is an
-//! entry, and the ways from there to where the callee is tell where the return address must be.
+//! say that the frame ends; and the call in front of the return address. Its target, in the instruction or by an
+//! address that the caller's frame still has, is an entry, and the ways from there to where the callee is tell where the return address must be.
 
+use super::length::decode;
 use super::{Intel, SinceEntry};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
@@ -16,6 +17,9 @@ use crate::walk::{Code, Input};
 /// Jumps from one to the next that lead from a call to the function.
 const JUMPS_MAX: u32 = 4;
 const CALL_BYTES: u64 = 5;
+/// Functions that jump from one to the next, and bytes of each, that are looked through.
+const FUNCTIONS_MAX: usize = 8;
+const FUNCTION_BYTES_MAX: usize = 16 << 10;
 
 /// Whether `next` is confirmed as the caller of `from`.
 pub(in crate::walk) fn is_caller<P: Intel<N>, const N: usize>(
@@ -47,7 +51,8 @@ pub(in crate::walk) fn is_called_from<P: Intel<N>, const N: usize>(
     cache: &mut dyn SinceEntry<N>,
     input: &Input<'_>,
 ) -> bool {
-    let Some(entry) = called_from::<P, N>(next.address, input.code) else { return false };
+    let called = called_from::<P, N>(next.address, input.code).or_else(|| called_by_address(next, input));
+    let Some(entry) = called else { return false };
     let row = cache.since_entry(entry, from.address, input.code);
     row.is_some_and(|row| leads_to(row, from, next, input))
 }
@@ -71,6 +76,57 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
     false
 }
 
+/// Whether the call that returns to an address is known to call another function than the one that `from` is in, and
+/// none that goes on there by a jump.
+pub(in crate::walk) fn calls_another_function<P: Intel<N>, const N: usize>(
+    address: CodeAddress,
+    from: &Frame<P, N>,
+    code: &dyn Code,
+) -> bool {
+    let function = code.function(from.address.lookup().at());
+    let target = called_from::<P, N>(address, code);
+    target.zip(function).is_some_and(|(target, function)| !may_become::<P, N>(target, function.start, code))
+}
+
+/// Whether a function may leave by a jump to the one that begins at `to`, or is that one: also if that cannot be told.
+fn may_become<P: Intel<N>, const N: usize>(function: Avma, to: Avma, code: &dyn Code) -> bool {
+    let (mut entries, mut known, mut next) = ([function; FUNCTIONS_MAX], 1, 0);
+    while next < known {
+        let entry = entries[next];
+        next += 1;
+        let Some(function) = code.function(entry) else { return true };
+        if function.start == to {
+            return true;
+        }
+        let bytes = usize::try_from(function.end.0.saturating_sub(function.start.0)).unwrap_or(usize::MAX);
+        let whole = code.code(function.start).and_then(|code| code.get(..bytes));
+        let Some(whole) = whole.filter(|_| bytes <= FUNCTION_BYTES_MAX) else { return true };
+        let mut at = 0;
+        while at < whole.len() {
+            let decoded =
+                if P::IS_LONG { decode::<true>(&whole[at..]) } else { decode::<false>(&whole[at..]) };
+            let Some(instruction) = decoded else { return true };
+            at += instruction.length;
+            let jumps = match (instruction.map, instruction.opcode) {
+                (0, 0x70..=0x7f | 0xe9 | 0xeb) | (1, 0x80..=0x8f) => true,
+                // Through a register or memory.
+                (0, 0xff) if matches!(instruction.operands(), Some((_, 4, _))) => return true,
+                _ => false,
+            };
+            let target = P::from(function.start + at as u64, instruction.immediate);
+            if !jumps || function.contains(&target) || entries[..known].contains(&target) {
+                continue;
+            }
+            if known == FUNCTIONS_MAX {
+                return true;
+            }
+            entries[known] = target;
+            known += 1;
+        }
+    }
+    false
+}
+
 /// Where the direct call in front of a return address leads to.
 pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     address: CodeAddress,
@@ -80,6 +136,34 @@ pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     let bytes = code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?;
     let [0xe8, a, b, c, d, ..] = bytes else { return None };
     Some(P::from(at, i32::from_le_bytes([*a, *b, *c, *d]).into()))
+}
+
+/// Where the call in front of the return address of `caller` leads to, if it is by a word of its frame that was loaded
+/// right before (the C library calls `main` so), or by a register that functions give back as they found it.
+fn called_by_address<P: Intel<N>, const N: usize>(caller: &Frame<P, N>, input: &Input<'_>) -> Option<Avma> {
+    /// mov disp8(%rsp),%register; call *%register
+    const BYTES: u64 = 7;
+    let CodeAddress::Return(at) = caller.address else { return None };
+    if !P::IS_LONG {
+        return None;
+    }
+    let before = input.code.code(Avma(at.0.checked_sub(BYTES)?))?.get(..BYTES as usize)?;
+    if let [0x48, 0x8b, modrm, 0x24, bytes, 0xff, call] = before
+        && modrm & 0xc7 == 0x44
+        && call & 0xf8 == 0xd0
+        && modrm >> 3 & 7 == call & 7
+    {
+        let slot = caller.sp().0.wrapping_add_signed((*bytes as i8).into());
+        return input.read::<P::Word>(Avma(slot)).map(Avma);
+    }
+    let register = match before {
+        // call *%r12 to call *%r15
+        [.., 0x41, 0xff, call @ 0xd4..=0xd7] => 8 + (call & 7),
+        // call *%rbx
+        [.., 0xff, 0xd3] => 3,
+        _ => return None,
+    };
+    Some(Avma(*caller.registers.get(usize::from(register))?))
 }
 
 /// Where code goes on that does nothing but jump: `jmp`, with `endbr64` or `endbr32` before it or not.

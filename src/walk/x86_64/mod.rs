@@ -12,6 +12,7 @@ mod hotspot;
 mod kept;
 mod last;
 mod leaf;
+mod morestack;
 mod record;
 mod records;
 mod rule;
@@ -29,6 +30,7 @@ use super::Code;
 use super::flow::state::{Effect, State};
 use super::intel::{Intel, call, instructions};
 use super::processor::Processor;
+use super::stack_switch::SignalFrame;
 use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, Row};
@@ -43,6 +45,11 @@ impl Processor<COLUMNS> for X86_64 {
     const FRAME_POINTER: u8 = RBP as u8;
     const LINK: Option<u8> = None;
     const RETURN_COLUMN: usize = RETURN_ADDRESS;
+    // arch/x86/include/asm/sigframe.h, `rt_sigframe`: behind its first word, which the handler has returned to,
+    // `uc_flags`, `uc_link`, `uc_stack`, 256 bytes of `sigcontext`, `uc_sigmask`.
+    const SIGNAL_FRAME: Option<SignalFrame> =
+        Some(SignalFrame { stack: 16, stack_bytes: 32, blocked: 40 + 256 });
+    const SYSTEM_CALL: &'static [u8] = &[0x0f, 0x05];
     const SAVED: &'static [u8] = &[3, RBP as u8, 12, 13, 14, 15];
 
     /// Code pointers carry no signature here, and a frame pointer keeps Swift's mark until it is

@@ -57,7 +57,8 @@ impl Unwinder {
             out.push(frame.address, Method::FramePointer);
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
-        let input = Input { max_depth: limit, ..*input };
+        // What a signal interrupted on another stack is no start code.
+        let input = Input { max_depth: limit, blocked_signals: None, ..*input };
         let walked = self.go_on(How::Cfi, &mut frame, &input, out);
         // A handler of a signal whose callers are on a stack that was not copied.
         matches!(walked.ended, Ended::Root | Ended::Fiber | Ended::OtherStack).then_some(walked)

@@ -17,17 +17,18 @@ use super::cache::Cache;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, kept, last, runtimes, scan, stack_load, syscall};
+use super::{RBP, RSP, kept, last, morestack, runtimes, scan, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
-use crate::walk::bounds::{Failure, further, is_on_other_stack, is_on_own_stack};
+use crate::walk::bounds::{Failure, is_on_other_stack, is_on_own_stack};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, How, Method};
 use crate::walk::intel::doubts::Doubts;
 use crate::walk::intel::forward::Proof;
 use crate::walk::intel::switching::Switch;
 use crate::walk::intel::{born, confirm};
+use crate::walk::stack_switch::StackSwitches;
 use crate::walk::words::Words;
 use crate::walk::{Ended, Input, Walked, body};
 
@@ -186,8 +187,11 @@ impl Unwinder {
     ) -> Walked {
         let mut reached = frame.sp();
         let mut doubts = Doubts::default();
+        let mut switches = StackSwitches::default();
+        let mut input = *input;
         loop {
-            reached = further(reached, run.sp, input);
+            let input = &mut input;
+            reached = switches.further(reached, run.sp, input);
             if input.code.walks_again() {
                 return Walked { ended: Ended::BadFrame, reached };
             }
@@ -206,7 +210,7 @@ impl Unwinder {
             }
             if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
                 out.truncate(out.len() - left);
-                return Walked { ended: failure.ended(), reached };
+                return Walked { ended: switches.ended(failure), reached };
             }
             if let Some(first) = begun_by {
                 return Walked {
@@ -228,6 +232,11 @@ impl Unwinder {
             }
             let switch = self.cache.switch(rule);
             let proof = self.cache.proof(rule);
+            if let Some(lowest) = morestack::lowest_word(frame, rule, input)
+                && let Err(ended) = switches.leave_callee(frame, lowest, input)
+            {
+                return Walked { ended, reached };
+            }
             let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
             let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
             let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
@@ -275,6 +284,8 @@ impl Unwinder {
                     let ended = match self.cache.unusual(rule) {
                         _ if may_use_record => frame.end_of_records(reached, input),
                         Some(row) if kept::is_elsewhere(row, frame, input) => Ended::OtherStack,
+                        // Others have been called there since, and the handler has returned.
+                        _ if switches.is_by_call() => Ended::OtherStack,
                         _ => Ended::BadFrame,
                     };
                     return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
@@ -285,9 +296,13 @@ impl Unwinder {
                         reached,
                     };
                 }
-                Err(failure) => return Walked { ended: failure.ended(), reached },
+                Err(failure) => return Walked { ended: switches.ended(failure), reached },
             };
-            reached = further(reached, next.sp(), input);
+            if switches.is_by_call()
+                && confirm::calls_another_function::<X86_64, COLUMNS>(next.address, frame, input.code)
+            {
+                return Walked { ended: Ended::OtherStack, reached };
+            }
             if out.len() >= input.max_depth {
                 return Walked { ended: Ended::DepthLimit, reached };
             }
@@ -300,7 +315,10 @@ impl Unwinder {
             }
             // What may have no record is not known to have one.
             let is_proved = match (method, proof) {
-                (Method::FramePointer, _) => runtimes::is_record_of_v8(frame, input),
+                (Method::FramePointer, _) => {
+                    runtimes::is_record_of_v8(frame, input)
+                        || confirm::is_called_from(frame, &next, &mut self.cache, input)
+                }
                 (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
                 (_, Proof::OfCall) => confirm::is_called_from(frame, &next, &mut self.cache, input),
                 _ => confirm::is_caller(frame, &next, &mut self.cache, input),
@@ -308,8 +326,14 @@ impl Unwinder {
             if !is_proved {
                 doubts.note_unproved();
             }
-            *frame = next;
+            let from = std::mem::replace(frame, next);
             out.push(frame.address, method);
+            if let CodeAddress::Pc(_) = frame.address
+                && let Err(ended) = switches.leave_handler(&from, frame, input)
+            {
+                return Walked { ended, reached };
+            }
+            reached = switches.further(reached, frame.sp(), input);
             run = self.run_from(frame, input, out);
         }
     }

@@ -3,8 +3,8 @@
 //! [`Program`]; output: a [`Score`] per way of walking, and the addresses where it failed.
 //!
 //! A walk that claims to be complete with other frames than the truth is `wrong`, one that
-//! does not claim it `incomplete`. Some stacks are not told by the copied bytes: a handler
-//! on a stack of its own (`sigaltstack`) has callers elsewhere, and a program may have
+//! does not claim it `incomplete`. A handler on a stack of its own (`sigaltstack`) has callers elsewhere, whose
+//! words are read of the program as it stands. Some stacks are not told by memory: a program may have
 //! overwritten a return address or a saved frame pointer (libgcc, while it installs a landing
 //! pad) or be between two stacks. A walk that says there that it is incomplete is counted apart.
 
@@ -22,14 +22,15 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Instant;
 
+use libc::pid_t;
 use stackprof::addr::{Avma, LookupAvma};
 use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::images::Images;
 use stackprof::images::{ImageCode, Made, TargetCode};
-use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
+use stackprof::walk::{self, Ended, Frames, How, Input, OuterStack, StackBytes, Unwinder};
 
-use ptrace::{Stop, read, registers};
+use ptrace::{Stop, blocked_signals, read, registers};
 pub(crate) use ptrace::{has, permitted};
 use shadow::{Kind, Shadow, kind};
 
@@ -218,7 +219,7 @@ impl Session<'_> {
                     if due && signals_seen && thread.signal == 0 {
                         thread.signal = libc::SIGUSR1;
                     }
-                    self.compare(thread, &now);
+                    self.compare(tid, thread, &now);
                     self.outcome.boundaries += 1;
                     if self.outcome.boundaries >= self.program.boundaries_max {
                         break;
@@ -270,7 +271,7 @@ impl Session<'_> {
         thread.shadow.step(kind, &before, now, own, word);
     }
 
-    fn compare(&mut self, thread: &Thread, now: &X86_64) {
+    fn compare(&mut self, tid: pid_t, thread: &Thread, now: &X86_64) {
         if std::mem::take(&mut self.images_changed) {
             let (pid, mappings) = (self.pid, mappings(self.pid));
             if self.images.update(&mappings, &mut |mapping| bytes(pid, mapping)) {
@@ -293,6 +294,7 @@ impl Session<'_> {
                 stack.bytes.get(from..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes).into())
             }
         };
+        let memory = Memory(self.pid);
         let told = thread.shadow.truth(now.rip, word, &mut self.truth);
         self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(at.at())).count() as u64;
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
@@ -300,9 +302,12 @@ impl Session<'_> {
             self.made.begin_walk();
             let walked = loop {
                 let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
+                // Other stacks than the one that was copied.
                 let input = Input {
                     stack_top: Some(Avma(thread.stack_top)),
                     max_depth: 4096,
+                    outer: (!narrow).then_some(&memory),
+                    blocked_signals: blocked_signals(tid).filter(|_| !narrow),
                     ..Input::new(stack, &code)
                 };
                 let registers = if narrow { narrowed(now) } else { Registers::X86_64(*now) };
@@ -337,6 +342,17 @@ impl Session<'_> {
                 );
             }
         }
+    }
+}
+
+/// The memory of the program as it stands.
+struct Memory(pid_t);
+
+impl OuterStack for Memory {
+    fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {
+        let mut bytes = [0; 8];
+        let word = bytes.get_mut(..word_bytes)?;
+        (read(self.0, at.0, word) == word_bytes).then(|| u64::from_le_bytes(bytes))
     }
 }
 

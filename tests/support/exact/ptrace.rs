@@ -156,6 +156,15 @@ pub(crate) fn read(pid: pid_t, from: u64, into: &mut [u8]) -> usize {
     usize::try_from(count).unwrap_or(0)
 }
 
+/// The signals that a stopped thread blocks, one bit each.
+pub(crate) fn blocked_signals(tid: pid_t) -> Option<u64> {
+    const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+    let mut blocked = 0u64;
+    // SAFETY: the kernel writes as many bytes as it is told, those of a local.
+    let result = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut blocked) };
+    (result == 0).then_some(blocked)
+}
+
 /// Whether this process may trace its children.
 pub(crate) fn permitted() -> bool {
     // SAFETY: a child that asks to be traced and ends; only async-signal-safe calls in it.

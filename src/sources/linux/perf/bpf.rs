@@ -37,7 +37,9 @@ const IS_VALUE: u8 = 2;
 pub(super) const MAP_LOOKUP: i32 = 1;
 pub(super) const KTIME_GET_NS: i32 = 5;
 pub(super) const GET_CURRENT_PID_TGID: i32 = 14;
+pub(super) const GET_CURRENT_TASK: i32 = 35;
 pub(super) const PROBE_READ_USER: i32 = 112;
+pub(super) const PROBE_READ_KERNEL: i32 = 113;
 pub(super) const GET_NS_CURRENT_PID_TGID: i32 = 120;
 pub(super) const RINGBUF_RESERVE: i32 = 131;
 pub(super) const RINGBUF_SUBMIT: i32 = 132;
@@ -71,6 +73,8 @@ pub(super) mod machine {
     /// Where values of maps and records of rings are.
     const VALUE: u64 = 0x20_0000;
     const RECORDS: u64 = 0x30_0000;
+    /// Where the kernel has the running thread.
+    const TASK: u64 = 0xffff_8880_0000_0000;
 
     pub(in super::super) struct Machine {
         /// The running thread, its process, and their namespace.
@@ -88,6 +92,8 @@ pub(super) mod machine {
         pub(in super::super) records: Vec<Vec<u8>>,
         /// The memory of the program that can be read: where it begins, and what is there.
         pub(in super::super) memory: (u64, Vec<u8>),
+        /// What the kernel has of the running thread.
+        pub(in super::super) task: Vec<u8>,
         /// The registers of the running thread, as the program gets them.
         pub(in super::super) context: Vec<u8>,
         stack: Vec<u8>,
@@ -108,6 +114,7 @@ pub(super) mod machine {
                 room: usize::MAX,
                 records: Vec::new(),
                 memory: (0, Vec::new()),
+                task: Vec::new(),
                 context: Vec::new(),
                 stack: vec![0; STACK_BYTES as usize],
                 value: Vec::new(),
@@ -209,8 +216,12 @@ pub(super) mod machine {
                     self.at(third, 8).copy_from_slice(&info.to_le_bytes());
                     if known { 0 } else { (-22i64) as u64 }
                 }
-                PROBE_READ_USER => {
-                    let (base, memory) = &self.memory;
+                GET_CURRENT_TASK => TASK,
+                PROBE_READ_USER | PROBE_READ_KERNEL => {
+                    let (base, memory) = match helper {
+                        PROBE_READ_USER => (&self.memory.0, &self.memory.1),
+                        _ => (&TASK, &self.task),
+                    };
                     let from = third.checked_sub(*base).map_or(usize::MAX, |from| from as usize);
                     let len = second as usize;
                     let copied = memory.get(from..).and_then(|rest| rest.get(..len)).map(<[u8]>::to_vec);

@@ -19,6 +19,7 @@ mod below;
 mod beyond;
 mod bpf;
 mod bpf_sys;
+mod btf;
 mod buffers;
 mod choice;
 mod copies;

@@ -11,10 +11,12 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::bpf::{
-    ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER,
-    PROBE_READ_USER, RINGBUF_RESERVE, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
+    ADD, CALL, GET_CURRENT_TASK, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP, MOVE,
+    MOVE_REGISTER, PROBE_READ_KERNEL, PROBE_READ_USER, RINGBUF_RESERVE, STORE_DOUBLE, STORE_VALUE_DOUBLE,
+    load_map, op,
 };
 use super::bpf_sys::{self, ProgramRing};
+use super::btf;
 use super::copies::{Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
 use super::events;
 use super::filter::TID;
@@ -35,9 +37,15 @@ const THREADS_MAX: u32 = 256;
 const RING_BYTES_OF_CPU: usize = 1 << 20;
 const RING_BYTES_MAX: usize = 16 << 20;
 
+/// Instead of a piece's address: the signals that the thread blocks.
+const BLOCKED_SIGNALS: u64 = 1;
+
 /// Reads the pieces on the list that the map `lists` may have for the running thread. `ring` is the descriptor of a
-/// [`ProgramRing`]. A record's address is its place among those of its sample.
-fn read_program(lists: i32, ring: i32) -> Vec<u64> {
+/// [`ProgramRing`]. A record's address is its place among those of its sample. `blocked_at`: where the kernel's
+/// structure of a thread has the signals that it blocks; they take the place of the first piece, and the last one
+/// of a full list is not read.
+fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
+    let shift = usize::from(blocked_at.is_some());
     let mut program = Vec::new();
     // To the end of the program, from wherever: filled in below.
     let mut to_end = Vec::new();
@@ -56,8 +64,9 @@ fn read_program(lists: i32, ring: i32) -> Vec<u64> {
         op(MOVE_REGISTER, 9, 0, 0, 0),
     ]);
     for record in 0..RECORDS_MAX {
-        let in_list = |piece: usize| ((record * RECORD_PIECES + piece) * 8) as i16;
-        program.push(op(LOAD_DOUBLE, 6, 7, in_list(0), 0));
+        let first = if record == 0 { shift } else { 0 };
+        let in_list = |piece: usize| ((record * RECORD_PIECES + piece - shift) * 8) as i16;
+        program.push(op(LOAD_DOUBLE, 6, 7, in_list(first), 0));
         to_end.push(program.len());
         program.push(op(JUMP_IF_EQUAL, 6, 0, 0, 0));
         program.extend(load_map(1, ring));
@@ -77,7 +86,23 @@ fn read_program(lists: i32, ring: i32) -> Vec<u64> {
             op(STORE_VALUE_DOUBLE, 8, 0, LEN, 0),
         ]);
         let mut to_submit = Vec::new();
-        for piece in 0..RECORD_PIECES {
+        if let Some(blocked_at) = blocked_at.filter(|_| record == 0) {
+            program.extend([
+                op(CALL, 0, 0, 0, GET_CURRENT_TASK),
+                op(MOVE_REGISTER, 3, 0, 0, 0),
+                op(ADD, 3, 0, 0, blocked_at),
+                op(MOVE_REGISTER, 1, 8, 0, 0),
+                op(ADD, 1, 0, 0, (HEADER_BYTES + 8) as i32),
+                op(MOVE, 2, 0, 0, size_of::<u64>() as i32),
+                op(CALL, 0, 0, 0, PROBE_READ_KERNEL),
+                op(MOVE, 6, 0, 0, BLOCKED_SIGNALS as i32),
+                op(JUMP_IF_EQUAL, 0, 0, 1, 0),
+                op(MOVE, 6, 0, 0, 0),
+                op(STORE_DOUBLE, 8, 6, HEADER_BYTES as i16, 0),
+                op(STORE_VALUE_DOUBLE, 8, 0, LEN, ENTRY_BYTES as i32),
+            ]);
+        }
+        for piece in first..RECORD_PIECES {
             let entry = HEADER_BYTES + piece * ENTRY_BYTES;
             program.push(op(LOAD_DOUBLE, 6, 7, in_list(piece), 0));
             to_submit.push(program.len());
@@ -111,6 +136,10 @@ fn add_pieces(copies: &mut Copies, id: Id, capture: &mut Capture) {
         let Some((start, bytes)) = entry.split_first_chunk() else { continue };
         match u64::from_le_bytes(*start) {
             0 => {}
+            BLOCKED_SIGNALS => {
+                let signals = bytes.first_chunk().map(|signals| u64::from_le_bytes(*signals));
+                capture.pieces.blocked_signals = signals;
+            }
             start => capture.pieces.push(start, bytes),
         }
     }
@@ -129,6 +158,8 @@ pub(super) struct Prefetch {
     ring: ProgramRing,
     threads: HashSet<pid_t>,
     copies: Copies,
+    /// Where the kernel's structure of a thread has the signals that it blocks, where the kernel tells.
+    blocked_at: Option<i32>,
 }
 
 impl Prefetch {
@@ -143,12 +174,13 @@ impl Prefetch {
             ring: ProgramRing::create(ring_bytes, RECORD_BYTES)?,
             threads: HashSet::new(),
             copies: Copies::default(),
+            blocked_at: btf::member_offset("task_struct", "blocked"),
         })
     }
 
     /// What a program does with samples that come through.
     pub(super) fn program(&self) -> Vec<u64> {
-        read_program(self.lists.as_raw_fd(), self.ring.descriptor())
+        read_program(self.lists.as_raw_fd(), self.ring.descriptor(), self.blocked_at)
     }
 
     /// Has the samples of a thread hold these pieces from now on.
@@ -208,7 +240,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING))
+        filter::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING, None))
     }
 
     /// A sample of the machine with its pieces.
@@ -240,6 +272,30 @@ mod tests {
                 assert_eq!(capture.pieces.word(start, 8), Some(word(&machine, start)));
                 assert_eq!(capture.pieces.word(start + 56, 8), Some(word(&machine, start + 56)));
                 assert_eq!(capture.pieces.word(start + 64, 8), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_blocked_signals_of_the_thread_are_read_with_its_pieces() {
+        for (count, at, blocked) in [
+            (1, 64, Some(0x55)),
+            (31, 64, Some(0x55)),
+            (32, 64, Some(0x55)),
+            (511, 64, Some(0x55)),
+            (40, 72, None),
+        ] {
+            let starts: Vec<u64> = (0..count).map(|piece| AT + 0x1000 + piece * 200).collect();
+            let mut machine = machine(&starts);
+            machine.task = [vec![0; 64], 0x55u64.to_le_bytes().to_vec()].concat();
+            let program =
+                filter::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING, Some(at)));
+            assert_eq!(machine.run(&program), 1);
+            let capture = completed(&machine, machine.time_ns + 900, 0x800);
+            assert_eq!(capture.pieces.blocked_signals, blocked);
+            assert_eq!(capture.pieces.bytes(), count as usize * PIECE_BYTES);
+            for start in starts {
+                assert_eq!(capture.pieces.word(start + 56, 8), Some(word(&machine, start + 56)));
             }
         }
     }

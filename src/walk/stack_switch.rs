@@ -1,0 +1,141 @@
+//! Stack switches that a walk follows: a handler of a signal on the alternate stack (sigaltstack(2)), below which
+//! the kernel saved the registers of what it interrupted, and functions that call on a stack of their choice
+//! (`__morestack` of split stacks, `rust_psm_on_stack`) and whose rows count from the frame pointer.
+//!
+//! Input: a frame and its caller; output: the [`Input`] that the walk goes on with. Its words are those of
+//! [`OuterStack`](super::OuterStack), as far as they are known of the moment of the sample.
+//!
+//! A saved context outlives its handler: a coroutine that was made by a signal returns from the handler and is
+//! entered again by longjmp, while the interrupted stack has moved on. So a context counts only while the thread
+//! blocks more signals than it did when it was interrupted, as the kernel arranges until sigreturn. Who makes a
+//! coroutine so raises the signal itself; where a system call was interrupted, each call that tells whom it calls must
+//! also have called the function that the frame below is in.
+
+use super::bounds::{Failure, is_on_other_stack};
+use super::frame::Frame;
+use super::processor::Processor;
+use super::{Ended, Input, StackBytes};
+use crate::addr::{Avma, CodeAddress};
+
+/// Most switches of one walk. A segment of a split stack has a page or more.
+const SWITCHES_MAX: u32 = 1024;
+
+/// Where the kernel's frame of a signal has what matters here, in bytes from the stack pointer at the trampoline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SignalFrame {
+    /// `uc_stack.ss_sp` and `uc_stack.ss_size`: the alternate stack as it was set.
+    pub stack: u64,
+    pub stack_bytes: u64,
+    /// `uc_sigmask`: the signals that were blocked.
+    pub blocked: u64,
+}
+
+/// The switches of a walk so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StackSwitches {
+    count: u32,
+    /// The stack pointer behind the switch whose number is the last power of two: one that comes again is that of
+    /// a ring.
+    mark: Avma,
+    /// A system call was interrupted.
+    by_call: bool,
+}
+
+impl StackSwitches {
+    /// Whether the signal of the last switch came in a system call, which may have raised it. Coroutines are made so,
+    /// and their handlers have returned: what of the stack was called since by others contradicts the frames.
+    pub(super) fn is_by_call(&self) -> bool {
+        self.by_call
+    }
+
+    /// How far a walk came that goes on at this stack pointer: what lies on other stacks says nothing of how much
+    /// of the first one was needed.
+    pub(super) fn further(&self, reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
+        if self.count > 0 { reached } else { super::bounds::further(reached, sp, input) }
+    }
+
+    /// Why a walk ended that led nowhere.
+    pub(super) fn ended(&self, failure: Failure) -> Ended {
+        match failure {
+            Failure::OutsideWindow if self.count > 0 => Ended::OtherStack,
+            failure => failure.ended(),
+        }
+    }
+
+    /// Goes to the stack of `next` where `from` is the trampoline of a handler on the alternate stack, and `next`
+    /// was interrupted on another one.
+    ///
+    /// # Errors
+    /// Why the walk ends.
+    pub(super) fn leave_handler<P: Processor<N>, const N: usize>(
+        &mut self,
+        from: &Frame<P, N>,
+        next: &Frame<P, N>,
+        input: &mut Input<'_>,
+    ) -> Result<(), Ended> {
+        let CodeAddress::Return(trampoline) = from.address else { return Ok(()) };
+        // Where it is not known what the thread blocks, words of this stack may still lead on.
+        let Some(blocked) = input.blocked_signals else { return Ok(()) };
+        let Some(layout) = P::SIGNAL_FRAME else { return Ok(()) };
+        if !input.code.code(trampoline).is_some_and(P::is_sigreturn) {
+            return Ok(());
+        }
+        let word = |offset: u64| input.read::<u64>(Avma(from.sp().0.wrapping_add(offset)));
+        let (stack, bytes) = (word(layout.stack), word(layout.stack_bytes));
+        let Some((stack, bytes)) = stack.zip(bytes) else { return Ok(()) };
+        // include/linux/sched/signal.h, `__on_sig_stack`.
+        let is_on = |sp: Avma| sp.0 > stack && sp.0 - stack <= bytes;
+        if !is_on(from.sp()) || is_on(next.sp()) {
+            return Ok(());
+        }
+        // Handlers that unblock their signal themselves are not told from ones that have returned.
+        let is_live = word(layout.blocked).is_some_and(|saved| blocked & saved == saved && blocked != saved);
+        if !is_live {
+            return Err(Ended::OtherStack);
+        }
+        let CodeAddress::Pc(pc) = next.address else { return Ok(()) };
+        let before = pc.0.checked_sub(P::SYSTEM_CALL.len() as u64).and_then(|at| input.code.code(Avma(at)));
+        self.by_call =
+            !P::SYSTEM_CALL.is_empty() && before.is_some_and(|code| code.starts_with(P::SYSTEM_CALL));
+        let lowest = Avma(next.sp().0.saturating_sub(P::RED_ZONE_BYTES));
+        self.go_to(lowest, input)
+    }
+
+    /// Goes to the stack that the row of `frame` counts from, whose function has called on another one: `lowest` is
+    /// the lowest address that the row reads at. The stack pointer of the frame becomes that.
+    ///
+    /// # Errors
+    /// Why the walk ends.
+    pub(super) fn leave_callee<P: Processor<N>, const N: usize>(
+        &mut self,
+        frame: &mut Frame<P, N>,
+        lowest: Avma,
+        input: &mut Input<'_>,
+    ) -> Result<(), Ended> {
+        frame.registers[usize::from(P::STACK_POINTER)] = lowest.0;
+        self.go_to(lowest, input)
+    }
+
+    fn go_to(&mut self, lowest: Avma, input: &mut Input<'_>) -> Result<(), Ended> {
+        if self.count >= SWITCHES_MAX || self.count > 0 && lowest == self.mark {
+            return Err(Ended::BadFrame);
+        }
+        self.count += 1;
+        if self.count.is_power_of_two() {
+            self.mark = lowest;
+        }
+        let copied = lowest.0.checked_sub(input.stack.base.0);
+        let copied = copied.and_then(|from| input.stack.bytes.get(usize::try_from(from).ok()?..));
+        input.stack = StackBytes { base: lowest, bytes: copied.unwrap_or_default() };
+        input.stack_limit = None;
+        Ok(())
+    }
+}
+
+/// Whether nothing at an address of a frame was copied: it is above the copy, or on another stack.
+pub(super) fn is_outside_copy(at: Avma, input: &Input<'_>) -> bool {
+    at >= input.stack.end() || is_on_other_stack(at, input)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,383 @@
+//! Walks over two stacks and more on simulated memory: one is copied, of the others words are known.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+
+use super::*;
+use crate::arch::{Aarch64, Registers, X86_64};
+use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
+use crate::walk::{self, Code, Frames, How, OuterStack, Unwinder, Walked};
+
+const TEXT: u64 = 0x40_1000;
+/// The stack that is copied: an alternate stack.
+const ALT: u64 = 0x10_0000;
+const ALT_BYTES: u64 = 0x4000;
+/// The stack of the thread.
+const STACK: u64 = 0x7fff_0000_8000;
+/// What a thread blocks in a handler of SIGUSR1, and what it blocked before.
+const IN_HANDLER: u64 = 1 << 9 | 1;
+const BEFORE: u64 = 1;
+
+/// Functions: the leaf, the handler's trampoline, what it interrupted, the first of the thread, and one that calls
+/// on another stack. Calls return to even addresses.
+const TRAMPOLINE: u64 = 0x300;
+const INTERRUPTED: u64 = 0x40;
+const FIRST: u64 = 0x60;
+const ON_STACK: u64 = 0x200;
+/// push %rbp; mov %rsp,%rbp; mov %rcx,%rsp; call *%rdx; mov %rbp,%rsp; pop %rbp; ret
+const CALLS_ON_STACK: [u8; 14] =
+    [0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xcc, 0xff, 0xd2, 0x48, 0x89, 0xec, 0x5d, 0xc3];
+const RETURN_ON_STACK: u64 = ON_STACK + 9;
+
+struct Program {
+    code: Vec<u8>,
+    rows: BTreeMap<u64, Row>,
+    rows_aarch64: BTreeMap<u64, RowAarch64>,
+}
+
+impl Program {
+    fn new() -> Program {
+        let mut code = [0xff, 0xd0].repeat(0x180);
+        code.resize(0x400, 0);
+        code[ON_STACK as usize..][..CALLS_ON_STACK.len()].copy_from_slice(&CALLS_ON_STACK);
+        // mov $15,%rax; syscall
+        code[TRAMPOLINE as usize..][..9].copy_from_slice(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
+        let mut rows = BTreeMap::new();
+        rows.insert(0, row(7, 8));
+        rows.insert(INTERRUPTED, row(7, 16));
+        let mut first = row(7, 8);
+        first.columns[RETURN_ADDRESS] = Column::Undefined;
+        rows.insert(FIRST - 1, first);
+        let mut on_stack = row(6, 16);
+        on_stack.columns[6] = Column::At(-16);
+        rows.insert(RETURN_ON_STACK - 1, on_stack);
+        Program { code, rows, rows_aarch64: BTreeMap::new() }
+    }
+}
+
+/// The CFA so many bytes above a register, the return address below it.
+fn row(register: u8, bytes: i64) -> Row {
+    let mut row = Row::new(Cfa::Register(register, bytes));
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    row
+}
+
+impl Code for Program {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some()
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.code.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, at: Avma) -> Option<Row> {
+        self.rows.get(&at.0.checked_sub(TEXT)?).cloned()
+    }
+    fn row_aarch64(&self, at: Avma) -> Option<RowAarch64> {
+        self.rows_aarch64.get(&at.0.checked_sub(TEXT)?).cloned()
+    }
+    fn function(&self, at: Avma) -> Option<Range<Avma>> {
+        // What was interrupted is two functions of 8 bytes.
+        let start = Avma(at.0 & !7);
+        (Avma(TEXT + INTERRUPTED)..Avma(TEXT + FIRST)).contains(&at).then(|| start..start + 8)
+    }
+    fn described_function(&self, at: Avma) -> Option<Range<Avma>> {
+        let function = Avma(TEXT + ON_STACK)..Avma(TEXT + ON_STACK + CALLS_ON_STACK.len() as u64);
+        function.contains(&at).then_some(function)
+    }
+}
+
+/// Words by address.
+#[derive(Clone, Default)]
+struct Memory(BTreeMap<u64, u64>);
+
+impl Memory {
+    fn put(&mut self, at: u64, words: &[u64]) {
+        self.0.extend((at..).step_by(8).zip(words.iter().copied()));
+    }
+
+    /// The frame of a signal, whose trampoline finds it at `at`: of a handler on the alternate stack, and what it
+    /// interrupted.
+    fn put_signal_frame(&mut self, at: u64, sp: u64, pc: u64, blocked: u64) {
+        self.put(at, &[0; 40]);
+        self.put(at + 16, &[ALT, 0, ALT_BYTES]);
+        self.put(at + 40 + 15 * 8, &[sp, TEXT + pc]);
+        self.put(at + 40 + 256, &[blocked]);
+    }
+
+    /// What is copied from an address on.
+    fn copy(&self, from: u64, bytes: u64) -> Vec<u8> {
+        let words = (from..from + bytes).step_by(8);
+        words.flat_map(|at| self.0.get(&at).copied().unwrap_or(0).to_le_bytes()).collect()
+    }
+}
+
+impl OuterStack for Memory {
+    fn word(&self, at: Avma, _: usize) -> Option<u64> {
+        self.0.get(&at.0).copied()
+    }
+}
+
+/// A leaf on the alternate stack, in a handler that interrupted the thread's stack: the word at its stack pointer is
+/// the trampoline.
+fn in_handler() -> Memory {
+    let mut memory = Memory::default();
+    memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
+    memory.put_signal_frame(ALT + 0x1008, STACK, INTERRUPTED, BEFORE);
+    memory.put(STACK, &[7, TEXT + FIRST]);
+    memory
+}
+
+struct Case<'a> {
+    memory: &'a Memory,
+    program: Program,
+    blocked_signals: Option<u64>,
+    registers: X86_64,
+}
+
+impl Case<'_> {
+    fn new(memory: &Memory) -> Case<'_> {
+        let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
+        registers.gpr[X86_64::RSP] = ALT + 0x1000;
+        Case { memory, program: Program::new(), blocked_signals: Some(IN_HANDLER), registers }
+    }
+
+    fn walk(&self, how: How) -> (Vec<u64>, Walked) {
+        let bytes = self.memory.copy(ALT + 0x1000, 0x400);
+        let stack = StackBytes { base: Avma(ALT + 0x1000), bytes: &bytes };
+        let input = Input {
+            outer: Some(self.memory),
+            blocked_signals: self.blocked_signals,
+            ..Input::new(stack, &self.program)
+        };
+        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+        let registers = Registers::X86_64(self.registers);
+        let walked = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
+        (out.addresses.iter().map(|at| at.0.wrapping_sub(TEXT)).collect(), walked)
+    }
+
+    #[track_caller]
+    fn check(&self, addresses: &[u64], ended: Ended) {
+        for how in [How::Auto, How::Cfi] {
+            let (found, walked) = self.walk(how);
+            assert_eq!((found.as_slice(), walked.ended), (addresses, ended), "{how:?}");
+            // What lies on other stacks does not make the copy larger.
+            assert!(walked.reached.0 < ALT + 0x2000, "{walked:?}");
+        }
+    }
+}
+
+const TO_INTERRUPTED: [u64; 3] = [0, TRAMPOLINE, INTERRUPTED];
+
+#[test]
+fn a_handler_on_the_alternate_stack_leads_to_what_it_interrupted() {
+    Case::new(&in_handler()).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+}
+
+#[test]
+fn a_handler_that_has_returned_leads_nowhere() {
+    // A coroutine that was made by a signal runs on the alternate stack with the signals of whoever entered it.
+    for blocked in [BEFORE, 0, 1 << 9, IN_HANDLER & !BEFORE] {
+        let memory = in_handler();
+        let case = Case { blocked_signals: Some(blocked), ..Case::new(&memory) };
+        case.check(&TO_INTERRUPTED, Ended::OtherStack);
+    }
+    let memory = in_handler();
+    Case { blocked_signals: None, ..Case::new(&memory) }.check(&TO_INTERRUPTED, Ended::OtherStack);
+}
+
+#[test]
+fn words_of_the_other_stack_that_are_not_known_are_no_small_copy() {
+    let mut memory = in_handler();
+    memory.0.remove(&(STACK + 8));
+    Case::new(&memory).check(&TO_INTERRUPTED, Ended::OtherStack);
+    // What is there and is no return address is a torn stack.
+    memory.put(STACK + 8, &[0x1234]);
+    Case::new(&memory).check(&TO_INTERRUPTED, Ended::BadFrame);
+}
+
+#[test]
+fn a_frame_that_is_not_on_the_alternate_stack_is_no_switch() {
+    let mut memory = in_handler();
+    // SS_DISABLE
+    memory.put(ALT + 0x1018, &[0, 2, 0]);
+    Case::new(&memory).check(&TO_INTERRUPTED, Ended::OtherStack);
+    // The handler interrupted one on the same stack.
+    let mut memory = in_handler();
+    memory.put_signal_frame(ALT + 0x1008, ALT + 0x1200, INTERRUPTED, BEFORE);
+    memory.put(ALT + 0x1200, &[7, TEXT + FIRST]);
+    Case { blocked_signals: Some(0), ..Case::new(&memory) }
+        .check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+}
+
+#[test]
+fn a_stack_near_by_is_another_one_by_what_the_kernel_saved() {
+    // Less far above than a stack may be large.
+    let near = ALT + 0x8000;
+    let mut memory = Memory::default();
+    memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
+    memory.put_signal_frame(ALT + 0x1008, near, INTERRUPTED, BEFORE);
+    Case::new(&memory).check(&TO_INTERRUPTED, Ended::OtherStack);
+    memory.put(near, &[7, TEXT + FIRST]);
+    Case::new(&memory).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+}
+
+#[test]
+fn nested_handlers_lead_on_from_stack_to_stack() {
+    // A handler on the alternate stack, which it disarmed and set anew, was interrupted by another one.
+    let mut memory = in_handler();
+    memory.put_signal_frame(ALT + 0x1008, 0x20_0000, 0, BEFORE);
+    memory.put(0x20_0000, &[TEXT + TRAMPOLINE]);
+    memory.put_signal_frame(0x20_0008, STACK, INTERRUPTED, BEFORE);
+    memory.put(0x20_0008 + 16, &[0x1f_0000, 0, 0x2_0000]);
+    Case::new(&memory).check(&[0, TRAMPOLINE, 0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+}
+
+#[test]
+fn two_stacks_that_lead_to_each_other_end() {
+    let mut memory = Memory::default();
+    memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
+    memory.put_signal_frame(ALT + 0x1008, STACK, 0, BEFORE);
+    memory.put(STACK, &[TEXT + TRAMPOLINE]);
+    memory.put_signal_frame(STACK + 8, ALT + 0x1000, 0, BEFORE);
+    memory.put(STACK + 8 + 16, &[STACK - 0x1000, 0, 0x2000]);
+    let (found, walked) = Case::new(&memory).walk(How::Auto);
+    assert_eq!(walked.ended, Ended::BadFrame);
+    assert!(found.len() < 20, "{} frames", found.len());
+}
+
+#[test]
+fn switches_are_bounded_where_none_comes_again() {
+    let mut switches = StackSwitches::default();
+    let program = Program::new();
+    let mut input = Input::new(StackBytes { base: Avma(0), bytes: &[] }, &program);
+    let mut seen = HashSet::new();
+    while switches.go_to(Avma(STACK + 64 * seen.len() as u64), &mut input).is_ok() {
+        seen.insert(input.stack.base);
+    }
+    assert_eq!(seen.len(), SWITCHES_MAX as usize);
+}
+
+#[test]
+fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
+    let memory = in_handler();
+    // syscall, in front of what was interrupted, and the call in front of the return to the first function.
+    let check_with = |jump: &[u8], system_call: bool, target: u64, frames: usize, ended| {
+        let mut case = Case::new(&memory);
+        let code = &mut case.program.code;
+        code[INTERRUPTED as usize..][..16].fill(0x90);
+        code[INTERRUPTED as usize + 8..][..jump.len()].copy_from_slice(jump);
+        case.registers.rip = TEXT;
+        if system_call {
+            code[INTERRUPTED as usize - 2..][..2].copy_from_slice(&[0x0f, 0x05]);
+        }
+        let distance = (target.wrapping_sub(FIRST) as u32).to_le_bytes();
+        code[FIRST as usize - 5] = 0xe8;
+        code[FIRST as usize - 4..][..4].copy_from_slice(&distance);
+        // A stub of the dynamic linker.
+        code[0x20..0x22].copy_from_slice(&[0xff, 0x25]);
+        case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1][..frames], ended);
+    };
+    let check = |system_call, target, frames, ended| check_with(&[], system_call, target, frames, ended);
+    check(true, INTERRUPTED, 4, Ended::Root);
+    check(true, 0x20, 4, Ended::Root);
+    check(true, INTERRUPTED + 8, 3, Ended::OtherStack);
+    // It goes on in the first by a jump, or may.
+    check_with(&[0xeb, 0xf6], true, INTERRUPTED + 8, 4, Ended::Root);
+    check_with(&[0xff, 0xe0], true, INTERRUPTED + 8, 4, Ended::Root);
+    check_with(&[0xeb, 0xfe], true, INTERRUPTED + 8, 3, Ended::OtherStack);
+    // A timer raises none, and its handler cannot be one that made a coroutine.
+    check(false, INTERRUPTED + 8, 4, Ended::Root);
+}
+
+#[test]
+fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
+    let on_stack = |back: u64| {
+        let mut memory = Memory::default();
+        memory.put(ALT + 0x1000, &[TEXT + RETURN_ON_STACK]);
+        memory.put(back, &[0, TEXT + FIRST]);
+        memory
+    };
+    let walk = |memory: &Memory, back: u64, program: Program| {
+        let mut case = Case { program, blocked_signals: None, ..Case::new(memory) };
+        case.registers.gpr[X86_64::RBP] = back;
+        case.walk(How::Cfi)
+    };
+    // Far above and below.
+    for back in [STACK, 0x8_0000] {
+        let mut memory = on_stack(back);
+        let (found, walked) = walk(&memory, back, Program::new());
+        let expected = [0, RETURN_ON_STACK - 1, FIRST - 1];
+        assert_eq!((found.as_slice(), walked.ended), (&expected[..], Ended::Root), "{back:#x}");
+        memory.0.remove(&(back + 8));
+        let (found, walked) = walk(&memory, back, Program::new());
+        assert_eq!((found.as_slice(), walked.ended), (&expected[..2], Ended::OtherStack), "{back:#x}");
+    }
+    // Code that does not load its stack pointer has a frame pointer that is none.
+    let mut program = Program::new();
+    // nop
+    program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
+    let (found, walked) = walk(&on_stack(0x8_0000), 0x8_0000, program);
+    assert_eq!((found.len(), walked.ended), (2, Ended::BadFrame));
+}
+
+#[test]
+fn the_red_zone_of_what_was_interrupted_is_read() {
+    let mut memory = in_handler();
+    let mut case = Case::new(&memory);
+    // Its row reads a word below the stack pointer.
+    let mut below = row(7, 16);
+    below.columns[RETURN_ADDRESS] = Column::AtExpression([0x77, 0x78].into());
+    case.program.rows.insert(INTERRUPTED, below.clone());
+    case.check(&TO_INTERRUPTED, Ended::OtherStack);
+    memory.put(STACK - 8, &[TEXT + FIRST]);
+    let mut case = Case::new(&memory);
+    case.program.rows.insert(INTERRUPTED, below);
+    case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+}
+
+#[test]
+fn handlers_of_aarch64_lead_to_what_they_interrupted() {
+    const SP: usize = 31;
+    const LR: usize = 30;
+    let row = |bytes: i64, link: Column| {
+        let mut row = RowAarch64::new(Cfa::Register(SP as u8, bytes));
+        row.columns[LR] = link;
+        row
+    };
+    let mut program = Program::new();
+    // mov x8, #139; svc #0
+    program.code[0x100..0x108].copy_from_slice(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4]);
+    // bl
+    program.code[0x11c..0x120].copy_from_slice(&[0, 0, 0, 0x94]);
+    program.rows_aarch64.insert(0, row(0, Column::Same));
+    program.rows_aarch64.insert(INTERRUPTED, row(16, Column::At(-8)));
+    program.rows_aarch64.insert(0x11f, row(0, Column::Undefined));
+    let mut memory = Memory::default();
+    let at = ALT + 0x1000;
+    memory.put(at + 128 + 16, &[ALT, 0, ALT_BYTES]);
+    memory.put(at + 128 + 40, &[BEFORE]);
+    // `sigcontext`, after the mask of 128 bytes: the address of a fault, x0 to x30, sp, pc.
+    let registers = at + 128 + 176 + 8;
+    memory.put(registers, &[0; 31]);
+    memory.put(registers + 31 * 8, &[STACK, TEXT + INTERRUPTED]);
+    memory.put(STACK, &[7, TEXT + 0x120]);
+    let bytes = memory.copy(at, 0x400);
+    let mut registers = Aarch64 { pc: TEXT, sp: at, ..Aarch64::default() };
+    registers.x[LR] = TEXT + 0x100;
+    let expected = [0, 0x100, INTERRUPTED, 0x11f];
+    for (blocked_signals, frames, ended) in [
+        (Some(IN_HANDLER), 4, Ended::Root),
+        (Some(BEFORE), 3, Ended::OtherStack),
+        (None, 3, Ended::OtherStack),
+    ] {
+        let input = Input {
+            outer: Some(&memory),
+            blocked_signals,
+            ..Input::new(StackBytes { base: Avma(at), bytes: &bytes }, &program)
+        };
+        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+        let walked = walk::unwind(How::Cfi, &Registers::Aarch64(registers), &input, &mut unwinder, &mut out);
+        let found: Vec<u64> = out.addresses.iter().map(|at| at.0 - TEXT).collect();
+        assert_eq!((found.as_slice(), walked.ended), (&expected[..frames], ended), "{blocked_signals:?}");
+    }
+}
