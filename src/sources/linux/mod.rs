@@ -30,6 +30,7 @@ mod proc;
 mod refusal;
 mod registers;
 mod repeated_wait;
+mod reservation;
 mod resume;
 mod seccomp;
 mod sleeping_thread;

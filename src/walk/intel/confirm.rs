@@ -47,7 +47,7 @@ pub(in crate::walk) fn is_called_from<P: Intel<N>, const N: usize>(
     cache: &mut dyn SinceEntry<N>,
     input: &Input<'_>,
 ) -> bool {
-    let Some(entry) = called_from::<P, N>(next.address, input.code) else { return false };
+    let Some(entry) = calls::<P, N>(next.address, input.code) else { return false };
     let row = cache.since_entry(entry, from.address, input.code);
     row.is_some_and(|row| leads_to(row, from, next, input))
 }
@@ -59,7 +59,7 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
     code: &dyn Code,
 ) -> bool {
     let function = code.function(from.address.lookup().at());
-    let target = called_from::<P, N>(address, code);
+    let target = calls::<P, N>(address, code);
     let Some((function, mut target)) = function.zip(target) else { return false };
     for _ in 0..JUMPS_MAX {
         if target == function.start {
@@ -77,16 +77,29 @@ pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     code: &dyn Code,
 ) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
-    let bytes = code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?;
-    let [0xe8, a, b, c, d, ..] = bytes else { return None };
-    Some(P::from(at, i32::from_le_bytes([*a, *b, *c, *d]).into()))
+    target_of::<P, N>(code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?, at)
+}
+
+/// The same, by a glance: nothing is learned of it.
+pub(in crate::walk) fn calls<P: Intel<N>, const N: usize>(
+    address: CodeAddress,
+    code: &dyn Code,
+) -> Option<Avma> {
+    let CodeAddress::Return(at) = address else { return None };
+    target_of::<P, N>(code.glance(Avma(at.0.checked_sub(CALL_BYTES)?)).bytes(), at)
+}
+
+fn target_of<P: Intel<N>, const N: usize>(call: &[u8], returns_to: Avma) -> Option<Avma> {
+    let [0xe8, a, b, c, d, ..] = call else { return None };
+    Some(P::from(returns_to, i32::from_le_bytes([*a, *b, *c, *d]).into()))
 }
 
 /// Where code goes on that does nothing but jump: `jmp`, with `endbr64` or `endbr32` before it or not.
 fn jumps_to<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
     const ENDBR32: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfb];
-    let bytes = code.code(at)?;
+    let glance = code.glance(at);
+    let bytes = glance.bytes();
     let (at, bytes) = bytes
         .strip_prefix(if P::IS_LONG { ENDBR64 } else { ENDBR32 })
         .map_or((at, bytes), |rest| (at + 4, rest));

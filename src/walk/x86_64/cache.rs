@@ -175,7 +175,20 @@ impl Cache {
 
     /// `marks`: a mark on the stack may say what the code need not be asked for.
     fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
+        if !code.may_follow(address.lookup().at()) {
+            return Rule::of_kind(Kind::Unknown);
+        }
         let is_made = code.is_made(address.lookup().at());
+        if is_made
+            && address.is_return()
+            && !X86_64::returns(address.at(), code)
+            && !first::may_be_returned_to(address.at(), code)
+        {
+            // Most words that point into JIT code, or into what is mapped as such, need no more than that.
+            let rule = Rule::of_kind(Kind::Unknown);
+            self.rules.insert(key(address), rule);
+            return rule;
+        }
         self.callees.follow_little(is_made && self.fruitless.is_short());
         let (found, returns) = find(address, code, &mut self.callees, marks);
         let worth = match found {
@@ -183,8 +196,6 @@ impl Cache {
             Found::Unproved(..) => 1,
             _ => Fruitless::OF_FRUIT,
         };
-        // What no call left was not followed.
-        let was_followed = is_made && (worth > 0 || returns || !address.is_return());
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -214,7 +225,7 @@ impl Cache {
         if code.lacked() {
             return rule;
         }
-        if was_followed {
+        if is_made {
             self.fruitless.note(worth);
         }
         code.learned(lookup_of(key(address)));

@@ -29,7 +29,7 @@ const FUNCTION_BYTES_MAX: u64 = 64 << 10;
 fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
     let at = stuck.address.lookup().at();
     let is_near = |entry: Avma| at.0.checked_sub(entry.0).is_some_and(|bytes| bytes < FUNCTION_BYTES_MAX);
-    !code.is_made(at) || confirm::called_from::<X86_64, COLUMNS>(address, code).is_some_and(is_near)
+    !code.is_made(at) || confirm::calls::<X86_64, COLUMNS>(address, code).is_some_and(is_near)
 }
 
 /// Searches from the stack pointer of `stuck` up, which is the last frame of `out`.

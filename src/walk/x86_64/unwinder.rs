@@ -244,7 +244,7 @@ impl Unwinder {
             };
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
-                    .by_record(input)
+                    .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
                 Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
                     return Walked {
@@ -292,6 +292,10 @@ impl Unwinder {
             };
             if !is_proved {
                 doubts.note_unproved();
+            }
+            // What could not be asked on the way says nothing against another caller.
+            if input.code.walks_again() {
+                return Walked { ended: Ended::BadFrame, reached };
             }
             *frame = next;
             out.push(frame.address, method);
