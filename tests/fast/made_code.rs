@@ -207,3 +207,32 @@ fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
     }
     assert!(ended_at.contains(&1) && ended_at.is_sorted(), "{ended_at:?}");
 }
+
+/// A search of the stack follows calls to where the walk is stuck, which leads nowhere in code that keeps its frames
+/// elsewhere, and costs as much at each new program counter.
+#[test]
+fn calls_that_lead_nowhere_are_followed_less() {
+    const ENTRIES: u64 = 0x1000;
+    const CALLS: u64 = 0x3000;
+    const STUCK: u64 = 0x8000;
+    let mut process = Process::new();
+    process.write(ENTRIES, &[0x90; 0x400]);
+    process.write(ENTRIES + 0x400, &[0xc3]);
+    let mut words = Vec::new();
+    for call in 0..32 {
+        let (at, entry) = (CALLS + 5 * call, ENTRIES + 8 * call);
+        let distance = (entry as i32 - (at as i32 + 5)).to_le_bytes();
+        process.write(at, &[&[0xe8], &distance[..], &[0x0f, 0x0b]].concat());
+        // Another one overwrites what stands behind: each is a return address all the same.
+        words.push(START + at + 5);
+    }
+    let mut cost = Vec::new();
+    for number in 0..160 {
+        process.write(STUCK + 2 * number, &[0x0f, 0x0b]);
+        process.walk_at(STUCK + 2 * number, &words, u64::MAX);
+        cost.push(process.made.cost().0);
+    }
+    // The rest are those that find out whether it leads on now.
+    let cheap = cost[80..].iter().filter(|now| **now * 4 < cost[1]).count();
+    assert!(cheap >= 70, "{cost:?}");
+}
