@@ -235,7 +235,7 @@ fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
 fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<String> {
     let stats = &profile.stats;
     // Other stacks are incomplete for what the program does, not for how it was built.
-    let early: u64 = [Ended::BadFrame, Ended::Undescribed, Ended::Unproved, Ended::Scanned]
+    let early: u64 = [Ended::BadFrame, Ended::Undescribed, Ended::Unproved, Ended::Scanned, Ended::JitBudget]
         .iter()
         .filter_map(|ended| stats.stacks_incomplete.get(ended.reason()))
         .sum();

@@ -8,11 +8,14 @@
 //! that it rests on are read again (`rests_on.rs`), and where they are others it is forgotten. Nothing
 //! is read while a thread stands.
 
+mod glances;
 mod rests_on;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+pub use glances::CodeMemory;
+use glances::Glances;
 use rests_on::RestsOn;
 
 use super::{ImageCode, Images};
@@ -20,7 +23,7 @@ use crate::addr::Avma;
 use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
-use crate::walk::Code;
+use crate::walk::{Code, Glance};
 
 /// Reads memory from an address on; how many bytes from the start of the buffer were read.
 pub type Read<'a> = &'a mut dyn FnMut(Avma, &mut [u8]) -> usize;
@@ -33,6 +36,9 @@ const BLOCK_BYTES: u64 = 8 << 10;
 /// Most blocks that one walk reads, two at once, before it is made again: code of so many functions is
 /// on a deep stack.
 const BLOCKS_MAX: usize = 512;
+/// What reading a block or a few bytes costs, in instructions looked at.
+const BLOCK_COST: u64 = 100;
+const GLANCE_COST: u64 = 20;
 /// An instruction is at most so long: near the end of a block the next one is needed.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
 
@@ -58,6 +64,11 @@ pub struct Made {
     /// Bytes were asked for that are not read for this walk any more.
     refused: Cell<bool>,
     blocks: usize,
+    /// Instructions that may be looked at in this walk, and were.
+    budget: u64,
+    spent: Cell<u64>,
+    /// Something was not followed since there was no budget for it.
+    over_budget: Cell<bool>,
     /// Index of the piece that was asked for last.
     last: Cell<usize>,
     /// Blocks, by aligned address, whose bytes were given since something was learned last.
@@ -65,6 +76,7 @@ pub struct Made {
     /// Blocks that `rests_on` has seen as they are in the pieces, by first address.
     seen: RefCell<Vec<u64>>,
     rests_on: RefCell<RestsOn>,
+    glances: Glances,
     /// When what was learned was checked last.
     checked_ns: u64,
 }
@@ -104,6 +116,7 @@ impl Made {
         if self.regions != regions {
             self.regions = regions;
             self.rests_on.get_mut().clear();
+            self.glances.clear();
         }
     }
 
@@ -124,8 +137,11 @@ impl Made {
         self.regions.get(after.checked_sub(1)?).filter(|region| region.contains(&at))
     }
 
-    /// Another walk begins: what was read before may have been replaced.
-    pub fn begin_walk(&mut self) {
+    /// Another walk begins: what was read before may have been replaced. `budget`: when so many instructions were looked
+    /// at, nothing more is followed.
+    pub fn begin_walk(&mut self, budget: u64) {
+        (self.budget, _) = (budget, self.spent.take());
+        self.over_budget.set(false);
         self.pieces.clear();
         self.seen.get_mut().clear();
         self.wanted.set(None);
@@ -135,6 +151,17 @@ impl Made {
         self.blocks = 0;
     }
 
+    /// How many instructions were looked at in this walk, with what reading them costs, and whether there was no budget
+    /// for more.
+    #[must_use]
+    pub fn cost(&self) -> (u64, bool) {
+        (self.spent.get(), self.over_budget.get())
+    }
+
+    fn spend(&self, instructions: u64) {
+        self.spent.set(self.spent.get().saturating_add(instructions));
+    }
+
     /// Every [`KEPT_NS`]: reads again what was learned rests on, and calls `forget` with what tells of
     /// a look-up address whether what was learned of it is not known to hold any more.
     pub fn check(&mut self, now_ns: u64, read: Read<'_>, forget: impl FnOnce(&dyn Fn(Avma) -> bool)) {
@@ -142,6 +169,7 @@ impl Made {
             return;
         }
         self.checked_ns = now_ns;
+        self.glances.clear();
         let rests_on = self.rests_on.get_mut();
         let mut bytes = Vec::new();
         let blocks = rests_on.blocks();
@@ -171,7 +199,7 @@ impl Made {
 
     /// Reads what was asked for; whether anything was.
     pub fn fill(&mut self, read: Read<'_>) -> bool {
-        let wanted = self.wanted.take();
+        let wanted = self.wanted.take().filter(|_| !self.over_budget.get());
         self.touched.get_mut().clear();
         if let Some(at) = wanted {
             self.read(read, at);
@@ -184,6 +212,7 @@ impl Made {
     /// time.
     fn read(&mut self, read: Read<'_>, at: u64) {
         self.blocks += 2;
+        self.spend(2 * BLOCK_COST);
         let Some(region) = self.region(at).cloned() else { return };
         let first = at.saturating_sub(BLOCK_BYTES / 2) & !(BLOCK_BYTES - 1);
         let behind = at.saturating_add(BLOCK_BYTES / 2).saturating_add(BLOCK_BYTES - 1) & !(BLOCK_BYTES - 1);
@@ -212,6 +241,7 @@ impl Made {
             return None;
         }
         self.touch(at.0);
+        self.spend(1);
         if piece.end - at.0 < INSTRUCTION_BYTES_MAX && piece.end < piece.region_end {
             self.want(piece.end);
         }
@@ -297,6 +327,8 @@ pub struct TargetCode<'a> {
     pub images: ImageCode<'a>,
     /// Of no image.
     pub made: &'a Made,
+    /// Where a few bytes of that are read from.
+    pub memory: Option<&'a CodeMemory<'a>>,
 }
 
 impl Code for TargetCode<'_> {
@@ -314,6 +346,18 @@ impl Code for TargetCode<'_> {
             self.made.lack(at);
         }
         code
+    }
+
+    fn glance(&self, at: Avma) -> Glance {
+        if let Some(code) = self.images.code(at) {
+            return Glance::of(code);
+        }
+        let memory = self.memory.filter(|_| self.made.contains(at));
+        let Some(memory) = memory else { return self.code(at).map(Glance::of).unwrap_or_default() };
+        self.made.glances.get(at).unwrap_or_else(|| {
+            self.made.spend(GLANCE_COST);
+            self.made.glances.read(at, memory)
+        })
     }
 
     fn is_made(&self, at: Avma) -> bool {
@@ -337,7 +381,15 @@ impl Code for TargetCode<'_> {
     }
 
     fn walks_again(&self) -> bool {
-        self.made.wanted.get().is_some()
+        self.made.wanted.get().is_some() || self.made.over_budget.get()
+    }
+
+    fn may_follow(&self, lookup: Avma) -> bool {
+        let may = self.made.spent.get() < self.made.budget || !self.made.contains(lookup);
+        if !may {
+            self.made.over_budget.set(true);
+        }
+        may
     }
 
     fn learned(&self, lookup: Avma) {
@@ -457,7 +509,7 @@ mod tests {
         assert!(made.fill(&mut page_numbers));
         let bytes = made.code(Avma(START + 0x2ff8)).map(|bytes| (bytes.len(), bytes[8]));
         assert_eq!((bytes, made.lacked.take()), (Some((0x2008, 3)), false));
-        made.begin_walk();
+        made.begin_walk(u64::MAX);
         assert_eq!((made.code(Avma(START)), made.lacked.take()), (None, true), "another walk reads anew");
     }
 
@@ -475,7 +527,7 @@ mod tests {
         let mut made = made(0x20_000);
         let far = Avma(START + 0x10_000);
         for at in [Avma(START), far] {
-            made.begin_walk();
+            made.begin_walk(u64::MAX);
             assert_eq!(made.code(at), None);
             assert!(made.fill(&mut page_numbers));
             assert!(made.code(at).is_some());

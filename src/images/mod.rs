@@ -22,7 +22,7 @@ use space::{NO_IMAGE, Region, Space};
 
 pub use code::ImageCode;
 pub use loaded::{Image, ImageError};
-pub use made::{KEPT_NS, Made, Read, TargetCode};
+pub use made::{CodeMemory, KEPT_NS, Made, Read, TargetCode};
 pub use registered::Registered;
 
 /// Most address spaces over time. Beyond it the current one is changed in place, so

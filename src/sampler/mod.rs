@@ -11,6 +11,7 @@ mod budget;
 mod decide;
 mod drawn;
 mod image_upkeep;
+mod jit_budget;
 mod lifecycle;
 mod postponed;
 mod prefetch;

@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 use super::process::Recorded;
 use super::recorder::Recorder;
 use crate::addr::Avma;
-use crate::images::{ImageCode, TargetCode};
+use crate::images::{CodeMemory, ImageCode, TargetCode};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Observed, PIECE_BYTES, PIECES_MAX, StackPieces, ThreadId};
 use crate::walk::{self, Ended, How, OuterStack, StackBytes};
@@ -288,10 +288,15 @@ impl Recorder<'_> {
         let memory = Memory { process, pages: HashMap::new(), read: Vec::new() };
         let later = LaterStack { capture, memory: RefCell::new(memory) };
         let frames = &mut self.outer_frames;
-        made.begin_walk();
+        // What the sample's own walk learned is known; of more there is another search.
+        made.begin_walk(self.jit_budget.left(0));
+        let mut spent = 0;
         loop {
             later.memory.borrow_mut().read.clear();
-            let code = TargetCode { images: ImageCode(&self.images), made };
+            let mut read_code =
+                |at, into: &mut [u8]| later.memory.borrow_mut().process.read_memory(at, into).unwrap_or(0);
+            let code_memory = CodeMemory::new(&mut read_code);
+            let code = TargetCode { images: ImageCode(&self.images), made, memory: Some(&code_memory) };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -313,6 +318,9 @@ impl Recorder<'_> {
             if matches!(walked.ended, Ended::WindowRanOut | Ended::OtherStack) {
                 return None;
             }
+            let (instructions, _) = made.cost();
+            self.jit_budget.spend(instructions - spent);
+            spent = instructions;
             // A thread that already ran when we came: where was it born?
             if !walked.ended.is_complete() && account.stack_top.is_none() && account.birth_searches_left > 0 {
                 account.birth_searches_left -= 1;

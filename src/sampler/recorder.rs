@@ -9,6 +9,7 @@ use hashbrown::HashMap;
 
 use super::Options;
 use super::image_upkeep::ImageUpkeep;
+use super::jit_budget::JitBudget;
 use super::postponed::Postponed;
 use super::prefetch::Prefetched;
 use super::process::{ProcessIndex, Recorded};
@@ -17,7 +18,7 @@ use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::Registers;
 use crate::clock::Clock;
-use crate::images::{ImageCode, Images, TargetCode};
+use crate::images::{CodeMemory, ImageCode, Images, TargetCode};
 use crate::recording::{Branch, Frame, Profile, Program, Root, Stats};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, Process, ThreadId};
@@ -72,6 +73,7 @@ pub struct Recorder<'a> {
     pub(super) may_prefetch: bool,
     /// Frames of walks that only show where stacks lead.
     pub(super) outer_frames: Frames,
+    pub(super) jit_budget: JitBudget,
 }
 
 /// A capture with what is below the stack pointer now, if that was not copied: code may keep words
@@ -112,6 +114,7 @@ impl<'a> Recorder<'a> {
             postponed: Vec::new(),
             may_prefetch: false,
             outer_frames: Frames::default(),
+            jit_budget: JitBudget::default(),
         };
         let program = recorder.add_program(process.pid, &process.name);
         recorder.processes.push(Recorded::new(0, process.pid, program));
@@ -399,28 +402,38 @@ impl<'a> Recorder<'a> {
         self.images.select(recorded.number);
         let Recorded { made, unwinder, .. } = recorded;
         let outer = Prefetched(&capture.pieces);
+        let described = process.process();
+        let how = if described.cfi { self.options.unwind } else { How::FramePointer };
+        let (fp_always, code_mask) = (described.fp_always, described.code_mask);
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
-        made.check(self.clock.now_ns(), &mut read, |is_gone| unwinder.forget(is_gone));
-        made.begin_walk();
+        let now_ns = self.clock.now_ns();
+        made.check(now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
+        made.begin_walk(self.jit_budget.left(now_ns));
+        let mut spent = 0;
         // Each round leads further up, until there is enough of them (`made` counts).
         loop {
-            let code = TargetCode { images: ImageCode(&self.images), made };
+            let memory = CodeMemory::new(&mut read);
+            let code = TargetCode { images: ImageCode(&self.images), made, memory: Some(&memory) };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
                 stack_limit: capture.stack_limit,
-                fp_always: process.process().fp_always,
+                fp_always,
                 max_depth: self.options.max_depth,
-                code_mask: process.process().code_mask,
+                code_mask,
                 code: &code,
                 outer: (!capture.pieces.is_empty()).then_some(&outer),
                 blocked_signals: capture.pieces.blocked_signals,
             };
-            let how = if process.process().cfi { self.options.unwind } else { How::FramePointer };
-            let walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
-            let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
+            let mut walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
             if made.fill(&mut read) {
                 continue;
+            }
+            let (instructions, over_budget) = made.cost();
+            self.jit_budget.spend(instructions - spent);
+            spent = instructions;
+            if over_budget {
+                walked.ended = Ended::JitBudget;
             }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;
             // As much was asked for of either: the one that was to be had in full counts.

@@ -91,6 +91,7 @@ pub fn snapshot(
     let live = Live::default();
     let mut driver = StopDriver::new(target, clock, &options, &live);
     driver.budget = super::budget::Budget::unlimited();
+    driver.recorder.jit_budget = super::jit_budget::JitBudget::unlimited();
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
     driver.add_threads();
     driver.recorder.read_images(FIRST, driver.target);

@@ -17,6 +17,7 @@ mod flow;
 mod fp;
 mod frame;
 mod frames;
+mod glance;
 mod intel;
 mod processor;
 mod reader;
@@ -32,6 +33,7 @@ mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
 pub use frames::{Frames, How, Method};
+pub use glance::{GLANCE_BYTES, Glance};
 pub use root::SEARCH_BYTES;
 
 use std::ops::Range;
@@ -85,8 +87,13 @@ pub trait Code {
     /// The bytes from `at` to the end of the mapped code, or `None` outside known images.
     fn code(&self, at: Avma) -> Option<&[u8]>;
 
-    /// Whether an address is in code that was made at run time. Such code may push a return
-    /// address instead of calling (HotSpot's interpreter does).
+    /// The first bytes of the code at an address. Of JIT code they are as old as what was learned of such code may be,
+    /// and nothing that is learned rests on them.
+    fn glance(&self, at: Avma) -> Glance {
+        self.code(at).map(Glance::of).unwrap_or_default()
+    }
+
+    /// Whether an address is in code that was made at run time.
     fn is_made(&self, _at: Avma) -> bool {
         false
     }
@@ -97,7 +104,8 @@ pub trait Code {
         false
     }
 
-    /// Whether an address is in code that HotSpot made, which keeps a header in front of each piece of it.
+    /// Whether an address is in code that HotSpot made, which keeps a header in front of each piece of it, and whose
+    /// interpreter pushes return addresses instead of calling.
     fn has_hotspot_headers(&self, _at: Avma) -> bool {
         false
     }
@@ -108,10 +116,16 @@ pub trait Code {
         false
     }
 
-    /// Whether bytes were asked for that are to be had, so that the walk will be made again with them:
-    /// whatever it still finds is for nothing.
+    /// Whether bytes were asked for that are to be had, so that the walk will be made again with them, or code was not
+    /// to be followed: whatever the walk still finds is for nothing.
     fn walks_again(&self) -> bool {
         false
+    }
+
+    /// Whether the code at a look-up address, of which nothing is known yet, is worth what following it costs. If not, nothing is
+    /// learned of it.
+    fn may_follow(&self, _lookup: Avma) -> bool {
+        true
     }
 
     /// What was learned of a look-up address is kept. It rests on the bytes that [`Code::code`] gave
@@ -306,6 +320,8 @@ pub enum Ended {
     /// whose instructions do not tell either: made at run time, or by compilers with
     /// conventions of their own.
     Undescribed,
+    /// At JIT code of which nothing is known yet, when the profiler had followed as much of such code as it may.
+    JitBudget,
     /// `--max-depth` frames were found.
     DepthLimit,
 }
@@ -329,6 +345,7 @@ impl Ended {
             Ended::WindowRanOut => "window ran out",
             Ended::BadFrame => "bad frame",
             Ended::Undescribed => "code without unwind information",
+            Ended::JitBudget => "too much JIT code",
             Ended::DepthLimit => "depth limit",
         }
     }

@@ -4,8 +4,8 @@
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::{Mapping, MappingKind, OpenError};
-use stackprof::images::{ImageCode, Images, KEPT_NS, Made, TargetCode};
-use stackprof::walk::{self, Frames, How, StackBytes, Unwinder};
+use stackprof::images::{CodeMemory, ImageCode, Images, KEPT_NS, Made, TargetCode};
+use stackprof::walk::{self, Ended, Frames, How, StackBytes, Unwinder, Walked};
 
 const START: u64 = 0x7000_0000_0000;
 const BYTES: usize = 64 << 10;
@@ -23,6 +23,7 @@ struct Process {
     unwinder: Unwinder,
     now_ns: u64,
     reads: usize,
+    read_bytes: usize,
 }
 
 impl Process {
@@ -39,7 +40,7 @@ impl Process {
         images.update(&mappings, &mut |_| Err(OpenError::Anonymous));
         made.update(&mappings, &images);
         let memory = vec![0xcc; BYTES];
-        Process { memory, images, made, unwinder: Unwinder::default(), now_ns: 1, reads: 0 }
+        Process { memory, images, made, unwinder: Unwinder::default(), now_ns: 1, reads: 0, read_bytes: 0 }
     }
 
     fn write(&mut self, at: u64, code: &[u8]) {
@@ -54,35 +55,41 @@ impl Process {
 
     /// The offsets of the frames of a thread that is at the nop of the leaf.
     fn walk(&mut self) -> Vec<u64> {
-        let words = [0, START + CALLER + 5, START + OTHER + 5, 0];
+        self.walk_at(LEAF + 4, &[0, START + CALLER + 5, START + OTHER + 5, 0], u64::MAX).0
+    }
+
+    /// The same of a thread at `pc` with these words on its stack, with this budget, and why the walk ended.
+    fn walk_at(&mut self, pc: u64, words: &[u64], budget: u64) -> (Vec<u64>, Walked) {
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let mut gpr = [0; 16];
         gpr[X86_64::RSP] = STACK;
-        let registers = Registers::X86_64(X86_64 { gpr, rip: START + LEAF + 4, fs_base: 0 });
-        let Process { memory, images, made, unwinder, now_ns, reads } = self;
+        let registers = Registers::X86_64(X86_64 { gpr, rip: START + pc, fs_base: 0 });
+        let Process { memory, images, made, unwinder, now_ns, reads, read_bytes } = self;
         let mut read = |at: Avma, into: &mut [u8]| {
             *reads += 1;
+            *read_bytes += into.len();
             let from = &memory[(at.0 - START) as usize..];
             let len = from.len().min(into.len());
             into[..len].copy_from_slice(&from[..len]);
             len
         };
         made.check(*now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
-        made.begin_walk();
+        made.begin_walk(budget);
         let mut frames = Frames::default();
-        loop {
-            let code = TargetCode { images: ImageCode(images), made };
+        let walked = loop {
+            let memory = CodeMemory::new(&mut read);
+            let code = TargetCode { images: ImageCode(images), made, memory: Some(&memory) };
             let input = walk::Input {
                 stack_top: Some(Avma(STACK + 32)),
                 max_depth: 16,
                 ..walk::Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code)
             };
-            walk::unwind(How::Auto, &registers, &input, unwinder, &mut frames);
+            let walked = walk::unwind(How::Auto, &registers, &input, unwinder, &mut frames);
             if !made.fill(&mut read) {
-                break;
+                break walked;
             }
-        }
-        frames.addresses.iter().map(|lookup| lookup.at().0 - START).collect()
+        };
+        (frames.addresses.iter().map(|lookup| lookup.at().0 - START).collect(), walked)
     }
 
     fn reads(&mut self) -> usize {
@@ -151,4 +158,81 @@ fn code_that_is_replaced_elsewhere_costs_what_rests_on_it_only() {
     assert_eq!((process.walk(), before), (stack.clone(), stack));
     let compared = process.reads();
     assert!(all > compared, "the leaf's block was read to be compared and to be learned: {all}, {compared}");
+}
+
+/// What all of memory is executable for: a stack of pointers to data, each of which would be a return address.
+#[test]
+fn words_that_no_call_left_are_not_followed() {
+    let mut process = process();
+    // ud2: nothing leads on.
+    process.write(LEAF, &[0x0f, 0x0b]);
+    let words: Vec<u64> = (0..400).map(|word| START + 0x1000 + word * 0x75).collect();
+    let (frames, _) = process.walk_at(LEAF, &words, u64::MAX);
+    assert_eq!(frames, [LEAF]);
+    let (reads, bytes) = (process.reads(), std::mem::take(&mut process.read_bytes));
+    assert!(bytes < 400 * 64 + 64 * 1024, "{bytes} bytes in {reads} reads");
+    // The same again asks for nothing.
+    let (frames, _) = process.walk_at(LEAF, &words, u64::MAX);
+    assert_eq!((frames, process.reads()), (vec![LEAF], 0));
+    // Behind a call it is a return address, and so is the place that a handler of signals returns to.
+    process.now_ns += KEPT_NS;
+    process.write_leaf(8);
+    process.write(OTHER + 0x40, &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
+    let words = [0, START + CALLER + 5, START + OTHER + 0x40, 0];
+    let (frames, _) = process.walk_at(LEAF + 4, &words, u64::MAX);
+    assert_eq!(frames[..3], [LEAF + 4, CALLER + 4, OTHER + 0x40]);
+}
+
+#[test]
+fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
+    let mut process = process();
+    let words = [0, START + CALLER + 5, START + OTHER + 5, 0];
+    let (frames, walked) = process.walk_at(LEAF + 4, &words, 0);
+    assert_eq!((frames, process.made.cost()), (vec![LEAF + 4], (0, true)));
+    assert_ne!(walked.ended, Ended::Root);
+    // Enough for the leaf, and not for its caller: nothing is made up in its place.
+    let whole = process.walk();
+    let (all, _) = process.made.cost();
+    let mut ended_at = Vec::new();
+    for budget in 0..all {
+        let mut fresh = self::process();
+        let (frames, _) = fresh.walk_at(LEAF + 4, &words, budget);
+        assert_eq!(frames, whole[..frames.len()], "with {budget}");
+        let (_, over) = fresh.made.cost();
+        assert!(over || frames.len() == whole.len(), "with {budget}");
+        ended_at.push(frames.len());
+        // What is known costs nothing.
+        assert_eq!(fresh.walk_at(LEAF + 4, &words, u64::MAX).0, whole);
+        assert_eq!(fresh.walk_at(LEAF + 4, &words, 0).0, whole);
+    }
+    assert!(ended_at.contains(&1) && ended_at.is_sorted(), "{ended_at:?}");
+}
+
+/// A search of the stack follows calls to where the walk is stuck, which leads nowhere in code that keeps its frames
+/// elsewhere, and costs as much at each new program counter.
+#[test]
+fn calls_that_lead_nowhere_are_followed_less() {
+    const ENTRIES: u64 = 0x1000;
+    const CALLS: u64 = 0x3000;
+    const STUCK: u64 = 0x8000;
+    let mut process = Process::new();
+    process.write(ENTRIES, &[0x90; 0x400]);
+    process.write(ENTRIES + 0x400, &[0xc3]);
+    let mut words = Vec::new();
+    for call in 0..32 {
+        let (at, entry) = (CALLS + 5 * call, ENTRIES + 8 * call);
+        let distance = (entry as i32 - (at as i32 + 5)).to_le_bytes();
+        process.write(at, &[&[0xe8], &distance[..], &[0x0f, 0x0b]].concat());
+        // Another one overwrites what stands behind: each is a return address all the same.
+        words.push(START + at + 5);
+    }
+    let mut cost = Vec::new();
+    for number in 0..160 {
+        process.write(STUCK + 2 * number, &[0x0f, 0x0b]);
+        process.walk_at(STUCK + 2 * number, &words, u64::MAX);
+        cost.push(process.made.cost().0);
+    }
+    // The rest are those that find out whether it leads on now.
+    let cheap = cost[80..].iter().filter(|now| **now * 4 < cost[1]).count();
+    assert!(cheap >= 70, "{cost:?}");
 }

@@ -32,6 +32,7 @@ mod process_list;
 mod refusal;
 mod registers;
 mod repeated_wait;
+mod reservation;
 mod resume;
 mod seccomp;
 mod sleeping_thread;

@@ -326,15 +326,12 @@ pub(super) fn resident_file_bytes() -> Option<u64> {
     Some(pages * u64::try_from(page_bytes).ok()?)
 }
 
-/// Of a CPU, the calling thread has so much time in each period when it needs it, and no more, whatever else runs:
-/// nanoseconds.
-const RESERVED_NS: u64 = 12_000_000;
-const RESERVED_PERIOD_NS: u64 = 20_000_000;
-
-/// Reserves a part of a CPU for the calling thread (sched(7), SCHED_DEADLINE): priorities count within a session only
-/// where sessions share the CPUs (CONFIG_SCHED_AUTOGROUP), as do those of a control group. What it starts has none of
-/// it. Without CAP_SYS_NICE, or where the system has no such time left, nothing changes.
-pub(super) fn reserve_time_for_this_thread() {
+/// Reserves a part of a CPU for the calling thread (sched(7), SCHED_DEADLINE): so much in each period, nanoseconds. What it
+/// starts has none of it.
+///
+/// # Errors
+/// What sched_setattr(2) says: EPERM without CAP_SYS_NICE or on some of the CPUs only, EBUSY where no such time is left.
+pub(super) fn reserve_time_for_this_thread(runtime_ns: u64, period_ns: u64) -> io::Result<()> {
     /// `struct sched_attr` (include/uapi/linux/sched/types.h, SCHED_ATTR_SIZE_VER0).
     #[repr(C)]
     struct Attributes {
@@ -348,6 +345,7 @@ pub(super) fn reserve_time_for_this_thread() {
         period_ns: u64,
     }
     const SCHED_DEADLINE: u32 = 6;
+    // Without it, fork(2) and clone(2) fail in this thread, too.
     const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
@@ -355,12 +353,15 @@ pub(super) fn reserve_time_for_this_thread() {
         flags: SCHED_FLAG_RESET_ON_FORK,
         nice: 0,
         priority: 0,
-        runtime_ns: RESERVED_NS,
-        deadline_ns: RESERVED_PERIOD_NS,
-        period_ns: RESERVED_PERIOD_NS,
+        runtime_ns,
+        deadline_ns: period_ns,
+        period_ns,
     };
     // SAFETY: sched_setattr(2) reads a live structure whose size stands in it; 0 is the calling thread.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Raises the soft limit of open files to the hard one: two are kept per thread of the

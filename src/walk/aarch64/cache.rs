@@ -57,6 +57,9 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, key: u64, code: &dyn Code) -> Rule {
+        if !code.may_follow(address.lookup().at()) {
+            return Rule::default();
+        }
         let (at, is_return) = (address.at(), address.is_return());
         let is_root = is_return && (first::is_in_goexit(at, code) || first::is_in_start_of_libdyld(at, code));
         // A handler of a signal returns to the trampoline, which did not call it.

@@ -22,8 +22,8 @@ pub(in crate::walk) fn goes_on_at<P: Intel<N>, const N: usize>(
 ) -> Option<Avma> {
     // syscall; sysenter; int $0x80
     const CALLS: [[u8; 2]; 3] = [[0x0f, 0x05], [0x0f, 0x34], [0xcd, 0x80]];
-    let call = code.code(Avma(pc.0.checked_sub(2)?))?;
-    if result != 0 || !CALLS.iter().any(|form| call.starts_with(form)) {
+    let call = code.glance(Avma(pc.0.checked_sub(2)?));
+    if result != 0 || !CALLS.iter().any(|form| call.bytes().starts_with(form)) {
         return None;
     }
     let (mut at, mut is_asked) = (pc, false);

@@ -10,30 +10,29 @@ use crate::walk::Code;
 /// Longest form of an indirect call without its prefixes.
 const CALL_BYTES_MAX: u64 = 7;
 
-/// Whether code before `address` ends in a call. Memory whose bytes are not known
-/// (code that was made at run time) passes if it is code at all.
+/// Whether code before `address` ends in a call. Memory whose bytes are not known passes if it is code at all, and so
+/// does code of HotSpot.
 pub(in crate::walk) fn returns<P: Intel<N>, const N: usize>(address: Avma, code: &dyn Code) -> bool {
     let lookup = CodeAddress::Return(address).lookup().at();
     if !code.is_code(lookup) {
         return false;
     }
-    if code.is_made(lookup) {
+    let is_made = code.is_made(lookup);
+    if is_made && code.has_hotspot_headers(lookup) {
         return true;
     }
     let mut buffer = [0u8; CALL_BYTES_MAX as usize];
     let mut known = 0;
     for length in (2..=CALL_BYTES_MAX).rev() {
-        let before = address.0.checked_sub(length).and_then(|start| code.code(Avma(start)));
-        if let Some(before) = before
-            && let Some(bytes) = before.get(..length as usize)
-        {
+        let before = address.0.checked_sub(length).map(|start| code.glance(Avma(start))).unwrap_or_default();
+        if let Some(bytes) = before.bytes().get(..length as usize) {
             buffer[(CALL_BYTES_MAX - length) as usize..].copy_from_slice(bytes);
             known = length as usize;
             break;
         }
     }
     if known == 0 {
-        return code.code(lookup).is_none();
+        return is_made || code.code(lookup).is_none();
     }
     let bytes = &buffer[CALL_BYTES_MAX as usize - known..];
     ends_in_call(bytes, |distance| code.is_code(P::from(address, distance)))

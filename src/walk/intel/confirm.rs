@@ -51,7 +51,7 @@ pub(in crate::walk) fn is_called_from<P: Intel<N>, const N: usize>(
     cache: &mut dyn SinceEntry<N>,
     input: &Input<'_>,
 ) -> bool {
-    let called = called_from::<P, N>(next.address, input.code).or_else(|| called_by_address(next, input));
+    let called = calls::<P, N>(next.address, input.code).or_else(|| called_by_address(next, input));
     let Some(entry) = called else { return false };
     let row = cache.since_entry(entry, from.address, input.code);
     row.is_some_and(|row| leads_to(row, from, next, input))
@@ -64,7 +64,7 @@ pub(in crate::walk) fn calls_function_of<P: Intel<N>, const N: usize>(
     code: &dyn Code,
 ) -> bool {
     let function = code.function(from.address.lookup().at());
-    let target = called_from::<P, N>(address, code);
+    let target = calls::<P, N>(address, code);
     let Some((function, mut target)) = function.zip(target) else { return false };
     for _ in 0..JUMPS_MAX {
         if target == function.start {
@@ -133,9 +133,21 @@ pub(in crate::walk) fn called_from<P: Intel<N>, const N: usize>(
     code: &dyn Code,
 ) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
-    let bytes = code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?;
-    let [0xe8, a, b, c, d, ..] = bytes else { return None };
-    Some(P::from(at, i32::from_le_bytes([*a, *b, *c, *d]).into()))
+    target_of::<P, N>(code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?, at)
+}
+
+/// The same, by a glance: nothing is learned of it.
+pub(in crate::walk) fn calls<P: Intel<N>, const N: usize>(
+    address: CodeAddress,
+    code: &dyn Code,
+) -> Option<Avma> {
+    let CodeAddress::Return(at) = address else { return None };
+    target_of::<P, N>(code.glance(Avma(at.0.checked_sub(CALL_BYTES)?)).bytes(), at)
+}
+
+fn target_of<P: Intel<N>, const N: usize>(call: &[u8], returns_to: Avma) -> Option<Avma> {
+    let [0xe8, a, b, c, d, ..] = call else { return None };
+    Some(P::from(returns_to, i32::from_le_bytes([*a, *b, *c, *d]).into()))
 }
 
 /// Where the call in front of the return address of `caller` leads to, if it is by a word of its frame that was loaded
@@ -147,7 +159,8 @@ fn called_by_address<P: Intel<N>, const N: usize>(caller: &Frame<P, N>, input: &
     if !P::IS_LONG {
         return None;
     }
-    let before = input.code.code(Avma(at.0.checked_sub(BYTES)?))?.get(..BYTES as usize)?;
+    let before = input.code.glance(Avma(at.0.checked_sub(BYTES)?));
+    let before = before.bytes().get(..BYTES as usize)?;
     if let [0x48, 0x8b, modrm, 0x24, bytes, 0xff, call] = before
         && modrm & 0xc7 == 0x44
         && call & 0xf8 == 0xd0
@@ -170,7 +183,8 @@ fn called_by_address<P: Intel<N>, const N: usize>(caller: &Frame<P, N>, input: &
 fn jumps_to<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
     const ENDBR32: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfb];
-    let bytes = code.code(at)?;
+    let glance = code.glance(at);
+    let bytes = glance.bytes();
     let (at, bytes) = bytes
         .strip_prefix(if P::IS_LONG { ENDBR64 } else { ENDBR32 })
         .map_or((at, bytes), |rest| (at + 4, rest));

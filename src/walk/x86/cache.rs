@@ -105,6 +105,9 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn learn(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        if !code.may_follow(address.lookup().at()) {
+            return Rule::default();
+        }
         let (found, returns) = find(address, code, &mut self.callees);
         let kind = match found {
             Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),

@@ -39,12 +39,14 @@ pub(super) struct Cache {
     confirmed: HashMap<(u64, u64, bool), Option<Box<Row>>>,
     callees: Callees,
     fruitless: Fruitless,
+    /// The same of calls that a search of the stack found.
+    pub(super) searches: Fruitless,
 }
 
 /// How much of JIT code is followed: where nearly none of it leads to a caller (Racket's keeps neither
 /// frame records nor a stack pointer that its code tells), little is worth its cost.
 #[derive(Clone, Copy, Debug, Default)]
-struct Fruitless {
+pub(super) struct Fruitless {
     /// Addresses that led nowhere, less those that did not.
     balance: u32,
     /// Addresses that were asked for.
@@ -55,18 +57,18 @@ impl Fruitless {
     /// From this balance on little is followed; it goes no further than twice that.
     const BALANCE_MAX: u32 = 64;
     /// What an address that led on for certain is worth; one that may have counts as much as one that did not.
-    const OF_FRUIT: u32 = 16;
+    pub(super) const OF_FRUIT: u32 = 16;
     /// One of so many is followed as far as any other code, so that it can be found out that it leads on now.
     const WHOLE_EACH: u32 = 16;
 
     /// Whether little of the next address is to be followed.
-    fn is_short(&mut self) -> bool {
+    pub(super) fn is_short(&mut self) -> bool {
         self.asked = self.asked.wrapping_add(1);
         self.balance >= Fruitless::BALANCE_MAX && !self.asked.is_multiple_of(Fruitless::WHOLE_EACH)
     }
 
     /// Notes what an address was worth: nothing if it led nowhere.
-    fn note(&mut self, worth: u32) {
+    pub(super) fn note(&mut self, worth: u32) {
         self.balance = match worth {
             0 => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
             worth => self.balance.saturating_sub(worth),
@@ -175,7 +177,20 @@ impl Cache {
 
     /// `marks`: a mark on the stack may say what the code need not be asked for.
     fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
+        if !code.may_follow(address.lookup().at()) {
+            return Rule::of_kind(Kind::Unknown);
+        }
         let is_made = code.is_made(address.lookup().at());
+        if is_made
+            && address.is_return()
+            && !X86_64::returns(address.at(), code)
+            && !first::may_be_returned_to(address.at(), code)
+        {
+            // Most words that point into JIT code, or into what is mapped as such, need no more than that.
+            let rule = Rule::of_kind(Kind::Unknown);
+            self.rules.insert(key(address), rule);
+            return rule;
+        }
         self.callees.follow_little(is_made && self.fruitless.is_short());
         let (found, returns) = find(address, code, &mut self.callees, marks);
         let worth = match found {
@@ -183,8 +198,6 @@ impl Cache {
             Found::Unproved(..) => 1,
             _ => Fruitless::OF_FRUIT,
         };
-        // What no call left was not followed.
-        let was_followed = is_made && (worth > 0 || returns || !address.is_return());
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
@@ -214,7 +227,7 @@ impl Cache {
         if code.lacked() {
             return rule;
         }
-        if was_followed {
+        if is_made {
             self.fruitless.note(worth);
         }
         code.learned(lookup_of(key(address)));

@@ -3,6 +3,7 @@
 //! runtime makes on another goroutine's stack. Known by their instructions, never by where a
 //! walk happened to end. Input: an address, code; output: [`First`].
 
+use super::start;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::intel::length::{self, Instruction};
@@ -33,6 +34,18 @@ pub(super) fn at(address: CodeAddress, code: &dyn Code) -> Option<First> {
         })
 }
 
+/// Whether an address may be one that first functions or handlers of signals return to, which nothing called, by a glance
+/// at it: where it is not, and no call is in front of it, it is no return address.
+pub(super) fn may_be_returned_to(at: Avma, code: &dyn Code) -> bool {
+    let here = code.glance(at);
+    let here = here.bytes();
+    let is_behind_nop = || code.glance(Avma(at.0.wrapping_sub(1))).bytes().first() == Some(&0x90);
+    here.starts_with(&START_OF_CONTEXT)
+        || here.starts_with(&FCONTEXT[FCONTEXT_FINISH as usize..])
+        || here.first() == Some(&0xe8) && is_behind_nop()
+        || start::is_sigreturn(here)
+}
+
 /// How far into a sequence of instructions that begins with `start` and has `bytes` an address is.
 fn into(at: Avma, start: &[u8], bytes: u64, code: &dyn Code) -> Option<(u64, Avma)> {
     // The start of the mapping may be nearer.
@@ -46,15 +59,19 @@ fn into(at: Avma, start: &[u8], bytes: u64, code: &dyn Code) -> Option<(u64, Avm
     at.0.checked_sub(begin.0).filter(|into| *into < bytes).map(|into| (into, begin))
 }
 
+/// mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi; je; call setcontext
+const START_OF_CONTEXT: [u8; 13] =
+    [0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74, 0x08, 0xe8];
+
 /// How far into `__start_context` an address is. The first function of a `makecontext`
 /// stack returns there; nothing called it, although its rows say so.
 /// Source: glibc sysdeps/unix/sysv/linux/x86_64/__start_context.S.
 fn start_of_context(at: Avma, code: &dyn Code) -> Option<u64> {
-    // mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi; je; call setcontext
-    const START: [u8; 13] = [0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74, 0x08, 0xe8];
-    into(at, &START, 26, code).map(|(into, _)| into)
+    into(at, &START_OF_CONTEXT, 26, code).map(|(into, _)| into)
 }
 
+/// push %rbp; jmp *%rbx; finish: xor %rdi,%rdi; call _exit
+const FCONTEXT: [u8; 7] = [0x55, 0xff, 0xe3, 0x48, 0x31, 0xff, 0xe8];
 /// Where `finish` is behind the trampoline of `make_fcontext`.
 const FCONTEXT_FINISH: u64 = 3;
 
@@ -62,9 +79,7 @@ const FCONTEXT_FINISH: u64 = 3;
 /// it, which the trampoline pushes as the return address of the fiber's function.
 /// Source: Boost, libs/context/src/asm/make_x86_64_sysv_elf_gas.S.
 fn into_fcontext(at: Avma, code: &dyn Code) -> Option<u64> {
-    // push %rbp; jmp *%rbx; finish: xor %rdi,%rdi; call _exit
-    const START: [u8; 7] = [0x55, 0xff, 0xe3, 0x48, 0x31, 0xff, 0xe8];
-    let (into, begin) = into(at, &START, 12, code)?;
+    let (into, begin) = into(at, &FCONTEXT, 12, code)?;
     // hlt. Where the return address is pushed and `finish` not yet called, that is the caller.
     let is_fcontext = code.code(begin + 11)?.first() == Some(&0xf4);
     (is_fcontext && into != 1).then_some(into)

@@ -2,7 +2,6 @@
 //! Not for: the common steps, which need three registers only (see `unwinder.rs`).
 
 use super::cache::Cache;
-use super::record::unframed_return_slot;
 use super::rule::{Kind, Rule, Saved};
 use super::{RBP, RSP};
 use crate::addr::{Avma, CodeAddress};
@@ -27,7 +26,7 @@ impl Frame {
                 self.ordinary(rule, saved, input)
             }
             Kind::Unusual => self.unusual(cache.unusual(rule).ok_or(Failure::Refused)?, input),
-            Kind::Marked => self.by_record(input),
+            Kind::Marked => self.by_record(None, input),
             Kind::Unknown | Kind::Root | Kind::Fiber => Err(Failure::Refused),
         }
     }
@@ -74,12 +73,11 @@ impl Frame {
         Ok(next)
     }
 
-    /// The caller by the frame record that rbp points to, or of a leaf that is at an
-    /// instruction where it has none.
-    pub(super) fn by_record(&self, input: &Input<'_>) -> Result<Frame, Failure> {
-        if let CodeAddress::Pc(pc) = self.address
-            && let Some(slot) = unframed_return_slot(pc, self.sp(), input.code)
-        {
+    /// The caller by the frame record that rbp points to, or by the return address so many bytes above the stack pointer
+    /// of a leaf that is at an instruction where it has none.
+    pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, Failure> {
+        if let Some(bytes) = unframed {
+            let slot = Avma(self.sp().0.wrapping_add(bytes));
             let address = self.word(slot, input)?;
             let mut next = *self;
             next.registers[RSP] = slot.0.wrapping_add(8);

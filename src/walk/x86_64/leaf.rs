@@ -7,7 +7,7 @@
 //! information of the leaf's function tells; without it the code (see `record.rs`).
 
 use super::{record, syscall};
-use crate::addr::{Avma, LookupAvma};
+use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::bounds::MAX_STACK_BYTES;
@@ -37,6 +37,14 @@ impl Leaves {
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.0.retain(|pc| !is_gone(Avma(pc)));
+    }
+
+    /// Bytes from the stack pointer to the return address of a leaf, if its code shows that it has no frame record.
+    pub(super) fn unframed_return_at(&mut self, address: CodeAddress, code: &dyn Code) -> Option<u64> {
+        match address {
+            CodeAddress::Pc(pc) => self.leaf(pc, code).unframed_return_at,
+            CodeAddress::Return(_) => None,
+        }
     }
 
     fn leaf(&mut self, pc: Avma, code: &dyn Code) -> Leaf {

@@ -23,13 +23,16 @@ const BYTES_MAX: u64 = 4096;
 const TRIES_MAX: u32 = 16;
 /// Most bytes of a function of JIT code.
 const FUNCTION_BYTES_MAX: u64 = 64 << 10;
+/// Most calls that are followed to where the walk is stuck; none where that seldom leads there (SBCL's code, which has
+/// no tables, is followed from as many calls at each new program counter).
+const FOLLOWED_MAX: u32 = 16;
 
 /// Whether the call in front of a return address is worth following to `stuck`: functions that compilers make at run
 /// time go on behind their entries, and there are many calls on their stacks.
 fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
     let at = stuck.address.lookup().at();
     let is_near = |entry: Avma| at.0.checked_sub(entry.0).is_some_and(|bytes| bytes < FUNCTION_BYTES_MAX);
-    !code.is_made(at) || confirm::called_from::<X86_64, COLUMNS>(address, code).is_some_and(is_near)
+    !code.is_made(at) || confirm::calls::<X86_64, COLUMNS>(address, code).is_some_and(is_near)
 }
 
 /// Searches from the stack pointer of `stuck` up, which is the last frame of `out`.
@@ -45,6 +48,8 @@ pub(super) fn reconnect(
     let slots = slots.and_then(|first| Some((first, first.checked_add(BYTES_MAX)?)));
     let Some((mut slot, end)) = slots else { return walked };
     let mut tries = 0;
+    let follows = !unwinder.cache.searches.is_short();
+    let (mut followed, mut is_found) = (0, false);
     let mut window_ran_out = false;
     while slot < end && tries < TRIES_MAX && found < input.max_depth {
         let Some(word) = input.stack.word(slot) else { break };
@@ -60,9 +65,12 @@ pub(super) fn reconnect(
         frame.address = CodeAddress::Return(address);
         frame.registers[RSP] = below.0 + 8;
         frame.registers[RETURN_ADDRESS] = word;
-        let is_called = confirm::calls_function_of(frame.address, stuck, input.code)
-            || may_lead_to(frame.address, stuck, input.code)
-                && confirm::is_called_from(stuck, &frame, &mut unwinder.cache, input);
+        let mut is_called = confirm::calls_function_of(frame.address, stuck, input.code);
+        if !is_called && follows && followed < FOLLOWED_MAX && may_lead_to(frame.address, stuck, input.code) {
+            followed += 1;
+            is_called = confirm::is_called_from(stuck, &frame, &mut unwinder.cache, input);
+            is_found |= is_called;
+        }
         if !is_called {
             continue;
         }
@@ -70,12 +78,16 @@ pub(super) fn reconnect(
         out.push(frame.address, Method::Scan);
         let further = unwinder.go_on(How::Auto, &mut frame, input, out);
         match further.ended {
-            Ended::Root | Ended::Fiber => return Walked { ended: Ended::Scanned, ..further },
+            Ended::Root | Ended::Fiber => {
+                unwinder.note_search(followed, is_found);
+                return Walked { ended: Ended::Scanned, ..further };
+            }
             Ended::WindowRanOut => window_ran_out = true,
             _ => {}
         }
         out.truncate(found);
     }
+    unwinder.note_search(followed, is_found);
     // With a larger window the search may succeed.
     if window_ran_out { Walked { ended: Ended::WindowRanOut, ..walked } } else { walked }
 }

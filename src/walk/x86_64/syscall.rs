@@ -28,7 +28,7 @@ pub(super) fn leaf(registers: &X86_64, code: &dyn Code) -> CodeAddress {
 /// The `syscall` instruction in front of an address, if it is the last one of its function.
 fn last_instruction(pc: Avma, code: &dyn Code) -> Option<Avma> {
     let at = Avma(pc.0.checked_sub(SYSCALL.len() as u64)?);
-    let is_syscall = code.code(at)?.starts_with(SYSCALL);
+    let is_syscall = code.glance(at).bytes().starts_with(SYSCALL);
     (is_syscall && ends_function(at, pc, code)).then_some(at)
 }
 

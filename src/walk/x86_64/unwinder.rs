@@ -13,7 +13,7 @@
 //! one, its steps are made again from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
-use super::cache::Cache;
+use super::cache::{Cache, Fruitless};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
@@ -144,11 +144,23 @@ impl Unwinder {
         if how == How::Auto && walked.ended == Ended::BadFrame {
             walked = scan::reconnect(self, &frame, walked, input, out);
         }
-        let is_stuck = walked.ended == Ended::BadFrame;
-        if is_stuck && self.cache.rule(frame.address, input.code).kind() == Kind::Unknown {
+        if walked.ended == Ended::BadFrame && self.is_undescribed(frame.address, input) {
             walked.ended = Ended::Undescribed;
         }
         walked
+    }
+
+    /// Whether neither unwind information nor instructions tell for certain where the caller of an address is.
+    fn is_undescribed(&mut self, address: CodeAddress, input: &Input<'_>) -> bool {
+        let rule = self.cache.rule(address, input.code);
+        rule.kind() == Kind::Unknown || self.cache.proof(rule) != Proof::Certain
+    }
+
+    /// Notes whether a search of the stack found a caller by following calls.
+    pub(super) fn note_search(&mut self, followed: u32, is_found: bool) {
+        if followed > 0 {
+            self.cache.searches.note(if is_found { Fruitless::OF_FRUIT } else { 0 });
+        }
     }
 
     /// Whether a thread stands where it was made, and goes on in its first function (`born.rs`).
@@ -258,7 +270,7 @@ impl Unwinder {
             };
             let checked = match checked {
                 Err(Failure::Refused) if may_use_record => frame
-                    .by_record(input)
+                    .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
                     .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
                 Err(Failure::Null)
                     if may_end_in_null(rule, &out.methods)
@@ -325,6 +337,10 @@ impl Unwinder {
             };
             if !is_proved {
                 doubts.note_unproved();
+            }
+            // What could not be asked on the way says nothing against another caller.
+            if input.code.walks_again() {
+                return Walked { ended: Ended::BadFrame, reached };
             }
             let from = std::mem::replace(frame, next);
             out.push(frame.address, method);

@@ -27,7 +27,7 @@ use stackprof::addr::{Avma, LookupAvma};
 use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::images::Images;
-use stackprof::images::{ImageCode, Made, TargetCode};
+use stackprof::images::{CodeMemory, ImageCode, Made, TargetCode};
 use stackprof::walk::{self, Ended, Frames, How, Input, OuterStack, StackBytes, Unwinder};
 
 use ptrace::{Stop, blocked_signals, read, registers};
@@ -299,9 +299,16 @@ impl Session<'_> {
         self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(at.at())).count() as u64;
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
-            self.made.begin_walk();
+            self.made.begin_walk(u64::MAX);
+            let pid = self.pid;
             let walked = loop {
-                let code = TargetCode { images: ImageCode(&self.images), made: &self.made };
+                let mut read_code = |at: Avma, into: &mut [u8]| read(pid, at.0, into);
+                let code_memory = CodeMemory::new(&mut read_code);
+                let code = TargetCode {
+                    images: ImageCode(&self.images),
+                    made: &self.made,
+                    memory: Some(&code_memory),
+                };
                 // Other stacks than the one that was copied.
                 let input = Input {
                     stack_top: Some(Avma(thread.stack_top)),

@@ -10,12 +10,9 @@
 
 use std::io;
 
-use super::bpf::{
-    ADD, AND, CALL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, MOVE, MOVE_REGISTER, PROBE_READ_USER,
-    STORE_VALUE_DOUBLE, op,
-};
+use super::bpf::{ADD, AND, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, STORE_VALUE_DOUBLE, op};
 use super::bpf_sys::ProgramRing;
-use super::copies::{self, Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
+use super::copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
 use super::filter::CONTEXT;
 use super::record::Id;
 use crate::sources::Capture;
@@ -35,35 +32,18 @@ pub(super) const HERE: bool = cfg!(target_arch = "x86_64");
 
 /// Does what this file is about. `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(ring: i32) -> Vec<u64> {
-    let mut program = vec![
-        op(LOAD_DOUBLE, 1, CONTEXT, CS, 0),
-        op(AND, 1, 0, 0, LEVEL),
-        op(JUMP_UNLESS_EQUAL, 1, 0, 0, LEVEL),
-    ];
-    let in_kernel = program.len() - 1;
-    program.extend([
-        // r7 the address, r9 the time, r8 the record.
-        op(LOAD_DOUBLE, 7, CONTEXT, SP, 0),
-        op(ADD, 7, 0, 0, -(BELOW_BYTES as i32)),
-        op(CALL, 0, 0, 0, KTIME_GET_NS),
-        op(MOVE_REGISTER, 9, 0, 0, 0),
-    ]);
-    let (reserve, no_room) = copies::reserve(ring, BELOW_BYTES);
-    let no_room = program.len() + no_room;
-    program.extend(reserve);
-    program.extend([
-        op(MOVE_REGISTER, 1, 8, 0, 0),
-        op(ADD, 1, 0, 0, HEADER_BYTES as i32),
-        op(MOVE, 2, 0, 0, BELOW_BYTES as i32),
-        op(MOVE_REGISTER, 3, 7, 0, 0),
-        op(CALL, 0, 0, 0, PROBE_READ_USER),
-        op(JUMP_UNLESS_EQUAL, 0, 0, 1, 0),
-        op(STORE_VALUE_DOUBLE, 8, 0, LEN, BELOW_BYTES as i32),
-    ]);
-    program.extend(SUBMIT);
-    let end = program.len();
-    [in_kernel, no_room].into_iter().for_each(|from| set_jump(&mut program, from, end));
+    let mut program = CopyProgram::default();
+    program.extend([op(LOAD_DOUBLE, 1, CONTEXT, CS, 0), op(AND, 1, 0, 0, LEVEL)]);
+    program.end_by(op(JUMP_UNLESS_EQUAL, 1, 0, 0, LEVEL));
+    // r7 the address.
+    program.extend([op(LOAD_DOUBLE, 7, CONTEXT, SP, 0), op(ADD, 7, 0, 0, -(BELOW_BYTES as i32))]);
+    program.take_time();
+    program.reserve(ring, BELOW_BYTES, ADDRESS_IN_R7);
+    program.read(HEADER_BYTES, BELOW_BYTES, 7);
     program
+        .extend([op(JUMP_UNLESS_EQUAL, 0, 0, 1, 0), op(STORE_VALUE_DOUBLE, 8, 0, LEN, BELOW_BYTES as i32)]);
+    program.submit();
+    program.end()
 }
 
 /// See the top of this file.

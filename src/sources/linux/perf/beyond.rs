@@ -13,14 +13,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::bpf::{
-    ADD, CALL, JUMP, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, MAP_LOOKUP, MOVE,
-    MOVE_REGISTER, PROBE_READ_USER, STORE_VALUE_DOUBLE, load_map, op,
-};
+use super::bpf::{ADD, JUMP, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, STORE_VALUE_DOUBLE, op};
 use super::bpf_sys::{self, ProgramRing};
-use super::copies::{self, Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
+use super::copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
 use super::events::{self, WINDOW_BYTES_MAX};
-use super::filter::TID;
 use super::record::Id;
 use crate::sources::Capture;
 
@@ -46,55 +42,27 @@ const THREADS_MAX: u32 = 4096;
 /// Does what this file is about for the running thread, which the map `wanted` may have an address for.
 /// `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
-    let mut program = Vec::new();
-    // To the end of the program, from wherever: filled in below.
-    let mut to_end = Vec::new();
-    program.extend(load_map(1, wanted));
-    program.extend([
-        op(MOVE_REGISTER, 2, 10, 0, 0),
-        op(ADD, 2, 0, 0, TID.into()),
-        op(CALL, 0, 0, 0, MAP_LOOKUP),
-    ]);
-    to_end.push(program.len());
-    program.extend([
-        op(JUMP_IF_EQUAL, 0, 0, 0, 0),
-        // r7 the address, r9 the time, r8 the record.
-        op(LOAD_DOUBLE, 7, 0, 0, 0),
-        op(CALL, 0, 0, 0, KTIME_GET_NS),
-        op(MOVE_REGISTER, 9, 0, 0, 0),
-    ]);
+    // r7 the address.
+    let mut program = CopyProgram::of_threads_in(wanted, op(LOAD_DOUBLE, 7, 0, 0, 0));
     for _ in 0..PIECES_MAX {
-        let (reserve, no_room) = copies::reserve(ring, PIECE_BYTES);
-        to_end.push(program.len() + no_room);
-        program.extend(reserve);
+        program.reserve(ring, PIECE_BYTES, ADDRESS_IN_R7);
         let mut to_last = Vec::new();
         for page in 0..PIECE_PAGES {
+            program.read(HEADER_BYTES + page * PAGE_BYTES, PAGE_BYTES, 7);
+            to_last.push(program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0)));
             program.extend([
-                op(MOVE_REGISTER, 1, 8, 0, 0),
-                op(ADD, 1, 0, 0, (HEADER_BYTES + page * PAGE_BYTES) as i32),
-                op(MOVE, 2, 0, 0, PAGE_BYTES as i32),
-                op(MOVE_REGISTER, 3, 7, 0, 0),
-                op(CALL, 0, 0, 0, PROBE_READ_USER),
-            ]);
-            to_last.push(program.len());
-            program.extend([
-                op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0),
                 op(ADD, 7, 0, 0, PAGE_BYTES as i32),
                 op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((page + 1) * PAGE_BYTES) as i32),
             ]);
         }
-        program.extend(SUBMIT);
-        // Past what follows for one that ends here.
-        program.push(op(JUMP, 0, 0, SUBMIT.len() as i16 + 1, 0));
-        let last = program.len();
-        program.extend(SUBMIT);
-        to_end.push(program.len());
-        program.push(op(JUMP, 0, 0, 0, 0));
-        to_last.into_iter().for_each(|from| set_jump(&mut program, from, last));
+        program.submit();
+        let to_next = program.jump(op(JUMP, 0, 0, 0, 0));
+        program.land(to_last);
+        program.submit();
+        program.end_by(op(JUMP, 0, 0, 0, 0));
+        program.land([to_next]);
     }
-    let end = program.len();
-    to_end.into_iter().for_each(|from| set_jump(&mut program, from, end));
-    program
+    program.end()
 }
 
 /// Bytes of the ring for so many CPUs.

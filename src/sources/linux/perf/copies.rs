@@ -7,8 +7,8 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::bpf::{
-    CALL, JUMP_IF_EQUAL, LOAD_WORD, MOVE, MOVE_REGISTER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE,
-    STORE_VALUE_DOUBLE, load_map, op,
+    ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER, PROBE_READ_USER,
+    RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
 };
 use super::buffers::Pool;
 use super::filter::TID;
@@ -16,6 +16,8 @@ use super::record::Id;
 
 /// In front of the bytes.
 pub(super) const HEADER_BYTES: usize = 32;
+/// Where in it the address is.
+const ADDRESS: i16 = 8;
 /// Where in it the number of bytes is.
 pub(super) const LEN: i16 = 24;
 /// Most nanoseconds between the time of a copy and that of its sample, of the same interrupt: half of the
@@ -24,37 +26,118 @@ pub(super) const APART_NS_MAX: u64 = 40_000;
 /// Copies of samples that never come are kept for so long.
 const KEPT_NS: u64 = 1_000_000_000;
 
-/// Makes a record in r8 of the ring with this descriptor, for so many bytes from the address in r7 on, of
-/// which none is read yet; r9 has the time. The last element is the place of a jump to be set, for when there
-/// is no room.
-pub(super) fn reserve(ring: i32, bytes: usize) -> (Vec<u64>, usize) {
-    let mut program = load_map(1, ring).to_vec();
-    program.extend([
-        op(MOVE, 2, 0, 0, (HEADER_BYTES + bytes) as i32),
-        op(MOVE, 3, 0, 0, 0),
-        op(CALL, 0, 0, 0, RINGBUF_RESERVE),
-    ]);
-    let no_room = program.len();
-    program.extend([
-        op(JUMP_IF_EQUAL, 0, 0, 0, 0),
-        op(MOVE_REGISTER, 8, 0, 0, 0),
-        op(STORE_DOUBLE, 8, 9, 0, 0),
-        op(STORE_DOUBLE, 8, 7, 8, 0),
-        op(LOAD_WORD, 1, 10, TID, 0),
-        op(STORE_DOUBLE, 8, 1, 16, 0),
-        op(STORE_VALUE_DOUBLE, 8, 0, LEN, 0),
-    ]);
-    (program, no_room)
+/// As the address of a record: what is in r7.
+pub(super) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
+
+/// As the address of a record: this value.
+pub(super) const fn address(value: i32) -> u64 {
+    op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
 }
 
 /// Hands the record in r8 over, without waking anybody (BPF_RB_NO_WAKEUP).
-pub(super) const SUBMIT: [u64; 3] =
+const SUBMIT: [u64; 3] =
     [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
 
-/// Lets the jump at `from` lead to `to`.
-pub(super) fn set_jump(program: &mut [u64], from: usize, to: usize) {
-    let offset = (to - from - 1) as u16;
-    program[from] = program[from] & !(0xffff << 16) | u64::from(offset) << 16;
+/// Builds a program that copies memory of the running thread: the steps that all of them take, and jumps to places
+/// that come later. r9 has the time, r8 the record.
+#[derive(Debug, Default)]
+pub(super) struct CopyProgram {
+    instructions: Vec<u64>,
+    /// Jumps to the end.
+    to_end: Vec<usize>,
+}
+
+impl CopyProgram {
+    /// A program for threads that the map has a value for; `load` makes r7 of the value's address in r0.
+    pub(super) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
+        let mut program = CopyProgram::default();
+        program.extend(load_map(1, map));
+        program.extend([
+            op(MOVE_REGISTER, 2, 10, 0, 0),
+            op(ADD, 2, 0, 0, TID.into()),
+            op(CALL, 0, 0, 0, MAP_LOOKUP),
+        ]);
+        program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
+        program.extend([load]);
+        program.take_time();
+        program
+    }
+
+    /// Appends instructions.
+    pub(super) fn extend(&mut self, instructions: impl IntoIterator<Item = u64>) {
+        self.instructions.extend(instructions);
+    }
+
+    /// Appends a jump to the end of the program.
+    pub(super) fn end_by(&mut self, jump: u64) {
+        let at = self.jump(jump);
+        self.to_end.push(at);
+    }
+
+    /// Appends a jump to a place that comes later; for [`CopyProgram::land`].
+    pub(super) fn jump(&mut self, jump: u64) -> usize {
+        self.instructions.push(jump);
+        self.instructions.len() - 1
+    }
+
+    /// Lets jumps lead to the next instruction.
+    pub(super) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
+        let here = self.instructions.len();
+        for at in jumps {
+            let offset = (here - at - 1) as u16;
+            let jump = &mut self.instructions[at];
+            *jump = *jump & !(0xffff << 16) | u64::from(offset) << 16;
+        }
+    }
+
+    /// Puts the time into r9.
+    pub(super) fn take_time(&mut self) {
+        self.extend([op(CALL, 0, 0, 0, KTIME_GET_NS), op(MOVE_REGISTER, 9, 0, 0, 0)]);
+    }
+
+    /// Makes a record in r8 of the ring with this descriptor, for so many bytes, of which none is read yet, and ends
+    /// where there is no room. `address`: the instruction that stores its address.
+    pub(super) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
+        self.extend(load_map(1, ring));
+        self.extend([
+            op(MOVE, 2, 0, 0, (HEADER_BYTES + bytes) as i32),
+            op(MOVE, 3, 0, 0, 0),
+            op(CALL, 0, 0, 0, RINGBUF_RESERVE),
+        ]);
+        self.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
+        self.extend([
+            op(MOVE_REGISTER, 8, 0, 0, 0),
+            op(STORE_DOUBLE, 8, 9, 0, 0),
+            address,
+            op(LOAD_WORD, 1, 10, TID, 0),
+            op(STORE_DOUBLE, 8, 1, 16, 0),
+            op(STORE_VALUE_DOUBLE, 8, 0, LEN, 0),
+        ]);
+    }
+
+    /// Reads so many bytes of the thread's memory, from the address in a register on, to `to` in the record; r0 is 0
+    /// if they could be read.
+    pub(super) fn read(&mut self, to: usize, bytes: usize, from: u8) {
+        self.extend([
+            op(MOVE_REGISTER, 1, 8, 0, 0),
+            op(ADD, 1, 0, 0, to as i32),
+            op(MOVE, 2, 0, 0, bytes as i32),
+            op(MOVE_REGISTER, 3, from, 0, 0),
+            op(CALL, 0, 0, 0, PROBE_READ_USER),
+        ]);
+    }
+
+    /// Hands the record in r8 over.
+    pub(super) fn submit(&mut self) {
+        self.extend(SUBMIT);
+    }
+
+    /// The instructions.
+    pub(super) fn end(mut self) -> Vec<u64> {
+        let to_end = std::mem::take(&mut self.to_end);
+        self.land(to_end);
+        self.instructions
+    }
 }
 
 /// What was copied of one stack at one moment.

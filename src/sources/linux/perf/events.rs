@@ -197,7 +197,7 @@ impl Events {
     pub(super) fn open(pids: &[pid_t], sieve: &Sieve, how: How) -> io::Result<Events> {
         match how.scope {
             Scope::Cpus => Events::of_cpus(sieve, how),
-            Scope::Threads => Events::of_threads(pids, how),
+            Scope::Threads => Events::of_threads(pids, sieve, how),
         }
     }
 

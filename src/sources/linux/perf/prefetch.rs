@@ -11,15 +11,13 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::bpf::{
-    ADD, CALL, GET_CURRENT_TASK, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP, MOVE,
-    MOVE_REGISTER, PROBE_READ_KERNEL, PROBE_READ_USER, RINGBUF_RESERVE, STORE_DOUBLE, STORE_VALUE_DOUBLE,
-    load_map, op,
+    ADD, CALL, GET_CURRENT_TASK, JUMP_IF_EQUAL, LOAD_DOUBLE, MOVE, MOVE_REGISTER, PROBE_READ_KERNEL,
+    STORE_DOUBLE, STORE_VALUE_DOUBLE, op,
 };
 use super::bpf_sys::{self, ProgramRing};
 use super::btf;
-use super::copies::{Copies, HEADER_BYTES, LEN, SUBMIT, set_jump};
+use super::copies::{Copies, CopyProgram, HEADER_BYTES, LEN, address};
 use super::events;
-use super::filter::TID;
 use super::record::Id;
 use crate::sources::{Capture, PIECE_BYTES, PIECES_MAX};
 
@@ -46,45 +44,15 @@ const BLOCKED_SIGNALS: u64 = 1;
 /// of a full list is not read.
 fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
     let shift = usize::from(blocked_at.is_some());
-    let mut program = Vec::new();
-    // To the end of the program, from wherever: filled in below.
-    let mut to_end = Vec::new();
-    program.extend(load_map(1, lists));
-    program.extend([
-        op(MOVE_REGISTER, 2, 10, 0, 0),
-        op(ADD, 2, 0, 0, TID.into()),
-        op(CALL, 0, 0, 0, MAP_LOOKUP),
-    ]);
-    to_end.push(program.len());
-    program.extend([
-        op(JUMP_IF_EQUAL, 0, 0, 0, 0),
-        // r7 the list, r9 the time, r8 the record, r6 the address.
-        op(MOVE_REGISTER, 7, 0, 0, 0),
-        op(CALL, 0, 0, 0, KTIME_GET_NS),
-        op(MOVE_REGISTER, 9, 0, 0, 0),
-    ]);
+    // r7 the list, r6 the address.
+    let mut program = CopyProgram::of_threads_in(lists, op(MOVE_REGISTER, 7, 0, 0, 0));
     for record in 0..RECORDS_MAX {
         let first = if record == 0 { shift } else { 0 };
         let in_list = |piece: usize| ((record * RECORD_PIECES + piece - shift) * 8) as i16;
-        program.push(op(LOAD_DOUBLE, 6, 7, in_list(first), 0));
-        to_end.push(program.len());
-        program.push(op(JUMP_IF_EQUAL, 6, 0, 0, 0));
-        program.extend(load_map(1, ring));
-        program.extend([
-            op(MOVE, 2, 0, 0, RECORD_BYTES as i32),
-            op(MOVE, 3, 0, 0, 0),
-            op(CALL, 0, 0, 0, RINGBUF_RESERVE),
-        ]);
-        to_end.push(program.len());
-        program.extend([
-            op(JUMP_IF_EQUAL, 0, 0, 0, 0),
-            op(MOVE_REGISTER, 8, 0, 0, 0),
-            op(STORE_DOUBLE, 8, 9, 0, 0),
-            op(STORE_VALUE_DOUBLE, 8, 0, 8, (record * RECORD_PIECES * ENTRY_BYTES) as i32),
-            op(LOAD_WORD, 1, 10, TID, 0),
-            op(STORE_DOUBLE, 8, 1, 16, 0),
-            op(STORE_VALUE_DOUBLE, 8, 0, LEN, 0),
-        ]);
+        program.extend([op(LOAD_DOUBLE, 6, 7, in_list(first), 0)]);
+        program.end_by(op(JUMP_IF_EQUAL, 6, 0, 0, 0));
+        let place = address((record * RECORD_PIECES * ENTRY_BYTES) as i32);
+        program.reserve(ring, RECORD_PIECES * ENTRY_BYTES, place);
         let mut to_submit = Vec::new();
         if let Some(blocked_at) = blocked_at.filter(|_| record == 0) {
             program.extend([
@@ -104,15 +72,10 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
         }
         for piece in first..RECORD_PIECES {
             let entry = HEADER_BYTES + piece * ENTRY_BYTES;
-            program.push(op(LOAD_DOUBLE, 6, 7, in_list(piece), 0));
-            to_submit.push(program.len());
+            program.extend([op(LOAD_DOUBLE, 6, 7, in_list(piece), 0)]);
+            to_submit.push(program.jump(op(JUMP_IF_EQUAL, 6, 0, 0, 0)));
+            program.read(entry + 8, PIECE_BYTES, 6);
             program.extend([
-                op(JUMP_IF_EQUAL, 6, 0, 0, 0),
-                op(MOVE_REGISTER, 1, 8, 0, 0),
-                op(ADD, 1, 0, 0, (entry + 8) as i32),
-                op(MOVE, 2, 0, 0, PIECE_BYTES as i32),
-                op(MOVE_REGISTER, 3, 6, 0, 0),
-                op(CALL, 0, 0, 0, PROBE_READ_USER),
                 // What cannot be read is no piece.
                 op(JUMP_IF_EQUAL, 0, 0, 1, 0),
                 op(MOVE, 6, 0, 0, 0),
@@ -120,13 +83,10 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
                 op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((piece + 1) * ENTRY_BYTES) as i32),
             ]);
         }
-        let submit = program.len();
-        to_submit.into_iter().for_each(|from| set_jump(&mut program, from, submit));
-        program.extend(SUBMIT);
+        program.land(to_submit);
+        program.submit();
     }
-    let end = program.len();
-    to_end.into_iter().for_each(|from| set_jump(&mut program, from, end));
-    program
+    program.end()
 }
 
 /// Gives a sample the pieces that were read at the same moment.

@@ -115,6 +115,19 @@ impl Sieve {
             _ => self.put_before(event),
         }
     }
+
+    /// Whether the kernel takes programs from us.
+    pub(super) fn is_taken(&self) -> bool {
+        self.program.is_some()
+    }
+
+    /// Lets an event do what [`Sieve::copy`] said; its samples come through without that as well.
+    pub(super) fn put_copying_before(&self, event: &OwnedFd) {
+        if let Some(program) = &self.copying {
+            // Without it stacks are as deep as the event copies them.
+            let _ = sys::set_filter(event, program);
+        }
+    }
 }
 
 fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {

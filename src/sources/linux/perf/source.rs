@@ -12,7 +12,7 @@ use super::below;
 use super::beyond::Beyond;
 use super::buffers::Usage;
 use super::choice::{self, Choice};
-use super::events::{Events, How, Scope, Switches};
+use super::events::{self, Events, How, Switches};
 use super::member::Member;
 use super::rates::Rates;
 use super::sieve::Sieve;
@@ -24,7 +24,7 @@ use super::woken::{Turn, Woken};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::linux::{proc, sys as linux_sys, threads};
+use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
@@ -360,7 +360,8 @@ impl PerfSource {
     fn prefer(&mut self) {
         self.preferred = true;
         linux_sys::prefer_this_thread();
-        linux_sys::reserve_time_for_this_thread();
+        // Where none is to be had, rings are read when there is time, and less is copied.
+        reservation::reserve_for_this_thread(events::cpu_count());
     }
 
     /// Acts on rings that fill up.
@@ -540,14 +541,14 @@ impl PushedSource for PerfSource {
         let window_bytes = of_this_window.then(|| self.window.walked(needed)).flatten();
         let window_bytes = window_bytes.map(|bytes| self.backlog.limit(bytes));
         let window_bytes = window_bytes.filter(|bytes| *bytes != how.window_bytes);
-        let below = how.below || needed.below && below::HERE && how.scope == Scope::Cpus;
+        let below = how.below || needed.below && below::HERE && self.may_copy();
         if window_bytes.is_some() || below != how.below {
             self.reopen(How { window_bytes: window_bytes.unwrap_or(how.window_bytes), below, ..how });
         }
     }
 
     fn prefetches(&self) -> bool {
-        self.events.how.scope == Scope::Cpus && !self.prefetch_refused
+        self.may_copy() && !self.prefetch_refused
     }
 
     fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 
 use libc::pid_t;
 
+use super::super::sieve::Sieve;
 use super::super::sys;
 use super::{
     EVENTS_MAX, Events, How, RING_BYTES_OF_EVERYBODY, attributes, map_ring, online_cpus, switch_attributes,
@@ -32,9 +33,9 @@ pub(super) struct OfThread {
 }
 
 impl Events {
-    pub(super) fn of_threads(pids: &[pid_t], how: How) -> io::Result<Events> {
+    pub(super) fn of_threads(pids: &[pid_t], sieve: &Sieve, how: How) -> io::Result<Events> {
         let mut events = Events::none(how, online_cpus()?);
-        events.add_processes(pids)?;
+        events.add_processes(pids, sieve)?;
         if events.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(events) }
     }
 
@@ -42,11 +43,11 @@ impl Events {
     ///
     /// # Errors
     /// What the kernel refused one with.
-    pub(in super::super) fn add_processes(&mut self, pids: &[pid_t]) -> io::Result<()> {
-        pids.iter().try_for_each(|pid| self.add_process(*pid))
+    pub(in super::super) fn add_processes(&mut self, pids: &[pid_t], sieve: &Sieve) -> io::Result<()> {
+        pids.iter().try_for_each(|pid| self.add_process(*pid, sieve))
     }
 
-    fn add_process(&mut self, pid: pid_t) -> io::Result<()> {
+    fn add_process(&mut self, pid: pid_t, sieve: &Sieve) -> io::Result<()> {
         let mut known: Vec<pid_t> = Vec::new();
         for _ in 0..MAX_PASSES {
             let Ok(listed) = threads::list(pid) else { break };
@@ -56,7 +57,7 @@ impl Events {
             }
             for tid in new {
                 known.push(tid);
-                match self.add_thread(tid) {
+                match self.add_thread(tid, sieve) {
                     // Ended since the listing.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                     other => other?,
@@ -66,7 +67,7 @@ impl Events {
         Ok(())
     }
 
-    fn add_thread(&mut self, tid: pid_t) -> io::Result<()> {
+    fn add_thread(&mut self, tid: pid_t, sieve: &Sieve) -> io::Result<()> {
         if self.of_threads.len() + self.cpus.len() > EVENTS_MAX {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, TOO_MANY_EVENTS));
         }
@@ -78,6 +79,8 @@ impl Events {
         let switches = how.switches.map(|switches| switch_attributes(how, switches, bytes));
         for (at, cpu) in self.cpus.clone().into_iter().enumerate() {
             let event = sys::open(&clock, tid, cpu)?;
+            // Events that are inherited from it have the program, too (kernel/events/core.c, `perf_event_alloc`).
+            sieve.put_copying_before(&event);
             self.twice.opened(sys::number(&event)?, tid);
             if first {
                 self.rings.push((map_ring(&event, bytes)?, event));
@@ -116,5 +119,85 @@ impl Events {
         let clocks = self.of_threads.iter().filter(|one| one.is_clock).map(|one| &one.event);
         let rings = self.rings.iter().map(|(_, event)| event);
         rings.chain(clocks).filter_map(|event| sys::count(event).ok()).map(|(count, _)| count).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use super::super::super::bpf_sys::ProgramRing;
+    use super::super::super::copies::{CopyProgram, HEADER_BYTES, address};
+    use super::super::Scope;
+    use super::*;
+
+    const WORD_BYTES: usize = 8;
+    /// Far more than it takes until a thread that runs is sampled.
+    const CPU_NS_MAX: u64 = 4_000_000_000;
+
+    fn cpu_ns() -> u64 {
+        let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        schedstat.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn own_tid() -> u64 {
+        let link = std::fs::read_link("/proc/thread-self").unwrap();
+        link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
+    /// A program that tells of each sample, whose it is.
+    fn program(ring: &ProgramRing) -> Vec<u64> {
+        let mut program = CopyProgram::default();
+        program.take_time();
+        program.reserve(ring.descriptor(), WORD_BYTES, address(0));
+        program.submit();
+        program.end()
+    }
+
+    #[test]
+    fn samples_of_a_thread_and_of_those_that_it_starts_have_the_program_that_copies() {
+        let own = std::process::id().cast_signed();
+        let mut sieve = Sieve::of_process(own);
+        let ring = ProgramRing::create(1 << 20, HEADER_BYTES + WORD_BYTES);
+        let ring = ring.and_then(|ring| sieve.copy(&program(&ring)).map(|()| ring));
+        let mut ring = match ring {
+            Ok(ring) => ring,
+            // Who may load no program is told so.
+            Err(error) => {
+                assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
+                return assert!(!sieve.is_taken());
+            }
+        };
+        assert!(sieve.is_taken());
+        let how = How {
+            scope: Scope::Threads,
+            kernel: true,
+            hz: 997,
+            window_bytes: 4 << 10,
+            below: false,
+            prefetch: false,
+            switches: None,
+        };
+        let events = Events::of_threads(&[own], &sieve, how).unwrap();
+        events.enable().unwrap();
+        let (started, found) = (AtomicU64::new(0), AtomicBool::new(false));
+        let mut seen = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.store(own_tid(), Ordering::SeqCst);
+                while !found.load(Ordering::SeqCst) && cpu_ns() < CPU_NS_MAX {}
+            });
+            let begun_ns = cpu_ns();
+            while cpu_ns() - begun_ns < CPU_NS_MAX {
+                ring.drain(|record| seen.push(u64::from_le_bytes(record[16..24].try_into().unwrap())));
+                let wanted = [own_tid(), started.load(Ordering::SeqCst)];
+                if wanted.iter().all(|tid| seen.contains(tid)) {
+                    found.store(true, Ordering::SeqCst);
+                    break;
+                }
+            }
+        });
+        assert!(found.into_inner(), "samples of {seen:?} only");
     }
 }

@@ -24,7 +24,7 @@ impl PerfSource {
             if started.is_empty() {
                 break;
             }
-            self.events.add_processes(&started)?;
+            self.events.add_processes(&started, &self.sieve)?;
             listed.extend(started);
             // One that was started before its parent had events is in the next list.
             self.told.judge_all();
@@ -37,12 +37,17 @@ impl PerfSource {
         self.events.how.scope == Scope::Threads && self.told.asks_parents()
     }
 
+    /// Whether events may have a program that copies more of stacks than they do. Those of CPUs find out by trying;
+    /// to open those of threads anew costs more, so that these have to know.
+    pub(super) fn may_copy(&self) -> bool {
+        self.events.how.scope == Scope::Cpus || self.sieve.is_taken()
+    }
+
     /// Prepares to copy what lies beyond records and below stacks, where that is asked for; as much as can be
     /// had.
     pub(super) fn look_further(&mut self, mut how: How) -> How {
         let (record_bytes, is_large) = window::of_record(how.window_bytes);
-        // Events of threads have no program before them.
-        let may = how.scope == Scope::Cpus;
+        let may = self.may_copy();
         if is_large && may && self.told.beyond.is_none() {
             self.told.beyond = Beyond::new().ok();
         }
@@ -129,7 +134,7 @@ impl PerfSource {
             if started.is_empty() {
                 break;
             }
-            new.add_processes(&started)?;
+            new.add_processes(&started, &self.sieve)?;
             new.enable()?;
             listed.extend(started);
         }
