@@ -14,7 +14,7 @@ use super::encoding;
 use super::fractions::Fractions;
 use super::tally::Tally;
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot};
+use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot, UNKNOWN};
 use crate::trie::NodeId;
 
 /// Longest line that is read: the deepest stack there can be ([`MAX_DEPTH`]) with names of 64
@@ -137,7 +137,8 @@ impl<'a> Reader<'a> {
         }
         let parts = memrchr(b' ', line).and_then(|at| Some((line.get(..at)?, line.get(at + 1..)?)));
         let is_stack = |stack: &[u8], digits: &[u8]| {
-            is_number(digits) && stack.first() != Some(&b'#') && !is_blank(stack)
+            let is_plain = stack.first() != Some(&b'#') && stack.last() != Some(&b'\t');
+            is_plain && is_number(digits) && !is_blank(stack)
         };
         match parts.filter(|(stack, digits)| is_stack(stack, digits)) {
             Some((stack, digits)) => self.stack(stack, digits, 0.0),
@@ -183,6 +184,9 @@ impl<'a> Reader<'a> {
         }
         let at = line.iter().rposition(|byte| matches!(byte, b' ' | b'\t'));
         let parts = at.and_then(|at| Some((line.get(..at)?.trim_ascii_end(), line.get(at + 1..)?)));
+        // py-spy writes a sample without frames as ` 1`.
+        let parts =
+            parts.map(|(stack, value)| (if stack.is_empty() { UNKNOWN.as_bytes() } else { stack }, value));
         if let Some((stack, value)) = parts.filter(|(stack, _)| !is_blank(stack))
             && let Some((digits, fraction)) = decimal(value)
         {

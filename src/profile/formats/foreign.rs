@@ -7,8 +7,15 @@
 pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
     let starts = |magic: &[u8]| head.starts_with(magic);
     if starts(b"PERFILE2") || starts(b"2ELIFREP") || starts(b"PERFFILE") {
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '/' | '-' | '_' | '+' | ',' | '=');
+        let file = match name {
+            // What comes from a pipe has no name to give to perf.
+            "standard input" => "perf.data".to_owned(),
+            _ if name.chars().all(plain) => name.to_owned(),
+            _ => format!("'{}'", name.replace('\'', "'\\''")),
+        };
         return Some(format!(
-            "a recording of perf, which only perf reads; run: perf script -i {name} | stackprof render - -o FILE"
+            "a recording of perf, which only perf reads; run: perf script -i {file} | stackprof render - -o FILE"
         ));
     }
     let picture = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
@@ -88,6 +95,8 @@ mod tests {
             let found = advice(head, "a.b").expect("known");
             assert!(found.contains(expected), "{found}");
         }
+        let quoted = advice(b"PERFILE2", "my file").expect("known");
+        assert!(quoted.contains("perf script -i 'my file' |"), "{quoted}");
         for other in [&b"main;a 3\n"[..], b"", b"<unknown>;<svg as x>::f;a 3\n", b"{}", b"\x0a\x04\x08\x01"] {
             assert_eq!(advice(other, "a"), None, "{}", String::from_utf8_lossy(other));
         }

@@ -100,6 +100,14 @@ pub fn is_perf_script(head: &str) -> bool {
     false
 }
 
+/// Whether a line that is not indented is surely a frame.
+fn is_bare_frame(line: &str) -> bool {
+    const DIGITS_MIN: usize = 6;
+    line.ends_with(')')
+        && line.split(' ').next().is_some_and(|word| word.len() >= DIGITS_MIN)
+        && frame(line).is_some()
+}
+
 /// What a line is.
 enum Outcome {
     Blank,
@@ -170,7 +178,8 @@ impl State {
             self.event_line(&event)?;
             return Ok(Outcome::Understood);
         }
-        if is_indented {
+        // Copied text has lost its indentation.
+        if is_indented || self.in_event && is_bare_frame(line) {
             return self.frame_line(line);
         }
         // A message that came in between does not end the stack.
@@ -196,7 +205,7 @@ impl State {
                 return Ok(());
             }
         }
-        let process = self.builder.text(event.comm)?;
+        let process = self.builder.text(if event.comm.is_empty() { UNKNOWN } else { event.comm })?;
         self.period = event.period.unwrap_or(0);
         self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
         if let Some(frame) = &event.frame {

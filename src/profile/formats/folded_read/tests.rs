@@ -64,9 +64,7 @@ fn remarked(bytes: &[u8]) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn any_other_line_is_skipped_and_told_by_file_and_number() {
-    for bad in
-        ["a;b", "a;b x", "a;b -1", "a;b 1.", "a;b .5", "a;b 1.5.5", "a;b ", " 12", "12", "a +1", "\u{a0} 1"]
-    {
+    for bad in ["a;b", "a;b x", "a;b -1", "a;b 1.", "a;b .5", "a;b 1.5.5", "a;b ", "12", "a +1", "\u{a0} 1"] {
         let (stacks, remarks) = remarked(format!("ok 1\n\n{bad}\n").as_bytes());
         assert_eq!(stacks, ["ok 1"], "{bad:?}");
         let expected = "1 line not understood, first: a.folded:3: expected \"stack count\"";
@@ -89,6 +87,7 @@ fn other_tools_lines_are_read() {
         ("app;a 1.0\napp;b 2.00\n", &["app;a 1", "app;b 2"]),
         ("app;a 0.5\napp;a 0.5\napp;b 2\n", &["app;a 1", "app;b 2"]),
         ("app;a 1.5\napp;b 2.5\n", &["app;a 1500", "app;b 2500"]),
+        ("a 3\n 1\n", &["[unknown] 1", "a 3"]),
         ("x 12 2\ny 3\n", &["x 12 2", "y 3"]),
     ] {
         assert_eq!(

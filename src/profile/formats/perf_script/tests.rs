@@ -125,6 +125,14 @@ fn events_without_call_chains_are_padded() {
 }
 
 #[test]
+fn text_without_its_indentation_is_read() {
+    let input =
+        "java 19983 cycles:\nffffffff8103d0ca msr ([kernel.kallsyms])\nffffffff810275f1 main (/bin/a b)\n\n";
+    assert!(is_perf_script(input));
+    assert_eq!(remarked(input), ("java;main;msr 1\n".to_owned(), vec![]));
+}
+
+#[test]
 fn headers_have_many_fields() {
     for (header, comm) in [
         ("pool 3  4101/4105  [001]   55.100000:    1003009 cpu-clock:", "pool 3"),
