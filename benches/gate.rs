@@ -130,5 +130,5 @@ fn recordings(directory: &Path, variant: &str) -> Vec<Saved> {
     let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
     paths.retain(|path| name(path).starts_with(&format!("{variant}-")));
     assert!(paths.len() >= RUNS, "{}: too few files {variant}-*", directory.display());
-    paths.iter().map(|path| detect::read_file(path).unwrap()).collect()
+    paths.iter().map(|path| detect::read_file(path, detect::Strictness::Lenient).unwrap().saved).collect()
 }

@@ -15,6 +15,7 @@ use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared, Graph};
 use crate::profile::Saved;
+use crate::profile::formats::detect::Strictness;
 use crate::sources::Role;
 
 /// Reads, compares, writes and prints.
@@ -28,7 +29,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     saved_files::check_outputs(&files, [&diff.base, &diff.new], outputs)?;
     system::restrict_to_naming(&files);
     let mut stacks = Stacks::new(diff.matching);
-    let [base, new] = read_both(&diff.base, &diff.new)?;
+    let [base, new] = read_both(&diff.base, &diff.new, saved_files::strictness(diff.strict))?;
     // Programs of different names are compared as one: only the paths below matter.
     let process = add(&mut stacks, base, None)?;
     add(&mut stacks, new, process.as_deref())?;
@@ -56,13 +57,13 @@ pub fn run(diff: &Diff) -> Result<()> {
 
 /// Reads the two profiles, at the same time where neither may be typed by somebody, who would
 /// be waited for although the other cannot be read.
-fn read_both(base: &Path, new: &Path) -> Result<[(String, Saved); 2]> {
+fn read_both(base: &Path, new: &Path, strictness: Strictness) -> Result<[(String, Saved); 2]> {
     if [base, new].contains(&Path::new("-")) {
-        return Ok([saved_files::read(base)?, saved_files::read(new)?]);
+        return Ok([saved_files::read(base, strictness)?, saved_files::read(new, strictness)?]);
     }
     std::thread::scope(|scope| {
-        let new = scope.spawn(|| saved_files::read(new));
-        let base = saved_files::read(base);
+        let new = scope.spawn(|| saved_files::read(new, strictness));
+        let base = saved_files::read(base, strictness);
         let new = new.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok([base?, new?])
     })

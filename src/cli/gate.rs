@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::gate::report::{json, markdown, text};
 use crate::gate::{self, Verdict};
 use crate::profile::Saved;
+use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::pprof;
 use crate::sources::Role;
 
@@ -55,7 +56,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     // Where names may differ they are compared as one program.
     let mut process = None;
     for (index, path) in base.iter().chain(&new).enumerate() {
-        let (name, saved) = saved_files::read(path)?;
+        let (name, saved) = saved_files::read(path, Strictness::Lenient)?;
         let first = process.get_or_insert_with(|| saved.processes().first().map(|name| (*name).to_owned()));
         let same = first.as_deref().filter(|_| asked.allow_different_names && saved.processes().len() == 1);
         stacks

@@ -12,6 +12,7 @@ use super::{functions, messages, saved_files, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
+use crate::profile::formats::detect::Strictness;
 use crate::profile::{Full, FunctionTable, Refused, Saved, SavedBuilder};
 use crate::sources::Role;
 
@@ -24,7 +25,7 @@ pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_reverse(render.reverse, &render.outputs)?;
     system::restrict_to_naming(&files);
-    let saved = filtered(render, merged(&render.profiles)?)?;
+    let saved = filtered(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Shown {
         graph: Graph {
@@ -64,10 +65,10 @@ pub fn run(render: &Render) -> Result<()> {
 }
 
 /// All profiles as one.
-fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
+fn merged(paths: &[std::path::PathBuf], strictness: Strictness) -> Result<Saved> {
     let mut paths = paths.iter();
     let Some(first_path) = paths.next() else { return Ok(Saved::default()) };
-    let first = read_one(first_path)?;
+    let first = read_one(first_path, strictness)?;
     let mut others = paths.peekable();
     if others.peek().is_none() {
         return Ok(first);
@@ -79,7 +80,7 @@ fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
     builder.add_stacks(&first).map_err(|why| full(first_path, why))?;
     drop(first);
     for path in others {
-        builder.merge(&read_one(path)?).map_err(|refused| match refused {
+        builder.merge(&read_one(path, strictness)?).map_err(|refused| match refused {
             Refused::Full(why) => full(path, why),
             Refused::Different(why) => Error::new(
                 ErrorKind::Input,
@@ -95,8 +96,8 @@ fn merged(paths: &[std::path::PathBuf]) -> Result<Saved> {
     Ok(builder.finish())
 }
 
-fn read_one(path: &Path) -> Result<Saved> {
-    let (name, saved) = saved_files::read(path)?;
+fn read_one(path: &Path, strictness: Strictness) -> Result<Saved> {
+    let (name, saved) = saved_files::read(path, strictness)?;
     if saved.total() == 0 {
         return Err(Error::new(ErrorKind::NoData, format!("{name}: the profile has no samples")));
     }

@@ -5,21 +5,33 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::args::Destination;
+use super::messages;
 use crate::cli::file::OutputFiles;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::Saved;
-use crate::profile::formats::detect;
+use crate::profile::formats::detect::{self, Strictness};
 
-/// The profile and its name for people; `-` is standard input.
+/// The profile and its name for people; `-` is standard input. What was not understood of it is
+/// printed, also where little is to be: the profile is not the whole file.
 ///
 /// # Errors
 /// One line that names the file and the place.
-pub(super) fn read(path: &Path) -> Result<(String, Saved)> {
-    if path == Path::new("-") {
+pub(super) fn read(path: &Path, strictness: Strictness) -> Result<(String, Saved)> {
+    let (name, read) = if path == Path::new("-") {
         let name = "standard input";
-        return Ok((name.to_owned(), detect::read(io::stdin().lock(), name, 0)?));
+        (name.to_owned(), detect::read_with(io::stdin().lock(), name, 0, strictness)?)
+    } else {
+        (path.display().to_string(), detect::read_file(path, strictness)?)
+    };
+    for remark in &read.remarks {
+        messages::note(remark);
     }
-    Ok((path.display().to_string(), detect::read_file(path)?))
+    Ok((name, read.saved))
+}
+
+/// How strictly files are read by `--strict`.
+pub(super) fn strictness(strict: bool) -> Strictness {
+    if strict { Strictness::Strict } else { Strictness::Lenient }
 }
 
 /// What tells that two paths are the same file; one that does not exist is what it is called.

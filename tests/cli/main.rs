@@ -18,6 +18,7 @@ mod outputs;
 mod perf_regression;
 #[path = "../support/programs.rs"]
 mod programs;
+mod readers;
 mod recording;
 mod render;
 mod support;

@@ -170,3 +170,79 @@ fn what_is_no_profile_is_refused_and_nothing_written() {
         assert!(!place.path("out.svg").exists());
     }
 }
+
+#[test]
+fn what_is_not_understood_is_told_or_refused() {
+    let place = Place::new();
+    place.write("a", "p;main 5\np;other\np;more 2\n");
+    let told = "stackprof: 1 line not understood, first: a:2: expected \"stack count\"\n";
+    let run = place.run("render -q a -o -").succeeds();
+    assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("p;main 5\np;more 2\n", told));
+    let run = place.shell("$STACKPROF render -q - -o - < a").succeeds();
+    assert!(run.stderr.contains("first: standard input:2: expected"), "{run}");
+    let run = place.run("diff -q a a -o a.md").succeeds();
+    assert_eq!(run.stderr, told.repeat(2));
+    for line in ["render --strict a -o out.svg", "diff --strict a a"] {
+        place.run(line).fails_with(1, &["a:2: expected \"stack count\"; 1 line not understood (--strict)"]);
+    }
+    assert!(!place.path("out.svg").exists());
+    place.write("half", "p;main 5\np;other\np;more\n");
+    let expected = "half:2: expected \"stack count\"; 2 of 3 lines not understood";
+    place.run("render half -o out.svg").fails_with(1, &[expected]);
+}
+
+#[test]
+fn files_that_are_no_profiles_are_named_with_the_next_step() {
+    let place = Place::new();
+    place.write("perf.data", "PERFILE2h");
+    place.write("x.svg", "<?xml version=\"1.0\"?>\n<svg version=\"1.1\"></svg>");
+    place.write("gecko", r#"{"meta":{"interval":1},"threads":[{"name":"a","samples":{"schema":{},"data":[]},"stringTable":[]}]}"#);
+    place.write("v8", r#"{"nodes":[],"startTime":1,"endTime":2,"samples":[],"timeDeltas":[]}"#);
+    place.write("two", "p;main 5 6\np;other 1 0\n");
+    for (file, expected) in [
+        ("perf.data", "run: perf script -i perf.data | stackprof render - -o FILE"),
+        ("x.svg", "a picture cannot be read"),
+        ("gecko", "a Gecko profile"),
+        ("v8", ".cpuprofile"),
+        ("two", "a differential profile"),
+    ] {
+        place.run(&format!("render {file} -o -")).fails_with(1, &[&format!("stackprof: {file}: "), expected]);
+    }
+    for line in ["$STACKPROF render '' -o -", "$STACKPROF diff '' a"] {
+        place.shell(line).fails_with(2, &["a profile's name is empty; name a file: stackprof "]);
+    }
+}
+
+#[test]
+fn cpu_time_of_a_firefox_file_is_that_of_the_recording() {
+    let place = Place::new();
+    place.run("--target sim:3 --threads --idle -q -o a.folded -o a.firefox.json").succeeds();
+    let json: serde_json::Value = serde_json::from_str(&place.read("a.firefox.json")).unwrap();
+    let period_us = json["meta"]["interval"].as_f64().unwrap() * 1e3;
+    let numbers = |column: &serde_json::Value| -> Vec<f64> {
+        column.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let mut counts = 0.0;
+    for thread in json["threads"].as_array().unwrap() {
+        let samples = &thread["samples"];
+        let weights = numbers(&samples["weight"]);
+        let (cpu, deltas) = (numbers(&samples["threadCPUDelta"]), numbers(&samples["timeDeltas"]));
+        // The first sample has no time before it.
+        assert_eq!((weights[0], cpu[0], samples["stack"][0].is_null()), (0.0, 0.0, true));
+        let mut now_us = 0.0;
+        for ((weight, cpu), delta) in weights.iter().zip(&cpu).zip(&deltas).skip(1) {
+            assert_eq!(*weight, 1.0);
+            now_us += delta * 1e3;
+            counts += weight;
+            // A waiting thread uses none; of the others each has its period, up to rounding.
+            assert!(*cpu == 0.0 || (cpu - period_us).abs() < 1.5, "{cpu} of {period_us}");
+        }
+        assert!((now_us - (weights.len() - 1) as f64 * period_us).abs() < 1.0 + weights.len() as f64 * 0.01);
+    }
+    let folded: f64 = place
+        .read("a.folded")
+        .lines()
+        .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
+        .sum();
+    assert_eq!(counts, folded);
+}

@@ -67,11 +67,17 @@ pub(super) struct DiffFlags {
     min_width: Option<OsString>,
     #[command(flatten)]
     look: LookFlags,
+    /// Refuse a file with lines or samples that are not understood. Without
+    /// this they are left out and told, up to half of them
+    #[arg(long, help_heading = INPUT)]
+    strict: bool,
     #[command(flatten)]
     common: CommonFlags,
-    #[arg(hide = true)]
-    profiles: Vec<PathBuf>,
+    #[arg(hide = true, value_parser = clap::builder::OsStringValueParser::new())]
+    profiles: Vec<OsString>,
 }
+
+const INPUT: &str = "Input";
 
 const COMPARING: &str = "Comparing";
 const OUTPUT: &str = "Output";
@@ -101,6 +107,8 @@ pub struct Diff {
     pub dark: bool,
     /// Flame graph with its root at the top, not at the bottom.
     pub inverted: bool,
+    /// Whether the files must be understood whole.
+    pub strict: bool,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -116,12 +124,15 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         Split::Print(text) => return Ok(Command::Print(text)),
     };
     // After `--` every word is a file.
-    flags.profiles.extend(launch.unwrap_or_default().iter().map(PathBuf::from));
+    flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
     let [base, new] = flags.profiles.as_slice() else {
         let given = flags.profiles.len();
         return Err(usage(format!("diff compares two profiles, {given} given: {FORM}")));
     };
-    if base == new && base.as_os_str() == "-" {
+    if base.is_empty() || new.is_empty() {
+        return Err(usage(format!("a profile's name is empty; name a file: {FORM}")));
+    }
+    if base == new && base == "-" {
         return Err(usage("standard input can be read only once; give one -"));
     }
     let wish = match (flags.absolute, flags.share) {
@@ -134,8 +145,9 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     Ok(Command::Diff(Diff {
-        base: base.clone(),
-        new: new.clone(),
+        base: base.into(),
+        new: new.into(),
+        strict: flags.strict,
         wish,
         matching: flags.matching.matching(!flags.no_inline, flags.idle),
         outputs,
@@ -156,8 +168,7 @@ mod tests {
 
     #[test]
     fn everything_that_can_be_asked_for() {
-        let line =
-            "diff a b -o x.svg -o x.md -o - --share --idle --no-normalize --no-inline --top 3 --min-width 2";
+        let line = "diff a b -o x.svg -o x.md -o - --share --idle --no-normalize --no-inline --strict --top 3 --min-width 2";
         let Ok(Command::Diff(diff)) = parsed(line) else { panic!("no diff: {line}") };
         assert_eq!((diff.base, diff.new), (PathBuf::from("a"), PathBuf::from("b")));
         assert_eq!(
@@ -165,6 +176,7 @@ mod tests {
             [ReportFormat::Svg, ReportFormat::Markdown, ReportFormat::Folded]
         );
         assert_eq!(diff.matching, Matching { normalize: false, inlines: false, waiting: true });
+        assert!(diff.strict);
         assert_eq!((diff.wish, diff.top, diff.min_width_percent), (Wish::Share, 3, 2.0));
     }
 
@@ -173,6 +185,7 @@ mod tests {
         for (line, expected) in [
             ("diff a", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
             ("diff a b c", "diff compares two profiles, 3 given: stackprof diff BASE NEW [-o FILE]"),
+            ("diff a --", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
             ("diff - -", "standard input can be read only once; give one -"),
             ("diff a b --share --absolute", "--absolute and --share exclude each other; leave one out"),
             ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),

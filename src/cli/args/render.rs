@@ -77,11 +77,17 @@ pub(super) struct RenderFlags {
     /// Only stacks with a matching function, seen from the outermost one on
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     root: Vec<OsString>,
+    /// Refuse a file with lines or samples that are not understood. Without
+    /// this they are left out and told, up to half of them
+    #[arg(long, help_heading = INPUT)]
+    strict: bool,
     #[command(flatten)]
     common: CommonFlags,
-    #[arg(hide = true)]
-    profiles: Vec<PathBuf>,
+    #[arg(hide = true, value_parser = clap::builder::OsStringValueParser::new())]
+    profiles: Vec<OsString>,
 }
+
+const INPUT: &str = "Input";
 
 const OUTPUT: &str = "Output";
 const STACKS: &str = "Which stacks";
@@ -117,6 +123,8 @@ pub struct Render {
     pub dark: bool,
     /// Flame graph with its root at the top, not at the bottom.
     pub inverted: bool,
+    /// Whether a file must be understood whole.
+    pub strict: bool,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -188,11 +196,14 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         }
     }
     // After `--` every word is a file.
-    flags.profiles.extend(launch.unwrap_or_default().iter().map(PathBuf::from));
+    flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
     if flags.profiles.is_empty() {
         return Err(usage(format!("say which profiles to render: {FORM}")));
     }
-    if flags.profiles.iter().filter(|path| path.as_os_str() == "-").count() > 1 {
+    if flags.profiles.iter().any(|path| path.is_empty()) {
+        return Err(usage(format!("a profile's name is empty; name a file: {FORM}")));
+    }
+    if flags.profiles.iter().filter(|path| *path == "-").count() > 1 {
         return Err(usage("standard input can be read only once; give one -"));
     }
     if flags.output.is_empty() && top.is_none() {
@@ -209,7 +220,8 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     }
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     Ok(Command::Render(Render {
-        profiles: flags.profiles,
+        profiles: flags.profiles.into_iter().map(PathBuf::from).collect(),
+        strict: flags.strict,
         outputs,
         top,
         thread: Patterns::new("--thread", &flags.thread)?,
@@ -239,7 +251,7 @@ mod tests {
     #[test]
     fn every_option_is_understood() {
         let line = "render a b.pb.gz -o x.svg -o - --thread io --include a --include b --exclude c --root ^m$ \
-                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted -q -- -d";
+                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted --strict -q -- -d";
         let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
         assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
         assert_eq!(
@@ -249,7 +261,7 @@ mod tests {
         assert_eq!(render.include.texts(), ["a", "b"]);
         assert!(render.include.matches("xbx") && !render.include.matches("c"));
         assert!(render.root.matches("m") && !render.root.matches("main"));
-        assert!(render.reverse && render.lines && render.dark && !render.inverted);
+        assert!(render.reverse && render.lines && render.dark && render.strict && !render.inverted);
         assert_eq!((render.title.as_deref(), render.min_width_percent), (Some("T"), 2.0));
         assert_eq!((render.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
     }

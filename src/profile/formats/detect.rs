@@ -4,6 +4,8 @@
 //! Output: [`Saved`], or one line that names the file and the place. Nothing is held that is
 //! not in a limit: packed files by [`MAX_RATIO`] and [`MAX_SMALL_BYTES`], formats by their own.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
@@ -13,7 +15,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::extra::Extra;
-use super::{firefox, folded_read, perf_script, pprof, speedscope};
+use super::tally::Tally;
+use super::{encoding, firefox, folded_read, foreign, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::profile::saved::Saved;
 
@@ -41,11 +44,30 @@ const HEAD_BYTES: u64 = 4096;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
+/// How strictly a file is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Strictness {
+    /// Lines and samples that are not understood are skipped and told, up to half of them.
+    #[default]
+    Lenient,
+    /// The first that is not understood refuses the file.
+    Strict,
+}
+
+/// A profile that was read, and what is to be said of it.
+#[derive(Debug)]
+pub struct ReadProfile {
+    /// The profile.
+    pub saved: Saved,
+    /// One line each: what was skipped, what was left out.
+    pub remarks: Vec<String>,
+}
+
 /// Reads a file; `-` is standard input where the caller says so, not here.
 ///
 /// # Errors
 /// [`ErrorKind::Input`] with a line that names the file and the place.
-pub fn read_file(path: &Path) -> Result<Saved> {
+pub fn read_file(path: &Path, strictness: Strictness) -> Result<ReadProfile> {
     let name = path.display().to_string();
     let cannot = |error: io::Error| {
         Error::new(ErrorKind::Input, format!("cannot read `{name}`: {}", io_text(&error))).caused_by(error)
@@ -57,7 +79,7 @@ pub fn read_file(path: &Path) -> Result<Saved> {
     }
     // A pipe has no length; what it brings is counted as it comes.
     let packed_bytes = if about.is_file() { about.len() } else { 0 };
-    read(BufReader::with_capacity(1 << 16, file), &name, packed_bytes)
+    read_with(BufReader::with_capacity(1 << 16, file), &name, packed_bytes, strictness)
 }
 
 /// Reads a profile from anywhere; `name` is what errors call it, `packed_bytes` the length of
@@ -65,10 +87,31 @@ pub fn read_file(path: &Path) -> Result<Saved> {
 ///
 /// # Errors
 /// [`ErrorKind::Input`] with a line that names the file and the place.
-pub fn read(mut reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<Saved> {
+pub fn read(reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<Saved> {
+    read_with(reader, name, packed_bytes, Strictness::Lenient).map(|read| read.saved)
+}
+
+/// Reads a profile from anywhere, and says what was not understood of it.
+///
+/// # Errors
+/// [`ErrorKind::Input`] with a line that names the file and the place.
+pub fn read_with(
+    reader: impl BufRead,
+    name: &str,
+    packed_bytes: u64,
+    strictness: Strictness,
+) -> Result<ReadProfile> {
+    let mut tally = Tally::new(name);
+    let saved = any(reader, name, packed_bytes, &mut tally)?;
+    let remarks = tally.judge(strictness == Strictness::Strict)?;
+    Ok(ReadProfile { saved, remarks })
+}
+
+/// A profile, gzipped or not.
+fn any(mut reader: impl BufRead, name: &str, packed_bytes: u64, tally: &mut Tally) -> Result<Saved> {
     let head = head(&mut reader, name)?;
     if !head.starts_with(&GZIP) {
-        return unpacked(head, reader, name);
+        return unpacked(head, reader, name, tally);
     }
     let counted = Counted { inner: Cursor::new(head).chain(reader), consumed: 0 };
     let unpacking = Bounded { inner: MultiGzDecoder::new(counted), packed_bytes, unpacked_bytes: 0 };
@@ -77,7 +120,7 @@ pub fn read(mut reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<S
     if head.starts_with(&GZIP) {
         return Err(refused(name, "it is packed twice; unpack it once"));
     }
-    unpacked(head, reader, name)
+    unpacked(head, reader, name, tally)
 }
 
 /// The first bytes of a reader.
@@ -87,23 +130,36 @@ fn head(reader: &mut impl Read, name: &str) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-fn unpacked(mut head: Vec<u8>, rest: impl BufRead, name: &str) -> Result<Saved> {
+fn unpacked(head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) -> Result<Saved> {
+    if encoding::is_utf16(&head) {
+        let mut reader = encoding::utf16(Cursor::new(head).chain(rest));
+        let head = self::head(&mut reader, name)?;
+        return text_or_pprof(head, reader, name, tally);
+    }
+    text_or_pprof(head, rest, name, tally)
+}
+
+/// What is neither packed nor UTF-16.
+fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) -> Result<Saved> {
     // Editors and shells of Windows put it before text.
     if head.starts_with(&BYTE_ORDER_MARK) {
         head.drain(..BYTE_ORDER_MARK.len());
     }
+    if let Some(advice) = foreign::advice(&head, name) {
+        return Err(refused(name, &advice));
+    }
     let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
     // Names of threads can be any bytes.
     if perf_script::is_perf_script(&String::from_utf8_lossy(&head)) {
-        perf_script::read(Cursor::new(head.as_slice()).chain(rest), name)
+        perf_script::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
     } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
         let bytes = whole(head, rest, name, (MAX_UNPACKED_BYTES, "MAX_UNPACKED_BYTES"))?;
-        pprof::read::read(&bytes).map_err(|why| refused(name, &why.to_string()).caused_by(why))
+        pprof::read::read_samples(&bytes, tally).map_err(|why| refused(name, &why.to_string()).caused_by(why))
     } else if first == Some(&b'{') {
         let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
-        json(&bytes, name)
+        json(&bytes, name, tally)
     } else {
-        folded_read::read(Cursor::new(head.as_slice()).chain(rest), name)
+        folded_read::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
     }
 }
 
@@ -145,19 +201,15 @@ struct AnyJson<'a> {
     #[serde(borrow, default)]
     meta: Option<firefox::Meta<'a>>,
     #[serde(borrow, default)]
+    libs: Vec<firefox::Library<'a>>,
+    #[serde(borrow, default)]
     threads: Option<Vec<firefox::Thread<'a>>>,
 }
 
-fn json(bytes: &[u8], name: &str) -> Result<Saved> {
+fn json(bytes: &[u8], name: &str, tally: &mut Tally) -> Result<Saved> {
     let any: AnyJson<'_> = serde_json::from_slice(bytes).map_err(|error| {
-        if let Ok(SharedTables { meta: Some(_), threads: Some(_), shared: Some(_) }) =
-            serde_json::from_slice(bytes)
-        {
-            return refused(
-                name,
-                "a Firefox profile of a version of the format that is not read: its threads share their \
-                 tables (`shared`)",
-            );
+        if let Some(advice) = advice(bytes) {
+            return refused(name, advice);
         }
         let text = error.to_string();
         let what = text.split(" at line ").next().unwrap_or_default();
@@ -167,22 +219,44 @@ fn json(bytes: &[u8], name: &str) -> Result<Saved> {
     })?;
     let saved = match any {
         AnyJson { shared: Some(shared), profiles: Some(profiles), stackprof, .. } => {
-            speedscope::read(&shared, &profiles, stackprof.as_ref())
+            speedscope::read(&shared, &profiles, stackprof.as_ref(), tally)
         }
-        AnyJson { meta: Some(meta), threads: Some(threads), stackprof, .. } => {
-            firefox::read(&meta, &threads, stackprof.as_ref())
+        AnyJson { meta: Some(meta), threads: Some(threads), stackprof, libs, .. } => {
+            firefox::read(&meta, &threads, &libs, stackprof.as_ref(), tally)
         }
-        _ => Err("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)".into()),
+        _ => Err(advice(bytes)
+            .unwrap_or("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)")
+            .into()),
     };
     saved.map_err(|why| refused(name, &why.to_string()).caused_by(why))
 }
 
-/// By what newer profiles of Firefox are known.
+/// What a JSON file is that is not read.
+fn advice(bytes: &[u8]) -> Option<&'static str> {
+    let keys: HashMap<Cow<'_, str>, IgnoredAny> = serde_json::from_slice(bytes).ok()?;
+    let has = |key: &str| keys.contains_key(key);
+    if !(has("meta") && has("threads")) {
+        return foreign::json_advice(has);
+    }
+    if has("shared") {
+        return Some(
+            "a Firefox profile of a version of the format that is not read: its threads share their \
+             tables (`shared`)",
+        );
+    }
+    let ThreadKeys { threads } = serde_json::from_slice(bytes).ok()?;
+    let is_gecko = threads.first().is_some_and(|thread| thread.contains_key("stringTable"));
+    is_gecko.then_some(
+        "a Gecko profile, the unprocessed form that Firefox records; open it at profiler.firefox.com, \
+         save it there and render that file",
+    )
+}
+
+/// By what unprocessed profiles of Firefox are known.
 #[derive(Deserialize)]
-struct SharedTables {
-    meta: Option<IgnoredAny>,
-    threads: Option<IgnoredAny>,
-    shared: Option<IgnoredAny>,
+struct ThreadKeys<'a> {
+    #[serde(borrow)]
+    threads: Vec<HashMap<Cow<'a, str>, IgnoredAny>>,
 }
 
 /// A reader that counts what is taken of it.

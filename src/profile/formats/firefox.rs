@@ -2,9 +2,10 @@
 //! read back.
 //!
 //! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
-//! A recording keeps no times of single samples, so each distinct stack is one sample of its
-//! weight, one after the other: trees and totals are those of the recording, its timeline is
-//! not. Frames are names; the crate has no place for files and lines. Nor has the format one for how
+//! A recording keeps no times of single samples, so each count is a sample of its own, one period
+//! after the one before it of its thread: trees, totals and CPU time are those of the recording,
+//! the order is not. Beyond [`SAMPLES_MAX`] a sample stands for several counts and takes as many
+//! periods; without a rate there is no time, and a sample for each distinct stack. Frames are names; the crate has no place for files and lines. Nor has the format one for how
 //! long was recorded and of what, which stands in a key of our own (`extra.rs`).
 //! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`).
 
@@ -28,7 +29,7 @@ use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::ByThread;
-pub(super) use read::{Meta, Thread, read};
+pub(super) use read::{Library, Meta, Thread, read};
 
 const PRODUCT: &str = "stackprof";
 /// The product of profiles that do not tell their rate; their interval means nothing.
@@ -40,6 +41,8 @@ const PRODUCT_COUNTS: &str = "stackprof (counts ";
 const INTERVAL_NS: f64 = 1e6;
 /// Largest weight of a sample in the format; larger ones become several samples.
 const WEIGHT_MAX: u64 = i32::MAX as u64;
+/// Samples of a file: 10 minutes at 997 Hz of 7 threads, some 100 MB.
+const SAMPLES_MAX: u64 = 1 << 22;
 /// Most samples of one stack: a count beyond 2^41 is refused.
 const SPLIT_MAX: u64 = 1024;
 /// What an unnamed thread of merged threads is called by its number.
@@ -56,6 +59,11 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     let counts_samples = about.unit == SAMPLES;
     let period_ns = about.period_ns().filter(|_| counts_samples).unwrap_or(INTERVAL_NS);
     let start = Duration::from_nanos(about.time_unix_ns.unwrap_or(0));
+    let has_time = counts_samples && about.period_ns().is_some();
+    let weight_max = match has_time {
+        true => saved.total().div_ceil(SAMPLES_MAX).clamp(1, WEIGHT_MAX),
+        false => WEIGHT_MAX,
+    };
     let product = match (counts_samples, about.hz) {
         (true, Some(_)) => PRODUCT.to_owned(),
         (true, None) => PRODUCT_NO_RATE.to_owned(),
@@ -86,7 +94,11 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
             None => profile.add_thread(process, about.pid.unwrap_or(MERGED_TID), zero, true),
         };
         profile.set_thread_samples_weight_type(handle, weights.clone());
-        let mut now_ns = 0.0;
+        let mut clock = SampleClock { period_ns, counts: 0, now_us: 0 };
+        // Viewers take the CPU time of a sample since the one before it, which the first has not.
+        if has_time {
+            profile.add_sample(handle, zero, None, CpuDelta::ZERO, 0);
+        }
         let mut refused = None;
         by_thread.for_each_stack(thread, &mut |root, stack, count| {
             let mark = (!root.complete).then(|| labels.mark(&mut profile, INCOMPLETE));
@@ -98,16 +110,11 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
                 left = 0;
             }
             while left > 0 {
-                let weight = left.min(WEIGHT_MAX);
+                let weight = left.min(weight_max);
                 left -= weight;
-                let ns = weight as f64 * period_ns;
-                now_ns += ns;
-                // The format has whole microseconds, of which none means that the thread waited.
-                let cpu = match root.waiting {
-                    true => CpuDelta::ZERO,
-                    false => CpuDelta::from_nanos((ns as u64).max(1000)),
-                };
-                let at = Timestamp::from_nanos_since_reference(now_ns as u64);
+                let (at, cpu) = clock.advance(weight);
+                // No CPU time means that the thread waited.
+                let cpu = if root.waiting { CpuDelta::ZERO } else { cpu };
                 profile.add_sample(
                     handle,
                     at,
@@ -128,6 +135,28 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     }
     let file = WithExtra { profile: &profile, stackprof: Extra::of(about) };
     serde_json::to_writer(out, &file).map_err(io::Error::from)
+}
+
+/// The time of a thread's samples.
+struct SampleClock {
+    period_ns: f64,
+    /// Counts so far.
+    counts: u64,
+    now_us: u64,
+}
+
+impl SampleClock {
+    /// Where a sample of some counts ends, and its CPU time. The format has whole microseconds of
+    /// that, so the difference of two sums is told: it does not drift.
+    fn advance(&mut self, counts: u64) -> (Timestamp, CpuDelta) {
+        self.counts = self.counts.saturating_add(counts);
+        let now_ns = self.counts as f64 * self.period_ns;
+        let before_us = self.now_us;
+        // None of a sample would mean that the thread waited.
+        self.now_us = ((now_ns / 1e3) as u64).max(before_us + 1);
+        let cpu = CpuDelta::from_nanos((self.now_us - before_us).saturating_mul(1000));
+        (Timestamp::from_nanos_since_reference(now_ns as u64), cpu)
+    }
 }
 
 /// The file: the keys of the format, and ours.

@@ -10,8 +10,11 @@ use std::io::{ErrorKind as IoErrorKind, Read};
 use memchr::{memchr, memrchr};
 
 use super::detect::broken;
+use super::encoding;
+use super::fractions::Fractions;
+use super::tally::Tally;
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot};
+use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot, UNKNOWN};
 use crate::trie::NodeId;
 
 /// Longest line that is read: the deepest stack there can be ([`MAX_DEPTH`]) with names of 64
@@ -24,15 +27,26 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// Most names of a line that are not code: process, thread, `[incomplete]`.
 const ROOT_NAMES_MAX: usize = 3;
 
-/// Reads folded stacks; `file` is the name that errors carry. Blank lines are allowed.
+/// Why a line is skipped.
+const NO_STACK: &str = "expected \"stack count\"";
+const NO_TEXT: &str = "not text; this is not a profile";
+
+/// Reads folded stacks; `file` is the name that errors carry. Blank lines and remarks are allowed.
 /// The first name is the process; `name (17)` after it a thread, `[incomplete]` after these
 /// says that a stack was not walked to its thread's root.
 ///
 /// # Errors
-/// [`ErrorKind::Input`]: `FILE:LINE: expected "stack count"` for any other line, and what
-/// does not fit: a line, a count, the sum of all counts, a table of the profile.
-pub fn read(mut input: impl Read, file: &str) -> Result<Saved> {
-    let mut reader = Reader::new(file);
+/// [`ErrorKind::Input`]: `FILE:LINE: expected "stack count"` if that is so of more than half of
+/// the lines, and what does not fit: a line, a count, the sum of all counts, a table of the profile.
+pub fn read(input: impl Read, file: &str) -> Result<Saved> {
+    let mut tally = Tally::new(file);
+    let saved = read_lines(input, file, &mut tally)?;
+    tally.judge(false).map(|_| saved)
+}
+
+/// Reads folded stacks, and counts the lines that are none.
+pub(super) fn read_lines(mut input: impl Read, file: &str, tally: &mut Tally) -> Result<Saved> {
+    let mut reader = Reader::new(file, tally);
     let mut buffer = vec![0; BLOCK_BYTES];
     // The bytes that are read and not used yet, and how many of them hold no line end.
     let (mut from, mut to, mut searched) = (0, 0, 0);
@@ -52,7 +66,7 @@ pub fn read(mut input: impl Read, file: &str) -> Result<Saved> {
         };
         if read == 0 {
             reader.line(buffer.get(from..to).unwrap_or_default())?;
-            return Ok(reader.builder.finish());
+            return reader.finish();
         }
         to += read;
         while let Some(at) = memchr(b'\n', buffer.get(from + searched..to).unwrap_or_default()) {
@@ -69,6 +83,10 @@ pub fn read(mut input: impl Read, file: &str) -> Result<Saved> {
 
 struct Reader<'a> {
     file: &'a str,
+    tally: &'a mut Tally,
+    fractions: Fractions,
+    /// Lines whose stack ends in a number of its own.
+    two_counts: u64,
     /// Lines read.
     number: u64,
     builder: SavedBuilder,
@@ -83,9 +101,12 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(file: &'a str) -> Reader<'a> {
+    fn new(file: &'a str, tally: &'a mut Tally) -> Reader<'a> {
         Reader {
             file,
+            tally,
+            fractions: Fractions::default(),
+            two_counts: 0,
             number: 0,
             builder: SavedBuilder::new(About::default()),
             total: 0,
@@ -115,44 +136,96 @@ impl<'a> Reader<'a> {
             line = rest;
         }
         let parts = memrchr(b' ', line).and_then(|at| Some((line.get(..at)?, line.get(at + 1..)?)));
-        let Some((stack, digits)) = parts.filter(|(stack, digits)| !is_blank(stack) && is_number(digits))
-        else {
-            return self.not_a_stack(line);
+        let is_stack = |stack: &[u8], digits: &[u8]| {
+            let is_plain = stack.first() != Some(&b'#') && stack.last() != Some(&b'\t');
+            is_plain && is_number(digits) && !is_blank(stack)
         };
+        match parts.filter(|(stack, digits)| is_stack(stack, digits)) {
+            Some((stack, digits)) => self.stack(stack, digits, 0.0),
+            None => self.other_line(line),
+        }
+    }
+
+    /// Counts a stack: digits, and a fraction of 0 to below 1.
+    fn stack(&mut self, stack: &[u8], digits: &[u8], fraction: f64) -> Result<()> {
         let Some(count) = number(digits) else {
-            self.utf8(stack)?;
             return Err(self.refuse("the count does not fit in 64 bits"));
         };
-        let node = self.node_of(stack)?;
+        let node = match self.node_of(stack)? {
+            Some(node) => node,
+            None if stack.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') => {
+                self.tally.skip_line(self.number, NO_TEXT);
+                return Ok(());
+            }
+            None => {
+                let text = encoding::text(stack);
+                self.node_of(text.as_bytes())?.unwrap_or(NodeId(0))
+            }
+        };
+        self.tally.understand();
+        self.two_counts += u64::from(ends_in_number(stack));
         let sum = self.builder.so_far().trie().count(node).checked_add(count);
         let total = sum.and_then(|_| self.total.checked_add(count));
         self.total = total.ok_or_else(|| match sum {
             None => self.refuse("the count does not fit in 64 bits"),
             Some(_) => self.refuse("the counts together do not fit in 64 bits"),
         })?;
-        self.builder.count(node, count).map_err(|full| self.refuse(full))
+        self.fractions.add(&mut self.builder, node, count, fraction).map_err(|full| self.refuse(full))
     }
 
-    /// A blank line is fine; for any other the reason is said.
+    /// A line that is not just `stack count`: blank, a remark, or a count that is written in
+    /// another way. Anything else is skipped.
     #[cold]
-    fn not_a_stack(&self, line: &[u8]) -> Result<()> {
-        if self.utf8(line)?.trim().is_empty() { Ok(()) } else { Err(self.refuse("expected \"stack count\"")) }
+    fn other_line(&mut self, line: &[u8]) -> Result<()> {
+        let line = line.trim_ascii_end();
+        let is_remark = line.first() == Some(&b'#');
+        if is_blank(line) || (is_remark && memchr(b';', line).is_none()) {
+            return Ok(());
+        }
+        let at = line.iter().rposition(|byte| matches!(byte, b' ' | b'\t'));
+        let parts = at.and_then(|at| Some((line.get(..at)?.trim_ascii_end(), line.get(at + 1..)?)));
+        // py-spy writes a sample without frames as ` 1`.
+        let parts =
+            parts.map(|(stack, value)| (if stack.is_empty() { UNKNOWN.as_bytes() } else { stack }, value));
+        if let Some((stack, value)) = parts.filter(|(stack, _)| !is_blank(stack))
+            && let Some((digits, fraction)) = decimal(value)
+        {
+            return self.stack(stack, digits, fraction);
+        }
+        if !is_remark {
+            let is_text =
+                std::str::from_utf8(line).is_ok() || line.iter().all(|byte| !byte.is_ascii_control());
+            self.tally.skip_line(self.number, if is_text { NO_STACK } else { NO_TEXT });
+        }
+        Ok(())
     }
 
-    fn utf8<'t>(&self, text: &'t [u8]) -> Result<&'t str> {
-        std::str::from_utf8(text).map_err(|_| self.refuse("not UTF-8; this is not a profile"))
+    /// The profile, after the last line.
+    fn finish(mut self) -> Result<Saved> {
+        let lines = self.tally.understood();
+        if lines > 0 && self.two_counts == lines {
+            let what = "two counts on every line: a differential profile, as difffolded.pl and stackprof diff \
+                        write it; render one of the two profiles";
+            return Err(Error::new(ErrorKind::Input, format!("{}: {what}", self.file)));
+        }
+        let fractions = std::mem::take(&mut self.fractions);
+        fractions.finish(&mut self.builder).map_err(|full| self.refuse(full))?;
+        Ok(self.builder.finish())
     }
 
-    /// The node that a stack leads to.
-    fn node_of(&mut self, stack: &[u8]) -> Result<NodeId> {
+    /// The node that a stack leads to; `None` if it is not UTF-8.
+    fn node_of(&mut self, stack: &[u8]) -> Result<Option<NodeId>> {
         let shared = self.shared_names(stack);
         self.names.truncate(shared);
         // What is shared has been found to be text, and ends before a `;`.
         let begin = self.names.last().map_or(0, |(end, _)| *end + 1);
         let new = match stack.get(begin..) {
-            Some(new) => self.utf8(new)?,
+            Some(new) => match std::str::from_utf8(new) {
+                Ok(new) => new,
+                Err(_) => return Ok(None),
+            },
             // The stack is one that leads to a known node.
-            None => return Ok(self.remember(stack)),
+            None => return Ok(Some(self.remember(stack))),
         };
         let mut names = new.split(';');
         let (mut node, mut end) = match self.names.last() {
@@ -170,7 +243,7 @@ impl<'a> Reader<'a> {
             node = child.map_err(|full| self.refuse(full))?;
             self.names.push((end, node));
         }
-        Ok(self.remember(stack))
+        Ok(Some(self.remember(stack)))
     }
 
     /// Keeps the stack for the next one, and gives its node.
@@ -252,6 +325,28 @@ fn is_blank(stack: &[u8]) -> bool {
         Some(first) if first.is_ascii_graphic() => false,
         _ => std::str::from_utf8(stack).is_ok_and(|stack| stack.trim().is_empty()),
     }
+}
+
+/// Whether a stack ends in a word of digits, so that its line has two counts.
+fn ends_in_number(stack: &[u8]) -> bool {
+    let digits = stack.iter().rev().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
+    digits > 0
+        && stack.last().is_some_and(u8::is_ascii_digit)
+        && stack.iter().rev().nth(digits).is_some_and(|byte| matches!(byte, b' ' | b'\t'))
+}
+
+/// Digits before the point, and the fraction behind it.
+fn decimal(value: &[u8]) -> Option<(&[u8], f64)> {
+    let point = memchr(b'.', value).unwrap_or(value.len());
+    let digits = value.get(..point)?;
+    let fraction = match value.get(point + 1..) {
+        None => 0.0,
+        Some(decimals) if is_number(decimals) => {
+            std::str::from_utf8(value.get(point..)?).ok()?.parse().ok()?
+        }
+        Some(_) => return None,
+    };
+    is_number(digits).then_some((digits, fraction))
 }
 
 fn is_number(digits: &[u8]) -> bool {

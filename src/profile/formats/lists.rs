@@ -1,12 +1,16 @@
 //! Lists of numbers out of a JSON file, one behind the other.
 //!
 //! Input: `[[1,2],[3]]`. Output: [`Lists`]. A list of its own for each would take fourteen times
-//! the text of short ones.
+//! the text of short ones. A number that is no index (-1, 1.5, null) becomes [`NO_INDEX`], so that
+//! one of them costs one list and not the file.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+
+/// What stands for a number that is no index.
+pub(super) const NO_INDEX: u32 = u32::MAX;
 
 /// Lists of numbers.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -75,10 +79,47 @@ impl<'de> Visitor<'de> for Inner<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<(), A::Error> {
-        while let Some(item) = from.next_element()? {
+        while let Some(Index(item)) = from.next_element()? {
             self.0.push(item);
         }
         Ok(())
+    }
+}
+
+/// An index as JSON has it: `3` or `3.0`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Index(pub(super) u32);
+
+impl<'de> Deserialize<'de> for Index {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Index, D::Error> {
+        from.deserialize_any(IndexVisitor)
+    }
+}
+
+struct IndexVisitor;
+
+impl Visitor<'_> for IndexVisitor {
+    type Value = Index;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Index, E> {
+        Ok(Index(u32::try_from(number).unwrap_or(NO_INDEX)))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Index, E> {
+        Ok(Index(u32::try_from(number).unwrap_or(NO_INDEX)))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Index, E> {
+        let is_index = number.fract() == 0.0 && (0.0..f64::from(NO_INDEX)).contains(&number);
+        Ok(Index(if is_index { number as u32 } else { NO_INDEX }))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Index, E> {
+        Ok(Index(NO_INDEX))
     }
 }
 
@@ -94,7 +135,11 @@ mod tests {
             assert_eq!(lists.iter().collect::<Vec<_>>(), plain, "{text}");
             assert_eq!(lists.len(), plain.len());
         }
-        for text in ["[1]", "[[-1]]", "[[1.5]]", "[[4294967296]]", "[[1]", "{}"] {
+        let odd: Lists =
+            serde_json::from_str("[[-1],[1.5,2.0],[4294967296,null,1e300,-0.0]]").expect("reads");
+        let none = NO_INDEX;
+        assert_eq!(odd.iter().collect::<Vec<_>>(), [&[none][..], &[none, 2], &[none, none, none, 0]]);
+        for text in ["[1]", "[[\"1\"]]", "[[1]", "{}"] {
             assert!(serde_json::from_str::<Lists>(text).is_err(), "{text}");
         }
     }

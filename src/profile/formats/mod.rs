@@ -1,14 +1,18 @@
 //! The forms of files that profiles are written in and read from, and which of them a file has.
 
 pub mod detect;
+mod encoding;
 mod extra;
 pub mod firefox;
 pub mod folded;
 pub mod folded_read;
+mod foreign;
+mod fractions;
 mod lists;
 mod malformed;
 pub mod perf_script;
 pub mod pprof;
 pub mod speedscope;
+mod tally;
 
 pub use malformed::Malformed;

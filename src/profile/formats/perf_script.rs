@@ -2,30 +2,54 @@
 //!
 //! Input: events, each a line `comm pid/tid [cpu] time: period event:` and below it the
 //! stack, leaf first, a line `address symbol+0x1f (module)` each. Output: [`Saved`] with
-//! addresses and modules, one sample an event; only events of the first one's kind count, as
-//! in stackcollapse-perf, and how many others there are is told. inferno's reader gives text alone, warns of what it does not
-//! understand and goes on, and asserts what a file can break; here a line that is neither
-//! an event nor a frame stops with its number.
+//! addresses, modules and source lines. An event weighs its period where periods vary, as in
+//! perf report, else it is one sample; only events of the first one's name count, and how many
+//! others there are is told. Records that are no samples are passed over. Any other line is
+//! skipped and counted (`tally.rs`); where it stood in a stack, that one is incomplete.
+
+mod line;
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, BufRead};
 
 use super::detect::broken;
+use super::encoding;
 use super::malformed::Malformed;
+use super::tally::Tally;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::MAX_DEPTH;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
+use crate::profile::texts::TextId;
+use crate::trie::NodeId;
+use line::{EventLine, FrameLine, UNKNOWN, event, frame, is_record, source_line, without_unit};
 
 /// Longest line that is read; the longest names of functions are some 64 KiB.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Why an event is not counted.
 const ANOTHER_KIND: &str = "events of another kind";
+/// Why a line is skipped.
+const NO_EVENT: &str = "expected an event of perf script: \"comm pid/tid time: event:\"";
+const NO_FRAME: &str = "expected \"address symbol (module)\"";
+/// Events whose periods are nanoseconds.
+const CLOCKS: [&str; 2] = ["cpu-clock", "task-clock"];
+/// Longest period of a clock that is a rate: one sample a second.
+const PERIOD_NS_MAX: u64 = 1_000_000_000;
 
 /// Reads the text; `file` is the name that errors carry.
 ///
 /// # Errors
-/// [`ErrorKind::Input`]: `FILE:LINE: expected …`.
-pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
+/// [`ErrorKind::Input`]: `FILE:LINE: expected …` if more than half of the lines are neither events
+/// nor frames, and what does not fit.
+pub fn read(reader: impl BufRead, file: &str) -> Result<Saved> {
+    let mut tally = Tally::new(file);
+    let saved = read_lines(reader, file, &mut tally)?;
+    tally.judge(false).map(|_| saved)
+}
+
+/// Reads the text, and counts the lines that are not understood.
+pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally) -> Result<Saved> {
     let mut state = State::default();
     let mut line = Vec::new();
     for number in 1u64.. {
@@ -41,95 +65,208 @@ pub fn read(mut reader: impl BufRead, file: &str) -> Result<Saved> {
             return Err(refuse(format!("line longer than {} MiB", LINE_BYTES_MAX >> 20).into()));
         }
         // Names of threads can be any bytes.
-        let text = String::from_utf8_lossy(&line);
-        state.line(text.trim_end()).map_err(refuse)?;
+        let text = encoding::text(&line);
+        match state.line(text.trim_end()).map_err(refuse)? {
+            Outcome::Blank => {}
+            Outcome::Understood => tally.understand(),
+            Outcome::Skipped(why) => tally.skip_line(number, why),
+        }
     }
     state
-        .end_event()
-        .map_err(|full| Error::new(ErrorKind::Input, format!("{file}: {full}")).caused_by(full))?;
-    Ok(state.builder.finish())
+        .finish(tally)
+        .map_err(|full| Error::new(ErrorKind::Input, format!("{file}: {full}")).caused_by(full))
 }
 
-/// Whether a text begins as `perf script` prints it: remarks, or an event with a frame below.
+/// Whether a text begins as `perf script` prints it: with its header, or among the first lines
+/// an event with a frame on it or below it, or a record.
 #[must_use]
 pub fn is_perf_script(head: &str) -> bool {
-    let mut lines = head.lines().filter(|line| !line.trim().is_empty());
     if head.starts_with("# ========") {
         return true;
     }
-    let mut lines = lines.by_ref().skip_while(|line| line.starts_with('#'));
-    let (Some(first), second) = (lines.next(), lines.next()) else { return false };
-    let stack_below = second.is_some_and(|line| line.starts_with([' ', '\t']) && frame(line).is_some());
-    event(first).is_some_and(|event| stack_below || event.frame.is_some() || first.trim_end().ends_with(':'))
+    let mut lines = head.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')).peekable();
+    let mut is_first = true;
+    while let Some(line) = lines.next() {
+        let Some(event) = event(line) else {
+            is_first = false;
+            continue;
+        };
+        let below = lines.peek().is_some_and(|line| line.starts_with([' ', '\t']) && frame(line).is_some());
+        if below || event.frame.is_some() || is_record(line) || is_first && line.trim_end().ends_with(':') {
+            return true;
+        }
+        is_first = false;
+    }
+    false
+}
+
+/// Whether a line that is not indented is surely a frame.
+fn is_bare_frame(line: &str) -> bool {
+    const DIGITS_MIN: usize = 6;
+    line.ends_with(')')
+        && line.split(' ').next().is_some_and(|word| word.len() >= DIGITS_MIN)
+        && frame(line).is_some()
+}
+
+/// What a line is.
+enum Outcome {
+    Blank,
+    Understood,
+    Skipped(&'static str),
+}
+
+/// A frame that may get a source line yet.
+struct PendingFrame {
+    address: u64,
+    mapping: Option<u32>,
+    name: TextId,
+    file: TextId,
+    line: u32,
+}
+
+/// The event that counts.
+struct Kind {
+    name: String,
+    /// Whether each of its events told a period, and the first one's.
+    period: Option<u64>,
+    varies: bool,
+}
+
+/// What a stack counts.
+#[derive(Clone, Copy, Default)]
+struct Weight {
+    events: u64,
+    periods: u64,
 }
 
 #[derive(Default)]
 struct State {
     builder: SavedBuilder,
-    /// The event that counts.
-    kind: Option<String>,
-    /// The event at hand, if it counts, and its stack so far.
+    kind: Option<Kind>,
+    /// Events of other kinds.
+    others: u64,
+    /// By node of the profile.
+    weights: Vec<Weight>,
+    /// The event at hand, if it counts, its period and its stack so far.
     root: Option<StackRoot>,
+    period: u64,
     in_event: bool,
     leaf_first: Vec<u32>,
+    pending: Option<PendingFrame>,
 }
 
 impl State {
-    fn line(&mut self, line: &str) -> std::result::Result<(), Malformed> {
+    fn line(&mut self, line: &str) -> std::result::Result<Outcome, Malformed> {
         if line.starts_with('#') {
-            return Ok(());
+            return Ok(Outcome::Blank);
         }
         if line.is_empty() {
-            return Ok(self.end_event()?);
+            self.end_event()?;
+            return Ok(Outcome::Blank);
         }
-        if self.in_event && line.starts_with([' ', '\t']) {
-            let frame = frame(line).ok_or("expected \"address symbol (module)\"")?;
+        // Stacks are indented by a tab; events may be padded with blanks.
+        let is_indented = line.starts_with([' ', '\t']);
+        if line.starts_with('\t') {
+            return self.frame_line(line);
+        }
+        if is_record(line) {
+            self.end_event()?;
+            return Ok(Outcome::Understood);
+        }
+        if let Some(event) = event(line) {
+            self.end_event()?;
+            self.event_line(&event)?;
+            return Ok(Outcome::Understood);
+        }
+        // Copied text has lost its indentation.
+        if is_indented || self.in_event && is_bare_frame(line) {
+            return self.frame_line(line);
+        }
+        // A message that came in between does not end the stack.
+        Ok(Outcome::Skipped(NO_EVENT))
+    }
+
+    fn event_line(&mut self, event: &EventLine<'_>) -> std::result::Result<(), Malformed> {
+        self.in_event = true;
+        match &mut self.kind {
+            None => {
+                let (name, period) = (event.kind.to_owned(), event.period);
+                self.kind = Some(Kind { name, period, varies: false });
+            }
+            Some(kind) if without_unit(&kind.name) == without_unit(event.kind) => {
+                kind.varies |= event.period != kind.period;
+                // Where one tells none, periods are no measure.
+                if event.period.is_none() {
+                    kind.period = None;
+                }
+            }
+            Some(_) => {
+                self.others += 1;
+                return Ok(());
+            }
+        }
+        let process = self.builder.text(if event.comm.is_empty() { UNKNOWN } else { event.comm })?;
+        self.period = event.period.unwrap_or(0);
+        self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
+        if let Some(frame) = &event.frame {
+            self.frame(frame)?;
+        }
+        Ok(())
+    }
+
+    fn frame_line(&mut self, line: &str) -> std::result::Result<Outcome, Malformed> {
+        if !self.in_event {
+            return Ok(Outcome::Skipped(NO_EVENT));
+        }
+        if let Some(frame) = frame(line) {
             if self.root.is_some() {
                 if self.leaf_first.len() >= MAX_DEPTH {
                     return Err(format!("a stack has more than {MAX_DEPTH} frames").into());
                 }
-                let frame = self.frame(&frame)?;
-                self.leaf_first.extend(frame);
+                self.frame(&frame)?;
             }
-            return Ok(());
+            return Ok(Outcome::Understood);
         }
-        self.end_event()?;
-        let event = event(line).ok_or("expected an event of perf script: \"comm pid/tid time: event:\"")?;
-        self.in_event = true;
-        if self.kind.as_deref().is_none_or(|kind| kind == event.kind) {
-            self.kind.get_or_insert_with(|| event.kind.to_owned());
-            let process = self.builder.text(event.comm)?;
-            self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
-        } else {
-            let lost = self.builder.about().lost.entry(ANOTHER_KIND.to_owned()).or_default();
-            *lost = lost.saturating_add(1);
+        if let Some((file, number)) = source_line(line) {
+            let file = self.builder.text(file)?;
+            if let Some(pending) = &mut self.pending {
+                (pending.file, pending.line) = (file, number);
+            }
+            return Ok(Outcome::Understood);
         }
-        if let Some(frame) = event.frame
-            && self.root.is_some()
-        {
-            let frame = self.frame(&frame)?;
-            self.leaf_first.extend(frame);
+        // A frame is missing.
+        if let Some(root) = &mut self.root {
+            root.complete = false;
         }
-        Ok(())
+        Ok(Outcome::Skipped(NO_FRAME))
     }
 
     /// Counts the event at hand.
     fn end_event(&mut self) -> std::result::Result<(), Full> {
         self.in_event = false;
+        self.end_frame()?;
         let stack: Vec<u32> = self.leaf_first.drain(..).rev().collect();
         if let Some(root) = self.root.take() {
             let root = self.builder.root(root)?;
-            self.builder.add(root, &stack, 1)?;
+            let node = self.builder.add(root, &stack, 0)?.0 as usize;
+            if self.weights.len() <= node {
+                self.weights.resize(node + 1, Weight::default());
+            }
+            if let Some(weight) = self.weights.get_mut(node) {
+                weight.events += 1;
+                weight.periods = weight.periods.saturating_add(self.period);
+            }
         }
         Ok(())
     }
 
-    /// The frame of a line; `None` for one that is a process's name in brackets.
-    fn frame(&mut self, frame: &FrameLine<'_>) -> std::result::Result<Option<u32>, Full> {
+    /// Takes a frame in; one that is a process's name in brackets is none.
+    fn frame(&mut self, frame: &FrameLine<'_>) -> std::result::Result<(), Full> {
+        self.end_frame()?;
         // A process's name is all of it; `(anonymous namespace)::f(int)` is a function.
         let in_brackets = frame.symbol.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
         if in_brackets.is_some_and(|name| !name.contains(['(', ')'])) {
-            return Ok(None);
+            return Ok(());
         }
         let builder = &mut self.builder;
         let known_module = !frame.module.is_empty() && frame.module != UNKNOWN;
@@ -145,219 +282,51 @@ impl State {
             false => None,
         };
         let mapping = mapping.map(|mapping| builder.mapping(mapping)).transpose()?;
-        if frame.symbol.is_empty() || frame.symbol == UNKNOWN {
+        let name = if frame.symbol.is_empty() || frame.symbol == UNKNOWN {
             let module = frame.module.rsplit('/').next().unwrap_or_default();
             let module = module.trim_start_matches('[').trim_end_matches(']');
-            let name = if known_module { format!("[{module}]") } else { UNKNOWN.to_owned() };
-            return self.named(frame.address, mapping, &name).map(Some);
-        }
-        self.named(frame.address, mapping, frame.symbol).map(Some)
-    }
-
-    fn named(&mut self, address: u64, mapping: Option<u32>, name: &str) -> std::result::Result<u32, Full> {
-        let name = self.builder.text(name)?;
-        let function = self.builder.function(Function { name, ..Function::default() })?;
-        self.builder.frame(address, mapping, &[Line { function, line: 0 }])
-    }
-}
-
-/// What perf prints for what it does not know.
-const UNKNOWN: &str = "[unknown]";
-/// What perf prints in place of the module of an inlined function (`perf script --inline`).
-const INLINED: &str = "inlined";
-
-/// A line that begins an event.
-struct EventLine<'t> {
-    comm: &'t str,
-    kind: &'t str,
-    /// Stacks of one frame may stand on the same line.
-    frame: Option<FrameLine<'t>>,
-}
-
-/// `comm pid time: period event:`, `comm pid/tid [cpu] time: event:  address symbol (module)`.
-fn event(line: &str) -> Option<EventLine<'_>> {
-    // The name of a thread may have spaces, so the first word that is numbers ends it.
-    let mut at = 0;
-    let (comm, rest) = loop {
-        let word_at = at + line.get(at..)?.find(|c: char| c != ' ')?;
-        let word = line.get(word_at..)?.split(' ').next()?;
-        let is_id = word.split('/').count() <= 2
-            && word.split('/').all(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()));
-        at = word_at + word.len();
-        if is_id && word_at > 0 {
-            break (line.get(..word_at)?.trim(), line.get(at..)?);
-        }
-    };
-    let mut rest = rest.trim_start();
-    if let Some(after) = rest.strip_prefix('[') {
-        rest = after.split_once(']')?.1.trim_start();
-    }
-    let (time, rest) = rest.split_once(": ").or_else(|| Some((rest.strip_suffix(':')?, "")))?;
-    if comm.is_empty() || time.is_empty() || !time.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
-        return None;
-    }
-    let rest = rest.trim_start();
-    let (event, after) = rest.split_once(": ").unwrap_or((rest, ""));
-    // The period stands before the event: `257597 cycles:u`.
-    let event = event.rsplit(' ').next().unwrap_or_default().trim_end_matches(':');
-    // The first colon ends the name, what follows are its modifiers.
-    let kind = plain(event.split(':').next().unwrap_or_default());
-    Some(EventLine { comm, kind, frame: frame(after) })
-}
-
-/// The event without the kind of processor that counted it: one of several kinds names each
-/// event for each, `cpu_core/cycles/P` and `cpu_atom/cycles/P`.
-fn plain(event: &str) -> &str {
-    let of_processor = event.split_once('/').filter(|(unit, _)| *unit == "cpu" || unit.starts_with("cpu_"));
-    let inner = of_processor.and_then(|(_, rest)| rest.rsplit_once('/'));
-    inner.map_or(event, |(inner, _)| inner)
-}
-
-/// A line of a stack.
-struct FrameLine<'t> {
-    address: u64,
-    /// Without its offset.
-    symbol: &'t str,
-    module: &'t str,
-}
-
-/// `    7f533952bc77 _dl_check_map_versions+0x597 (/usr/lib/ld-2.28.so)`.
-fn frame(line: &str) -> Option<FrameLine<'_>> {
-    let line = line.trim();
-    let (address, rest) = line.split_once(' ')?;
-    let address = u64::from_str_radix(address, 16).ok()?;
-    let rest = rest.trim().strip_suffix(')')?;
-    // Of a file that is gone: `(/memfd:jit (deleted))`.
-    let rest = rest.strip_suffix(" (deleted)").unwrap_or(rest);
-    let (symbol, module) = match rest.rsplit_once(" (") {
-        Some((symbol, module)) => (symbol.trim(), module),
-        None => ("", rest.strip_prefix('(')?),
-    };
-    // Stands where the module would, which is that of the frame around it.
-    let module = if module == INLINED { UNKNOWN } else { module };
-    let symbol = match symbol.rsplit_once("+0x") {
-        Some((name, offset)) if !name.is_empty() && offset.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-            name
-        }
-        _ => symbol,
-    };
-    Some(FrameLine { address, symbol, module })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::profile::ByName;
-    use crate::profile::formats::folded;
-
-    const TEXT: &str = "\
-# ========
-# captured on: today
-java 24636/25607 [000] 4794564.109216:     257597 cycles:uppp:
-            7f533952bc77 _dl_check+0x597 (/usr/lib/ld-2.28.so)
-            7f53389994d0 [unknown] (/usr/lib/libx.so)
-                       0 [unknown] ([unknown])
-
-V8 WorkerThread 25607 4794564.109218: cycles:u:
-\tffffffff8103ce3b native halt ([kernel.kallsyms])
-\t    7f533952bc77 operator new(unsigned long) (/a b/c.so)
-
-java 24636/25607 [000] 4794564.2: 1 instructions:
-\t1 skipped (/x)
-
-java 913 72.176760:     257597 cycles:  ffffffff9aa3c8de single+0x1 ([k])
-java 913 72.2: cycles:
-";
-
-    fn text(text: &str) -> String {
-        let saved = read(text.as_bytes(), "p").expect("reads");
-        let mut out = Vec::new();
-        folded::write(&ByName::of(&saved, false).expect("fits"), &mut out).expect("a Vec takes everything");
-        String::from_utf8(out).expect("UTF-8")
-    }
-
-    #[test]
-    fn events_become_stacks() {
-        assert!(is_perf_script(TEXT));
-        assert_eq!(
-            text(TEXT),
-            "V8 WorkerThread;operator new(unsigned long);native halt 1\njava 1\n\
-             java;[unknown];[libx.so];_dl_check 1\njava;single 1\n"
-        );
-    }
-
-    #[test]
-    fn events_of_another_kind_are_counted() {
-        let event = |kind: &str| format!("a 5/6 [001] 10.5: 250000 {kind}:\n\t 55 f+0x1 (/x)\n\n");
-        let hybrid = ["cpu_core/cycles/P", "cpu_atom/cycles/P", "cpu_atom/cycles/u", "cycles:u"];
-        let saved = |kinds: &[&str]| {
-            let text: String = kinds.iter().map(|kind| event(kind)).collect();
-            read(text.as_bytes(), "p").expect("reads")
+            if known_module { builder.text(&format!("[{module}]"))? } else { builder.text(UNKNOWN)? }
+        } else {
+            builder.text(frame.symbol)?
         };
-        let one = saved(&hybrid);
-        assert_eq!((one.total(), one.about.lost.len()), (4, 0));
-        let two = saved(&["cpu_core/cycles/P", "cpu_core/instructions/P", "cycles", "faults", "cpu-clock"]);
-        assert_eq!((two.total(), two.about.lost[ANOTHER_KIND]), (2, 3));
+        let pending = PendingFrame { address: frame.address, mapping, name, file: TextId::EMPTY, line: 0 };
+        self.pending = Some(pending);
+        Ok(())
     }
 
-    #[test]
-    fn odd_frames_are_kept() {
-        let input = "\
-prog 5/6 [001] 10.5: 250000 cycles:
-\t 55d0 (anonymous namespace)::inner(int)+0x10 (/bin/work)
-\t 55d4 jitted+0x14 (/memfd:jit (deleted))
-\t 55d8 inl (inlined)
-\t 55d8 (process) (/bin/work)
-\t 5500 main+0x5 (/bin/work)
-
-";
-        assert_eq!(text(input), "prog;main;inl;jitted;(anonymous namespace)::inner(int) 1\n");
-        let saved = read(input.as_bytes(), "p").expect("reads");
-        let paths: Vec<&str> = saved.mappings().iter().map(|mapping| saved.text(mapping.path)).collect();
-        assert_eq!(paths, ["/bin/work", "/memfd:jit"]);
+    /// Adds the frame that waited for its source line.
+    fn end_frame(&mut self) -> std::result::Result<(), Full> {
+        let Some(frame) = self.pending.take() else { return Ok(()) };
+        let function = Function { name: frame.name, file: frame.file, ..Function::default() };
+        let function = self.builder.function(function)?;
+        let lines = [Line { function, line: frame.line }];
+        self.leaf_first.push(self.builder.frame(frame.address, frame.mapping, &lines)?);
+        Ok(())
     }
 
-    #[test]
-    fn frames_on_the_line_of_their_event_are_known() {
-        let flat =
-            "perf 913 72.176760:     257597 cycles:  ffffffff9aa3c8de single+0x1 ([kernel.kallsyms])\n";
-        assert!(is_perf_script(flat));
-        assert_eq!(text(&flat.repeat(2)), "perf;single 2\n");
-    }
-
-    /// On what both understand, inferno and this say the same.
-    #[test]
-    fn inferno_reads_the_same() {
-        use inferno::collapse::Collapse;
-        let input = "\
-perf 5/6 [001] 10.5: 250000 cpu-clock:
-\t     55d0 inner+0x10 (/bin/work)
-\t     5500 main+0x5 (/bin/work)
-\t     7f00 [unknown] (/lib/libc.so.6)
-
-perf 5/6 [001] 10.6: 250000 cpu-clock:
-\t     5500 main+0x9 (/bin/work)
-
-";
-        let mut theirs = Vec::new();
-        let mut folder = inferno::collapse::perf::Folder::default();
-        folder.collapse(input.as_bytes(), &mut theirs).expect("collapses");
-        let stacks = |text: &str| -> Vec<String> {
-            text.lines().map(|line| line.rsplit_once(' ').expect("a count").0.to_owned()).collect()
-        };
-        assert_eq!(stacks(&String::from_utf8(theirs).expect("UTF-8")), stacks(&text(input)));
-    }
-
-    #[test]
-    fn other_lines_are_refused_by_number() {
-        let refused = |text: &str| read(text.as_bytes(), "p").expect_err("refused").to_string();
-        assert_eq!(
-            refused("\nnothing\n"),
-            "p:2: expected an event of perf script: \"comm pid/tid time: event:\""
-        );
-        assert_eq!(refused("a 1 1.0: cycles:\n  xyz\n"), "p:2: expected \"address symbol (module)\"");
-        for other in ["a;b 1\n", "", "a 1\n", "{}"] {
-            assert!(!is_perf_script(other), "{other}");
+    /// Counts all stacks, now that it is known what a count is.
+    fn finish(mut self, tally: &mut Tally) -> std::result::Result<Saved, Full> {
+        self.end_event()?;
+        let Some(kind) = self.kind.take() else { return Ok(self.builder.finish()) };
+        let (plain, _) = without_unit(&kind.name);
+        let is_clock = CLOCKS.contains(&plain);
+        let by_period = kind.varies && kind.period.is_some();
+        let about = self.builder.about();
+        match kind.period {
+            Some(_) if by_period => about.unit = if is_clock { "nanoseconds" } else { plain }.to_owned(),
+            Some(period @ 1..=PERIOD_NS_MAX) if is_clock => {
+                about.hz = u32::try_from((1_000_000_000 + period / 2) / period).ok();
+            }
+            _ => {}
         }
+        if self.others > 0 {
+            about.lost.insert(ANOTHER_KIND.to_owned(), self.others);
+            tally.remark(&format!("{} {ANOTHER_KIND} than {} are left out", self.others, kind.name));
+        }
+        for (node, weight) in (0u32..).zip(&self.weights) {
+            let count = if by_period { weight.periods } else { weight.events };
+            self.builder.count(NodeId(node), count)?;
+        }
+        Ok(self.builder.finish())
     }
 }

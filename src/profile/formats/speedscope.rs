@@ -3,7 +3,10 @@
 //! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by
 //! one, so nothing of the size of the file is in memory. The format knows neither addresses
 //! nor the rate; what is beyond it stands in a key of our own (`extra.rs`), which the
-//! schema allows. Not for: evented profiles.
+//! schema allows. Reading is in `speedscope/read.rs`, of evented profiles `speedscope/evented.rs`.
+
+mod evented;
+mod read;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,15 +15,11 @@ use std::io::{self, Write};
 use serde::{Deserialize, Serialize};
 
 use super::extra::Extra;
-use super::lists::Lists;
-use super::malformed::Malformed;
 use crate::escape::{escape_json, escape_line};
-use crate::profile::MAX_DEPTH;
-use crate::profile::about::{About, SAMPLES};
-use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Function, Line, Saved, StackRoot, UNKNOWN};
+use crate::profile::saved::{Saved, UNKNOWN};
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::{ByThread, OneThread};
+pub(super) use read::{OneProfile, Shared, read};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 
@@ -180,7 +179,7 @@ pub(super) struct FileFrame<'a> {
     name: Cow<'a, str>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     file: Option<Cow<'a, str>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::line_number")]
     line: Option<u32>,
 }
 
@@ -191,152 +190,4 @@ struct ExtraThread<'a> {
     process: Cow<'a, str>,
     #[serde(borrow)]
     thread: Option<(Cow<'a, str>, u64)>,
-}
-
-/// `shared` of a file.
-#[derive(Deserialize)]
-pub(super) struct Shared<'a> {
-    #[serde(borrow)]
-    frames: Vec<FileFrame<'a>>,
-}
-
-/// One of `profiles` of a file.
-#[derive(Deserialize)]
-pub(super) struct OneProfile<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: Cow<'a, str>,
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow)]
-    unit: Cow<'a, str>,
-    #[serde(default)]
-    samples: Lists,
-    #[serde(default)]
-    weights: Vec<f64>,
-    #[serde(borrow, default)]
-    stackprof: Option<ExtraThread<'a>>,
-}
-
-/// Puts together what a file has.
-///
-/// # Errors
-/// What is wrong, and where, as a line for people without the name of the file.
-pub(super) fn read(
-    shared: &Shared<'_>,
-    profiles: &[OneProfile<'_>],
-    extra: Option<&Extra<'_>>,
-) -> Result<Saved, Malformed> {
-    let mut builder = SavedBuilder::new(extra.map_or_else(About::default, Extra::about));
-    let mut frames = Vec::with_capacity(shared.frames.len());
-    for frame in &shared.frames {
-        frames.push(self::frame(&mut builder, frame)?);
-    }
-    let marked = |index: u32, mark: &str| {
-        shared.frames.get(index as usize).is_some_and(|frame| frame.name == mark && frame.file.is_none())
-    };
-    let mut scale = Scale::default();
-    let mut stack = Vec::new();
-    for (number, profile) in (1..).zip(profiles) {
-        if profile.kind != "sampled" {
-            return Err(
-                format!("profile {number} is {}; only sampled profiles can be read", profile.kind).into()
-            );
-        }
-        if profile.samples.len() != profile.weights.len() {
-            let (samples, weights) = (profile.samples.len(), profile.weights.len());
-            return Err(format!("profile {number} has {samples} samples and {weights} weights").into());
-        }
-        scale.next(builder.about(), &profile.unit, number)?;
-        let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
-        let mut text = |text: &str| builder.text(text);
-        let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
-        if let Some((name, id)) = profile.stackprof.as_ref().and_then(|extra| extra.thread.as_ref()) {
-            root.thread = Some((text(name)?, *id));
-        }
-        for (index, (sample, weight)) in (1..).zip(profile.samples.iter().zip(&profile.weights)) {
-            let of = |why: Malformed| why.at(format_args!("profile {number}, sample {index}"));
-            let count = scale.count(*weight).map_err(of)?;
-            let mut rest = sample;
-            root.waiting = rest.first().is_some_and(|frame| marked(*frame, WAITING));
-            rest = rest.get(usize::from(root.waiting)..).unwrap_or_default();
-            root.complete = !rest.first().is_some_and(|frame| marked(*frame, INCOMPLETE));
-            rest = rest.get(usize::from(!root.complete)..).unwrap_or_default();
-            stack.clear();
-            if rest.len() > MAX_DEPTH {
-                return Err(of(format!("more than {MAX_DEPTH} functions (MAX_DEPTH)").into()));
-            }
-            for index in rest {
-                let frame = frames.get(*index as usize);
-                stack.push(*frame.ok_or_else(|| of(format!("frame {index} is not there").into()))?);
-            }
-            let root = builder.root(root).map_err(|full| of(full.into()))?;
-            builder.add(root, &stack, count).map_err(|full| of(full.into()))?;
-        }
-    }
-    Ok(builder.finish())
-}
-
-fn frame(builder: &mut SavedBuilder, frame: &FileFrame<'_>) -> Result<u32, crate::profile::Full> {
-    let function = Function {
-        name: builder.text(&frame.name)?,
-        file: builder.text(frame.file.as_deref().unwrap_or_default())?,
-        ..Function::default()
-    };
-    let line = Line { function: builder.function(function)?, line: frame.line.unwrap_or(0) };
-    builder.frame(0, None, &[line])
-}
-
-/// What a weight of the file is in counts.
-#[derive(Default)]
-struct Scale {
-    unit: Option<String>,
-    factor: f64,
-}
-
-impl Scale {
-    /// Begins a profile with weights of a unit.
-    fn next(&mut self, about: &mut About, unit: &str, number: usize) -> Result<(), Malformed> {
-        if let Some(before) = &self.unit {
-            return match before == unit {
-                true => Ok(()),
-                false => Err(format!("profile {number} counts {unit}, the one before it {before}").into()),
-            };
-        }
-        self.unit = Some(unit.to_owned());
-        let ns = match unit {
-            "nanoseconds" => 1.0,
-            "microseconds" => 1e3,
-            "milliseconds" => 1e6,
-            "seconds" => 1e9,
-            "none" | "bytes" => {
-                if unit == "bytes" && about.unit == SAMPLES {
-                    about.unit = "bytes".to_owned();
-                }
-                self.factor = 1.0;
-                return Ok(());
-            }
-            other => {
-                return Err(format!("profile {number} counts {other}, which is no unit of speedscope").into());
-            }
-        };
-        self.factor = match about.period_ns() {
-            Some(period_ns) => ns / period_ns,
-            // A rate is not told, so the time itself is counted.
-            None => {
-                about.unit = "nanoseconds".to_owned();
-                ns
-            }
-        };
-        Ok(())
-    }
-
-    fn count(&self, weight: f64) -> Result<u64, Malformed> {
-        let count = (weight * self.factor).round();
-        // 2^64 is the first that does not fit.
-        if (0.0..18_446_744_073_709_551_616.0).contains(&count) {
-            Ok(count as u64)
-        } else {
-            Err(format!("a weight of {weight} cannot be counted").into())
-        }
-    }
 }

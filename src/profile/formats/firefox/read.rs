@@ -1,18 +1,21 @@
 //! The Firefox Profiler's processed format as a saved profile.
 //!
-//! Input: `meta` and `threads` of a file, and what it has of ours. Output: [`Saved`], or what is wrong and where. Only the
-//! versions in which each thread has tables of its own.
+//! Input: `meta`, `threads` and `libs` of a file, and what it has of ours. Output: [`Saved`], or
+//! what is wrong and where; a sample that makes no sense is skipped and counted. Only the versions
+//! in which each thread has tables of its own. Code without names is told by library and address.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
 use super::super::extra::Extra;
+use super::super::lists::Index;
 use super::super::malformed::Malformed;
+use super::super::tally::Tally;
 use super::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, Saved, StackRoot};
+use crate::profile::saved::{Full, Mapping, Saved, StackRoot};
 use crate::profile::{INCOMPLETE, MAX_DEPTH};
 use crate::trie::NodeId;
 
@@ -45,8 +48,19 @@ pub(in crate::profile) struct Thread<'a> {
     stack_table: StackTable,
     frame_table: FrameTable,
     func_table: FuncTable,
+    #[serde(default)]
+    resource_table: ResourceTable,
     #[serde(borrow)]
     string_array: Vec<Cow<'a, str>>,
+}
+
+/// One of `libs` of a file.
+#[derive(Deserialize)]
+pub(in crate::profile) struct Library<'a> {
+    #[serde(borrow, default)]
+    name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    path: Cow<'a, str>,
 }
 
 /// A process or thread id: text in new versions of the format, a number in old ones.
@@ -100,6 +114,16 @@ struct FrameTable {
 #[derive(Deserialize)]
 struct FuncTable {
     name: Vec<u32>,
+    /// -1 for none.
+    #[serde(default)]
+    resource: Vec<Index>,
+}
+
+/// Where functions come from; by resource: the library.
+#[derive(Default, Deserialize)]
+struct ResourceTable {
+    #[serde(default)]
+    lib: Vec<Index>,
 }
 
 /// Puts together what a file has.
@@ -109,7 +133,9 @@ struct FuncTable {
 pub(in crate::profile) fn read(
     meta: &Meta<'_>,
     threads: &[Thread<'_>],
+    libraries: &[Library<'_>],
     extra: Option<&Extra<'_>>,
+    tally: &mut Tally,
 ) -> Result<Saved, Malformed> {
     let unit = unit(meta, threads)?;
     let told = extra.map_or_else(About::default, Extra::about);
@@ -130,7 +156,7 @@ pub(in crate::profile) fn read(
     }
     let mut builder = SavedBuilder::new(about);
     for (number, thread) in (1..).zip(threads) {
-        read_thread(&mut builder, thread, unit.factor)
+        read_thread(&mut builder, (number, thread), libraries, unit.factor, tally)
             .map_err(|why| why.at(format_args!("thread {number}")))?;
     }
     Ok(builder.finish())
@@ -175,7 +201,35 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
     (whole && (0.0..18_446_744_073_709_551_616.0).contains(&count)).then(|| count.round() as u64)
 }
 
-fn read_thread(builder: &mut SavedBuilder, thread: &Thread<'_>, factor: f64) -> Result<(), Malformed> {
+/// The frame of a name; an address in place of one is that of its library.
+fn frame_of(
+    builder: &mut SavedBuilder,
+    thread: &Thread<'_>,
+    libraries: &[Library<'_>],
+    function: u32,
+    name: &str,
+) -> Result<u32, Full> {
+    let address = name.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let resource = thread.func_table.resource.get(function as usize);
+    let library = resource.and_then(|Index(resource)| thread.resource_table.lib.get(*resource as usize));
+    let library = library.and_then(|Index(library)| libraries.get(*library as usize));
+    let path = library.map(|library| if library.path.is_empty() { &library.name } else { &library.path });
+    let (Some(address), Some(path)) = (address, path.filter(|path| !path.is_empty())) else {
+        return builder.named_frame(name);
+    };
+    // Addresses of the format are relative to their library.
+    let (path, build_id) = (builder.text(path)?, builder.text("")?);
+    let mapping = builder.mapping(Mapping { start: 0, limit: 0, file_offset: 0, path, build_id })?;
+    builder.frame(address, Some(mapping), &[])
+}
+
+fn read_thread(
+    builder: &mut SavedBuilder,
+    (number, thread): (usize, &Thread<'_>),
+    libraries: &[Library<'_>],
+    factor: f64,
+    tally: &mut Tally,
+) -> Result<(), Malformed> {
     let process = if thread.process_name.is_empty() { &thread.name } else { &thread.process_name };
     let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
@@ -192,7 +246,7 @@ fn read_thread(builder: &mut SavedBuilder, thread: &Thread<'_>, factor: f64) -> 
             name.ok_or_else(|| format!("frame {index} names function {function}, which is not there"))?;
         let name = thread.string_array.get(*name as usize);
         let name = name.ok_or_else(|| format!("function {function} has a name that is not there"))?;
-        frames.push((builder.named_frame(name)?, *name == INCOMPLETE));
+        frames.push((frame_of(builder, thread, libraries, *function, name)?, *name == INCOMPLETE));
     }
     if thread.stack_table.prefix.len() != thread.stack_table.frame.len() {
         return Err("the columns of its stack table differ in length".into());
@@ -208,21 +262,17 @@ fn read_thread(builder: &mut SavedBuilder, thread: &Thread<'_>, factor: f64) -> 
             return Err(format!("stack {index} names frame {frame}, which is not there").into());
         }
     }
-    read_samples(
-        builder,
-        thread,
-        factor,
-        StackRoot { process, thread: named, complete: true, waiting: false },
-        &frames,
-    )
+    let root = StackRoot { process, thread: named, complete: true, waiting: false };
+    read_samples(builder, (number, thread), factor, root, &frames, tally)
 }
 
 fn read_samples(
     builder: &mut SavedBuilder,
-    thread: &Thread<'_>,
+    (number, thread): (usize, &Thread<'_>),
     factor: f64,
     root: StackRoot,
     frames: &[(u32, bool)],
+    tally: &mut Tally,
 ) -> Result<(), Malformed> {
     let samples = &thread.samples;
     if samples.weight.as_ref().is_some_and(|weight| weight.len() != samples.stack.len()) {
@@ -234,14 +284,20 @@ fn read_samples(
     for (index, stack) in samples.stack.iter().enumerate() {
         let weight = samples.weight.as_ref().map_or(Some(&1.0), |weight| weight.get(index));
         let weight = weight.copied().unwrap_or(0.0);
-        let count = count(weight, factor).ok_or_else(|| format!("sample {index} weighs {weight}"))?;
+        let Some(count) = count(weight, factor) else {
+            tally.skip_sample(|| format!("thread {number}: sample {index} weighs {weight}"));
+            continue;
+        };
         let cpu = samples.cpu_delta.as_ref().and_then(|deltas| deltas.get(index)).copied().flatten();
         let places = if cpu == Some(0.0) && count > 0 { &mut waiting } else { &mut running };
         let node = match stack {
             Some(stack) => {
-                let depth = depths.get(*stack as usize).copied();
-                let depth =
-                    depth.ok_or_else(|| format!("sample {index} has stack {stack}, which is not there"))?;
+                let Some(depth) = depths.get(*stack as usize).copied() else {
+                    tally.skip_sample(|| {
+                        format!("thread {number}: sample {index} has stack {stack}, which is not there")
+                    });
+                    continue;
+                };
                 if depth as usize > MAX_DEPTH {
                     return Err(
                         format!("sample {index} has more than {MAX_DEPTH} functions (MAX_DEPTH)").into()
@@ -254,6 +310,7 @@ fn read_samples(
         let node = node?;
         let at_sample = |full: Full| Malformed::from(full).at(format_args!("sample {index}"));
         builder.count(node, count).map_err(at_sample)?;
+        tally.understand();
     }
     Ok(())
 }

@@ -55,15 +55,61 @@ fn blank_lines_and_windows_line_ends_are_allowed() {
     assert_eq!(parsed(""), [""; 0]);
 }
 
+/// The stacks of a text and the remarks on it.
+fn remarked(bytes: &[u8]) -> (Vec<String>, Vec<String>) {
+    let mut tally = Tally::new("a.folded");
+    let saved = read_lines(bytes, "a.folded", &mut tally).expect("reads");
+    (lines(&saved), tally.judge(false).expect("not more than half"))
+}
+
 #[test]
-fn any_other_line_is_refused_by_file_and_number() {
-    for bad in ["a;b", "a;b x", "a;b -1", "a;b 1.5", "a;b ", " 12", "12", "a;b\t1", "a +1", "\u{a0} 1"] {
-        let input = format!("ok 1\n\n{bad}\n");
-        assert_eq!(refused(input.as_bytes()), "a.folded:3: expected \"stack count\"", "{bad:?}");
+fn any_other_line_is_skipped_and_told_by_file_and_number() {
+    for bad in ["a;b", "a;b x", "a;b -1", "a;b 1.", "a;b .5", "a;b 1.5.5", "a;b ", "12", "a +1", "\u{a0} 1"] {
+        let (stacks, remarks) = remarked(format!("ok 1\n\n{bad}\n").as_bytes());
+        assert_eq!(stacks, ["ok 1"], "{bad:?}");
+        let expected = "1 line not understood, first: a.folded:3: expected \"stack count\"";
+        assert_eq!(remarks, [expected], "{bad:?}");
+        let most = refused(format!("ok 1\n{bad}\n{bad}\n").as_bytes());
+        assert_eq!(most, "a.folded:2: expected \"stack count\"; 2 of 3 lines not understood", "{bad:?}");
     }
-    assert_eq!(refused(b"a 1\n\xff\xfe 1\n"), "a.folded:2: not UTF-8; this is not a profile");
-    assert_eq!(refused(b"a;b;c;d;e 1\na;b;c;d;\xff 1"), "a.folded:2: not UTF-8; this is not a profile");
-    assert_eq!(refused(b"\xff"), "a.folded:1: not UTF-8; this is not a profile");
+    assert_eq!(refused(b"\x01\xff 1\n"), "a.folded:1: not text; this is not a profile");
+    assert_eq!(refused(b"\x00\xff"), "a.folded:1: not text; this is not a profile");
+}
+
+#[test]
+fn other_tools_lines_are_read() {
+    for (text, expected) in [
+        ("# austin: 3.6.0\n# interval: 100\n#\n#x\na;b 3\n", &["a;b 3"][..]),
+        ("#p;a 3\n", &["#p;a 3"]),
+        ("# stacks; by x\na 3\n", &["a 3"]),
+        ("app;a 3 \napp;b 5  \t\r\n", &["app;a 3", "app;b 5"]),
+        ("app;a\t3\napp;b \t 5\n", &["app;a 3", "app;b 5"]),
+        ("app;a 1.0\napp;b 2.00\n", &["app;a 1", "app;b 2"]),
+        ("app;a 0.5\napp;a 0.5\napp;b 2\n", &["app;a 1", "app;b 2"]),
+        ("app;a 1.5\napp;b 2.5\n", &["app;a 1500", "app;b 2500"]),
+        ("a 3\n 1\n", &["[unknown] 1", "a 3"]),
+        ("x 12 2\ny 3\n", &["x 12 2", "y 3"]),
+    ] {
+        assert_eq!(
+            remarked(text.as_bytes()),
+            (expected.iter().map(|line| (*line).to_owned()).collect(), vec![])
+        );
+    }
+}
+
+#[test]
+fn bytes_that_are_not_utf8_are_latin_1() {
+    let (stacks, remarks) =
+        remarked(b"p;a;b;c;caf\xe9 1\np;a;b;c;caf\xe8;x 2\np;a;b;c;d 3\np;a;b;c;caf\xe9 4\n");
+    assert_eq!(stacks, ["p;a;b;c;caf\u{e8};x 2", "p;a;b;c;caf\u{e9} 5", "p;a;b;c;d 3"]);
+    assert!(remarks.is_empty(), "{remarks:?}");
+}
+
+#[test]
+fn two_counts_on_every_line_are_a_difference() {
+    for text in ["app;a 3 4\napp;b 5 6\n", "app;a 3\t4\n", "app;a 1.5 2.5\n", "app;a 10 2 "] {
+        assert!(refused(text.as_bytes()).starts_with("a.folded: two counts on every line: "), "{text}");
+    }
 }
 
 #[test]
@@ -129,7 +175,7 @@ fn random_lines_add_up_as_whole_lines_do() {
         state ^= state >> 27;
         (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
     };
-    let names = ["a", "b", "aa", "ab", "a (1)", "[incomplete]", "é", "x y", "a b 7"];
+    let names = ["a", "b", "aa", "ab", "a (1)", "[incomplete]", "é", "x y", "a b 7x"];
     for round in 0..200 {
         let mut text = String::new();
         let mut sums = std::collections::BTreeMap::new();

@@ -9,6 +9,7 @@
 //! periods of that time. The process is named by the labels that stackprof writes, else by the first mapping,
 //! which is the program.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -23,7 +24,8 @@ use crate::escape::file_name;
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
 use crate::profile::builder::SavedBuilder;
-use crate::profile::formats::Malformed;
+use crate::profile::formats::tally::Tally;
+use crate::profile::formats::{Malformed, encoding};
 use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
 
@@ -34,18 +36,31 @@ const MAX_LOCATION_BYTES: usize = 1 << 20;
 /// Longest period that can be a rate: one sample a second.
 pub(super) const MAX_PERIOD_NS: i64 = 1_000_000_000;
 
+/// What Linux appends to the path of a mapped file that is gone.
+const DELETED: &str = " (deleted)";
+
 /// Reads an unpacked profile.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people without the name of the file.
+/// What is wrong, and where, as a line for people.
 pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
+    let mut tally = Tally::new("profile");
+    let saved = read_samples(bytes, &mut tally)?;
+    tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
+}
+
+/// Reads an unpacked profile, and counts the samples that are not understood.
+///
+/// # Errors
+/// What is wrong, and where, as a line for people without the name of the file.
+pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let (chosen, unit) = chosen(&tables, bytes)?;
     let mut reader =
         Reader { tables: &tables, builder: SavedBuilder::new(about(&tables, unit)?), texts: Vec::new() };
     reader.texts = vec![None; tables.strings.len()];
     let known = reader.known()?;
-    reader.samples(bytes, &known, chosen)?;
+    reader.samples(bytes, &known, chosen, tally)?;
     Ok(reader.builder.finish())
 }
 
@@ -89,7 +104,7 @@ pub(super) fn for_each_field<'a>(
 /// Everything but the samples, as the file has it.
 #[derive(Default)]
 pub(super) struct Tables<'a> {
-    strings: Vec<&'a str>,
+    strings: Vec<Cow<'a, str>>,
     pub(super) sample_types: Vec<proto::ValueType>,
     mappings: Vec<proto::Mapping>,
     functions: Vec<proto::Function>,
@@ -116,9 +131,8 @@ impl<'a> Tables<'a> {
                 (field::STRING_TABLE, Value::Bytes(text)) => {
                     let index = tables.strings.len();
                     limit(index, crate::profile::texts::MAX_TEXTS, "strings")?;
-                    let text =
-                        std::str::from_utf8(text).map_err(|_| format!("string {index} is not UTF-8"))?;
-                    tables.strings.push(text);
+                    // Names of files and symbols can be any bytes.
+                    tables.strings.push(encoding::text(text));
                 }
                 (field::SAMPLE_TYPE, Value::Bytes(bytes)) => {
                     limit(tables.sample_types.len(), 64, "sample types")?;
@@ -175,7 +189,7 @@ impl<'a> Tables<'a> {
         Ok(tables)
     }
 
-    pub(super) fn string(&self, index: i64, of: &str) -> Result<&'a str, Malformed> {
+    pub(super) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
         let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
         match text {
             Some(text) => Ok(text),
@@ -251,7 +265,8 @@ impl Reader<'_, '_> {
         let mut mappings = HashMap::with_capacity(tables.mappings.len());
         for mapping in &tables.mappings {
             let of = format!("mapping {}", mapping.id);
-            let (path, build_id) = (self.text(mapping.filename, &of)?, self.text(mapping.build_id, &of)?);
+            let path = without_deleted(tables.string(mapping.filename, &of)?);
+            let (path, build_id) = (self.builder.text(path)?, self.text(mapping.build_id, &of)?);
             let taken = self.builder.mapping(Mapping {
                 start: mapping.memory_start,
                 limit: mapping.memory_limit,
@@ -276,7 +291,7 @@ impl Reader<'_, '_> {
         let frames = self.locations(&mappings, &functions)?;
         let main =
             tables.mappings.first().map_or(Ok(""), |main| tables.string(main.filename, "a mapping"))?;
-        let process = file_name(main);
+        let process = file_name(without_deleted(main));
         let process = self.builder.text(process)?;
         Ok(Known { frames, process })
     }
@@ -301,20 +316,21 @@ impl Reader<'_, '_> {
                 })?;
                 lines.push(Line { function, line: line_number(line.line) });
             }
-            let mapping =
-                match location.mapping_id {
-                    0 => None,
-                    mapping => Some(*mappings.get(&mapping).ok_or_else(|| {
-                        format!("location {id} names mapping {mapping}, which is not there")
-                    })?),
-                };
+            // One that is not there is none, as for `go tool pprof`: only the module is lost by it.
+            let mapping = mappings.get(&location.mapping_id).copied();
             let frame = self.builder.frame(location.address, mapping, &lines);
             define(&mut frames, id, frame?, "location")?;
         }
         Ok(frames)
     }
 
-    fn samples(&mut self, bytes: &[u8], known: &Known, chosen: Chosen) -> Result<(), Malformed> {
+    fn samples(
+        &mut self,
+        bytes: &[u8],
+        known: &Known,
+        chosen: Chosen,
+        tally: &mut Tally,
+    ) -> Result<(), Malformed> {
         let mut number = 0u64;
         let mut stack = Vec::new();
         for_each_field(bytes, |field, value| {
@@ -324,13 +340,20 @@ impl Reader<'_, '_> {
             if bytes.len() > MAX_SAMPLE_BYTES {
                 return Err(format!("{} is longer than {MAX_SAMPLE_BYTES} bytes", of()).into());
             }
-            let sample = proto::Sample::decode(bytes)
-                .map_err(|error| Malformed::caused_by(format!("{} is broken: {error}", of()), error))?;
+            let sample = match proto::Sample::decode(bytes) {
+                Ok(sample) => sample,
+                Err(error) => {
+                    tally.skip_sample(|| format!("{} is broken: {error}", of()));
+                    return Ok(());
+                }
+            };
             let types = self.tables.sample_types.len();
             if sample.value.len() != types {
-                return Err(format!("{} has {} values, expected {types}", of(), sample.value.len()).into());
+                tally.skip_sample(|| format!("{} has {} values, expected {types}", of(), sample.value.len()));
+                return Ok(());
             }
             let value = sample.value.get(chosen.index).copied().unwrap_or(0);
+            // Without its negative half a difference would be a profile of nothing.
             let count = u64::try_from(value)
                 .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
             // Rounded: the times of a profile are whole periods, up to what a clock is off.
@@ -338,9 +361,10 @@ impl Reader<'_, '_> {
             stack.clear();
             let mut depth = 0;
             for id in sample.location_id.iter().rev() {
-                let frame = known.frames.get(id);
-                let frame =
-                    *frame.ok_or_else(|| format!("{} names location {id}, which is not there", of()))?;
+                let Some(frame) = known.frames.get(id).copied() else {
+                    tally.skip_sample(|| format!("{} names location {id}, which is not there", of()));
+                    return Ok(());
+                };
                 let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
                 depth += lines.max(1);
                 if depth > MAX_DEPTH {
@@ -353,6 +377,7 @@ impl Reader<'_, '_> {
             self.builder
                 .add(root, &stack, count)
                 .map_err(|full| Malformed::caused_by(format!("{}: {full}", of()), full))?;
+            tally.understand();
             Ok(())
         })
     }
@@ -396,6 +421,11 @@ fn define(ids: &mut HashMap<u64, u32>, id: u64, index: u32, what: &str) -> Resul
         return Err(format!("{what} {id} is there twice").into());
     }
     Ok(())
+}
+
+/// The path of a mapped file.
+fn without_deleted(path: &str) -> &str {
+    path.strip_suffix(DELETED).unwrap_or(path)
 }
 
 fn line_number(line: i64) -> u32 {

@@ -1,0 +1,104 @@
+//! Files that users take for profiles and that are not read: what each is, and what to do.
+//!
+//! Input: the first bytes of a file, or the keys of a JSON file. Output: a sentence with the
+//! next step. One table, so that a new kind is one line.
+
+/// What a file is that begins in this way; `name` is the file as a command line would name it.
+pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
+    let starts = |magic: &[u8]| head.starts_with(magic);
+    if starts(b"PERFILE2") || starts(b"2ELIFREP") || starts(b"PERFFILE") {
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '/' | '-' | '_' | '+' | ',' | '=');
+        let file = match name {
+            // What comes from a pipe has no name to give to perf.
+            "standard input" => "perf.data".to_owned(),
+            _ if name.chars().all(plain) => name.to_owned(),
+            _ => format!("'{}'", name.replace('\'', "'\\''")),
+        };
+        return Some(format!(
+            "a recording of perf, which only perf reads; run: perf script -i {file} | stackprof render - -o FILE"
+        ));
+    }
+    let picture = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
+    let known: [(&[u8], &str); 12] = [
+        (b"\x89PNG", picture),
+        (b"GIF8", picture),
+        (b"\xff\xd8\xff", picture),
+        (b"%PDF", picture),
+        (b"\x7fELF", "a program (ELF); to profile it, run: stackprof -- PROGRAM"),
+        (b"\xcf\xfa\xed\xfe", "a program (Mach-O); to profile it, run: stackprof -- PROGRAM"),
+        (
+            b"FLR\0",
+            "a recording of Java Flight Recorder; convert it with async-profiler: jfrconv FILE out.folded",
+        ),
+        (b"Nettrace", "a trace of .NET; run: dotnet-trace convert --format speedscope FILE"),
+        (b"!<arch>", "an archive, expected a profile"),
+        (b"PK\x03\x04", "a zip archive; unpack it, expected a profile"),
+        (b"\x28\xb5\x2f\xfd", "packed with zstd; unpack it with unzstd"),
+        (b"BZh", "packed with bzip2; unpack it with bunzip2"),
+    ];
+    if let Some((_, advice)) = known.iter().find(|(magic, _)| starts(magic)) {
+        return Some((*advice).to_owned());
+    }
+    let text = String::from_utf8_lossy(head.get(..1024.min(head.len())).unwrap_or_default());
+    let text = text.trim_start().to_ascii_lowercase();
+    // A function's name can begin with `<`, too.
+    let is_markup = text.starts_with("<?xml") || text.starts_with("<!doctype");
+    let is_svg = ["<svg ", "<svg>", "<svg\n"].iter().any(|tag| text.starts_with(tag));
+    if is_svg || is_markup && text.contains("<svg") {
+        return Some(picture.to_owned());
+    }
+    if text.starts_with("<!doctype html") || text.starts_with("<html>") || text.starts_with("<html ") {
+        return Some("a web page cannot be read; render the profile that it was made of".to_owned());
+    }
+    if text.starts_with("<?xml") {
+        return Some(
+            "XML, expected a profile (pprof, folded, speedscope, Firefox or text of perf script)".to_owned(),
+        );
+    }
+    if text.starts_with("# callgrind format") || text.starts_with("version: 1\ncreator: callgrind") {
+        return Some("a profile of callgrind, which counts instructions; use callgrind_annotate".to_owned());
+    }
+    None
+}
+
+/// What a JSON file is that has these keys at its top.
+pub(super) fn json_advice(has: impl Fn(&str) -> bool) -> Option<&'static str> {
+    if has("nodes") && (has("samples") || has("timeDeltas")) {
+        return Some(
+            "a CPU profile of V8 (.cpuprofile); open it in speedscope and export it from there, then render that",
+        );
+    }
+    if has("traceEvents") {
+        return Some(
+            "a trace of Chrome, which has events and no stacks; expected a speedscope or Firefox profile",
+        );
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_told_with_the_next_step() {
+        for (head, expected) in [
+            (&b"PERFILE2\x68\0"[..], "perf script -i a.b | stackprof render - -o FILE"),
+            (b"2ELIFREP", "perf script -i a.b"),
+            (b"<?xml version=\"1.0\"?>\n<!DOCTYPE svg>\n<svg width=\"1\">", "a picture cannot be read"),
+            (b"  <svg>", "a picture cannot be read"),
+            (b"<!DOCTYPE html><p>", "a web page cannot be read"),
+            (b"\x89PNG\r\n", "a picture cannot be read"),
+            (b"FLR\0\0\x02", "jfrconv"),
+            (b"Nettrace\x14", "dotnet-trace convert"),
+        ] {
+            let found = advice(head, "a.b").expect("known");
+            assert!(found.contains(expected), "{found}");
+        }
+        let quoted = advice(b"PERFILE2", "my file").expect("known");
+        assert!(quoted.contains("perf script -i 'my file' |"), "{quoted}");
+        for other in [&b"main;a 3\n"[..], b"", b"<unknown>;<svg as x>::f;a 3\n", b"{}", b"\x0a\x04\x08\x01"] {
+            assert_eq!(advice(other, "a"), None, "{}", String::from_utf8_lossy(other));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! speedscope's JSON as a saved profile.
+//!
+//! Input: `shared` and `profiles` of a file, and what it has of ours. Output: [`Saved`], or what
+//! is wrong and where. A sample that makes no sense is skipped and counted.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Deserializer};
+
+use super::super::extra::Extra;
+use super::super::fractions::Fractions;
+use super::super::lists::{Index, Lists, NO_INDEX};
+use super::super::malformed::Malformed;
+use super::super::tally::Tally;
+use super::evented::{self, Event};
+use super::{ExtraThread, FileFrame, WAITING};
+use crate::profile::MAX_DEPTH;
+use crate::profile::about::{About, SAMPLES};
+use crate::profile::builder::SavedBuilder;
+use crate::profile::saved::{Full, Function, Line, Saved, StackRoot};
+use crate::profile::views::by_name::INCOMPLETE;
+use crate::trie::NodeId;
+
+/// A line of a file: the schema has numbers, of which -1, 0 and `null` are no line.
+pub(super) fn line_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let line = Option::<Index>::deserialize(from)?.map(|Index(line)| line);
+    Ok(line.filter(|line| !matches!(*line, 0 | NO_INDEX)))
+}
+
+/// `shared` of a file.
+#[derive(Deserialize)]
+pub(in crate::profile::formats) struct Shared<'a> {
+    #[serde(borrow)]
+    frames: Vec<FileFrame<'a>>,
+}
+
+/// One of `profiles` of a file.
+#[derive(Deserialize)]
+pub(in crate::profile::formats) struct OneProfile<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    name: Cow<'a, str>,
+    #[serde(borrow)]
+    unit: Cow<'a, str>,
+    #[serde(default)]
+    samples: Lists,
+    #[serde(default)]
+    weights: Vec<f64>,
+    #[serde(borrow, default)]
+    events: Vec<Event<'a>>,
+    #[serde(default, rename = "endValue")]
+    end_value: Option<f64>,
+    #[serde(borrow, default)]
+    stackprof: Option<ExtraThread<'a>>,
+}
+
+/// Puts together what a file has.
+///
+/// # Errors
+/// What is wrong, and where, as a line for people without the name of the file.
+pub(in crate::profile::formats) fn read(
+    shared: &Shared<'_>,
+    profiles: &[OneProfile<'_>],
+    extra: Option<&Extra<'_>>,
+    tally: &mut Tally,
+) -> Result<Saved, Malformed> {
+    let builder = SavedBuilder::new(extra.map_or_else(About::default, Extra::about));
+    let scale = Scale::default();
+    let mut reader = Reader { builder, frames: Vec::new(), scale, fractions: Fractions::default() };
+    for frame in &shared.frames {
+        let frame = reader.frame(frame)?;
+        reader.frames.push(frame);
+    }
+    for (number, profile) in (1..).zip(profiles) {
+        reader.scale.next(reader.builder.about(), &profile.unit, number)?;
+        let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
+        let mut text = |text: &str| reader.builder.text(text);
+        let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
+        if let Some((name, id)) = profile.stackprof.as_ref().and_then(|extra| extra.thread.as_ref()) {
+            root.thread = Some((text(name)?, *id));
+        }
+        match &*profile.kind {
+            "sampled" => reader.samples(shared, profile, number, root, tally)?,
+            "evented" => {
+                evented::read(&mut reader, &profile.events, profile.end_value, number, root, tally)?;
+            }
+            kind => {
+                return Err(
+                    format!("profile {number} is {kind}; sampled and evented ones can be read").into()
+                );
+            }
+        }
+    }
+    let Reader { mut builder, fractions, .. } = reader;
+    fractions.finish(&mut builder)?;
+    Ok(builder.finish())
+}
+
+/// The profile so far, and what the file's numbers mean in it.
+pub(super) struct Reader {
+    pub(super) builder: SavedBuilder,
+    /// By frame of the file.
+    pub(super) frames: Vec<u32>,
+    scale: Scale,
+    fractions: Fractions,
+}
+
+impl Reader {
+    fn frame(&mut self, frame: &FileFrame<'_>) -> Result<u32, Full> {
+        let builder = &mut self.builder;
+        let function = Function {
+            name: builder.text(&frame.name)?,
+            file: builder.text(frame.file.as_deref().unwrap_or_default())?,
+            ..Function::default()
+        };
+        let line = Line { function: builder.function(function)?, line: frame.line.unwrap_or(0) };
+        builder.frame(0, None, &[line])
+    }
+
+    /// Counts a weight of the file on a node; false if it cannot be counted.
+    pub(super) fn count(&mut self, node: NodeId, weight: f64) -> Result<bool, Full> {
+        let value = weight * self.scale.factor;
+        let value = if self.scale.is_time { value.round() } else { value };
+        self.fractions.add_number(&mut self.builder, node, value)
+    }
+
+    fn samples(
+        &mut self,
+        shared: &Shared<'_>,
+        profile: &OneProfile<'_>,
+        number: usize,
+        mut root: StackRoot,
+        tally: &mut Tally,
+    ) -> Result<(), Malformed> {
+        let marked = |index: Option<&u32>, mark: &str| {
+            let frame = index.and_then(|index| shared.frames.get(*index as usize));
+            frame.is_some_and(|frame| frame.name == mark && frame.file.is_none())
+        };
+        let mut stack = Vec::new();
+        for (index, (sample, weight)) in (1..).zip(profile.samples.iter().zip(&profile.weights)) {
+            let of = format_args!("profile {number}, sample {index}");
+            let mut rest = sample;
+            root.waiting = marked(rest.first(), WAITING);
+            rest = rest.get(usize::from(root.waiting)..).unwrap_or_default();
+            root.complete = !marked(rest.first(), INCOMPLETE);
+            rest = rest.get(usize::from(!root.complete)..).unwrap_or_default();
+            if rest.len() > MAX_DEPTH {
+                let why = format!("more than {MAX_DEPTH} functions (MAX_DEPTH)");
+                return Err(Malformed::from(why).at(of));
+            }
+            stack.clear();
+            stack.extend(rest.iter().map_while(|index| self.frames.get(*index as usize)));
+            if let Some(missing) = rest.get(stack.len()) {
+                tally.skip_sample(|| match *missing {
+                    NO_INDEX => format!("{of}: a frame is no number of one"),
+                    missing => format!("{of}: frame {missing} is not there"),
+                });
+                continue;
+            }
+            let at = |full: Full| Malformed::from(full).at(of);
+            let root = self.builder.root(root).map_err(at)?;
+            let node = self.builder.add(root, &stack, 0).map_err(at)?;
+            match self.count(node, *weight).map_err(at)? {
+                true => tally.understand(),
+                false => tally.skip_sample(|| format!("{of}: a weight of {weight} cannot be counted")),
+            }
+        }
+        let (samples, weights) = (profile.samples.len(), profile.weights.len());
+        for _ in samples.min(weights)..samples.max(weights) {
+            tally.skip_sample(|| format!("profile {number} has {samples} samples and {weights} weights"));
+        }
+        Ok(())
+    }
+}
+
+/// What a weight of the file is in counts.
+#[derive(Default)]
+struct Scale {
+    unit: Option<String>,
+    factor: f64,
+    /// Times are whole nanoseconds or periods; of other units fractions count.
+    is_time: bool,
+}
+
+impl Scale {
+    /// Begins a profile with weights of a unit.
+    fn next(&mut self, about: &mut About, unit: &str, number: usize) -> Result<(), Malformed> {
+        let ns = match unit {
+            "nanoseconds" => Some(1.0),
+            "microseconds" => Some(1e3),
+            "milliseconds" => Some(1e6),
+            "seconds" => Some(1e9),
+            "none" | "bytes" => None,
+            other => {
+                return Err(format!("profile {number} counts {other}, which is no unit of speedscope").into());
+            }
+        };
+        if let Some(before) = &self.unit
+            && before != unit
+            && !(self.is_time && ns.is_some())
+        {
+            return Err(format!("profile {number} counts {unit}, the one before it {before}").into());
+        }
+        self.unit = Some(unit.to_owned());
+        self.is_time = ns.is_some();
+        self.factor = match (ns, about.period_ns()) {
+            (Some(ns), Some(period_ns)) => ns / period_ns,
+            // A rate is not told, so the time itself is counted.
+            (Some(ns), None) => {
+                about.unit = "nanoseconds".to_owned();
+                ns
+            }
+            (None, _) => {
+                if unit == "bytes" && about.unit == SAMPLES {
+                    about.unit = "bytes".to_owned();
+                }
+                1.0
+            }
+        };
+        Ok(())
+    }
+}
