@@ -102,7 +102,9 @@ impl Detectable {
             }
         });
         let of_function = |(samples, gain): &(&FunctionSamples, &Gain)| {
-            if mean(measured.sides(&samples.own).0) <= 0.0 {
+            // What only one side has tells nothing of how it varies.
+            let (base, new) = measured.sides(&samples.own);
+            if mean(base) <= 0.0 || mean(new) <= 0.0 {
                 return None;
             }
             let own = level.own(measured, gain);

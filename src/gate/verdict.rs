@@ -129,7 +129,7 @@ pub struct FunctionChange {
     /// False discovery rate among the functions that stand out as much.
     pub q: Option<f64>,
     /// The smallest growth of it that fails four gates of five with runs like these
-    /// ([`detectable`](super::detectable)); `None` where no growth does, or base has nothing of it.
+    /// ([`detectable`](super::detectable)); `None` where no growth does, or one side has nothing of it.
     pub visible: Option<f64>,
     /// Where in the call tree most of the growth is.
     pub place: Option<CallPath>,

@@ -29,7 +29,15 @@ pub fn headline(report: &Report) -> String {
     }
     let grown = in_state(State::Slower);
     match (grown, report.functions.first()) {
+        (1, Some(row)) if is_new(row) => {
+            slower.push(format!("{} is new, {:.1}% of CPU time", row.name, 100.0 * row.share_new));
+        }
         (1, Some(row)) => slower.push(format!("{} got slower by {}", row.name, percent(row.cpu.relative))),
+        (2.., Some(row)) if is_new(row) => slower.push(format!(
+            "{grown} functions got slower, {} is new, {:.1}% of CPU time",
+            row.name,
+            100.0 * row.share_new
+        )),
         (2.., Some(row)) => slower.push(format!(
             "{grown} functions got slower, {} by {}",
             row.name,
@@ -66,7 +74,7 @@ fn unseen(report: &Report) -> String {
         Some(growth) => format!("{:.0}%", 100.0 * growth),
         None => "any amount".to_owned(),
     };
-    let known = report.functions.iter().filter(|row| row.cpu.base > 0.0);
+    let known = report.functions.iter().filter(|row| row.cpu.base > 0.0 && row.cpu.new > 0.0);
     let size = |row: &FunctionChange| row.visible.unwrap_or(f64::INFINITY);
     let least = known.clone().min_by(|a, b| size(a).total_cmp(&size(b)));
     let most = known.max_by(|a, b| size(a).total_cmp(&size(b)));
@@ -98,8 +106,16 @@ fn unseen(report: &Report) -> String {
     line
 }
 
+/// Whether base has nothing of a function.
+fn is_new(row: &FunctionChange) -> bool {
+    row.cpu.relative.is_infinite()
+}
+
 /// A verdict on one function, in one line.
 fn function_line(report: &Report, row: &FunctionChange) -> String {
+    if is_new(row) {
+        return format!("{} is new: {} of CPU time", row.name, amount(row.cpu.new, report.unit));
+    }
     let verb = match row.state {
         State::Slower => "got slower by",
         State::Faster => "got faster by",
