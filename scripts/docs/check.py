@@ -75,6 +75,7 @@ def main(stackprof: pathlib.Path, programs: pathlib.Path) -> int:
                 said = run(block, ROOT if block["at_root"] else place, environment)
                 if said:
                     wrong.append(f"{where}: {said}")
+        wrong += yaml_blocks(skipped)
         wrong += options(environment)
         wrong += keys(scratch / "pages/docs")
     for text in not_run:
@@ -190,6 +191,23 @@ def run(block: dict, place: pathlib.Path, environment: dict[str, str]) -> str:
         expected = " or ".join(map(str, block["codes"]))
         return f"exit code {done.returncode}, {expected} expected:\n{block['text']}\n---\n{done.stdout}---"
     return ""
+
+
+def yaml_blocks(skipped: list[str]) -> list[str]:
+    """What does not parse of the blocks of YAML; left out where there is no parser."""
+    try:
+        import yaml
+    except ImportError:
+        skipped.append("blocks of YAML: there is no PyYAML (python3-yaml)")
+        return []
+    wrong = []
+    for page in PAGES:
+        for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.M | re.S):
+            try:
+                yaml.safe_load(block)
+            except yaml.YAMLError as error:
+                wrong.append(f"{page.relative_to(ROOT)}: YAML: {error}")
+    return wrong
 
 
 def links(page: pathlib.Path) -> list[str]:

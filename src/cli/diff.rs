@@ -41,7 +41,8 @@ pub fn run(diff: &Diff) -> Result<()> {
             |text: String| write_to(&files, &output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {
             ReportFormat::Markdown => write_text(markdown::markdown(&comparison, diff.top))?,
-            ReportFormat::Json => write_text(json::json(&comparison))?,
+            // Only `gate` has a verdict, and `diff` no option for JUnit XML.
+            ReportFormat::Json | ReportFormat::Junit => write_text(json::json(&comparison))?,
             ReportFormat::Folded => {
                 write_to(&files, &output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
             }

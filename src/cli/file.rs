@@ -95,6 +95,23 @@ impl OutputFiles {
         Ok(())
     }
 
+    /// Opens a regular file to append to, which [`OutputFiles::write`] then does; makes it if there is
+    /// none. Tells whether it is empty.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Output`] naming the path and what stands in the way.
+    pub fn check_append(&self, path: &Path) -> Result<bool> {
+        let opened = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
+            Ok(Resolved::Place(place)) => open_to_append(&place),
+            Ok(Resolved::Descriptor(_)) => Err(Problem::not_regular()),
+            Err(refusal) => Err(Problem::of_path(path, refusal)),
+        });
+        let (_, file) = opened.map_err(|problem| problem.of(path))?;
+        let is_empty = file.metadata().is_ok_and(|metadata| metadata.len() == 0);
+        self.checked().push((path.to_owned(), Checked::Descriptor(file)));
+        Ok(is_empty)
+    }
+
     /// Whether all that were checked are written with the rights of the user who called sudo.
     #[must_use]
     pub fn are_callers(&self) -> bool {
@@ -219,6 +236,23 @@ impl OutputFiles {
             other => other.map(|result| (Rights::Own, result)),
         }
     }
+}
+
+/// Opens a regular file, which no other user has put in the way, to append to.
+fn open_to_append(place: &Place) -> std::result::Result<File, Problem> {
+    if place.is_proc() {
+        return Err(Problem::not_regular());
+    }
+    // A device or pipe is not even opened.
+    match place.existing()? {
+        Some(existing) if !existing.is_regular() => return Err(Problem::not_regular()),
+        _ => {}
+    }
+    let (file, opened) = place.append()?;
+    if !opened.is_regular() {
+        return Err(Problem::not_regular());
+    }
+    if Place::is_trusted(&place.directory()?, &opened) { Ok(file) } else { Err(Problem::foreign(opened.uid)) }
 }
 
 /// Whether something can be written there.

@@ -14,7 +14,7 @@ use super::{messages, saved_files, system};
 use crate::cli::file::OutputFiles;
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::gate::report::{json, markdown, text};
+use crate::gate::report::{github, json, junit, markdown, text};
 use crate::gate::{self, Verdict};
 use crate::profile::Saved;
 use crate::profile::formats::detect::Strictness;
@@ -43,6 +43,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
         base.iter().chain(&new),
         asked.outputs.iter().map(|output| &output.to),
     )?;
+    let summary = step_summary(&outputs, asked, base.iter().chain(&new))?;
     if let Some(directory) = &asked.update_baseline {
         check_baseline(directory)?;
     }
@@ -78,13 +79,26 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     for output in &asked.outputs {
         let text = match output.format {
             ReportFormat::Json => json::json(&report),
+            ReportFormat::Junit => junit::junit(&report, asked.top),
             _ => markdown::markdown(&report, asked.top),
         };
         write_to(&outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
     }
     let on_stdout = asked.outputs.iter().any(|output| output.to == Destination::Stdout);
     if asked.verbosity != Verbosity::Quiet && !on_stdout {
-        messages::result(&text::text(&report, asked.top));
+        let text = text::text(&report, asked.top);
+        messages::result(&if asked.github { github::without_commands(&text) } else { text });
+    }
+    if asked.github {
+        messages::result(&github::annotations(&report));
+    }
+    if let Some(summary) = &summary {
+        let text = markdown::markdown(&report, asked.top);
+        outputs.write(&summary.path, |out| {
+            // What an earlier step wrote may lack its line end.
+            out.write_all(if summary.is_empty { b"" } else { b"\n" })?;
+            out.write_all(text.as_bytes())
+        })?;
     }
     match report.verdict {
         Verdict::Pass => update(&outputs, asked, &kept)?,
@@ -101,6 +115,46 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
         }
     }
     Ok(report.verdict)
+}
+
+/// The step summary of GitHub Actions.
+struct StepSummary {
+    path: PathBuf,
+    is_empty: bool,
+}
+
+/// Opens the file that GITHUB_STEP_SUMMARY names. Elsewhere than on GitHub there is none, which is
+/// said.
+fn step_summary<'a>(
+    outputs: &OutputFiles,
+    asked: &Gate,
+    inputs: impl Iterator<Item = &'a PathBuf>,
+) -> Result<Option<StepSummary>> {
+    const VARIABLE: &str = "GITHUB_STEP_SUMMARY";
+    if !asked.github {
+        return Ok(None);
+    }
+    let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from) else {
+        if asked.verbosity != Verbosity::Quiet {
+            messages::note(&format!(
+                "--github: {VARIABLE} is not set, as outside of GitHub Actions: no step summary"
+            ));
+        }
+        return Ok(None);
+    };
+    let identity = saved_files::identity(&path);
+    let is_same = |other: &PathBuf| saved_files::identity(other) == identity;
+    let is_output =
+        asked.outputs.iter().any(|output| matches!(&output.to, Destination::File(path) if is_same(path)));
+    if is_output || inputs.into_iter().any(is_same) {
+        let text = format!(
+            "{VARIABLE}: `{}` is also read or written by this gate; name another file",
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    let is_empty = outputs.check_append(&path)?;
+    Ok(Some(StepSummary { path, is_empty }))
 }
 
 /// The files that the user named; a directory stands for what is in it, by name.

@@ -1,6 +1,6 @@
 //! From measured runs to a verdict.
 //!
-//! Input: [`Measured`] and [`Options`]. Output: a [`Report`] without places. The definitions,
+//! Input: [`Measured`] and [`Options`]. Output: a [`Report`] without places and detectable growths. The definitions,
 //! which docs/gate.md tells users:
 //!
 //! - The *total* got slower if its mean CPU time grew by more than `max_increase` and the
@@ -21,18 +21,15 @@ use super::family::{self, Family, test_one};
 use super::gain::{Gain, in_cpu};
 use super::interval::{change, interval};
 use super::measured::{FunctionSamples, Measured};
+use super::noise::Noise;
 use super::orders::Orders;
-use super::quantile;
-use super::statistic::{Values, mean, variance};
+use super::statistic::{Values, mean};
 use super::verdict::{Change, FunctionChange, MovedWhy, Options, Report, State, Strength, Verdict};
 use super::weak;
 
 /// Callees, or the rest of the program, have fallen if chance does as much this seldom. Strict,
 /// because a real regression is taken for moved cost when this is wrong.
 const FELL_P: f64 = 0.01;
-
-/// Normal quantile of the power for which [`Report::total_visible`] is told, 80 %.
-const VISIBLE_POWER: f64 = 0.8;
 
 /// Judges the runs.
 #[must_use]
@@ -73,7 +70,6 @@ pub fn judge(measured: &Measured, options: &Options) -> Report {
         let p = test_one(&Values::new(&total_cpu, None), &orders);
         report.total.p = Some(p);
         report.total_grown = report.total.relative > options.max_increase && p <= options.alpha / 2.0;
-        report.total_visible = visible(measured, &total_cpu, options.alpha / 2.0);
         test_functions(measured, &mut functions, &orders, options);
         report.moved_why = moved(measured, &functions, &orders, options);
     }
@@ -121,6 +117,7 @@ impl<'a> Candidate<'a> {
             gained: self.gain.gained,
             p: self.p,
             q: self.q,
+            visible: None,
             place: None,
         }
     }
@@ -141,7 +138,8 @@ fn cpu_change(measured: &Measured, values: &[f64]) -> Change {
 /// Tests all functions in both directions and sets their states.
 fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: &Orders, options: &Options) {
     let gains: Vec<&Gain> = functions.iter().map(|function| &function.gain).collect();
-    let values = gain_values(measured, &gains);
+    let noise = Noise::of(measured, &gains);
+    let values: Vec<Values> = gains.iter().map(|gain| noise.values(gain)).collect();
     let up = family::test(&values, orders);
     let negated: Vec<Values> = values.iter().map(Values::negated).collect();
     let down = family::test(&negated, orders);
@@ -168,29 +166,6 @@ fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: 
             function.state = State::Faster;
         }
     }
-}
-
-/// Gains with what is known of their noise: counting, and how much functions of this program
-/// differ from the rest of their run beyond that (the median over functions of the square of
-/// it, which the few that changed do not move). A share can only vary as far as there is a
-/// rest: by share · (1 − share) of that. What runs differ by in CPU time is not known beforehand.
-fn gain_values(measured: &Measured, gains: &[&Gain]) -> Vec<Values> {
-    let per_count = mean(&measured.totals.iter().map(|total| 1.0 / total.max(1.0)).collect::<Vec<_>>());
-    let counting = |share: f64| share * (1.0 - share) * per_count;
-    let square = |share: f64| (share * (1.0 - share)).powi(2);
-    let mut excess: Vec<f64> = gains
-        .iter()
-        .filter(|gain| !gain.is_whole())
-        .map(|gain| {
-            let share = mean(&gain.shares);
-            ((variance(&gain.shares) - counting(share)) / square(share).max(f64::MIN_POSITIVE)).max(0.0)
-        })
-        .collect();
-    excess.sort_unstable_by(f64::total_cmp);
-    let typical = excess.get(excess.len() / 2).copied().unwrap_or(0.0);
-    let known = |share: f64| counting(share) + typical * square(share);
-    let known = |gain: &Gain| (!gain.is_whole()).then(|| known(mean(&gain.shares)));
-    gains.iter().map(|gain| Values::new(gain.values(), known(gain))).collect()
 }
 
 /// Whether the growth of functions is cost that was elsewhere before.
@@ -253,14 +228,4 @@ fn sum<'a>(measured: &Measured, parts: impl Iterator<Item = &'a [f64]>) -> Vec<f
         sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
     sum
-}
-
-/// The smallest relative growth of the total that would be found with [`VISIBLE_POWER`].
-fn visible(measured: &Measured, total: &[f64], alpha: f64) -> Option<f64> {
-    let (base, new) = measured.sides(total);
-    let degrees = total.len().checked_sub(2).filter(|degrees| *degrees > 0)?;
-    let error = (variance(base) / base.len() as f64 + variance(new) / new.len() as f64).sqrt();
-    let quantiles = quantile::student(1.0 - alpha, degrees as f64) + quantile::normal(VISIBLE_POWER);
-    let mean = mean(base);
-    (mean > 0.0).then(|| quantiles * error / mean)
 }

@@ -8,10 +8,12 @@
 //! family       many functions at once: p, q, and whether any stands out
 //! interval     confidence intervals over runs
 //! gain         what samples gained, compared with the rest of the program
+//! noise        what is known of the noise of a gain
 //! weak         the rule for too few runs
+//! detectable   the smallest growth that these runs could show
 //! judge        all of these → a report
 //! call_path    where in the call tree it happened
-//! report       the report as text, Markdown, JSON
+//! report       the report as text, Markdown, JSON, JUnit XML, commands of GitHub Actions
 //! ```
 //!
 //! All chances are those of *runs*: samples of one run say how sure its own figures are,
@@ -19,6 +21,7 @@
 //! single profiles ([`diff`](crate::diff)), and not for programs whose work differs from run to run.
 
 pub mod call_path;
+pub mod detectable;
 pub mod family;
 pub mod gain;
 pub mod incomparable;
@@ -26,6 +29,7 @@ pub mod interval;
 pub mod judge;
 pub mod measured;
 pub mod nameless;
+pub mod noise;
 pub mod orders;
 pub mod quantile;
 pub mod report;
@@ -53,6 +57,7 @@ pub fn check(
 ) -> Result<Report, Incomparable> {
     let measured = Measured::of(stacks, base_runs, different_names)?;
     let mut report = judge(&measured, options);
+    detectable::add(&measured, &mut report);
     let paths = call_path::CallPaths::of(stacks, &measured);
     for function in &mut report.functions {
         if matches!(function.state, verdict::State::Slower | verdict::State::Moved) {

@@ -128,6 +128,9 @@ pub struct FunctionChange {
     pub p: Option<f64>,
     /// False discovery rate among the functions that stand out as much.
     pub q: Option<f64>,
+    /// The smallest growth of it that fails four gates of five with runs like these
+    /// ([`detectable`](super::detectable)); `None` where no growth does, or one side has nothing of it.
+    pub visible: Option<f64>,
     /// Where in the call tree most of the growth is.
     pub place: Option<CallPath>,
 }
@@ -200,8 +203,8 @@ pub struct Report {
     pub total: Change,
     /// Whether the program as a whole got slower.
     pub total_grown: bool,
-    /// The smallest growth of the total that these runs would show four times out of five;
-    /// `None` where nothing was tested.
+    /// The smallest growth of the total that fails four gates of five with runs like these
+    /// ([`detectable`](super::detectable)); `None` where no growth does.
     pub total_visible: Option<f64>,
     /// Functions that were tested: those that changed first, by what they gained or lost.
     pub functions: Vec<FunctionChange>,

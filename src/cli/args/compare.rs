@@ -44,6 +44,8 @@ pub enum ReportFormat {
     Markdown,
     /// Everything, for programs.
     Json,
+    /// JUnit XML, for systems of CI.
+    Junit,
 }
 
 /// Extensions of reports.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
-use super::output::check_distinct;
+use super::output::{Destination, check_distinct};
 use super::{Command, Split, Verbosity, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
@@ -33,6 +33,7 @@ Examples:
   for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- ./prog; done
   stackprof gate --base base --new new
   stackprof gate --base base --new new --max-increase 3% -o gate.md -o gate.json
+  stackprof gate --base base --new new --github --junit gate.xml
   stackprof gate --new new --update-baseline kept
 
 Exit codes: 0 passed, 1 error, 2 wrong usage, 3 something got slower,
@@ -90,6 +91,14 @@ pub(super) struct GateFlags {
     /// Write the report as Markdown, whatever the file is called
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     markdown: Option<PathBuf>,
+    /// Write the verdict as JUnit XML, for CI systems: one test case for the
+    /// total and one for each function that failed or to which cost moved
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    junit: Option<PathBuf>,
+    /// For GitHub Actions: print the verdict as annotations, and append the
+    /// Markdown report to the file that GITHUB_STEP_SUMMARY names
+    #[arg(long, help_heading = OUTPUT)]
+    github: bool,
     /// Functions shown [default: 20]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = OUTPUT)]
     top: Option<OsString>,
@@ -120,6 +129,8 @@ pub struct Gate {
     pub matching: Matching,
     /// What is written.
     pub outputs: Vec<ReportOutput>,
+    /// Whether GitHub Actions reads standard output and the step summary.
+    pub github: bool,
     /// Functions in tables.
     pub top: usize,
     /// How much is told.
@@ -147,14 +158,20 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
             "say what to compare with: {FORM} (--update-baseline DIR makes a first base)"
         )));
     }
-    if flags.base.is_empty() && (!flags.output.is_empty() || flags.markdown.is_some()) {
+    if flags.base.is_empty()
+        && (!flags.output.is_empty() || flags.markdown.is_some() || flags.junit.is_some() || flags.github)
+    {
         return Err(usage("there is no report without --base; leave the outputs out"));
     }
     let mut outputs =
         report_outputs(&flags.output, &[ReportFormat::Markdown, ReportFormat::Json], ReportFormat::Json)?;
     outputs
         .extend(flags.markdown.map(|path| ReportOutput { to: path.into(), format: ReportFormat::Markdown }));
+    outputs.extend(flags.junit.map(|path| ReportOutput { to: path.into(), format: ReportFormat::Junit }));
     check_distinct(outputs.iter().map(|output| &output.to))?;
+    if flags.github && outputs.iter().any(|output| output.to == Destination::Stdout) {
+        return Err(usage("--github prints annotations on standard output; name a file in place of `-`"));
+    }
     let default = Options::default();
     let share = "a percentage from 0 to 100";
     let options = Options {
@@ -193,6 +210,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         options,
         matching: flags.matching.matching(flags.inline, false),
         outputs,
+        github: flags.github,
         top: top(flags.top.as_deref())?,
         verbosity: verbosity(&flags.common)?,
     }))
@@ -207,14 +225,18 @@ mod tests {
     fn everything_that_can_be_asked_for() {
         let line = "gate --base a b --new c --new d --max-increase 3% --min-share 1 --false-alarms 1% --strict \
                     --seed 7 --top 3 -o x.md -o x.json --markdown summary --allow-different-names \
-                    --update-baseline kept --inline";
+                    --update-baseline kept --inline --junit j.xml --github";
         let Ok(Command::Gate(gate)) = parsed(line) else { panic!("no gate: {line}") };
         assert_eq!((gate.base, gate.new), (vec!["a".into(), "b".into()], vec!["c".into(), "d".into()]));
         let options = Options { max_increase: 0.03, min_share: 0.01, alpha: 0.01, strict: true, seed: 7 };
         assert_eq!((gate.options, gate.top), (options, 3));
         assert!(gate.allow_different_names && gate.matching.inlines && gate.matching.normalize);
         let formats: Vec<_> = gate.outputs.iter().map(|output| output.format).collect();
-        assert_eq!(formats, [ReportFormat::Markdown, ReportFormat::Json, ReportFormat::Markdown]);
+        assert_eq!(
+            formats,
+            [ReportFormat::Markdown, ReportFormat::Json, ReportFormat::Markdown, ReportFormat::Junit]
+        );
+        assert!(gate.github);
         assert_eq!(gate.update_baseline, Some("kept".into()));
         let Ok(Command::Gate(gate)) = parsed("gate --base a --new b") else { panic!("no gate") };
         assert_eq!(gate.options, Options::default());
@@ -237,6 +259,14 @@ mod tests {
             (
                 "gate --new b --update-baseline d -o x.md",
                 "there is no report without --base; leave the outputs out",
+            ),
+            (
+                "gate --new b --update-baseline d --junit x.xml",
+                "there is no report without --base; leave the outputs out",
+            ),
+            (
+                "gate --base a --new b --github -o -",
+                "--github prints annotations on standard output; name a file in place of `-`",
             ),
             (
                 "gate --base a --new b --max-increase -1",

@@ -62,6 +62,18 @@ impl Problem {
         ))
     }
 
+    /// What is appended to is a file.
+    pub(super) fn not_regular() -> Problem {
+        Problem::new("only a regular file is appended to; name one")
+    }
+
+    /// A file that another user may have put in the way.
+    pub(super) fn foreign(owner: u32) -> Problem {
+        Problem::new(format!(
+            "it is a file of user {owner} in a directory where everyone may put one; name another file"
+        ))
+    }
+
     /// The process cannot act as the user who called sudo.
     pub(super) fn no_such_rights(uid: u32, error: io::Error) -> Problem {
         let text = format!(

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::headline;
 use crate::escape::escape_json;
+use crate::gate::detectable::POWER;
 use crate::gate::interval::Interval;
 use crate::gate::verdict::{CallPath, Change, Nameless, Report, Strength, Verdict};
 
@@ -28,6 +29,7 @@ struct Document<'a> {
     total: Figures,
     total_slower: bool,
     total_visible: Option<f64>,
+    visible_power: f64,
     total_where: Option<Where<'a>>,
     moved_why: Option<&'static str>,
     functions_too_small: usize,
@@ -53,6 +55,7 @@ struct FunctionRow<'a> {
     share_base: f64,
     share_new: f64,
     gained: f64,
+    visible: Option<f64>,
     q: Option<f64>,
     #[serde(rename = "where")]
     place: Option<Where<'a>>,
@@ -89,6 +92,7 @@ pub fn json(report: &Report) -> String {
         share_base: row.share_base,
         share_new: row.share_new,
         gained: row.gained,
+        visible: row.visible,
         q: row.q,
         place: row.place.as_ref().map(place),
     });
@@ -113,6 +117,7 @@ pub fn json(report: &Report) -> String {
         total: figures(&report.total),
         total_slower: report.total_grown,
         total_visible: report.total_visible.and_then(finite),
+        visible_power: POWER,
         total_where: report.total_place.as_ref().map(place),
         moved_why: report.moved_why.map(|why| why.words()),
         functions_too_small: report.functions_too_small,

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{amount, basis, headline, nameless, notes, optional_chance, path_text, shown, total, within};
+use super::{
+    amount, basis, headline, nameless, notes, optional_chance, path_text, shown, total, unseen, within,
+};
 use crate::diff::report::markdown::{cell, code};
 use crate::diff::report::percent;
 use crate::gate::verdict::{Report, Verdict};
@@ -17,6 +19,7 @@ pub fn markdown(report: &Report, top: usize) -> String {
     let mut out = format!("### {sign} {}\n\n", cell(&headline(report)));
     let _ = writeln!(out, "- total: {}", total(report));
     let _ = writeln!(out, "- runs: {}", basis(report));
+    let _ = writeln!(out, "- unseen: {}", cell(&unseen(report)));
     for note in notes(report) {
         let _ = writeln!(out, "- note: {}", cell(&note));
     }

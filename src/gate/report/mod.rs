@@ -1,12 +1,16 @@
-//! A verdict as something to read: for the terminal, for a comment on a change, for a program.
+//! A verdict as something to read: for the terminal, for a comment on a change, for a program,
+//! for systems of CI.
 //!
 //! Input: a [`Report`]. Output: text; the first line is the verdict. Nothing is
 //! decided here.
 
+pub mod github;
 pub mod json;
+pub mod junit;
 pub mod markdown;
 pub mod text;
 
+use super::detectable::POWER;
 use super::interval::Interval;
 use super::unit::Unit;
 use super::verdict::{CallPath, Change, FunctionChange, Nameless, Report, State, Strength, Verdict};
@@ -25,7 +29,15 @@ pub fn headline(report: &Report) -> String {
     }
     let grown = in_state(State::Slower);
     match (grown, report.functions.first()) {
+        (1, Some(row)) if is_new(row) => {
+            slower.push(format!("{} is new, {:.1}% of CPU time", row.name, 100.0 * row.share_new));
+        }
         (1, Some(row)) => slower.push(format!("{} got slower by {}", row.name, percent(row.cpu.relative))),
+        (2.., Some(row)) if is_new(row) => slower.push(format!(
+            "{grown} functions got slower, {} is new, {:.1}% of CPU time",
+            row.name,
+            100.0 * row.share_new
+        )),
         (2.., Some(row)) => slower.push(format!(
             "{grown} functions got slower, {} by {}",
             row.name,
@@ -53,6 +65,80 @@ pub fn headline(report: &Report) -> String {
             }
         }
     }
+}
+
+/// What the runs could have shown, in one line: the growth that goes unseen in most gates.
+fn unseen(report: &Report) -> String {
+    let figure = |visible: Option<f64>| match visible {
+        Some(growth) if growth < 0.0995 => format!("{:.1}%", 100.0 * growth),
+        Some(growth) => format!("{:.0}%", 100.0 * growth),
+        None => "any amount".to_owned(),
+    };
+    let known = report.functions.iter().filter(|row| row.cpu.base > 0.0 && row.cpu.new > 0.0);
+    let size = |row: &FunctionChange| row.visible.unwrap_or(f64::INFINITY);
+    let least = known.clone().min_by(|a, b| size(a).total_cmp(&size(b)));
+    let most = known.max_by(|a, b| size(a).total_cmp(&size(b)));
+    let share = |row: &FunctionChange| format!("{}, {:.1}% of CPU time", row.name, 100.0 * row.share_base);
+    let total = figure(report.total_visible);
+    let mut line = match least.zip(most) {
+        Some((least, most)) if figure(least.visible) == figure(most.visible) => {
+            format!(
+                "a function that grew by less than {} would go unseen; total {total}",
+                figure(least.visible)
+            )
+        }
+        Some((least, most)) => format!(
+            "a function that grew by less than {} ({}) to {} ({}) would go unseen; total {total}",
+            figure(least.visible),
+            share(least),
+            figure(most.visible),
+            share(most)
+        ),
+        None => format!("growth of the total by less than {total} would go unseen"),
+    };
+    line += &match report.strength {
+        Strength::Tested { .. } => format!("; power {:.0}%", 100.0 * POWER),
+        Strength::Weak => "; the power of so few runs is not known".to_owned(),
+    };
+    if report.total_visible.is_none_or(|visible| visible > 2.0 * report.options.max_increase) {
+        line += "; more runs show less growth";
+    }
+    line
+}
+
+/// Whether base has nothing of a function.
+fn is_new(row: &FunctionChange) -> bool {
+    row.cpu.relative.is_infinite()
+}
+
+/// A verdict on one function, in one line.
+fn function_line(report: &Report, row: &FunctionChange) -> String {
+    if is_new(row) {
+        return format!("{} is new: {} of CPU time", row.name, amount(row.cpu.new, report.unit));
+    }
+    let verb = match row.state {
+        State::Slower => "got slower by",
+        State::Faster => "got faster by",
+        State::Moved => "grew by cost that moved,",
+        State::Steady => "changed by",
+    };
+    format!(
+        "{} {verb} {}: {} -> {} of CPU time",
+        row.name,
+        percent(row.cpu.relative),
+        number(row.cpu.base, report.unit),
+        amount(row.cpu.new, report.unit)
+    )
+}
+
+/// Whether a function fails the gate.
+fn fails(report: &Report, row: &FunctionChange) -> bool {
+    row.state == State::Slower || (row.state == State::Moved && report.options.strict)
+}
+
+/// Functions with a verdict of their own: those that fail, and those to which cost moved.
+fn judged(report: &Report) -> impl Iterator<Item = &FunctionChange> {
+    report.functions.iter().filter(|row| matches!(row.state, State::Slower | State::Moved))
 }
 
 /// Whether the total grew beyond the limit, but not clearly enough to fail.
@@ -107,15 +193,6 @@ fn notes(report: &Report) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(why) = report.moved_why {
         notes.push(format!("moved, not added: {}; --strict fails on it", why.words()));
-    }
-    if let Some(visible) = report.total_visible
-        && visible > report.options.max_increase
-        && !report.total_grown
-    {
-        notes.push(format!(
-            "these runs differ so much that growth of the total below {} would mostly go unseen; record more runs",
-            percent(visible)
-        ));
     }
     // A side that lost so much did not do its work, or is another program.
     const SUSPICIOUS: f64 = -0.75;

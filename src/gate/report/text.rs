@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    basis, functions, headline, nameless, notes, number, optional_chance, path_text, shown, total, within,
+    basis, functions, headline, nameless, notes, number, optional_chance, path_text, shown, total, unseen,
+    within,
 };
 use crate::diff::report::percent;
 use crate::gate::verdict::{FunctionChange, Report, State};
@@ -21,6 +22,7 @@ pub fn text(report: &Report, top: usize) -> String {
         report.functions_too_small,
         100.0 * report.options.tested_from(report.runs)
     );
+    let _ = writeln!(out, "  unseen   {}", unseen(report));
     for note in notes(report) {
         let _ = writeln!(out, "  note     {note}");
     }
@@ -35,17 +37,26 @@ pub fn text(report: &Report, top: usize) -> String {
             let _ = writeln!(out, "           {text}");
         }
     }
-    let rows = shown(report);
+    let mut rows = shown(report);
+    if rows.is_empty() {
+        rows = largest(report);
+        if !rows.is_empty() {
+            out.push_str("\nNo function changed beyond noise. The largest differences:\n");
+        }
+    } else {
+        out.push('\n');
+    }
     if !rows.is_empty() {
         let _ = writeln!(
             out,
-            "\n{:<7} {:>10} {:>10} {:>8}  {:<18} {:>16} {:>8} {:>8}  function (self in {})",
+            "{:<7} {:>10} {:>10} {:>8}  {:<18} {:>16} {:>8} {:>8} {:>8}  function (self in {})",
             "",
             "base",
             "new",
             "change",
             "95% interval",
             "share",
+            "gained",
             "p",
             "q",
             report.unit.symbol()
@@ -61,22 +72,46 @@ pub fn text(report: &Report, top: usize) -> String {
             }
         }
     }
+    if report.moved_why.is_some() {
+        let sum: f64 = rows.iter().map(|row| row.gained).sum();
+        let _ = writeln!(
+            out,
+            "{:<7} {:>10} {:>10} {:>8}  {:<18} {:>16} {:>8}",
+            "sum",
+            "",
+            "",
+            "",
+            "",
+            "",
+            percent(sum)
+        );
+    }
     if rows.len() > top {
         let _ = writeln!(out, "{} more functions changed; --top N shows N", rows.len() - top);
     }
     out
 }
 
+/// The functions with the largest differences, where none is beyond noise.
+fn largest(report: &Report) -> Vec<&FunctionChange> {
+    const SHOWN: usize = 5;
+    let mut rows: Vec<&FunctionChange> = report.functions.iter().collect();
+    rows.sort_by(|a, b| b.gained.abs().total_cmp(&a.gained.abs()).then(a.name.cmp(&b.name)));
+    rows.truncate(SHOWN);
+    rows
+}
+
 fn line(report: &Report, row: &FunctionChange) -> String {
     let shares = format!("{:.1}% -> {:.1}%", 100.0 * row.share_base, 100.0 * row.share_new);
     let interval = within(row.cpu.interval);
     format!(
-        "{:<7} {:>10} {:>10} {:>8}  {:<18} {shares:>16} {:>8} {:>8}  {}",
+        "{:<7} {:>10} {:>10} {:>8}  {:<18} {shares:>16} {:>8} {:>8} {:>8}  {}",
         row.state.word(),
         number(row.cpu.base, report.unit),
         number(row.cpu.new, report.unit),
         percent(row.cpu.relative),
         interval.trim().trim_matches(['(', ')']),
+        percent(row.gained),
         optional_chance(row.p),
         optional_chance(row.q),
         row.name

@@ -106,6 +106,26 @@ impl Place {
         Ok(Some((file.into(), status)))
     }
 
+    /// Opens the file to append to, makes it if there is none, and tells what was opened. Follows no
+    /// link and waits for no reader.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub fn append(&self) -> io::Result<(File, Status)> {
+        reached(Step::Examined);
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open = |flags| calls::open_at(self.directory.as_fd(), &self.name, flags, NEW);
+        let file = match open(flags) {
+            // A file that appears meanwhile is not taken for a new one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                open(flags | libc::O_CREAT | libc::O_EXCL)?
+            }
+            other => other?,
+        };
+        let status = calls::status(file.as_fd())?;
+        Ok((file.into(), status))
+    }
+
     /// A new file for this place, which nobody but the owner can read who could not read the one
     /// that it is to replace.
     ///
