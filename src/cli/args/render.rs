@@ -191,7 +191,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         match count {
             Some(Some(0)) => return Err(usage("--top 0: expected one function or more")),
             // `render --top FILE`: the word is a profile.
-            Some(None) => flags.profiles.extend(rows.as_ref().map(PathBuf::from)),
+            Some(None) => flags.profiles.extend(rows.as_ref().cloned()),
             _ => {}
         }
     }
