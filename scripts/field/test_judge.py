@@ -78,7 +78,7 @@ class Verdicts(unittest.TestCase):
         debuggers = {"eu-stack": stack(TOLD[0], *TOLD[2:])}
         facts = Facts(on_top=frozenset([0x201]))
         self.assertEqual(self.verdict(stack(*WALKED), debuggers, facts=facts), "explained")
-        unproved = stack(*WALKED, incomplete="frame record not certain")
+        unproved = stack(*WALKED, incomplete="unverified frame record")
         self.assertEqual(self.verdict(unproved, debuggers, facts=facts), "flagged")
         self.assertEqual(self.verdict(unproved, debuggers), "invented")
         # One that calls itself: the caller's caller has the same address.
@@ -152,15 +152,15 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(self.verdict(stack(*WALKED), debuggers, physical=lacks, facts=ours), "wrong")
 
     def test_incomplete_stacks_are_flagged_and_may_not_invent(self):
-        cut = stack(*WALKED[:2], incomplete="bad frame")
+        cut = stack(*WALKED[:2], incomplete="broken frame chain")
         self.assertEqual(self.verdict(cut, {"gdb": stack(*TOLD)}), "flagged")
-        bent = stack(*WALKED[:2], "ghost@900", incomplete="bridged by a stack scan")
+        bent = stack(*WALKED[:2], "ghost@900", incomplete="found by stack scan")
         self.assertEqual(self.verdict(bent, {"gdb": stack(*TOLD)}), "invented")
         astray = {"gdb": stack(*TOLD[:2], "??@77")}
         self.assertEqual(self.verdict(bent, astray, facts=Facts(frozenset([0x77]))), "flagged")
 
     def test_a_direct_call_tells_whose_return_address_it_is(self):
-        cut = stack("uw@1000", "raise@2000", "rethrow@3000", incomplete="stack being switched")
+        cut = stack("uw@1000", "raise@2000", "rethrow@3000", incomplete="stack switch in progress")
         theirs = {"gdb": stack("uw@1000", "raise@2001", "f@9000")}
         self.assertEqual(self.verdict(cut, theirs), "invented")
         self.assertEqual(self.verdict(cut, theirs, facts=Facts(calls={0x3001: 0x1f00, 0x9000: 0x7000})), "flagged")
@@ -205,11 +205,11 @@ class Reading(unittest.TestCase):
             self.assertEqual(found, expected, (before, code))
 
     def test_a_dump(self):
-        text = ("thread 7 (a (b)) waiting, incomplete: bad frame\n  #0   0x000000000100  context  f(int, char)\n"
+        text = ("thread 7 (a (b)) waiting, incomplete: broken frame chain\n  #0   0x000000000100  context  f(int, char)\n"
                 "  #1   0x000000000200  cfi      main\n\nthread 8 (c) stopped, not stopped\n")
         stacks = parse_dump(text)
         self.assertEqual(stacks[7].addresses, [0x100, 0x200])
-        self.assertEqual((stacks[7].incomplete, stacks[7].thread_name), ("bad frame", "a (b)"))
+        self.assertEqual((stacks[7].incomplete, stacks[7].thread_name), ("broken frame chain", "a (b)"))
         self.assertTrue(stacks[8].unseen)
 
     def test_perf_script(self):

@@ -282,7 +282,7 @@ fn deep(profile: &Profile) -> Option<String> {
         "perf_event" => "--source ptrace --max-stop 100 reads deep stacks at stops",
         _ => "they are deeper than what is copied at a stop",
     };
-    Some(format!("{part} of the stacks are deeper than what was read of them (window ran out): {advice}"))
+    Some(format!("{part} of the stacks are deeper than what was copied of them: {advice}"))
 }
 
 /// What helps where stacks end in an image; `described` says whether they end in functions that

@@ -285,7 +285,7 @@ pub(super) mod tests {
             threads_seen: 4,
             processes_seen: 1,
             stacks_complete: 9951,
-            stacks_incomplete: BTreeMap::from([("window ran out", 14), ("bad frame", 5)]),
+            stacks_incomplete: BTreeMap::from([("deeper than copied", 14), ("broken frame chain", 5)]),
             frames_by_method: [10, 40, 0, 0, 0, 0, 0, 0],
             samples_lost: BTreeMap::from([("thread ended", 2)]),
             target_cpu_ns: 9_990_000_000,
@@ -347,8 +347,8 @@ pub(super) mod tests {
   "processes_seen": 1,
   "stacks_complete": 9951,
   "stacks_incomplete": {{
-    "bad frame": 5,
-    "window ran out": 14
+    "broken frame chain": 5,
+    "deeper than copied": 14
   }},
   "frames_by_method": {{
     "cfi": 40,

@@ -247,7 +247,7 @@ mod tests {
             samples: 9970,
             threads_seen: 4,
             stacks_complete: 9951,
-            stacks_incomplete: BTreeMap::from([("bad frame", 5), ("window ran out", 14), ("depth limit", 0)]),
+            stacks_incomplete: BTreeMap::from([("broken frame chain", 5), ("deeper than copied", 14), ("depth limit", 0)]),
             target_cpu_ns: 20_000_000,
             ..Stats::default()
         };
@@ -301,7 +301,7 @@ mod tests {
             &[],
             "\
 stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz, 3 missed)
-  stacks    99.8% complete; incomplete: 14 window ran out, 5 bad frame
+  stacks    99.8% complete; incomplete: 14 deeper than copied, 5 broken frame chain
   names     99.4% of 312 addresses
   pause     median 8 us, p99 27 us, max 27 us per stop; the target stood 0.42% of its CPU time
   wrote     flame.svg, flame.folded
@@ -333,7 +333,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
             &["most stacks of libfoo.so are incomplete: it has no frame pointers".into()],
             "\
 stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz)
-  stacks    99.8% complete; incomplete: 14 window ran out, 5 bad frame
+  stacks    99.8% complete; incomplete: 14 deeper than copied, 5 broken frame chain
   lost      12 samples: 10 stack unreadable, 2 thread ended
   names     99.4% of 312 addresses, 400 looked up
   pause     median 8 us, p99 27 us, max 27 us per stop; the target stood 0.42% of its CPU time

@@ -53,7 +53,7 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// Causes with their counts, the most frequent first: `14 window ran out, 5 bad frame`.
+/// Causes with their counts, the most frequent first: `14 deeper than copied, 5 broken frame chain`.
 /// Causes with a count of zero are left out.
 #[must_use]
 pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {

@@ -256,7 +256,7 @@ p;main;read;main;copy 8
         let mut saved = folded_read::read(text.as_bytes(), "a").expect("reads");
         saved.about.lost.insert("thread ended".into(), 9);
         saved.about.lost.insert("seldom".into(), 1);
-        saved.about.incomplete.insert("bad frame".into(), 9);
+        saved.about.incomplete.insert("broken frame chain".into(), 9);
         let y = |name: &str| name == "y";
         let include = Filter { include: Some(&y), ..Filter::default() };
         let (part, _) = apply(&saved, &include, false).expect("fits");
@@ -265,7 +265,7 @@ p;main;read;main;copy 8
         assert!(["aaa", "io", "x"].iter().all(|gone| part.texts().find(gone).is_none()));
         // 12 of 18 counts, and 3 of the 9 of incomplete stacks.
         assert_eq!(part.about.lost, BTreeMap::from([("thread ended".into(), 6), ("seldom".into(), 1)]));
-        assert_eq!(part.about.incomplete, BTreeMap::from([("bad frame".into(), 3)]));
+        assert_eq!(part.about.incomplete, BTreeMap::from([("broken frame chain".into(), 3)]));
         // From their new root on, stacks are whole.
         let root = Filter { root: Some(&y), ..Filter::default() };
         let (part, _) = apply(&saved, &root, false).expect("fits");

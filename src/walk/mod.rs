@@ -333,18 +333,18 @@ impl Ended {
         matches!(self, Ended::Root | Ended::Fiber)
     }
 
-    /// Words for the summary: `14 window ran out`.
+    /// Words for the summary: `14 deeper than copied`.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Ended::Root | Ended::Fiber => "complete",
-            Ended::Scanned => "bridged by a stack scan",
-            Ended::Unproved => "frame record not certain",
-            Ended::OtherStack => "goes on on another stack",
-            Ended::Switching => "stack being switched",
-            Ended::WindowRanOut => "window ran out",
-            Ended::BadFrame => "bad frame",
-            Ended::Undescribed => "code without unwind information",
+            Ended::Scanned => "found by stack scan",
+            Ended::Unproved => "unverified frame record",
+            Ended::OtherStack => "continues on another stack",
+            Ended::Switching => "stack switch in progress",
+            Ended::WindowRanOut => "deeper than copied",
+            Ended::BadFrame => "broken frame chain",
+            Ended::Undescribed => "no unwind information",
             Ended::JitBudget => "too much JIT code",
             Ended::DepthLimit => "depth limit",
         }

@@ -153,7 +153,7 @@ fn full() -> Saved {
         launched: Some(true),
         idle: Some(true),
         lost: BTreeMap::from([("thread ended".into(), 3)]),
-        incomplete: BTreeMap::from([("bad frame".into(), 7)]),
+        incomplete: BTreeMap::from([("broken frame chain".into(), 7)]),
         ticks: Some(4985),
         comments: vec!["by hand".into()],
         version: Some("0.1.0".into()),

@@ -155,7 +155,7 @@ fn check_stacks(recorded: &Recorded, machine: &str, has_tasks: bool, is_right: i
     let wrong: Vec<String> = wrong.map(|stack| stack.frames.join(";")).collect();
     recorded.check(wrong.is_empty(), format!("complete, but wrong:\n{}", wrong.join("\n")));
     let of_reason = |reason: &str| recorded.stats["stacks_incomplete"][reason].as_f64().unwrap_or(0.0);
-    let elsewhere = of_reason("goes on on another stack");
+    let elsewhere = of_reason("continues on another stack");
     let entering = |stack: &Stack| matches!(&stack.frames[1..], [mark, leaf] if mark == "[incomplete]" && INTERRUPT_ENTRY.contains(&leaf.as_str()));
     let torn: Vec<String> = recorded
         .stacks

@@ -76,7 +76,7 @@ fn a_realigned_frame_larger_than_the_window_is_walked_with_a_larger_one() {
     recorded.check(whole > 10, format!("{whole} of {} are whole", recorded.total()));
     // Where the budget of stops allows no larger window, that is said.
     let total = recorded.figure("samples");
-    let ran_out = recorded.stats["stacks_incomplete"]["window ran out"].as_f64().unwrap_or(0.0);
+    let ran_out = recorded.stats["stacks_incomplete"]["deeper than copied"].as_f64().unwrap_or(0.0);
     let known = recorded.figure("stacks_complete") + ran_out;
     recorded.check(known >= total * 0.95, format!("{known} of {total} are whole or ran out of the window"));
 }

@@ -43,13 +43,13 @@ fn check_handlers(name: &str, flags: &[&str], unwind: &str) -> Option<Recorded> 
         let handlers = recorded.count(|stack| stack.has("handle"));
         recorded.check(handlers > 100, format!("{memory}: the handler has {handlers} counts"));
         // The kernel's samples have the words of the other stack where a program may be loaded that reads them.
-        let elsewhere = incomplete(&recorded, "goes on on another stack");
+        let elsewhere = incomplete(&recorded, "continues on another stack");
         let whole = recorded.count(|stack| is_whole(stack, "handle"));
         let told = elsewhere + whole;
         recorded
             .check(told * 100 >= handlers * 95, format!("{memory}: {elsewhere} and {whole} of {handlers}"));
-        let torn = incomplete(&recorded, "bad frame");
-        recorded.check(torn == 0, format!("{memory}: {torn} bad frames"));
+        let torn = incomplete(&recorded, "broken frame chain");
+        recorded.check(torn == 0, format!("{memory}: {torn} broken frame chains"));
         let advises = recorded.stderr.contains("of the incomplete stacks end in");
         recorded.check(!advises, format!("{memory}: no rebuilding helps"));
         last = Some(recorded);
@@ -111,7 +111,7 @@ fn a_coroutine_that_a_signal_made_does_not_lead_to_what_raised_it() {
             recorded.check(of_coroutine > 100, format!("{source}, {kind}: {of_coroutine} counts"));
             let wrong = recorded.count(|stack| stack.has("run_coroutine") && !stack.has("[incomplete]"));
             recorded.check(wrong == 0, format!("{source}, {kind}: {wrong} lead on to frames that are gone"));
-            let elsewhere = incomplete(&recorded, "goes on on another stack");
+            let elsewhere = incomplete(&recorded, "continues on another stack");
             let told = elsewhere * 100 >= of_coroutine * 95;
             recorded.check(told, format!("{source}, {kind}: {elsewhere} of {of_coroutine}"));
         }

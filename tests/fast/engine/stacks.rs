@@ -44,7 +44,7 @@ fn know_births(config: &mut SimConfig) {
 /// but for a first few that were deeper than the first window.
 fn check_exact(config: &SimConfig, seed: u64) {
     let recorded = record(config, &options(99, seed));
-    let too_deep = recorded.incomplete_by("window ran out");
+    let too_deep = recorded.incomplete_by("deeper than copied");
     assert_eq!(recorded.incomplete(), too_deep, "{:?}", recorded.profile.stats.stacks_incomplete);
     assert!(too_deep <= 20 * config.threads.len() as u64, "{:?}", recorded.profile.stats);
     assert!(
@@ -65,7 +65,7 @@ fn the_window_grows_to_the_depth_there_is() {
             let scripts = (0..3).map(|n| vec![deep(SimActivity::Run, 5_000, depth, 16 * n, 10)]).collect();
             let recorded = record(&process(arch, 3, 1, scripts), &options(199, 1));
             // 32 KiB, 128, 512: each thread runs out twice at most, for a tick or two.
-            assert_eq!(recorded.incomplete(), recorded.incomplete_by("window ran out"));
+            assert_eq!(recorded.incomplete(), recorded.incomplete_by("deeper than copied"));
             let torn = recorded.incomplete();
             assert!(torn <= 3 * 6, "depth {depth}: {torn} torn");
             recorded.check_balance();

@@ -94,7 +94,7 @@ mod tests {
             unit: "bytes".into(),
             ticks: Some(12),
             lost: BTreeMap::from([("thread ended".into(), 3)]),
-            incomplete: BTreeMap::from([("bad frame".into(), 4)]),
+            incomplete: BTreeMap::from([("broken frame chain".into(), 4)]),
             comments: vec!["of another: program".into()],
             version: Some("0.1.0".into()),
             ..About::default()
