@@ -247,7 +247,11 @@ mod tests {
             samples: 9970,
             threads_seen: 4,
             stacks_complete: 9951,
-            stacks_incomplete: BTreeMap::from([("broken frame chain", 5), ("deeper than copied", 14), ("depth limit", 0)]),
+            stacks_incomplete: BTreeMap::from([
+                ("broken frame chain", 5),
+                ("deeper than copied", 14),
+                ("depth limit", 0),
+            ]),
             target_cpu_ns: 20_000_000,
             ..Stats::default()
         };
