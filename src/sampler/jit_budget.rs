@@ -55,7 +55,102 @@ impl JitBudget {
 
 #[cfg(test)]
 mod tests {
+    use super::super::process::FIRST;
+    use super::super::thread::unknown_look;
+    use super::super::{Options, Recorder};
     use super::*;
+    use crate::addr::Avma;
+    use crate::arch::{Arch, Registers, X86_64};
+    use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+    use crate::clock::FakeClock;
+    use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
+    use crate::walk::{Ended, Frames, How};
+
+    const START: u64 = 0x7000_0000_0000;
+    const BYTES: u64 = 1 << 20;
+    const THREAD: ThreadId = ThreadId(7);
+
+    /// A process whose only code is JIT code of one instruction, `nop`.
+    struct Nops(Process);
+
+    impl Observed for Nops {
+        fn process(&self) -> &Process {
+            &self.0
+        }
+        fn thread_name(&mut self, _: ThreadId) -> Option<String> {
+            None
+        }
+        fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+            out.clear();
+            out.push(Mapping {
+                avma: Avma(START)..Avma(START + BYTES),
+                file_offset: 0,
+                path: String::new(),
+                kind: MappingKind::Anonymous,
+                identity: (0, 0),
+            });
+            Ok(())
+        }
+        fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
+            Err(OpenError::Anonymous)
+        }
+        fn read_memory(&mut self, at: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+            let end = (at.0 + into.len() as u64).min(START + BYTES);
+            let len = end.saturating_sub(at.0) as usize;
+            into[..len].fill(0x90);
+            Ok(len)
+        }
+    }
+
+    #[test]
+    fn a_walk_beyond_the_budget_says_so_and_later_ones_go_on() {
+        let clock = FakeClock::default();
+        let options = Options {
+            hz: 997,
+            duration_ns: None,
+            idle: false,
+            off_cpu: false,
+            linger_ns: 0,
+            threads: true,
+            max_depth: 64,
+            unwind: How::Auto,
+            seed: 1,
+            max_stop: 1.0,
+        };
+        let mut process = Nops(Process {
+            pid: 7,
+            name: "nops".to_owned(),
+            command: String::new(),
+            arch: Arch::X86_64,
+            backend: "sim",
+            backend_why: String::new(),
+            cpus: 1,
+            code_mask: u64::MAX,
+            fp_always: false,
+            cfi: true,
+            stops_waits_unseen: true,
+            stops_hold_all: false,
+        });
+        let mut recorder = Recorder::new(&clock, &options, &process.0.clone());
+        recorder.add_thread(FIRST, &mut process, THREAD, None, unknown_look(), true);
+        recorder.read_images(FIRST, &mut process);
+        let mut ended = |recorder: &mut Recorder<'_>, pc: u64| {
+            let mut capture = Capture::with_capacity(64);
+            let mut gpr = [0; 16];
+            gpr[X86_64::RSP] = 0x7fff_0000;
+            capture.registers = Registers::X86_64(X86_64 { gpr, rip: START + 0x1000 + pc, fs_base: 0 });
+            capture.stack_base = Avma(0x7fff_0000);
+            capture.stack.resize(64, 0);
+            recorder.walk(&mut process, THREAD, &capture, 1 << 16, &mut Frames::default()).0
+        };
+        // Each address costs some hundred instructions at least.
+        let first = (0..100_000).find(|pc| ended(&mut recorder, *pc) == Ended::JitBudget).expect("an end");
+        assert!(first > 100, "{first}");
+        assert_eq!(ended(&mut recorder, first + 1), Ended::JitBudget);
+        assert_ne!(ended(&mut recorder, 0), Ended::JitBudget, "what is known costs nothing");
+        clock.advance(SECOND_NS / 2);
+        assert_ne!(ended(&mut recorder, first + 1), Ended::JitBudget);
+    }
 
     #[test]
     fn what_is_followed_is_what_there_is_per_second_and_what_was_saved() {
