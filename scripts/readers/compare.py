@@ -249,6 +249,9 @@ def python_cases(folder):
         owner = collections.Counter()
         for profile in file["profiles"]:
             for sample, weight in zip(profile["samples"], profile["weights"]):
+                if not sample:
+                    owner["?"] += weight
+                    continue
                 owner[file["shared"]["frames"][sample[-1]]["name"]] += weight
         return owner, *ours(path)
 

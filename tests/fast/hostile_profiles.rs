@@ -486,7 +486,7 @@ fn other_files_are_refused() {
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[0]],\"weights\":[1]}]}".to_vec(), "profile 1, sample 1: frame 0 is not there"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[]],\"weights\":[-1]}]}".to_vec(), "profile 1, sample 1: a weight of -1 cannot be counted"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[],\"weights\":[1]}]}".to_vec(), "profile 1 has 0 samples and 1 weights"),
-        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"evented\",\"name\":\"a\",\"unit\":\"none\"}]}".to_vec(), "profile 1 is evented; only sampled profiles can be read"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"odd\",\"name\":\"a\",\"unit\":\"none\"}]}".to_vec(), "profile 1 is odd; sampled and evented ones can be read"),
     ];
     for (bytes, expected) in cases {
         let error = parse(&bytes).expect_err(expected);

@@ -83,7 +83,11 @@ pub(super) struct RenderFlags {
     strict: bool,
     #[command(flatten)]
     common: CommonFlags,
-    #[arg(hide = true, value_parser = clap::builder::OsStringValueParser::new())]
+    #[arg(
+        hide = true,
+        value_hint = clap::ValueHint::AnyPath,
+        value_parser = clap::builder::OsStringValueParser::new()
+    )]
     profiles: Vec<OsString>,
 }
 

@@ -41,7 +41,7 @@ const PRODUCT_COUNTS: &str = "stackprof (counts ";
 const INTERVAL_NS: f64 = 1e6;
 /// Largest weight of a sample in the format; larger ones become several samples.
 const WEIGHT_MAX: u64 = i32::MAX as u64;
-/// Samples of a file: 10 minutes at 997 Hz of 7 threads, some 100 MB.
+/// Samples of a file: 10 minutes at 997 Hz of 7 threads, some 90 MB.
 const SAMPLES_MAX: u64 = 1 << 22;
 /// Most samples of one stack: a count beyond 2^41 is refused.
 const SPLIT_MAX: u64 = 1024;

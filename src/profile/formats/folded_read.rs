@@ -87,6 +87,10 @@ struct Reader<'a> {
     fractions: Fractions,
     /// Lines whose stack ends in a number of its own.
     two_counts: u64,
+    /// The last name of the first such line without its number, and whether others differ: one
+    /// function may be called `worker 12`, not all.
+    numbered_name: Vec<u8>,
+    numbered_names_differ: bool,
     /// Lines read.
     number: u64,
     builder: SavedBuilder,
@@ -107,6 +111,8 @@ impl<'a> Reader<'a> {
             tally,
             fractions: Fractions::default(),
             two_counts: 0,
+            numbered_name: Vec::new(),
+            numbered_names_differ: false,
             number: 0,
             builder: SavedBuilder::new(About::default()),
             total: 0,
@@ -163,7 +169,13 @@ impl<'a> Reader<'a> {
             }
         };
         self.tally.understand();
-        self.two_counts += u64::from(ends_in_number(stack));
+        if let Some(name) = numbered_name(stack) {
+            self.two_counts += 1;
+            if self.two_counts == 1 {
+                self.numbered_name = name.to_vec();
+            }
+            self.numbered_names_differ |= self.numbered_name != name;
+        }
         let sum = self.builder.so_far().trie().count(node).checked_add(count);
         let total = sum.and_then(|_| self.total.checked_add(count));
         self.total = total.ok_or_else(|| match sum {
@@ -203,7 +215,7 @@ impl<'a> Reader<'a> {
     /// The profile, after the last line.
     fn finish(mut self) -> Result<Saved> {
         let lines = self.tally.understood();
-        if lines > 0 && self.two_counts == lines {
+        if self.numbered_names_differ && self.two_counts == lines {
             let what = "two counts on every line: a differential profile, as difffolded.pl and stackprof diff \
                         write it; render one of the two profiles";
             return Err(Error::new(ErrorKind::Input, format!("{}: {what}", self.file)));
@@ -327,12 +339,15 @@ fn is_blank(stack: &[u8]) -> bool {
     }
 }
 
-/// Whether a stack ends in a word of digits, so that its line has two counts.
-fn ends_in_number(stack: &[u8]) -> bool {
+/// The last name of a stack that ends in a number of its own, without that number.
+fn numbered_name(stack: &[u8]) -> Option<&[u8]> {
+    if !stack.last().is_some_and(u8::is_ascii_digit) {
+        return None;
+    }
     let digits = stack.iter().rev().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
-    digits > 0
-        && stack.last().is_some_and(u8::is_ascii_digit)
-        && stack.iter().rev().nth(digits).is_some_and(|byte| matches!(byte, b' ' | b'\t'))
+    let before = stack.get(..stack.len() - digits)?;
+    let (b' ' | b'\t') = before.last()? else { return None };
+    before.rsplit(|byte| *byte == b';').next()
 }
 
 /// Digits before the point, and the fraction behind it.

@@ -107,7 +107,12 @@ fn bytes_that_are_not_utf8_are_latin_1() {
 
 #[test]
 fn two_counts_on_every_line_are_a_difference() {
-    for text in ["app;a 3 4\napp;b 5 6\n", "app;a 3\t4\n", "app;a 1.5 2.5\n", "app;a 10 2 "] {
+    for other in ["p;x 12 2\n", "p;x 12 2\np;main;x 12 3\n", "p;x 1 2\np;x 2 3\n", "p;x 1 2\np;y 3\n"] {
+        assert_eq!(remarked(other.as_bytes()).0.len(), 1 + usize::from(other.len() > 10), "{other}");
+    }
+    for text in
+        ["app;a 3 4\napp;b 5 6\n", "app;a 3\t4\nb 1 1\n", "app;a 1.5 2.5\nb 1 1\n", "app;a 10 2 \nc 0 1"]
+    {
         assert!(refused(text.as_bytes()).starts_with("a.folded: two counts on every line: "), "{text}");
     }
 }
