@@ -85,8 +85,8 @@ impl Fractions {
                 self.rests.values().map(|rest| (rest * factor - (rest * factor).round()).abs()).sum();
             error <= total * factor * ERROR_MAX
         };
-        let scales = SCALES.iter().filter(fits);
-        let chosen = scales.clone().find(is_exact).or_else(|| scales.last());
+        let mut scales = SCALES.iter().filter(fits);
+        let chosen = scales.clone().find(is_exact).or_else(|| scales.next_back());
         let (factor, prefix) = chosen.copied().unwrap_or((1, ""));
         if factor > 1 {
             for node in 0..builder.so_far().trie().node_count() as u32 {
