@@ -341,7 +341,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__gate)
-            opts="-o -q -v -h -V --base --new --update-baseline --allow-different-names --max-increase --min-share --false-alarms --strict --seed --no-normalize --inline --output --markdown --top --quiet --verbose --help --version"
+            opts="-o -q -v -h -V --base --new --update-baseline --allow-different-names --max-increase --min-share --false-alarms --strict --seed --no-normalize --inline --output --markdown --junit --github --top --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -384,6 +384,10 @@ _stackprof() {
                     return 0
                     ;;
                 --markdown)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --junit)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -243,11 +243,13 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l false-alarm
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l seed -d 'Seed for drawing runs; the same files and seed give the same report [default: 0]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s o -l output -d 'Write the report here; may be given more than once (.md, .json; - is JSON on standard output)' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l markdown -d 'Write the report as Markdown, whatever the file is called' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l junit -d 'Write the verdict as JUnit XML, for CI systems: one test case for the total and one for each function that failed or to which cost moved' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l top -d 'Functions shown [default: 20]' -r
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l allow-different-names -d 'Compare programs of different names'
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l strict -d 'Also fail when cost moved from one function to another'
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l no-normalize -d 'Match names as they are. Without this, what compilers number anew is left out: hashes, {closure#3}, .llvm.123, .cold, .part.0, .constprop.0, .isra.0, lambda numbers, offsets in [module+0x1f40], lines'
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l inline -d 'Test inlined functions by themselves. Without this, their time is that of the function they became part of, where the profile tells them apart'
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l github -d 'For GitHub Actions: print the verdict as annotations, and append the Markdown report to the file that GITHUB_STEP_SUMMARY names'
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s q -l quiet -d 'Say nothing but errors: no progress line, summary or report'
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s v -l verbose -d 'When recording, say why each thing was lost'
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s h -l help -d 'Print this text'

@@ -102,7 +102,7 @@ impl OutputFiles {
     /// [`ErrorKind::Output`] naming the path and what stands in the way.
     pub fn check_append(&self, path: &Path) -> Result<bool> {
         let opened = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
-            Ok(Resolved::Place(place)) => open_to_append(&place),
+            Ok(Resolved::Place(place)) => self.check_own(&place).and_then(|()| open_to_append(&place)),
             Ok(Resolved::Descriptor(_)) => Err(Problem::not_regular()),
             Err(refusal) => Err(Problem::of_path(path, refusal)),
         });
@@ -110,6 +110,19 @@ impl OutputFiles {
         let is_empty = file.metadata().is_ok_and(|metadata| metadata.len() == 0);
         self.checked().push((path.to_owned(), Checked::Descriptor(file)));
         Ok(is_empty)
+    }
+
+    /// An output that replaces the file would take what is appended with it.
+    fn check_own(&self, place: &Place) -> std::result::Result<(), Problem> {
+        let all = self.checked();
+        let is_same = |checked: &Checked| matches!(checked, Checked::Place { place: other, .. } if other.is_same(place));
+        match all.iter().find(|(_, checked)| is_same(checked)) {
+            Some((other, _)) => {
+                let why = format!("`{}` is the same file; each output needs its own", other.display());
+                Err(Problem::new(why))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether all that were checked are written with the rights of the user who called sudo.

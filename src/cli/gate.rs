@@ -128,7 +128,7 @@ struct StepSummary {
 fn step_summary<'a>(
     outputs: &OutputFiles,
     asked: &Gate,
-    inputs: impl Iterator<Item = &'a PathBuf>,
+    mut inputs: impl Iterator<Item = &'a PathBuf>,
 ) -> Result<Option<StepSummary>> {
     const VARIABLE: &str = "GITHUB_STEP_SUMMARY";
     if !asked.github {
@@ -143,14 +143,9 @@ fn step_summary<'a>(
         return Ok(None);
     };
     let identity = saved_files::identity(&path);
-    let is_same = |other: &PathBuf| saved_files::identity(other) == identity;
-    let is_output =
-        asked.outputs.iter().any(|output| matches!(&output.to, Destination::File(path) if is_same(path)));
-    if is_output || inputs.into_iter().any(is_same) {
-        let text = format!(
-            "{VARIABLE}: `{}` is also read or written by this gate; name another file",
-            path.display()
-        );
+    if inputs.any(|input| saved_files::identity(input) == identity) {
+        let text =
+            format!("--github: {VARIABLE} is `{}`, which this gate reads; name another file", path.display());
         return Err(Error::new(ErrorKind::Usage, text));
     }
     let is_empty = outputs.check_append(&path)?;

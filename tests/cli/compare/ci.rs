@@ -48,7 +48,7 @@ fn junit_has_a_case_for_the_total_and_each_function_that_failed() {
     assert!(xml.contains(" tests=\"2\" failures=\"2\" errors=\"0\" "), "{xml}");
     assert!(xml.contains("<testcase classname=\"stackprof.gate\" name=\"total\" time=\"0\">"), "{xml}");
     assert!(xml.contains("name=\"function f\""), "{xml}");
-    assert_eq!(xml.matches(">REGRESSION: the program&apos;s CPU time grew by").count(), 2, "{xml}");
+    assert_eq!(xml.matches("\">REGRESSION: the program&apos;s CPU time grew by").count(), 2, "{xml}");
     code(gate(&place, None, "--junit again.xml -q"), 3);
     assert_eq!(xml, place.read("again.xml"), "the same runs, the same bytes");
 
@@ -133,8 +133,8 @@ fn only_a_file_of_its_own_is_appended_to() {
         ("/dev/stdout", "only a regular file is appended to", 1),
         ("directory", "it is a directory", 1),
         ("gone/summary.md", "the directory `gone` does not exist", 1),
-        ("base/0.folded", "also read or written by this gate", 2),
-        ("./out.md", "also read or written by this gate", 2),
+        ("base/0.folded", "which this gate reads", 2),
+        ("./out.md", "`out.md` is the same file; each output needs its own", 1),
     ] {
         gate(&place, Some(summary), "--github --markdown out.md").fails_with(exit, &[needle]);
     }
