@@ -265,7 +265,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__diff)
-            opts="-o -q -v -h -V --absolute --share --idle --no-normalize --no-inline --output --top --title --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            opts="-o -q -v -h -V --absolute --share --idle --no-normalize --no-inline --output --top --title --min-width --colors --dark --inverted --no-inverted --strict --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -635,7 +635,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -v -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --thread --include --exclude --root --quiet --verbose --help --version"
+            opts="-o -q -v -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --thread --include --exclude --root --strict --quiet --verbose --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -2,7 +2,6 @@
 //! one that has it, or an error that lists those that do. Pure; each system lists its processes itself.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::escape::file_name;
 
 /// Most processes that an error lists.
 const LISTED_MAX: usize = 10;
@@ -27,7 +26,7 @@ pub struct RunningProcess {
 pub fn pid_of(name: &str, processes: impl IntoIterator<Item = RunningProcess>) -> Result<u32> {
     let is_called = |process: &RunningProcess| {
         !name.is_empty() && {
-            process.names.iter().any(|other| other == name || (!other.is_empty() && file_name(other) == name))
+            process.names.iter().any(|other| other == name || other.rsplit('/').next() == Some(name))
         }
     };
     let mut matches: Vec<RunningProcess> = processes.into_iter().filter(is_called).collect();

@@ -1,3 +1,5 @@
+mod endless;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -563,52 +565,4 @@ fn a_caller_on_another_stack_is_told_where_a_call_is_under_way() {
     let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
     let leaf = Case { rows: vec![(0, left)], words: vec![0, 0], registers };
     assert_ne!(leaf.walk(How::Auto).2, Ended::OtherStack);
-}
-
-/// A function at +10 without rows that keeps a record and never returns: push %rbp; lea (%rsp),%rbp; call *%rax; jmp.
-struct Endless(Rows, [u8; 0x40]);
-
-impl Code for Endless {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.1.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<Row> {
-        self.0.row(at)
-    }
-}
-
-#[test]
-fn a_record_is_certain_where_the_call_leads_to_the_function_that_keeps_it() {
-    let walk = |call: &[u8]| {
-        let returned = call.len() as u64;
-        let mut code = [0xf4; 0x40];
-        code[..call.len()].copy_from_slice(call);
-        code[0x10..0x19].copy_from_slice(&[0x55, 0x48, 0x8d, 0x2c, 0x24, 0xff, 0xd0, 0xeb, 0xfc]);
-        let program = Endless(Rows([(0x30, sp_plus(8)), (returned - 1, first_function())].into()), code);
-        // Above the return address is the caller's frame.
-        let words = [TEXT + 0x17, STACK + 64, TEXT + returned, 0, TEXT + 0x10];
-        let bytes: Vec<u8> = words.map(u64::to_le_bytes).concat();
-        let mut registers = X86_64 { rip: TEXT + 0x30, ..X86_64::default() };
-        (registers.gpr[RSP], registers.gpr[RBP]) = (STACK, STACK + 8);
-        registers.gpr[3] = TEXT + 0x10;
-        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { max_depth: 8, ..Input::new(stack, &program) };
-        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
-        (out.methods.last().copied(), walked.ended)
-    };
-    let check = |call: &[u8], ended| assert_eq!(walk(call), (Some(Method::FramePointer), ended), "{call:x?}");
-    // call +10; mov 8(%rsp),%rax; call *%rax; nop; call *%rbx
-    check(&[0xe8, 0x0b, 0, 0, 0], Ended::Root);
-    check(&[0x48, 0x8b, 0x44, 0x24, 8, 0xff, 0xd0], Ended::Root);
-    check(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd3], Ended::Root);
-    // call *%rcx; call +14, into the middle of it; another word of the frame; another register
-    check(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd1], Ended::Unproved);
-    check(&[0xe8, 0x0f, 0, 0, 0], Ended::Unproved);
-    check(&[0x48, 0x8b, 0x44, 0x24, 0, 0xff, 0xd0], Ended::Unproved);
-    check(&[0x48, 0x8b, 0x4c, 0x24, 8, 0xff, 0xd0], Ended::Unproved);
-    check(&[0x90, 0x90, 0x90, 0x90, 0x41, 0xff, 0xd4], Ended::Unproved);
 }

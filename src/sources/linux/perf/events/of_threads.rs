@@ -186,7 +186,9 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 started.store(own_tid(), Ordering::SeqCst);
-                while !found.load(Ordering::SeqCst) && cpu_ns() < CPU_NS_MAX {}
+                while !found.load(Ordering::SeqCst) && cpu_ns() < CPU_NS_MAX {
+                    std::hint::spin_loop();
+                }
             });
             let begun_ns = cpu_ns();
             while cpu_ns() - begun_ns < CPU_NS_MAX {
