@@ -17,9 +17,9 @@ pub const LABEL_CHARS: usize = 12;
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
     let lines = [
-        ("hottest", figures.hottest.clone()),
         ("command", still_runs(process, figures)),
         ("user", user(figures)),
+        ("hottest", figures.hottest.clone()),
         ("stacks", stacks(stats)),
         ("frames", frames(stats)),
         ("lost", lost(stats)),
