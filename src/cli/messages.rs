@@ -12,7 +12,7 @@ use crate::escape::{escape_line, escape_lines};
 /// Where standard error is no terminal: a line of this length still reads well in a log.
 const WIDTH_DEFAULT: usize = 100;
 
-/// Characters in a line of the terminal behind standard error; [`WIDTH_DEFAULT`] where it is none.
+/// Characters in a line of the terminal behind standard error; a default width where it is none.
 #[must_use]
 pub fn width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(WIDTH_DEFAULT, |(width, _)| width.0.into())

@@ -6,9 +6,9 @@
 //!
 //! The runs themselves are the model of noise. The observed change is taken out of them, they
 //! are told apart anew as base and new in up to [`TRIALS_MAX`] orders, a growth is added to the
-//! new side, and the conditions of [`judge`](super::judge) are applied: the limit, `min_share`,
+//! new side, and the conditions of `judge.rs` are applied: the limit, `min_share`,
 //! and the statistics beyond the critical values of the permutation tests. With too few runs for
-//! a test the rule of [`weak`](super::weak) is applied in place of them.
+//! a test the rule of `weak.rs` is applied in place of them.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ const GROWTH_MAX: f64 = 1000.0;
 /// How exact a growth is, relative to itself.
 const PRECISION: f64 = 0.01;
 
-/// The smallest growth that the gate fails on; `None` where none up to [`GROWTH_MAX`] does.
+/// The smallest growth that the gate fails on; `None` where none up to `GROWTH_MAX` does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Detectable {
     /// Of the program's CPU time.

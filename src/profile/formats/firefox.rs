@@ -4,7 +4,7 @@
 //! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
 //! A recording keeps no times of single samples, so each count is a sample of its own, one period
 //! after the one before it of its thread: trees, totals and CPU time are those of the recording,
-//! the order is not. Beyond [`SAMPLES_MAX`] a sample stands for several counts and takes as many
+//! the order is not. Beyond `SAMPLES_MAX` a sample stands for several counts and takes as many
 //! periods; without a rate there is no time, and a sample for each distinct stack. Frames are names; the crate has no place for files and lines. Nor has the format one for how
 //! long was recorded and of what, which stands in a key of our own (`extra.rs`).
 //! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`).
