@@ -93,7 +93,7 @@ pub trait Code {
         self.code(at).map(Glance::of).unwrap_or_default()
     }
 
-    /// Whether an address is in code that was made at run time.
+    /// Whether an address is in JIT code.
     fn is_made(&self, _at: Avma) -> bool {
         false
     }

@@ -1,5 +1,5 @@
 //! Stacks whose callers are not where a walk looks for them: a signal handler on a stack of its
-//! own, a leaf made at run time that keeps no frame record. They are called complete only where all is there that
+//! own, a leaf of JIT code that keeps no frame record. They are called complete only where all is there that
 //! they rest on, and else the reason is the right one.
 
 use std::process::Command;

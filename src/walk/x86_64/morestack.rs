@@ -22,7 +22,8 @@ const BYTES_MAX: u64 = 512;
 /// mov %rax,%fs:0x70: where the segment of a split stack ends.
 const SETS_SEGMENT: [u8; 9] = [0x64, 0x48, 0x89, 0x04, 0x25, 0x70, 0, 0, 0];
 
-/// See the top of this file. Nothing where the row reads what was copied.
+/// The lowest word on the stack of the caller that the row of a frame reads, if rbp leads there; `None` where all that it
+/// reads was copied.
 pub(super) fn lowest_word(frame: &Frame, rule: Rule, input: &Input<'_>) -> Option<Avma> {
     let base = frame.registers[RBP];
     if rule.kind() != Kind::FramePointer || base == UNKNOWN_REGISTER || !base.is_multiple_of(8) {
