@@ -240,6 +240,7 @@ static void waits(void)
 /* ---- pipes: each number goes there and back */
 
 static int there[2], back[2];
+static atomic_int pipe_closed;
 
 static int transfer(ssize_t (*call)(int, void *, size_t), int fd, uint64_t *number, const char *name)
 {
@@ -524,7 +525,8 @@ static void *act(void *argument)
         sigaddset(&set, SIGRTMIN + 2);
         pthread_sigmask(SIG_UNBLOCK, &set, NULL);
     }
-    while (!ends) {
+    /* A number may be on its way when all ends: `pong` answers until the pipe is closed, or `ping` would wait for ever. */
+    while (activity->round == pong ? !pipe_closed : !ends) {
         activity->round();
         ++*beat;
     }
@@ -574,6 +576,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < ACTIVITIES; i++)
         if (activities[i].round == ping) {
             pthread_join(thread[i], NULL);
+            pipe_closed = 1;
             close(there[1]);
         }
     for (size_t i = 0; i < ACTIVITIES; i++)
