@@ -4,8 +4,10 @@
 use std::sync::LazyLock;
 
 use super::*;
+use crate::addr::{Avma, Svma};
 use crate::binary::FormatError;
 use crate::binary::elf::Elf;
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 
 const BASE: u64 = 0x5555_0000_0000;
 
@@ -296,10 +298,10 @@ fn shared_memory_is_code_made_at_run_time_though_it_can_be_read() {
         let mut mapping = mapping(path, 1, BASE);
         (mapping.file_offset, mapping.avma) = (0, Avma(BASE)..Avma(BASE + 0x1000));
         let bytes = ImageBytes::new(bytes);
-        let (mut images, mut made) = (Images::default(), Made::default());
+        let (mut images, mut jit) = (Images::default(), JitCode::default());
         images.update(std::slice::from_ref(&mapping), &mut |_| Ok(bytes.clone()));
-        made.update(std::slice::from_ref(&mapping), &images);
-        made.contains(Avma(BASE))
+        jit.update(std::slice::from_ref(&mapping), &images);
+        jit.contains(Avma(BASE))
     };
     let code = || vec![0xc3; 0x1000];
     assert!(made_in("/memfd:doublemapper (deleted)", code()) && made_in("/dev/zero (deleted)", code()));

@@ -1,4 +1,4 @@
-//! Code as ways go through it, one instruction after the other: what is in files is asked for once and
+//! Code as paths go through it, one instruction after the other: what is in files is asked for once and
 //! not for each instruction. Input: addresses; output: the bytes from there on.
 
 use super::Code;
@@ -30,7 +30,7 @@ impl<'c> Reader<'c> {
         }
         let bytes = self.code.code(at);
         // What rests on code made at run time is told by what was asked for: each time.
-        match bytes.filter(|_| !self.code.is_made(at)) {
+        match bytes.filter(|_| !self.code.is_jit(at)) {
             Some(bytes) => self.given = Some((at, bytes)),
             None => self.may_change = true,
         }
@@ -61,12 +61,12 @@ mod tests {
         }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.asked.set(self.asked.get() + 1);
-            let end = if self.is_made(at) { 32 } else { 16 };
+            let end = if self.is_jit(at) { 32 } else { 16 };
             self.bytes
                 .get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..end)
                 .filter(|rest| !rest.is_empty())
         }
-        fn is_made(&self, at: Avma) -> bool {
+        fn is_jit(&self, at: Avma) -> bool {
             at.0 >= 0x1010
         }
     }

@@ -1,4 +1,4 @@
-//! The places that ways have come to, and what was noted there first: asked at every instruction that is followed.
+//! The places that paths have come to, and what was noted there first: asked at every instruction that is followed.
 //! Input: code addresses; output: what was noted before. Not for: more than some thousand places, which is all that
 //! is followed of a function.
 //!

@@ -28,7 +28,7 @@ pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
         }
         at = at + length;
         for frame_pointer in FRAME_POINTERS {
-            let Some(mut row) = flow::row_in_function::<Arm, _>(&state, &[frame_pointer]) else { continue };
+            let Some(mut row) = flow::row_in_function::<Arm>(&state, &[frame_pointer]) else { continue };
             let is_saved = |register: u8| matches!(row.columns[usize::from(register)], Column::At(_));
             if is_saved(LR) && is_saved(frame_pointer) {
                 // What else the function saves it may save later.
