@@ -25,7 +25,7 @@ use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
-use crate::walk::{Code, Glance};
+use crate::walk::{Code, CodeTraits, Glance};
 
 /// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
 pub const KEPT_NS: u64 = 1_000_000_000;
@@ -46,14 +46,14 @@ fn is_hotspot(image: &str) -> bool {
     image.starts_with("libjvm.")
 }
 
-/// See the top of this file.
+/// The JIT code of a process, as walks read it.
 #[derive(Debug, Default)]
 pub struct JitCode {
     /// Where code without a file is mapped; sorted, disjoint.
     regions: Vec<Range<u64>>,
     /// V8 is in the process: it made the code.
     by_v8: bool,
-    /// The same of HotSpot.
+    /// HotSpot is in the process: it made the code.
     by_hotspot: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,
@@ -359,16 +359,13 @@ impl Code for TargetCode<'_> {
         })
     }
 
-    fn is_jit(&self, at: Avma) -> bool {
-        self.jit.contains(at)
-    }
-
-    fn keeps_records(&self, at: Avma) -> bool {
-        self.jit.by_v8 && (self.jit.contains(at) || self.images.0.is_built_into_v8(at))
-    }
-
-    fn has_hotspot_headers(&self, at: Avma) -> bool {
-        self.jit.by_hotspot && self.jit.contains(at)
+    fn traits(&self, at: Avma) -> CodeTraits {
+        let is_jit = self.jit.contains(at);
+        CodeTraits {
+            is_jit,
+            keeps_frame_records: self.jit.by_v8 && (is_jit || self.images.0.is_built_into_v8(at)),
+            has_hotspot_headers: self.jit.by_hotspot && is_jit,
+        }
     }
 
     fn may_keep(&self, lookup: Avma) -> bool {

@@ -7,6 +7,19 @@ use super::glance::Glance;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 
+/// What is known of who made code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeTraits {
+    /// It is JIT code, which may be replaced at any time.
+    pub is_jit: bool,
+    /// It belongs to a runtime that walks its frames by their records itself at every call (V8), so that each function
+    /// that has called something keeps one.
+    pub keeps_frame_records: bool,
+    /// HotSpot made it, which keeps a header in front of each piece of it, and whose interpreter pushes return
+    /// addresses instead of calling.
+    pub has_hotspot_headers: bool,
+}
+
 /// The code of the target, as far as its images are known: the leaf's caller is
 /// found by looking at the instructions around the program counter.
 pub trait Code {
@@ -23,21 +36,9 @@ pub trait Code {
         self.code(at).map(Glance::of).unwrap_or_default()
     }
 
-    /// Whether an address is in JIT code.
-    fn is_jit(&self, _at: Avma) -> bool {
-        false
-    }
-
-    /// Whether an address is in code of a runtime that walks its frames by their records itself
-    /// at every call (V8), so that each function that has called something keeps one.
-    fn keeps_records(&self, _at: Avma) -> bool {
-        false
-    }
-
-    /// Whether an address is in code that HotSpot made, which keeps a header in front of each piece of it, and whose
-    /// interpreter pushes return addresses instead of calling.
-    fn has_hotspot_headers(&self, _at: Avma) -> bool {
-        false
+    /// What is known of who made the code at an address.
+    fn traits(&self, _at: Avma) -> CodeTraits {
+        CodeTraits::default()
     }
 
     /// Whether what was found out of a look-up address may be kept: it rests on the bytes that [`Code::code`] gave

@@ -61,6 +61,6 @@ impl<'a> Input<'a> {
 pub struct OtherStack<'a> {
     /// The copied bytes, from its stack pointer upward.
     pub stack: StackBytes<'a>,
-    /// As [`Input::stack_limit`].
+    /// First address above its memory, where that is known.
     pub limit: Option<Avma>,
 }

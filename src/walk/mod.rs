@@ -35,7 +35,7 @@ mod x86;
 mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
-pub use code::Code;
+pub use code::{Code, CodeTraits};
 pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
@@ -109,7 +109,7 @@ pub fn unwind(
     }
 }
 
-/// The same, where a second stack was copied. What is needed of either counts from its own stack
+/// Walks as `how` says, where a second stack was copied. What is needed of either counts from its own stack
 /// pointer, and [`Walked::reached`] says the more of both as if it were of the first.
 pub fn unwind_on_two(
     how: UnwindMethod,

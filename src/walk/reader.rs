@@ -4,7 +4,7 @@
 use super::Code;
 use crate::addr::Avma;
 
-/// See the top of this file.
+/// Reads code along paths.
 #[derive(Clone)]
 pub(super) struct Reader<'c> {
     code: &'c dyn Code,
@@ -30,7 +30,7 @@ impl<'c> Reader<'c> {
         }
         let bytes = self.code.code(at);
         // What rests on code made at run time is told by what was asked for: each time.
-        match bytes.filter(|_| !self.code.is_jit(at)) {
+        match bytes.filter(|_| !self.code.traits(at).is_jit) {
             Some(bytes) => self.given = Some((at, bytes)),
             None => self.may_change = true,
         }
@@ -48,6 +48,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::walk::CodeTraits;
 
     /// A file of 16 bytes at 0x1000, and code made at run time right behind it.
     struct Counted {
@@ -61,13 +62,13 @@ mod tests {
         }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.asked.set(self.asked.get() + 1);
-            let end = if self.is_jit(at) { 32 } else { 16 };
+            let end = if self.traits(at).is_jit { 32 } else { 16 };
             self.bytes
                 .get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..end)
                 .filter(|rest| !rest.is_empty())
         }
-        fn is_jit(&self, at: Avma) -> bool {
-            at.0 >= 0x1010
+        fn traits(&self, at: Avma) -> CodeTraits {
+            CodeTraits { is_jit: at.0 >= 0x1010, ..CodeTraits::default() }
         }
     }
 

@@ -10,7 +10,7 @@ use crate::addr::Avma;
 /// Slots at first, a power of two; they double where half are taken.
 const SLOTS_MIN: usize = 512;
 
-/// See the top of this file. Allocates nothing until the first note.
+/// The places that paths have come to, each with what was noted there first. Allocates nothing until the first note.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visited<V> {
     slots: Vec<Slot<V>>,

@@ -122,7 +122,7 @@ impl<'a, W: Word> Words<'a, W> {
         self.words.get(index).map(W::value)
     }
 
-    /// The same of the word at `at` and the one above it.
+    /// The little-endian words at `at` and right above it; `None` outside the copy, or if `at` is not aligned.
     #[inline(always)]
     pub(super) fn two(&self, at: u64) -> Option<[u64; 2]> {
         let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;

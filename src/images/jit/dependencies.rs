@@ -10,7 +10,7 @@ pub(super) const BLOCKS_MAX: usize = 1024;
 /// Most addresses of which is known what they rest on.
 const LEARNED_MAX: usize = 65_536;
 
-/// See the top of this file.
+/// What was learned of JIT code, by the bytes that it rests on.
 #[derive(Debug, Default)]
 pub(super) struct Dependencies {
     /// By first address.

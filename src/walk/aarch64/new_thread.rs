@@ -1,4 +1,4 @@
-//! A thread that has not run an instruction yet, as on x86 (`walk/intel/new_thread.rs`): it stands where its starter's
+//! A thread that has not run an instruction yet, which `walk/intel/new_thread.rs` tells on x86: it stands where its starter's
 //! system call returns 0, with its starter's link register. Input: registers, code; output: where it goes on.
 
 use crate::addr::Avma;

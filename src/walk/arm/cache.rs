@@ -26,7 +26,7 @@ const PAIRS_MAX: usize = 1 << 12;
 /// Most bytes of paths between two places.
 const PATH_BYTES_MAX: u64 = 4096;
 
-/// See the top of this file.
+/// What was learned of code addresses of 32-bit Arm.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: [Table<Rule>; UnwindMethod::ALL.len()],
@@ -185,7 +185,7 @@ fn is_in_first(lookup: Avma, code: &dyn Code) -> bool {
     function.zip(entry).is_some_and(|(function, entry)| function.contains(&entry))
 }
 
-/// The same of a program without symbols: the instructions from its beginning on lead to the frame.
+/// Whether an address is behind where a program without symbols begins: the instructions from its beginning on lead to the frame.
 fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();

@@ -16,7 +16,8 @@ const SEARCHED_MAX: u64 = 4096;
 /// Most places that are tried.
 const TRIES_MAX: u32 = 4;
 
-/// See the top of this file. `returned`: a call has just come back.
+/// The row at `at`, and where its function is assumed to begin: by the nearest instructions in front of it that save
+/// the link register and from which it is reached. `returned`: a call has just come back.
 pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, Avma)> {
     let mut tries_left = TRIES_MAX;
     let (start, before) = code_before(Avma(at.0 & !T32), code)?;

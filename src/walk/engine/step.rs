@@ -62,7 +62,7 @@ impl<P: Processor> Frame<P> {
         self
     }
 
-    /// The same frame with its frame pointer, which nobody told (a thread that sleeps shows its stack pointer
+    /// This frame with its frame pointer, which nobody told (a thread that sleeps shows its stack pointer
     /// only): the instructions from the function's entry on tell how far above the stack pointer it
     /// points, if all paths to this one agree.
     pub(in crate::walk) fn with_frame_pointer(&self, input: &Input<'_>) -> Option<Frame<P>> {

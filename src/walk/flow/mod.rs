@@ -108,7 +108,7 @@ pub(super) fn since_entry<P: Processor>(
     })
 }
 
-/// The same, and every path that arrives must tell the same. What follows a call that does not
+/// The row at `at`, by all paths from the first instruction of its function, which must tell one row. What follows a call that does not
 /// return belongs to another way, or to another function, so a single path may be none that is
 /// ever taken. Without the bounds of the function at `at` any code may belong to it.
 pub(super) fn since_entry_on_all_paths<P: Processor>(
@@ -120,7 +120,7 @@ pub(super) fn since_entry_on_all_paths<P: Processor>(
     frame_on_all_paths::<P>((entry, at), returned, true, code)
 }
 
-/// The same by paths that pass no call, so that all of them are in one function: what stands behind a call
+/// The row at `at`, by all paths from `entry` that pass no call, so that all of them are in one function: what stands behind a call
 /// that does not return is another one, where bounds are not known.
 pub(super) fn since_entry_past_no_call<P: Processor>(
     entry: Avma,
@@ -187,7 +187,7 @@ fn on_all_paths<P: Processor, T>(
     if has_room { told } else { told_by_all::<P, _>(large, (entry, &state), &tell, &is_same).0 }
 }
 
-/// The same for paths that are still to be followed; and whether there was room for what was followed.
+/// What all paths tell that are still to be followed; and whether there was room for what was followed.
 fn told_by_all<P: Processor, T>(
     mut paths: Paths<'_>,
     (entry, of_entry): (Avma, &State),

@@ -7,7 +7,7 @@ use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::table::Table;
 
-/// See the top of this file.
+/// What is known of return addresses.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Facts {
     returns: Table<ReturnsTo>,

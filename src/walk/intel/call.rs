@@ -17,8 +17,8 @@ pub(in crate::walk) fn returns<P: Intel>(address: Avma, code: &dyn Code) -> bool
     if !code.is_code(lookup) {
         return false;
     }
-    let is_jit = code.is_jit(lookup);
-    if is_jit && code.has_hotspot_headers(lookup) {
+    let traits = code.traits(lookup);
+    if traits.has_hotspot_headers {
         return true;
     }
     let mut buffer = [0u8; CALL_BYTES_MAX as usize];
@@ -32,7 +32,7 @@ pub(in crate::walk) fn returns<P: Intel>(address: Avma, code: &dyn Code) -> bool
         }
     }
     if known == 0 {
-        return is_jit || code.code(lookup).is_none();
+        return traits.is_jit || code.code(lookup).is_none();
     }
     let bytes = &buffer[CALL_BYTES_MAX as usize - known..];
     ends_in_call(bytes, |distance| code.is_code(P::from(address, distance)))

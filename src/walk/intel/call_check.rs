@@ -130,7 +130,7 @@ pub(in crate::walk) fn called_from<P: Intel>(address: CodeAddress, code: &dyn Co
     target_of::<P>(code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?, at)
 }
 
-/// The same, by a glance: nothing is learned of it.
+/// Where the direct call in front of a return address leads to, by a glance: nothing is learned of it.
 pub(in crate::walk) fn calls<P: Intel>(address: CodeAddress, code: &dyn Code) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
     target_of::<P>(code.glance(Avma(at.0.checked_sub(CALL_BYTES)?)).bytes(), at)

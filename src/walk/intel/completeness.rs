@@ -10,7 +10,7 @@ use crate::walk::processor::Processor;
 use crate::walk::runtimes::libgcc::landing_pad::LandingPad;
 use crate::walk::{Input, StackEnd};
 
-/// See the top of this file.
+/// What of a walk so far keeps it from being complete.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::walk) struct Completeness {
     switching: bool,

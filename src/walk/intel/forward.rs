@@ -24,7 +24,7 @@ use callees::{Path, stack_pointer};
 
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
-/// The same where little is to be followed. What that does not decide stays unknown.
+/// Most instructions where little is to be followed. What that does not decide stays unknown.
 const SHORT_INSTRUCTIONS_MAX: u32 = 96;
 /// Most branches that are remembered to be followed later.
 const BRANCHES_MAX: usize = 64;
@@ -75,7 +75,7 @@ pub(in crate::walk) fn follow<P: Intel>(
     leads
 }
 
-/// The same, with room for the places that paths come to.
+/// Follows the code from `pc` on, with room for the places that paths come to.
 fn follow_from<P: Intel>(
     pc: Avma,
     returned: bool,

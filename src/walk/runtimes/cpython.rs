@@ -22,7 +22,7 @@ pub(in crate::walk) fn proves(row: &Row, at: Avma, code: &dyn Code) -> bool {
     let takes_off = row.cfa == Cfa::Register(X86_64::RSP as u8, pushed + POINTER)
         && row.columns[RETURN_ADDRESS] == Column::At(-POINTER)
         && row.columns[X86_64::RBP] == Column::Same;
-    takes_off && !row.signal && code.is_jit(at)
+    takes_off && !row.signal && code.traits(at).is_jit
 }
 
 /// The bytes by which the instruction in front of a call through a register lowers the stack pointer.
@@ -49,6 +49,7 @@ fn pushed_before(at: Avma, code: &dyn Code) -> Option<i64> {
 mod tests {
     use super::*;
     use crate::arch::X86_64;
+    use crate::walk::CodeTraits;
     use crate::walk::intel::forward::{self, Callees, Leads, Proof};
     use crate::walk::text::Text;
 
@@ -64,8 +65,8 @@ mod tests {
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.0.code(at)
         }
-        fn is_jit(&self, _: Avma) -> bool {
-            self.1
+        fn traits(&self, _: Avma) -> CodeTraits {
+            CodeTraits { is_jit: self.1, ..CodeTraits::default() }
         }
     }
 

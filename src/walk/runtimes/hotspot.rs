@@ -53,7 +53,7 @@ impl Compiled {
 /// The compiled code that a look-up address is in, if it has a frame. A header is known by fields that agree with each
 /// other and with where it lies.
 pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Compiled> {
-    if !code.has_hotspot_headers(lookup) {
+    if !code.traits(lookup).has_hotspot_headers {
         return None;
     }
     let mut end = (lookup.0 & !(PIECE_BYTES - 1)).checked_add(PIECE_BYTES)?;
@@ -192,6 +192,7 @@ pub(in crate::walk) fn interpreter_row(code: &[u8]) -> Option<Row> {
 mod tests {
     use super::*;
     use crate::addr::CodeAddress;
+    use crate::walk::CodeTraits;
     use crate::walk::frames::Method;
     use crate::walk::x86_64::{Cache, Kind};
 
@@ -210,11 +211,9 @@ mod tests {
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.bytes.get(usize::try_from(at.0.checked_sub(HEAP)?).ok()?..).filter(|code| !code.is_empty())
         }
-        fn is_jit(&self, _: Avma) -> bool {
-            true
-        }
-        fn has_hotspot_headers(&self, _: Avma) -> bool {
-            self.by_hotspot
+        fn traits(&self, _: Avma) -> CodeTraits {
+            let has_hotspot_headers = self.by_hotspot;
+            CodeTraits { is_jit: true, has_hotspot_headers, ..CodeTraits::default() }
         }
     }
 

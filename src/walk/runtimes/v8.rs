@@ -14,7 +14,7 @@ use crate::walk::frame::Frame;
 pub(in crate::walk) fn has_frame_mark(from: &Frame<X86_64>, input: &Input<'_>) -> bool {
     const KIND_MAX: u64 = 128;
     let CodeAddress::Return(_) = from.address else { return false };
-    if !input.code.keeps_records(from.address.lookup().at()) {
+    if !input.code.traits(from.address.lookup().at()).keeps_frame_records {
         return false;
     }
     let record = from.registers[X86_64::RBP] & input.code_mask;

@@ -95,7 +95,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found<
         return (Found::certain(signal_frame(context), Method::Code), is_return);
     }
     if let Some(row) = row {
-        // As on x86_64: where nothing was pushed when it called, and it goes on to the end of the
+        // Where nothing was pushed when it called, and it goes on to the end of the
         // thread, it is where that began.
         let below = is_below_stack_pointer(&row);
         if (row == bare() || below) && (follows_call || !is_return) {

@@ -25,7 +25,7 @@ use crate::walk::{Code, body, flow};
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
 
-/// See the top of this file.
+/// What was learned of code addresses of x86_64.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache {
     rules: Table<Rule>,
@@ -35,7 +35,7 @@ pub(in crate::walk) struct Cache {
     by_calls: CallRows<X86_64>,
     callees: Callees,
     fruitless: Fruitless,
-    /// The same of calls that a search of the stack found.
+    /// How much of the calls is followed that a search of the stack found.
     pub(super) searches: Fruitless,
 }
 
@@ -165,7 +165,7 @@ impl Cache {
         if !code.may_follow(address.lookup().at()) {
             return Rule::of_kind(Kind::Unknown);
         }
-        let is_jit = code.is_jit(address.lookup().at());
+        let is_jit = code.traits(address.lookup().at()).is_jit;
         if is_jit
             && address.is_return()
             && !X86_64::returns(address.at(), code)
@@ -266,7 +266,7 @@ enum Found {
     Unproved(Box<Row>, Proof),
     /// The thread's first function.
     Root,
-    /// The same, of a stack that does not begin as those of threads do.
+    /// The first function of a stack that does not begin as those of threads do.
     StackBase(StackBase),
     /// Code that V8 made, after a call: the stack may tell.
     Marked,
@@ -324,8 +324,8 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         return (Found::Nothing, false);
     }
     // What a compiler of C++ made beside V8 may have a word by chance that looks like a mark, and no record.
-    let lookup = address.lookup().at();
-    if marks && is_return && code.is_jit(lookup) && code.keeps_records(lookup) {
+    let traits = code.traits(address.lookup().at());
+    if marks && is_return && traits.is_jit && traits.keeps_frame_records {
         return (Found::Marked, follows_call);
     }
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64>(entry, address, code)) {

@@ -64,7 +64,7 @@ impl Unwinder {
         matches!(walked.ended, StackEnd::Root | StackEnd::Fiber | StackEnd::OtherStack).then_some(walked)
     }
 
-    /// The same where all rules on the way, those of the start code too, are ordinary: other
+    /// Walks by records where all rules on the way, those of the start code too, are ordinary: other
     /// registers than rsp and rbp need not be carried. `None` decides nothing.
     pub(super) fn by_ordinary_records(
         &mut self,

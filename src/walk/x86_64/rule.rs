@@ -16,7 +16,7 @@ pub(in crate::walk) enum Kind {
     /// [`Rule::return_at`] and [`Rule::frame_pointer_at`]: `(rip, sp, bp) = (*(sp + 8r), sp + 8c,
     /// *(sp + 8b))`, or `bp` as it is where the function does not save it.
     StackPointer = 1,
-    /// The same from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a function keeps
+    /// An ordinary row whose CFA is counted from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a function keeps
     /// a frame record that is `(*(bp + 8), bp + 16, *bp)`.
     FramePointer = 2,
     /// A row of another form: from other registers, by an expression, or not to be relied on.
@@ -64,7 +64,7 @@ impl Rule {
         Rule(Rule::of_kind(Kind::Unusual).0 | u64::from(row))
     }
 
-    /// The same, read from instructions.
+    /// This rule, read from instructions.
     pub(super) fn read_from_code(self) -> Rule {
         self.with(Rule::FROM_CODE, true)
     }
@@ -157,7 +157,7 @@ impl Rule {
         }
     }
 
-    /// The same of an ordinary rule.
+    /// How the caller is found by an ordinary rule.
     #[inline(always)]
     pub(super) fn ordinary_method(self) -> Option<Method> {
         self.is_ordinary().then(|| self.method())

@@ -32,7 +32,7 @@ const FOLLOWED_MAX: u32 = 16;
 fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
     let at = stuck.address.lookup().at();
     let is_near = |entry: Avma| at.0.checked_sub(entry.0).is_some_and(|bytes| bytes < FUNCTION_BYTES_MAX);
-    !code.is_jit(at) || call_check::calls::<X86_64>(address, code).is_some_and(is_near)
+    !code.traits(at).is_jit || call_check::calls::<X86_64>(address, code).is_some_and(is_near)
 }
 
 impl Unwinder {

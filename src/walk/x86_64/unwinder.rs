@@ -43,6 +43,16 @@ pub(in crate::walk) struct Unwinder {
     below_is_later: bool,
 }
 
+/// A step from a frame.
+struct CheckedStep {
+    /// The caller, if there can be one there.
+    found: Result<(Frame, Method), Failure>,
+    /// Nothing but a frame record was left to try.
+    may_use_record: bool,
+    /// The rule leads to code on another stack than the one that was copied.
+    leads_to_other_stack: bool,
+}
+
 /// A row of ordinary steps.
 pub(super) struct Run {
     /// How many.
@@ -112,7 +122,7 @@ impl Unwinder {
         Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
     }
 
-    /// The same by unwind information.
+    /// Walks by unwind information and code.
     fn walk(&mut self, how: UnwindMethod, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> Walked {
         let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
@@ -201,7 +211,7 @@ impl Unwinder {
         self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary)
     }
 
-    /// The same behind a run that began at `frame`.
+    /// Goes on behind a run that began at `frame`.
     fn follow(
         &mut self,
         how: UnwindMethod,
@@ -258,68 +268,34 @@ impl Unwinder {
             {
                 return Walked { ended, reached };
             }
-            let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
-            let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
-            let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
-                frame.address.is_return()
-                    && is_on_other_stack(next.sp(), input)
-                    && input.code.is_code(next.address.at())
-            });
-            let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
-            // Only code that nothing else is known of may be walked by frame pointer: where
-            // unwind information leads to no caller, a frame record is that of another frame.
-            let may_use_record = how == UnwindMethod::Auto
-                && (rule.kind() == Kind::Unknown || matches!(method, Method::Code | Method::FramePointer));
-            let checked = match checked {
-                Err(Failure::Refused) if may_use_record => {
-                    let returns = |at| self.cache.is_return(at, input.code);
-                    let only = musl::only_return_address(frame, input, returns);
-                    only.map(|next| (next, Method::Scan)).ok_or(Failure::Refused)
-                }
-                other => other,
-            };
-            let checked = match checked {
-                Err(Failure::Refused) if may_use_record => frame
-                    .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
-                    .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
-                Err(Failure::Null)
-                    if may_end_in_null(rule, &out.methods)
-                        && stack_load::is_in_front(frame.address, input.code) =>
-                {
-                    return Walked { ended: StackEnd::Switching, reached };
-                }
-                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
-                    return Walked {
-                        ended: completeness.at_outermost::<X86_64>(StackEnd::Fiber, reached, input),
-                        reached,
-                    };
-                }
-                other => other,
-            };
-            let (mut next, method) = match checked {
+            let step = self.checked_step(how, frame, rule, input);
+            let (mut next, method) = match step.found {
                 Ok(found) => found,
+                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
+                    let ended = match stack_load::is_in_front(frame.address, input.code) {
+                        true => StackEnd::Switching,
+                        false => completeness.at_outermost::<X86_64>(StackEnd::Fiber, reached, input),
+                    };
+                    return Walked { ended, reached };
+                }
                 // A call is under way, so nothing is being switched: its caller left its stack (system calls of Wine).
-                Err(Failure::Refused) if leads_to_other_stack => {
+                Err(Failure::Refused) if step.leads_to_other_stack => {
                     return Walked { ended: StackEnd::OtherStack, reached };
                 }
                 Err(Failure::Refused | Failure::Null) => {
                     let ended = match self.cache.unusual(rule) {
-                        _ if may_use_record => frame.end_of_records(reached, input),
+                        _ if step.may_use_record => frame.end_of_records(reached, input),
                         Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
                         // Others have been called there since, and the handler has returned.
                         _ if switches.is_by_call() => StackEnd::OtherStack,
                         _ => StackEnd::BadFrame,
                     };
-                    return Walked {
-                        ended: completeness.without_caller(frame, switch, ended, input),
-                        reached,
-                    };
+                    let ended = completeness.without_caller(frame, switch, ended, input);
+                    return Walked { ended, reached };
                 }
                 Err(Failure::First) => {
-                    return Walked {
-                        ended: completeness.at_outermost::<X86_64>(StackEnd::Root, reached, input),
-                        reached,
-                    };
+                    let ended = completeness.at_outermost::<X86_64>(StackEnd::Root, reached, input);
+                    return Walked { ended, reached };
                 }
                 Err(failure) => return Walked { ended: switches.ended(failure), reached },
             };
@@ -338,17 +314,7 @@ impl Unwinder {
             {
                 return Walked { ended: StackEnd::Switching, reached };
             }
-            // What may have no record is not known to have one.
-            let is_proved = match (method, proof) {
-                (Method::FramePointer, _) => {
-                    v8::has_frame_mark(frame, input)
-                        || call_check::is_called_from(frame, &next, &mut self.cache, input)
-                }
-                (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
-                (_, Proof::OfCall) => call_check::is_called_from(frame, &next, &mut self.cache, input),
-                _ => call_check::is_caller(frame, &next, &mut self.cache, input),
-            };
-            if !is_proved {
+            if !self.is_proved((frame, rule), &next, method, proof, input) {
                 completeness.note_unproved();
             }
             // What could not be asked on the way says nothing against another caller.
@@ -364,6 +330,60 @@ impl Unwinder {
             }
             reached = switches.further(reached, frame.sp(), input);
             run = self.run_from(frame, input, out);
+        }
+    }
+
+    /// The caller that a rule leads to, checked; else by the only return address or the frame record, where nothing
+    /// else is known.
+    fn checked_step(
+        &mut self,
+        how: UnwindMethod,
+        frame: &Frame,
+        rule: Rule,
+        input: &Input<'_>,
+    ) -> CheckedStep {
+        let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
+        let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
+        let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
+            frame.address.is_return()
+                && is_on_other_stack(next.sp(), input)
+                && input.code.is_code(next.address.at())
+        });
+        let mut found = step.and_then(|(next, method)| self.check(frame, next, method, input));
+        // Only code that nothing else is known of may be walked by frame pointer: where
+        // unwind information leads to no caller, a frame record is that of another frame.
+        let may_use_record = how == UnwindMethod::Auto
+            && (rule.kind() == Kind::Unknown || matches!(method, Method::Code | Method::FramePointer));
+        if may_use_record && matches!(found, Err(Failure::Refused)) {
+            let returns = |at| self.cache.is_return(at, input.code);
+            let only = musl::only_return_address(frame, input, returns);
+            found = only.map(|next| (next, Method::Scan)).ok_or(Failure::Refused);
+        }
+        if may_use_record && matches!(found, Err(Failure::Refused)) {
+            found = frame
+                .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
+                .and_then(|next| self.check(frame, next, Method::FramePointer, input));
+        }
+        CheckedStep { found, may_use_record, leads_to_other_stack }
+    }
+
+    /// Whether the caller of a frame is the one that called. What may have no record is not known to have one.
+    fn is_proved(
+        &mut self,
+        (frame, rule): (&Frame, Rule),
+        next: &Frame,
+        method: Method,
+        proof: Proof,
+        input: &Input<'_>,
+    ) -> bool {
+        match (method, proof) {
+            (Method::FramePointer, _) => {
+                v8::has_frame_mark(frame, input)
+                    || call_check::is_called_from(frame, next, &mut self.cache, input)
+            }
+            (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
+            (_, Proof::OfCall) => call_check::is_called_from(frame, next, &mut self.cache, input),
+            _ => call_check::is_caller(frame, next, &mut self.cache, input),
         }
     }
 
@@ -484,7 +504,7 @@ fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>)
     (cfa > sp).then_some(Caller { return_address, sp: cfa, frame_pointer })
 }
 
-/// The same by a frame record that lies above the stack pointer.
+/// The caller by a frame record that lies above the stack pointer.
 #[inline(always)]
 fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
     let [frame_pointer, return_address] = words.two(record)?;

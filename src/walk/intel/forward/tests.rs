@@ -1,6 +1,7 @@
 use super::*;
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
+use crate::walk::CodeTraits;
 
 fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<X86_64>> {
     super::follow::<X86_64>(pc, returned, code, &mut Callees::default())
@@ -407,8 +408,8 @@ impl Code for Counted {
         self.asked.set(self.asked.get() + 1);
         self.text.code(at)
     }
-    fn is_jit(&self, _: Avma) -> bool {
-        self.made
+    fn traits(&self, _: Avma) -> CodeTraits {
+        CodeTraits { is_jit: self.made, ..CodeTraits::default() }
     }
 }
 

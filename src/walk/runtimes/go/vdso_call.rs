@@ -22,7 +22,8 @@ const BACK: [u8; 3] = [0x4c, 0x89, 0xe4];
 const BYTES_MAX: usize = 64;
 const INSTRUCTIONS_MAX: usize = 16;
 
-/// See the top of this file; `row` is the one of `at`.
+/// The row that counts from r12, where the code at `at` leads straight to `mov %r12,%rsp`; `row` is what unwind
+/// information says at `at`.
 pub(in crate::walk) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> {
     let counts_from_sp =
         matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == X86_64::RSP);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::*;
 use crate::arch::UNKNOWN_REGISTER;
 use crate::binary::frame_rule::{AnyRow, CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::walk::{Code, StackBytes};
+use crate::walk::{Code, CodeTraits, StackBytes};
 
 pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;
@@ -513,11 +513,9 @@ impl Code for OfV8 {
     fn row(&self, at: Avma) -> Option<AnyRow> {
         self.0.row(at)
     }
-    fn is_jit(&self, at: Avma) -> bool {
-        (TEXT + 100..TEXT + 200).contains(&at.0)
-    }
-    fn keeps_records(&self, at: Avma) -> bool {
-        self.is_jit(at)
+    fn traits(&self, at: Avma) -> CodeTraits {
+        let is_jit = (TEXT + 100..TEXT + 200).contains(&at.0);
+        CodeTraits { is_jit, keeps_frame_records: is_jit, ..CodeTraits::default() }
     }
 }
 
