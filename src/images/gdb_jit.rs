@@ -1,4 +1,4 @@
-//! Code made at run time that its compiler registered with debuggers: LLVM (numba, PostgreSQL) and QEMU
+//! JIT code that its compiler registered with debuggers: LLVM (numba, PostgreSQL) and QEMU
 //! keep a list of object files in memory, which say what stands where, how frames are found, and names.
 //!
 //! Input: the images of a process and reads of its memory while it runs, hostile and in motion. Output: mappings of

@@ -287,7 +287,7 @@ impl Images {
     }
 
     /// The mapping of an image that an address lay in in one of the process's address
-    /// spaces: the image, the addresses (Avma), and the file offset of the first one. `None` for code made at run time.
+    /// spaces: the image, the addresses (Avma), and the file offset of the first one. `None` for JIT code.
     #[must_use]
     pub fn mapping_of(&self, space: u32, avma: Avma) -> Option<(&Image, Range<Avma>, u64)> {
         let region = self.spaces.get(space as usize)?.find(avma.0).filter(|region| !region.is_registered)?;

@@ -60,7 +60,7 @@ pub struct JitCode {
     /// An address whose bytes are wanted.
     wanted: Cell<Option<u64>>,
     lacked: Cell<bool>,
-    /// Bytes were asked for that are not read for this walk any more.
+    /// Bytes were requested that are not read for this walk any more.
     refused: Cell<bool>,
     blocks: usize,
     /// Instructions that may be looked at in this walk, and were.
@@ -68,7 +68,7 @@ pub struct JitCode {
     spent: Cell<u64>,
     /// Something was not followed since there was no budget for it.
     over_budget: Cell<bool>,
-    /// Index of the piece that was asked for last.
+    /// Index of the piece that was requested last.
     last: Cell<usize>,
     /// Blocks, by aligned address, whose bytes were given since something was learned last.
     touched: RefCell<Vec<u64>>,
@@ -83,9 +83,9 @@ pub struct JitCode {
 #[derive(Debug)]
 struct Piece {
     start: u64,
-    /// Shorter than what was asked for where memory is not mapped.
+    /// Shorter than what was requested where memory is not mapped.
     bytes: Vec<u8>,
-    /// What was asked for.
+    /// What was requested.
     end: u64,
     /// Where the region ends that it is in.
     region_end: u64,
@@ -196,7 +196,7 @@ impl JitCode {
         self.dependencies.get_mut().forget_changed();
     }
 
-    /// Reads what was asked for; whether anything was.
+    /// Reads what was requested; whether anything was.
     pub fn fill(&mut self, read: Read<'_>) -> bool {
         let wanted = self.wanted.take().filter(|_| !self.over_budget.get());
         self.touched.get_mut().clear();
@@ -319,7 +319,7 @@ impl JitCode {
     }
 }
 
-/// The code of a target: that of its images, and what was made at run time.
+/// The code of a target: that of its images, and JIT code.
 #[derive(Clone, Copy, Debug)]
 pub struct TargetCode<'a> {
     /// Of its images.
@@ -550,5 +550,34 @@ mod tests {
         }
         assert_eq!((reads, jit.lacked.take()), (BLOCKS_MAX / 2, true));
         assert_eq!((jit.code(Avma(START + (1 << 29))), jit.lacked.take()), (None, false));
+    }
+
+    #[test]
+    fn rows_in_epilogues_of_images_are_passed_on() {
+        use crate::binary::pe::build::{File, Function, TEXT};
+        // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret
+        const CODE: [u8; 14] =
+            [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3];
+        let info = vec![1, 6, 3, 0, 6, 0x42, 2, 0x30, 1, 0x50, 0, 0];
+        let functions = vec![Function { begin: TEXT, end: TEXT + CODE.len() as u32, info }];
+        let file = File { code: CODE.to_vec(), functions, ..File::default() }.build();
+        let mapping = Mapping {
+            avma: Avma(START)..Avma(START + 0x1000),
+            // Of the code.
+            file_offset: 0x400,
+            path: "C:/work.exe".to_owned(),
+            kind: MappingKind::File,
+            identity: (1, 2),
+        };
+        let mut images = Images::default();
+        images.update(&[mapping], &mut |_| Ok(crate::binary::ImageBytes::new(file.clone())));
+        let jit = JitCode::default();
+        let code = TargetCode { images: ImageCode(&images), jit: &jit, memory: None };
+        let at = |into: u64| {
+            (code.row_in_epilogue(Avma(START + into)), images.row_in_epilogue(Avma(START + into)))
+        };
+        let (passed_on, row) = at(12);
+        assert!(row.is_some() && passed_on == row);
+        assert_eq!(at(6), (None, None), "in the body");
     }
 }

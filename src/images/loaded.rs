@@ -68,7 +68,7 @@ pub struct Image {
     pub(super) cfi: OnceLock<Option<Cfi>>,
     pub(super) exidx: OnceLock<Option<Exidx>>,
     pub(super) unwind: OnceLock<Option<Unwind>>,
-    /// Read when first asked for: most images of a process are never on top of a stack.
+    /// Read when first requested: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
     elf_functions: OnceLock<ElfFunctions>,
     /// Looked for where a process makes code at run time.

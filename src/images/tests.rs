@@ -293,7 +293,7 @@ fn a_file_that_is_rewritten_is_opened_again() {
 }
 
 #[test]
-fn shared_memory_is_code_made_at_run_time_though_it_can_be_read() {
+fn shared_memory_is_jit_code_though_it_can_be_read() {
     let made_in = |path: &str, bytes: Vec<u8>| {
         let mut mapping = mapping(path, 1, BASE);
         (mapping.file_offset, mapping.avma) = (0, Avma(BASE)..Avma(BASE + 0x1000));

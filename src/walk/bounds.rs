@@ -13,7 +13,7 @@ pub const MAX_STACK_BYTES: u64 = 8 << 20;
 /// Why a step led nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// To memory above the copied window.
+    /// To memory above the copied bytes.
     OutsideCopy,
     /// To what cannot be a caller.
     Refused,
@@ -55,7 +55,7 @@ pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
     if is_in_stack(at, input) { Failure::OutsideCopy } else { Failure::Refused }
 }
 
-/// Whether an address is in the stack that the window is of, or may be, in the window or above.
+/// Whether an address is in the stack that the copied bytes are of, or may be, among them or above.
 pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
     let base = input.stack.base;
     at >= base

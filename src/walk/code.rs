@@ -47,7 +47,7 @@ pub trait Code {
         true
     }
 
-    /// Whether bytes were asked for that are to be had, so that the walk will be made again with them, or code was not
+    /// Whether bytes were requested that are to be had, so that the walk will be made again with them, or code was not
     /// to be followed: whatever the walk still finds is for nothing.
     fn walks_again(&self) -> bool {
         false

@@ -12,7 +12,7 @@ pub struct Input<'a> {
     /// Stack pointer at the thread's first instruction: every frame lies below. `None` if not known.
     pub stack_top: Option<Avma>,
     /// First address above the memory of the stack the thread is on, where that is known:
-    /// a record at or above it is no record, so the chain ended rather than left the window.
+    /// a record at or above it is no record, so the chain ended rather than left the copied bytes.
     pub stack_limit: Option<Avma>,
     /// Whether the platform's ABI keeps the frame pointer a valid frame record or 0 at all
     /// times. Apple does for arm64 ("Writing ARM64 code for Apple platforms"): 0 then means

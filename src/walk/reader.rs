@@ -1,4 +1,4 @@
-//! Code as paths go through it, one instruction after the other: what is in files is asked for once and
+//! Code as paths go through it, one instruction after the other: what is in files is requested once and
 //! not for each instruction. Input: addresses; output: the bytes from there on.
 
 use super::Code;
@@ -10,7 +10,7 @@ pub(super) struct Reader<'c> {
     code: &'c dyn Code,
     /// What was given last of code that stays as it is, and where that begins.
     given: Option<(Avma, &'c [u8])>,
-    /// Bytes were asked for that may be others later, or that there are none of.
+    /// Bytes were requested that may be others later, or that there are none of.
     may_change: bool,
 }
 
@@ -29,7 +29,7 @@ impl<'c> Reader<'c> {
             return Some(rest);
         }
         let bytes = self.code.code(at);
-        // What rests on code made at run time is told by what was asked for: each time.
+        // What rests on JIT code is told by what was requested: each time.
         match bytes.filter(|_| !self.code.traits(at).is_jit) {
             Some(bytes) => self.given = Some((at, bytes)),
             None => self.may_change = true,
@@ -37,7 +37,7 @@ impl<'c> Reader<'c> {
         bytes
     }
 
-    /// Whether all that was asked for stays as it is while the images do.
+    /// Whether all that was requested stays as it is while the images do.
     pub(super) fn is_lasting(&self) -> bool {
         !self.may_change
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
     use crate::walk::CodeTraits;
 
-    /// A file of 16 bytes at 0x1000, and code made at run time right behind it.
+    /// A file of 16 bytes at 0x1000, and JIT code right behind it.
     struct Counted {
         bytes: [u8; 32],
         asked: Cell<u32>,

@@ -24,13 +24,13 @@ pub enum StackEnd {
     /// exception interrupted it, whose handler has a stack of its own (`sigaltstack`, the main stack of a Cortex-M),
     /// or it left its own to call something (a goroutine that asks for the time, `__morestack`).
     OtherStack,
-    /// The next frame lies above the copied window.
+    /// The next frame lies above the copied bytes.
     DeeperThanCopied,
     /// A frame record that cannot be one (misaligned, not above the last, null return
     /// address), or a chain that ends far from the thread's outermost frame.
     BadFrame,
     /// In code that has no unwind information, keeps no frame record that leads further, and
-    /// whose instructions do not tell either: made at run time, or by compilers with
+    /// whose instructions do not tell either: JIT code, or by compilers with
     /// conventions of their own.
     Undescribed,
     /// At JIT code of which nothing is known yet, when the profiler had followed as much of such code as it may.

@@ -66,12 +66,12 @@ impl Word for u32 {
 pub struct StackBytes<'a> {
     /// Address of the first byte (the stack pointer).
     pub base: Avma,
-    /// The copied window.
+    /// The copied bytes.
     pub bytes: &'a [u8],
 }
 
 impl StackBytes<'_> {
-    /// The little-endian word at `at`, or `None` outside the window.
+    /// The little-endian word at `at`, or `None` outside the copy.
     #[must_use]
     #[inline]
     pub fn word(&self, at: Avma) -> Option<u64> {
@@ -79,14 +79,14 @@ impl StackBytes<'_> {
     }
 
     /// The little-endian word of a processor's size at `at`, zero-extended, or `None` outside the
-    /// window.
+    /// copy.
     #[inline]
     pub(in crate::walk) fn read<W: Word>(&self, at: Avma) -> Option<u64> {
         let offset = usize::try_from(at.0.checked_sub(self.base.0)?).ok()?;
         W::first(self.bytes.get(offset..)?)
     }
 
-    /// The first address after the window.
+    /// The first address after the copy.
     #[must_use]
     pub fn end(&self) -> Avma {
         self.base + self.bytes.len() as u64

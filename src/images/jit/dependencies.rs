@@ -1,4 +1,4 @@
-//! Which bytes of code that was made at run time each thing learned of such code rests on, so that
+//! Which bytes of JIT code each thing learned of such code rests on, so that
 //! it need not be learned again while they are what they were. Input: blocks of code as they were
 //! read, and look-up addresses; output: whether what was learned of an address still holds. Not for:
 //! reading memory, and what was learned itself, which the walker has.

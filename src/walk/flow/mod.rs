@@ -223,7 +223,7 @@ fn told_by_all<P: Processor, T>(
         differ |= from_call.left == 0;
     }
     differ |= paths.differ;
-    // Where not every path is asked for, one that arrived is enough.
+    // Where not every path is requested, one that arrived is enough.
     let is_cut = paths.is_full || paths.left == 0 && (P::EVERY_PATH || found.is_none());
     (found.filter(|_| !differ && !is_cut), differ || !is_cut)
 }

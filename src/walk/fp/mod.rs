@@ -265,7 +265,7 @@ mod tests {
         // The second record would lie above, in part or in whole.
         check(BASE, BASE + 0x18, &[0x1004], StackEnd::BadFrame);
         check(BASE, BASE + 0x10, &[0x1004], StackEnd::BadFrame);
-        // Outside the window, below the limit and above it.
+        // Above the copied bytes, below the limit and above it.
         check(BASE + 0x20, BASE + 0x100, &[0x3004], StackEnd::DeeperThanCopied);
         check(BASE + 0x20, BASE + 0x40, &[0x3004], StackEnd::DeeperThanCopied);
         check(BASE + 0x20, BASE + 0x38, &[0x3004], StackEnd::BadFrame);

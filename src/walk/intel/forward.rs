@@ -68,7 +68,7 @@ pub(in crate::walk) fn follow<P: Intel>(
     callees: &mut Callees,
 ) -> Option<Leads<P>> {
     callees.begin_row();
-    // Taken, as callees are asked for between.
+    // Taken, as callees are requested between.
     let mut visited = std::mem::take(&mut callees.paths);
     let leads = follow_from::<P>(pc, returned, code, callees, &mut visited);
     callees.paths = visited;

@@ -1,4 +1,4 @@
-//! Small functions made at run time that do nothing but call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`.
+//! Small functions of JIT code that do nothing but call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`.
 //! CPython makes one for each function of Python, so that profilers see a frame of it (Python/asm_trampoline.S,
 //! `python3 -X perf`). Input: a return address, the row that the paths from there to a return tell, and code;
 //! output: whether what stands in front of the call proves that row.
@@ -15,7 +15,7 @@ use crate::walk::Code;
 /// Of a return address: eight bytes.
 const POINTER: i64 = 8;
 
-/// Whether the row at a return address, in code that was made at run time, takes off the stack what the
+/// Whether the row at a return address, in JIT code, takes off the stack what the
 /// instruction in front of the call put there, and leaves all else as it is.
 pub(in crate::walk) fn proves(row: &Row, at: Avma, code: &dyn Code) -> bool {
     let Some(pushed) = pushed_before(at, code) else { return false };
@@ -55,7 +55,7 @@ mod tests {
 
     const TEXT: u64 = 0x7000_0000_1000;
 
-    /// Code of which it is known that it was made at run time, or not.
+    /// Code that is known to be JIT code, or not.
     struct Made(Text, bool);
 
     impl Code for Made {

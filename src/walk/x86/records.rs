@@ -62,3 +62,6 @@ impl Engine<X86> {
         Walked { ended, ..walked }
     }
 }
+
+#[cfg(test)]
+mod tests;

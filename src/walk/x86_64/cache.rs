@@ -45,7 +45,7 @@ pub(in crate::walk) struct Cache {
 pub(super) struct Fruitless {
     /// Addresses that led nowhere, less those that did not.
     balance: u32,
-    /// Addresses that were asked for.
+    /// Addresses that were requested.
     asked: u32,
 }
 
@@ -160,7 +160,7 @@ impl Cache {
         self.learn_with(address, code, true)
     }
 
-    /// `marks`: a mark on the stack may say what the code need not be asked for.
+    /// `marks`: a mark on the stack may say what the code need not be requested.
     pub(super) fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
         if !code.may_follow(address.lookup().at()) {
             return Rule::of_kind(Kind::Unknown);
@@ -361,7 +361,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     };
     let since_entry =
         |function: Range<Avma>| flow::since_entry_on_all_paths::<X86_64>(function.start, at, is_return, code);
-    // Where a call returns to, it was asked for above.
+    // Where a call returns to, it was requested above.
     let compiled = if is_return { None } else { compiled() };
     let told = match (code.function(address.lookup().at()), compiled) {
         (Some(function), _) => since_entry(function),

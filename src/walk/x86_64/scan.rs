@@ -51,7 +51,7 @@ impl Unwinder {
         let mut tries = 0;
         let follows = !self.cache.searches.is_short();
         let (mut followed, mut is_found) = (0, false);
-        let mut window_ran_out = false;
+        let mut is_deeper = false;
         while slot < end && tries < TRIES_MAX && found < input.max_depth {
             let Some(word) = input.stack.word(slot) else { break };
             let below = slot;
@@ -87,13 +87,13 @@ impl Unwinder {
                     self.note_search(followed, is_found);
                     return Walked { ended: StackEnd::Scanned, ..further };
                 }
-                StackEnd::DeeperThanCopied => window_ran_out = true,
+                StackEnd::DeeperThanCopied => is_deeper = true,
                 _ => {}
             }
             out.truncate(found);
         }
         self.note_search(followed, is_found);
-        // With a larger window the search may succeed.
-        if window_ran_out { Walked { ended: StackEnd::DeeperThanCopied, ..walked } } else { walked }
+        // With more bytes the search may succeed.
+        if is_deeper { Walked { ended: StackEnd::DeeperThanCopied, ..walked } } else { walked }
     }
 }

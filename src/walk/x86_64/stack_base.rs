@@ -52,8 +52,8 @@ fn into(at: Avma, start: &[u8], bytes: u64, code: &dyn Code) -> Option<(u64, Avm
         let from = Avma(at.0.checked_sub(back)?);
         Some((from, code.code(from)?))
     })?;
-    let window = known.get(..known.len().min(bytes as usize - 1 + start.len()))?;
-    let found = window.windows(start.len()).position(|bytes| bytes == start)?;
+    let searched = known.get(..known.len().min(bytes as usize - 1 + start.len()))?;
+    let found = searched.windows(start.len()).position(|bytes| bytes == start)?;
     let begin = from + found as u64;
     at.0.checked_sub(begin.0).filter(|into| *into < bytes).map(|into| (into, begin))
 }

@@ -162,7 +162,7 @@ impl Unwinder {
         walked
     }
 
-    /// What the code at a frame's address tells, where that is asked for: of an address in code that V8 made, whose
+    /// What the code at a frame's address tells, where that is requested: of an address in code that V8 made, whose
     /// rule is of kind `Marked`, only if the frame has no mark.
     #[inline(always)]
     pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
@@ -393,7 +393,7 @@ impl Unwinder {
     }
 
     /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
-    /// lead to ones that stand every check; it is told whether the rule is that of the first frame.
+    /// lead to ones that stand every check; it is given whether the rule is that of the first frame.
     /// Why it stops is for the caller to find out. Each look-up tells of an address both that a call
     /// returns there and where its own caller is.
     #[inline(always)]

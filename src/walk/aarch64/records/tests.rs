@@ -232,7 +232,7 @@ fn a_record_of_code_that_may_keep_none_is_no_proof() {
 }
 
 #[test]
-fn neither_link_register_nor_record_of_a_leaf_made_at_run_time_is_proof() {
+fn neither_link_register_nor_record_of_a_leaf_of_jit_code_is_proof() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let rows = Rows { no_bytes: Some(0x40), ..Rows::new() }.row(0x203, end);
     let words = [0, TEXT + 0x204];

@@ -393,7 +393,7 @@ fn what_follows_a_call_that_comes_back_is_certain() {
     }
 }
 
-/// Code that counts how often it was asked for, in a file or made at run time.
+/// Code that counts how often it was requested, in a file or JIT code.
 struct Counted {
     text: Text,
     made: bool,

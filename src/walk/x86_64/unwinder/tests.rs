@@ -229,7 +229,7 @@ fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
         for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
             let (addresses, _, walked) = case.walk_below(how, stack_top, stack_limit);
             assert_eq!((addresses.as_slice(), walked.ended), (&[0, 11, 31][..], ended), "{sp:#x}");
-            // What lies elsewhere does not make the window larger.
+            // What lies elsewhere does not make the copy larger.
             assert!(ended != StackEnd::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
         }
     };
@@ -243,7 +243,7 @@ fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
     // It may be this one, of which too little was copied.
     check(STACK + 0x1000, None, None, StackEnd::DeeperThanCopied);
     check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), StackEnd::DeeperThanCopied);
-    // In the window, and no caller there.
+    // Among the copied bytes, and no caller there.
     check(STACK + 16, None, None, StackEnd::BadFrame);
 }
 
@@ -499,7 +499,7 @@ fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
     assert_eq!((out.addresses.len(), walked.ended), (2, StackEnd::BadFrame));
 }
 
-/// Code of V8 from TEXT+100 to TEXT+200, which is nothing but calls; how often it was asked for at TEXT+110.
+/// Code of V8 from TEXT+100 to TEXT+200, which is nothing but calls; how often it was requested at TEXT+110.
 struct OfV8(Rows, std::cell::Cell<u32>);
 
 impl Code for OfV8 {
