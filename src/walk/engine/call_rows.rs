@@ -10,9 +10,12 @@ use crate::walk::{Code, flow};
 /// Most rows that are kept.
 const ROWS_MAX: usize = 4096;
 
-/// Rows by entry, address, and whether a call has just come back there.
+/// An entry, an address, and whether a call has just come back there.
+type Key = (u64, u64, bool);
+
+/// Rows by entry and address.
 #[derive(Clone, Debug, Default)]
-pub(in crate::walk) struct CallRows<P: Processor>(HashMap<(u64, u64, bool), Option<Box<RowOf<P>>>>);
+pub(in crate::walk) struct CallRows<P: Processor>(HashMap<Key, Option<Box<RowOf<P>>>>);
 
 impl<P: Processor> CallRows<P> {
     pub(in crate::walk) fn clear(&mut self) {
