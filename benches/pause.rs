@@ -121,6 +121,7 @@ mod linux {
 
     fn engine(pid: u32, length_ms: u64) -> &'static str {
         let options = Options {
+            timeline_bytes: 0,
             linger_ns: 0,
             max_stop: 1.0,
             hz: HZ,

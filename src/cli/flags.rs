@@ -227,6 +227,13 @@ pub(super) struct RecordingFlags {
     /// Frames kept per stack, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_depth: Option<OsString>,
+    /// Memory for the times of samples, such as 64M or 500K; where it is full times get coarser
+    /// [default: 64M]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, help_heading = RECORDING)]
+    pub(super) timeline_memory: Option<OsString>,
+    /// Keep no times of samples
+    #[arg(long, conflicts_with = "timeline_memory", help_heading = RECORDING)]
+    pub(super) no_timeline: bool,
     /// Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads
     /// are stopped) or auto, the first that is allowed [default: auto]
     #[arg(long, value_name = "SOURCE", help_heading = RECORDING)]

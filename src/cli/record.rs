@@ -148,6 +148,7 @@ fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
         idle: asked.idle,
         off_cpu: asked.off_cpu,
         threads: asked.threads,
+        timeline_bytes: asked.timeline_bytes,
         max_depth: asked.max_depth,
         unwind: asked.unwind,
         seed: asked.seed.unwrap_or(match asked.source {

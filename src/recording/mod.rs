@@ -3,6 +3,7 @@
 
 mod frame;
 mod pause;
+pub mod timeline;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::walk::Method;
 
 pub use frame::{Frame, Root};
 pub use pause::PauseHistogram;
+pub use timeline::Timeline;
 
 /// A program that a process ran, under which stacks are shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +63,8 @@ pub struct Profile {
     /// The files of the processes that made code at run time, with the number that
     /// [`Images::process_of`] gives.
     pub files: Vec<(u32, Arc<dyn Files>)>,
+    /// When samples were taken, where that was to be kept.
+    pub timeline: Option<Timeline>,
     /// What happened, and what was lost.
     pub stats: Stats,
 }

@@ -108,7 +108,7 @@ impl StopDriver<'_> {
         };
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
         let weight_ns = account.weigh_wall(look, self.clock.now_ns());
-        self.recorder.repeat(stack.node, stack.ended, weight_ns);
+        self.recorder.repeat(id, stack.node, stack.ended, weight_ns);
         false
     }
 

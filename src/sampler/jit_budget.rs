@@ -110,6 +110,7 @@ mod tests {
             duration_ns: None,
             idle: false,
             off_cpu: false,
+            timeline_bytes: 0,
             linger_ns: 0,
             threads: true,
             max_depth: 64,

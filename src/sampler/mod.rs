@@ -19,6 +19,7 @@ mod process;
 mod process_cpu;
 pub mod pushed;
 mod recorder;
+mod red_zone;
 mod sleeping;
 mod snapshot;
 mod stops;
@@ -57,6 +58,8 @@ pub struct Options {
     /// Keep the stacks of each thread apart. Otherwise all threads share one root: memory
     /// then does not grow with the number of threads that come and go.
     pub threads: bool,
+    /// Memory for the times of samples, bytes; 0 to keep none.
+    pub timeline_bytes: usize,
     /// Frames kept per stack.
     pub max_depth: usize,
     /// How stacks are walked.

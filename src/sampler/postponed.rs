@@ -106,18 +106,18 @@ impl Recorder<'_> {
         let (due, later) = std::mem::take(&mut self.postponed).into_iter().partition(is_due);
         self.postponed = later;
         for Postponed { sample, weight_ns, space, .. } in due {
-            let Sample { thread, capture, waiting, .. } = sample;
             let (ended, _) = self.walk_with_known_images(
                 process,
-                thread,
-                &capture,
+                sample.thread,
+                &sample.capture,
                 rewalk.window_max_bytes,
                 rewalk.frames,
             );
             // What it led to may have been replaced since.
             let ended = if self.space(of) == space { ended } else { StackEnd::BadFrame };
-            self.insert(thread, ended, &capture.kernel, rewalk.frames, weight_ns, waiting);
-            rewalk.spare.push(capture);
+            let waiting = sample.waiting;
+            self.insert(&sample, ended, rewalk.frames, weight_ns, waiting);
+            rewalk.spare.push(sample.capture);
         }
     }
 }

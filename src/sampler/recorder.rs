@@ -13,13 +13,13 @@ use super::jit_budget::JitBudget;
 use super::postponed::Postponed;
 use super::prefetch::Prefetched;
 use super::process::{ProcessIndex, Recorded};
+use super::red_zone::{lacks_red_zone, with_red_zone};
 use super::thread::{Account, unknown_look};
 use super::weights::{Weights, counts_of, periods_ns};
-use crate::addr::{Avma, LookupAvma};
-use crate::arch::Registers;
+use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageCode, Images, TargetCode};
-use crate::recording::{Branch, Frame, Profile, Program, Root, Stats};
+use crate::recording::{Branch, Frame, Profile, Program, Root, Stats, Timeline};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, Process, ThreadId};
 use crate::trie::{NodeId, Trie};
@@ -57,6 +57,7 @@ pub struct Recorder<'a> {
     /// threads that wait, and is not told of each wait.
     pub(super) by_wall: bool,
     trie: Trie<Frame>,
+    timeline: Timeline,
     pub(super) images: Images,
     pub(super) processes: Vec<Recorded>,
     /// Those whose unwinders know something.
@@ -76,25 +77,6 @@ pub struct Recorder<'a> {
     pub(super) jit_budget: JitBudget,
 }
 
-/// A capture with what is below the stack pointer now, if that was not copied: code may keep words
-/// there that the rows of its unwind information refer to.
-fn with_what_is_below(process: &mut dyn Observed, capture: &Capture) -> Option<Capture> {
-    let below = capture.registers.arch().red_zone_bytes();
-    let base = capture.registers.sp().0.checked_sub(below).filter(|_| lacks_what_is_below(capture))?;
-    let mut stack = vec![0; below as usize];
-    let read = process.read_memory(Avma(base), &mut stack).ok()?;
-    if read < stack.len() {
-        return None;
-    }
-    stack.extend_from_slice(&capture.stack);
-    Some(Capture { stack, stack_base: Avma(base), ..capture.clone() })
-}
-
-/// Whether nothing was copied from below the stack pointer, where rows may read.
-fn lacks_what_is_below(capture: &Capture) -> bool {
-    matches!(capture.registers, Registers::X86_64(_)) && capture.stack_base == capture.registers.sp()
-}
-
 impl<'a> Recorder<'a> {
     /// Of a process, whose index is [`FIRST`](super::FIRST), without threads or images.
     pub fn new(clock: &'a dyn Clock, options: &'a Options, process: &Process) -> Recorder<'a> {
@@ -103,6 +85,7 @@ impl<'a> Recorder<'a> {
             options,
             by_wall: options.idle,
             trie: Trie::new(),
+            timeline: Timeline::new(clock.now_ns(), options.hz, options.timeline_bytes),
             images: Images::default(),
             processes: Vec::new(),
             learned: Vec::new(),
@@ -136,7 +119,9 @@ impl<'a> Recorder<'a> {
         self.stats.threads_seen += 1;
         let branch = self.branch(of, process, id);
         let now_ns = self.clock.now_ns();
-        self.accounts.insert(id, Account::new(of, branch, id.0, stack_top, look, now_ns, found));
+        let mut account = Account::new(of, branch, id.0, stack_top, look, now_ns, found);
+        account.over_time = self.timeline.add_thread(id.0, now_ns);
+        self.accounts.insert(id, account);
     }
 
     /// Closes a thread's account: what it used since its last sample is lost for this reason.
@@ -145,6 +130,7 @@ impl<'a> Recorder<'a> {
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
         if let Some(mut account) = self.accounts.remove(&id) {
             let now_ns = self.clock.now_ns();
+            self.timeline.end_thread(account.over_time, now_ns);
             let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.by_wall);
             self.stats.target_cpu_ns += account.used_cpu_ns();
             self.lose(reason, unsampled_ns);
@@ -165,7 +151,9 @@ impl<'a> Recorder<'a> {
     /// sample is not lost: it is given back, nanoseconds.
     pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {
         let Some(mut account) = self.accounts.remove(&id) else { return 0 };
-        let unsampled_ns = account.unsampled(cpu_ns, self.clock.now_ns(), self.by_wall);
+        let now_ns = self.clock.now_ns();
+        self.timeline.end_thread(account.over_time, now_ns);
+        let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.by_wall);
         self.stats.target_cpu_ns += account.used_cpu_ns();
         unsampled_ns
     }
@@ -177,17 +165,20 @@ impl<'a> Recorder<'a> {
             return;
         };
         account.name_tries_left -= 1;
-        let branch = account.branch;
-        if let Some(thread) = self.own_branch(branch, id).filter(|thread| thread.name.is_empty())
+        let (branch, over_time) = (account.branch, account.over_time);
+        let lacks_name = self.own_branch(branch, id).is_some_and(|thread| thread.name.is_empty());
+        if (lacks_name || self.timeline.lacks_name(over_time))
             && let Some(name) = process.thread_name(id)
         {
-            thread.name = name;
+            self.set_name(id, name);
         }
     }
 
     /// A thread has this name from now on. The last one is shown: most have one.
     pub(super) fn set_name(&mut self, id: ThreadId, name: String) {
-        let Some(branch) = self.accounts.get(&id).map(|account| account.branch) else { return };
+        let Some(account) = self.accounts.get(&id) else { return };
+        self.timeline.set_name(account.over_time, &name);
+        let branch = account.branch;
         if let Some(thread) = self.own_branch(branch, id) {
             thread.name = name;
         }
@@ -195,11 +186,8 @@ impl<'a> Recorder<'a> {
 
     /// Asks for a thread's name again at its end, or at that of the recording.
     pub(super) fn rename(&mut self, process: &mut dyn Observed, id: ThreadId) {
-        let Some(branch) = self.accounts.get(&id).map(|account| account.branch) else { return };
-        if let Some(thread) = self.own_branch(branch, id)
-            && let Some(name) = process.thread_name(id)
-        {
-            thread.name = name;
+        if let Some(name) = process.thread_name(id) {
+            self.set_name(id, name);
         }
     }
 
@@ -209,6 +197,7 @@ impl<'a> Recorder<'a> {
     pub fn lose(&mut self, reason: &'static str, lost_ns: u64) {
         if lost_ns > 0 {
             *self.weights.lost_ns.entry(reason).or_default() += lost_ns;
+            self.timeline.add_loss(reason, self.clock.now_ns(), lost_ns);
         }
     }
 
@@ -261,39 +250,42 @@ impl<'a> Recorder<'a> {
         let Some(sample) = self.postpone(sample, ended, weight_ns) else {
             return Taken { stack: None, needed, sample: None };
         };
-        let node = self.insert(id, ended, &sample.capture.kernel, frames, weight_ns, waiting);
+        let node = self.insert(&sample, ended, frames, weight_ns, waiting);
         Taken { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
-    pub(super) fn repeat(&mut self, node: NodeId, ended: StackEnd, weight_ns: u64) {
+    pub(super) fn repeat(&mut self, id: ThreadId, node: NodeId, ended: StackEnd, weight_ns: u64) {
         self.weights.reused_ns += weight_ns;
-        self.count(node, ended, weight_ns);
+        self.count(id, node, ended, weight_ns);
     }
 
-    /// Counts a stack that was put in before.
-    pub(super) fn count(&mut self, node: NodeId, ended: StackEnd, weight_ns: u64) {
+    /// Counts a stack of a thread that was put in before.
+    pub(super) fn count(&mut self, id: ThreadId, node: NodeId, ended: StackEnd, weight_ns: u64) {
         self.trie.add(node, weight_ns);
+        let over_time = self.accounts.get(&id).and_then(|account| account.over_time);
+        self.timeline.add_sample(over_time, self.clock.now_ns(), node, weight_ns);
         self.weighed(ended, weight_ns);
     }
 
-    /// Puts the frames that were found into the trie, with those in the kernel that they led to.
+    /// Puts the frames that were found for a sample into the trie, with those in the kernel that they led to.
     pub(super) fn insert(
         &mut self,
-        id: ThreadId,
+        sample: &Sample,
         ended: StackEnd,
-        kernel: &[LookupAvma],
         frames: &mut Frames,
         weight_ns: u64,
         waiting: bool,
     ) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == StackEnd::Fiber);
-        let account = self.accounts.get(&id)?;
+        let account = self.accounts.get(&sample.thread)?;
+        let over_time = account.over_time;
         let root = Root { branch: account.branch, complete, fiber, waiting };
         self.images.select(self.processes.get(account.process.0 as usize)?.number);
-        frames.addresses.splice(0..0, kernel.iter().copied());
+        frames.addresses.splice(0..0, sample.capture.kernel.iter().copied());
         match self.trie.insert((root, self.images.space()), &frames.addresses, weight_ns) {
             Ok(node) => {
+                self.timeline.add_sample(over_time, sample.at_ns, node, weight_ns);
                 self.weighed(ended, weight_ns);
                 for method in &frames.methods {
                     self.stats.frames_by_method[*method as usize] += 1;
@@ -362,7 +354,7 @@ impl<'a> Recorder<'a> {
         let (ended, bytes) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
         if ended == StackEnd::BadFrame
             && frames.addresses.len() == 1
-            && let Some(fuller) = with_what_is_below(process, capture)
+            && let Some(fuller) = with_red_zone(process, capture)
         {
             self.set_red_zone_read_later(of, true);
             let walked = self.walk_with_known_images(process, id, &fuller, window_max_bytes, frames);
@@ -370,7 +362,7 @@ impl<'a> Recorder<'a> {
             return needed(walked, true);
         }
         // A row that could not read there is bridged, too.
-        let below = frames.methods.get(1) == Some(&Method::Scan) && lacks_what_is_below(capture);
+        let below = frames.methods.get(1) == Some(&Method::Scan) && lacks_red_zone(capture);
         // A torn chain, or a library that was loaded since?
         if matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && self.retry_images(of, process)
@@ -580,6 +572,7 @@ impl<'a> Recorder<'a> {
             images: self.images,
             programs: self.programs,
             branches: self.branches,
+            timeline: (!self.timeline.is_off()).then_some(self.timeline),
             stats: self.stats,
         }
     }

@@ -82,6 +82,7 @@ pub fn snapshot(
         idle: true,
         off_cpu: false,
         threads: true,
+        timeline_bytes: 0,
         max_depth,
         unwind,
         seed: 0,

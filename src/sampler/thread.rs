@@ -5,6 +5,7 @@ use super::prefetch::Prefetch;
 use super::process::ProcessIndex;
 use super::window::Window;
 use crate::addr::Avma;
+use crate::recording::timeline::ThreadIndex;
 use crate::sources::{Activity, Look};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -18,6 +19,8 @@ pub(super) struct Account {
     pub(super) process: ProcessIndex,
     /// Index into the profile's branches.
     pub(super) branch: u32,
+    /// Its place in the timeline, if that has room for it.
+    pub(super) over_time: Option<ThreadIndex>,
     pub(super) stack_top: Option<Avma>,
     /// Times that the name of a thread without one may still be asked for.
     pub(super) name_tries_left: u8,
@@ -62,6 +65,7 @@ impl Account {
         Account {
             process,
             branch,
+            over_time: None,
             stack_top,
             name_tries_left: 8,
             birth_searches_left: 8,

@@ -31,7 +31,7 @@ impl OpenWaits {
     /// Its wait is over, and weighs so much, nanoseconds.
     pub(super) fn over(&mut self, recorder: &mut Recorder<'_>, thread: ThreadId, weight_ns: u64) {
         match self.0.remove(&thread) {
-            Some((node, ended)) => recorder.count(node, ended, weight_ns),
+            Some((node, ended)) => recorder.count(thread, node, ended, weight_ns),
             None => recorder.lose(NOT_KEPT, weight_ns),
         }
     }

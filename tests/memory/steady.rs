@@ -177,6 +177,7 @@ fn costs(batch_samples: usize) -> Vec<Cost> {
         costs: Vec::new(),
     };
     let options = Options {
+        timeline_bytes: 0,
         linger_ns: 0,
         hz: HZ,
         duration_ns: None,

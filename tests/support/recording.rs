@@ -50,6 +50,7 @@ impl Drop for Replay {
 
 pub fn options(hz: u32, seed: u64) -> Options {
     Options {
+        timeline_bytes: 0,
         linger_ns: 0,
         max_stop: 1.0,
         hz,

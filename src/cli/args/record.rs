@@ -10,6 +10,7 @@ use crate::cli::flags::{LaunchFlags, RecordingFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
+use crate::recording::timeline::DEFAULT_MEMORY_BYTES;
 use crate::sources::Way;
 use crate::walk::UnwindMethod;
 
@@ -75,6 +76,8 @@ pub struct Recording {
     pub naming: Naming,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
+    /// Memory for the times of samples, bytes; 0 to keep none.
+    pub timeline_bytes: usize,
     /// Percent of its time that the target may stand still; 100 is no limit.
     pub max_stop_percent: f64,
     /// Heading of the flame graph instead of the default one.
@@ -172,6 +175,10 @@ pub(super) fn recording(source: Source, launch: LaunchOptions, flags: RecordingF
         unwind,
         naming: Naming::from(&flags.naming),
         max_depth: depth(flags.max_depth.as_deref(), DEPTH_MAX)?,
+        timeline_bytes: match flags.no_timeline {
+            true => 0,
+            false => flags.timeline_memory.as_deref().map_or(Ok(DEFAULT_MEMORY_BYTES), timeline_memory)?,
+        },
         max_stop_percent,
         title: flags.title,
         reverse: flags.reverse,
@@ -228,6 +235,24 @@ pub(super) fn depth(text: Option<&OsStr>, most: usize) -> Result<usize> {
     text.map_or(Ok(DEPTH_DEFAULT), |text| {
         number("--max-depth", text, &expected, |depth| (1..=most).contains(&depth))
     })
+}
+
+/// Bytes of `--timeline-memory`: a whole number with K, M or G behind it, of which 1024 are one of the next.
+fn timeline_memory(text: &OsStr) -> Result<usize> {
+    let expected = "a size from 64K to 64G, such as 64M";
+    let refused = || bad("--timeline-memory", text, expected);
+    let written = text.to_str().ok_or_else(refused)?;
+    let digits = written.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit_bits = match &written[digits.len()..] {
+        "" | "B" => 0,
+        "K" | "k" | "KB" | "KiB" => 10,
+        "M" | "m" | "MB" | "MiB" => 20,
+        "G" | "g" | "GB" | "GiB" => 30,
+        _ => return Err(refused()),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << unit_bits));
+    let bytes = bytes.filter(|bytes| (64 << 10..=64 << 30).contains(bytes)).ok_or_else(refused)?;
+    usize::try_from(bytes).map_err(|_| refused())
 }
 
 fn duration(text: &OsStr) -> Result<Duration> {

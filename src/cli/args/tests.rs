@@ -59,6 +59,7 @@ fn the_defaults_are_those_of_the_contract() {
         unwind: UnwindMethod::Auto,
         naming: Naming { inlines: true, lines: false, style: Style::Readable },
         max_depth: 1024,
+        timeline_bytes: 64 << 20,
         max_stop_percent: 2.0,
         title: None,
         reverse: false,
@@ -77,7 +78,7 @@ fn the_defaults_are_those_of_the_contract() {
 
 #[test]
 fn every_option_is_understood() {
-    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --max-stop 0.5 \
+    let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --timeline-memory 2G --max-stop 0.5 \
                 --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
     let expected = Recording {
@@ -98,6 +99,7 @@ fn every_option_is_understood() {
         unwind: UnwindMethod::FramePointer,
         naming: Naming { inlines: false, lines: true, style: Style::Short },
         max_depth: 65_536,
+        timeline_bytes: 2 << 30,
         max_stop_percent: 0.5,
         title: Some("T".into()),
         reverse: true,

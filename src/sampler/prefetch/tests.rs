@@ -86,6 +86,7 @@ fn options() -> Options {
         linger_ns: 0,
         threads: true,
         max_depth: 1024,
+        timeline_bytes: 0,
         unwind: crate::walk::UnwindMethod::Auto,
         seed: 1,
         max_stop: 1.0,

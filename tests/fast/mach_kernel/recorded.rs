@@ -17,6 +17,7 @@ pub const HZ: u32 = 1000;
 
 pub fn options(for_ms: u64) -> Options {
     Options {
+        timeline_bytes: 0,
         linger_ns: 0,
         max_stop: 0.02,
         hz: HZ,

@@ -320,6 +320,7 @@ fn contradictory_descriptions_of_a_board_are_refused() {
 
 fn options() -> Options {
     Options {
+        timeline_bytes: 0,
         linger_ns: 0,
         hz: 200,
         duration_ns: Some(500_000_000),

@@ -1,0 +1,166 @@
+//! Timelines: what comes back, what a bound leaves of it, how much memory a sample takes.
+
+use super::*;
+use crate::rng::Rng;
+
+const HZ: u32 = 997;
+const PERIOD_NS: u64 = 1_000_000_000 / 997;
+
+/// A thread that changes its stack now and then, pauses, and has samples that weigh a little more or less
+/// than a period.
+fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
+    let mut random = Rng::new(seed);
+    let (mut at_ns, mut node) = (random.within(0, 1 << 30), 0);
+    (0..samples)
+        .map(|_| {
+            if random.within(0, 20) == 0 {
+                at_ns += random.within(0, 300_000_000);
+            }
+            at_ns += PERIOD_NS - 20_000 + random.within(0, 40_000);
+            if random.within(0, 3) == 0 {
+                node = 1 + random.within(0, 5) as u32;
+            }
+            TimedSample { at_ns, node: NodeId(node), weight_ns: PERIOD_NS - 30_000 + random.within(0, 60_000) }
+        })
+        .collect()
+}
+
+fn by_node(samples: &[TimedSample]) -> BTreeMap<u32, u64> {
+    let mut sums = BTreeMap::new();
+    for sample in samples {
+        *sums.entry(sample.node.0).or_default() += sample.weight_ns;
+    }
+    sums
+}
+
+#[test]
+fn samples_come_back_with_times_and_weights_to_a_microsecond() {
+    for seed in 0..50 {
+        let samples = run(seed, 500);
+        let mut timeline = Timeline::new(1000, HZ, DEFAULT_MEMORY_BYTES);
+        let thread = timeline.add_thread(7, 1000);
+        for sample in &samples {
+            timeline.add_sample(thread, sample.at_ns + 1000, sample.node, sample.weight_ns);
+        }
+        let back = timeline.threads()[0].samples();
+        assert_eq!(back.len(), samples.len());
+        for (back, sample) in back.iter().zip(&samples) {
+            assert_eq!(back.node, sample.node);
+            assert!(sample.at_ns - back.at_ns < UNIT_NS);
+            assert!(back.weight_ns.abs_diff(sample.weight_ns) < UNIT_NS);
+        }
+        let sum = |samples: &[TimedSample]| samples.iter().map(|sample| sample.weight_ns).sum::<u64>();
+        assert!(sum(&samples) - sum(&back) < UNIT_NS, "seed {seed}: weights drift");
+        assert_eq!(timeline.detail(), Detail::Samples);
+    }
+}
+
+#[test]
+fn a_sample_takes_less_than_eight_bytes() {
+    for (seed, samples) in [(1, 100_000), (2, 10_000)] {
+        let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
+        let thread = timeline.add_thread(7, 0);
+        for sample in run(seed, samples) {
+            timeline.add_sample(thread, sample.at_ns, sample.node, sample.weight_ns);
+        }
+        let bytes = timeline.memory_bytes() as f64 / samples as f64;
+        assert!(bytes < 8.0, "{bytes} bytes a sample");
+    }
+}
+
+#[test]
+fn samples_that_come_late_are_put_in_order() {
+    let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
+    let thread = timeline.add_thread(7, 0);
+    for at_ns in [5_000_000, 9_000_000, 2_000_000, 7_000_000] {
+        timeline.add_sample(thread, at_ns, NodeId(3), 1_000_000);
+    }
+    let times: Vec<u64> = timeline.threads()[0].samples().iter().map(|sample| sample.at_ns / 1_000_000).collect();
+    assert_eq!(times, [1, 4, 6, 8]);
+}
+
+#[test]
+fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
+    for seed in 0..8 {
+        let bound = 50_000;
+        let mut timeline = Timeline::new(0, HZ, bound);
+        let mut sent = Vec::new();
+        let threads: Vec<_> = (0..3).map(|id| timeline.add_thread(id, 0)).collect();
+        for (thread, samples) in threads.iter().zip([run(seed, 20_000), run(seed + 100, 20_000), run(seed + 200, 9)]) {
+            for sample in &samples {
+                timeline.add_sample(*thread, sample.at_ns, sample.node, sample.weight_ns);
+                assert!(timeline.memory_bytes() <= bound + 64, "seed {seed}");
+            }
+            sent.push(samples);
+        }
+        assert!(matches!(timeline.detail(), Detail::Steps(_)), "{:?}", timeline.detail());
+        for (thread, sent) in timeline.threads().iter().zip(&sent) {
+            let back = thread.samples();
+            assert!(back.is_sorted_by_key(|sample| sample.at_ns));
+            let (back_by, sent_by) = (by_node(&back), by_node(sent));
+            assert_eq!(back_by.keys().collect::<Vec<_>>(), sent_by.keys().collect::<Vec<_>>());
+            for (node, sent_ns) in &sent_by {
+                let visits = sent.iter().filter(|sample| sample.node.0 == *node).count() as u64;
+                assert!(back_by[node].abs_diff(*sent_ns) <= (visits + 1) * UNIT_NS, "seed {seed}, node {node}");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_stacks_find_no_room_times_are_kept() {
+    let bound = 1500;
+    let mut timeline = Timeline::new(0, HZ, bound);
+    let thread = timeline.add_thread(7, 0);
+    let samples = run(5, 50_000);
+    for sample in &samples {
+        timeline.add_sample(thread, sample.at_ns, sample.node, sample.weight_ns);
+        assert!(timeline.memory_bytes() <= bound + 64);
+    }
+    assert!(matches!(timeline.detail(), Detail::TimesOnly(_)), "{:?}", timeline.detail());
+    let back = timeline.threads()[0].samples();
+    let sum = |samples: &[TimedSample]| samples.iter().map(|sample| sample.weight_ns).sum::<u64>();
+    assert!(sum(&samples) - sum(&back) < 2 * UNIT_NS);
+}
+
+#[test]
+fn a_pause_is_not_joined_over() {
+    let mut timeline = Timeline::new(0, HZ, 4000);
+    let thread = timeline.add_thread(7, 0);
+    // 20 samples of one stack, a pause of 80 ms, 20 more.
+    for count in 1..=40 {
+        let pause_ns = if count > 20 { 80_000_000 } else { 0 };
+        timeline.add_sample(thread, count * PERIOD_NS + pause_ns, NodeId(1), PERIOD_NS);
+    }
+    timeline.detail = Detail::Runs;
+    timeline.reduce();
+    let back = timeline.threads()[0].samples();
+    assert_eq!(back.len(), 2);
+    assert!(back[0].at_ns.abs_diff(20 * PERIOD_NS) < UNIT_NS);
+    assert!(back[0].weight_ns.abs_diff(20 * PERIOD_NS) < 21 * UNIT_NS);
+    assert!((back[1].at_ns - back[1].weight_ns).abs_diff(20 * PERIOD_NS + 80_000_000) < 22 * UNIT_NS);
+}
+
+#[test]
+fn losses_keep_their_reason_and_time() {
+    let mut timeline = Timeline::new(500, HZ, DEFAULT_MEMORY_BYTES);
+    timeline.add_loss("ring full", 10_000_500, 3_000_000);
+    timeline.add_loss("other", 20_000_500, 1_000_000);
+    timeline.add_loss("ring full", 30_000_500, 2_000_000);
+    let losses: Vec<_> = timeline.losses().into_iter().map(|(why, at_ns, ns)| (why, at_ns / 1_000_000, ns / 100_000)).collect();
+    assert_eq!(losses, [("ring full", 9, 29), ("other", 19, 10), ("ring full", 29, 19)]);
+}
+
+#[test]
+fn threads_beyond_the_bound_are_counted_as_dropped() {
+    let mut timeline = Timeline::new(0, HZ, 10_000);
+    let mut refused = 0;
+    for id in 0..200 {
+        let thread = timeline.add_thread(id, 0);
+        refused += u64::from(thread.is_none());
+        timeline.add_sample(thread, 1_000_000, NodeId(1), 1000);
+    }
+    assert!(refused > 0);
+    assert_eq!(timeline.dropped_ns(), refused * 1000);
+    assert_eq!(timeline.threads().len() as u64, 200 - refused);
+}
