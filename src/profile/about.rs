@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 
 use crate::escape::{escape_line, escape_lines};
 
@@ -121,6 +122,26 @@ impl About {
                 *sum = sum.saturating_add(count);
             }
         }
+    }
+
+    /// Describes a part of the time of the recording, nanoseconds since it began, in which `losses` were: reasons
+    /// and nanoseconds.
+    pub(super) fn cut_to<'l>(&mut self, range: &Range<u64>, losses: impl Iterator<Item = (&'l str, u64)>) {
+        let end_ns = range.end.min(self.duration_ns.unwrap_or(u64::MAX));
+        self.duration_ns = Some(end_ns.saturating_sub(range.start));
+        self.time_unix_ns = self.time_unix_ns.map(|began_ns| began_ns.saturating_add(range.start));
+        // Not the whole of a command.
+        self.launched = self.launched.map(|_| false);
+        self.ticks = None;
+        self.incomplete.clear();
+        let mut lost_ns: BTreeMap<&str, u64> = BTreeMap::new();
+        for (reason, ns) in losses {
+            let sum = lost_ns.entry(reason).or_default();
+            *sum = sum.saturating_add(ns);
+        }
+        let period_ns = self.period_ns().unwrap_or(f64::INFINITY);
+        let counts = lost_ns.into_iter().map(|(reason, ns)| (reason.to_owned(), (ns as f64 / period_ns).round() as u64));
+        self.lost = counts.filter(|(_, count)| *count > 0).collect();
     }
 
     /// Takes in what another profile tells, so that this describes both together.

@@ -4,14 +4,17 @@
 //! and count of the recording is in it. Not for: looking up names.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
-use crate::recording::{Frame, Profile};
+use super::timeline::{Loss, ThreadTimeline, TimedSample, Timeline};
+use crate::recording::timeline::Detail;
+use crate::recording::{self, Frame, Profile};
 use crate::symbol::Names;
-use crate::trie::FrameId;
+use crate::trie::{FrameId, NodeId};
 
 /// What is known of a recording beside its profile.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,47 +51,149 @@ impl Saved {
         names: &Names,
         circumstances: Circumstances,
     ) -> Result<Saved, Full> {
-        let mut builder = SavedBuilder::new(about(profile, circumstances));
-        let mut frames: Vec<Option<u32>> = vec![None; profile.trie.frame_count()];
-        let mut stack = Vec::new();
+        let mut conversion = Conversion {
+            builder: SavedBuilder::new(about(profile, circumstances)),
+            profile,
+            names,
+            circumstances,
+            frames: vec![None; profile.trie.frame_count()],
+            stack: Vec::new(),
+        };
         let mut full = Ok(());
         profile.trie.for_each_stack(|path, count| {
-            let mut add = || -> Result<(), Full> {
-                let Some((root, code)) = path.split_first() else { return Ok(()) };
-                let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(()) };
-                let Some(branch) = profile.branches.get(begin.branch as usize) else { return Ok(()) };
-                let thread = match &branch.thread {
-                    Some(thread) => Some((builder.text(&thread.name)?, thread.id)),
-                    None => None,
-                };
-                let process = builder.text(&circumstances.name(profile, branch.program))?;
-                let (complete, waiting) = (begin.complete, begin.waiting);
-                let root = builder.root(StackRoot { process, thread, complete, waiting })?;
-                stack.clear();
-                if begin.fiber {
-                    stack.push(builder.named_frame(FIBER)?);
-                }
-                for id in code {
-                    let known = frames.get(id.0 as usize).copied().flatten();
-                    let frame = match known {
-                        Some(frame) => frame,
-                        None => frame_of(&mut builder, profile, names, *id)?,
-                    };
-                    if let Some(slot) = frames.get_mut(id.0 as usize) {
-                        *slot = Some(frame);
-                    }
-                    stack.push(frame);
-                }
-                builder.add(root, &stack, count)?;
-                Ok(())
-            };
             if full.is_ok() {
-                full = add();
+                full = conversion.add(path, count).map(drop);
             }
         });
         full?;
-        Ok(builder.finish())
+        if let Some(timeline) = &profile.timeline {
+            let timeline = conversion.timeline(timeline)?;
+            conversion.builder.set_timeline(timeline);
+        }
+        Ok(conversion.builder.finish())
     }
+}
+
+/// A recording on its way to its saved form.
+struct Conversion<'p> {
+    builder: SavedBuilder,
+    profile: &'p Profile,
+    names: &'p Names,
+    circumstances: Circumstances,
+    /// By frame of the recording: its number in the saved form, once it was needed.
+    frames: Vec<Option<u32>>,
+    /// The stack at hand; keeps its allocation.
+    stack: Vec<u32>,
+}
+
+impl Conversion<'_> {
+    /// Counts a stack, given root first. Its node; `None` for a path that is no stack.
+    fn add(&mut self, path: &[FrameId], count: u64) -> Result<Option<NodeId>, Full> {
+        let profile = self.profile;
+        let Some((root, code)) = path.split_first() else { return Ok(None) };
+        let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(None) };
+        let Some(branch) = profile.branches.get(begin.branch as usize) else { return Ok(None) };
+        let thread = match &branch.thread {
+            Some(thread) => Some((self.builder.text(&thread.name)?, thread.id)),
+            None => None,
+        };
+        let process = self.builder.text(&self.circumstances.name(profile, branch.program))?;
+        let (complete, waiting) = (begin.complete, begin.waiting);
+        let root = self.builder.root(StackRoot { process, thread, complete, waiting })?;
+        self.stack.clear();
+        if begin.fiber {
+            self.stack.push(self.builder.named_frame(FIBER)?);
+        }
+        for id in code {
+            let known = self.frames.get(id.0 as usize).copied().flatten();
+            let frame = match known {
+                Some(frame) => frame,
+                None => frame_of(&mut self.builder, profile, self.names, *id)?,
+            };
+            if let Some(slot) = self.frames.get_mut(id.0 as usize) {
+                *slot = Some(frame);
+            }
+            self.stack.push(frame);
+        }
+        self.builder.add(root, &self.stack, count).map(Some)
+    }
+
+    /// The times of samples. A thread that ran several programs is one for each.
+    fn timeline(&mut self, recorded: &recording::Timeline) -> Result<Timeline, Full> {
+        let mut nodes: HashMap<NodeId, Stack> = HashMap::new();
+        let mut threads = Vec::new();
+        for thread in recorded.threads() {
+            let name = self.builder.text(&thread.name)?;
+            let mut parts: Vec<(u32, Vec<TimedSample>)> = Vec::new();
+            for sample in thread.samples() {
+                let stack = match nodes.get(&sample.node) {
+                    Some(known) => *known,
+                    None => {
+                        let stack = self.stack_of(sample.node)?;
+                        nodes.insert(sample.node, stack);
+                        stack
+                    }
+                };
+                let before = parts.last().map(|(program, _)| *program);
+                let Some(program) = stack.program.or(before) else { continue };
+                if before != Some(program) {
+                    parts.push((program, Vec::new()));
+                }
+                let (at_ns, weight_ns) = (sample.at_ns, sample.weight_ns);
+                if let Some((_, samples)) = parts.last_mut() {
+                    samples.push(TimedSample { at_ns, weight_ns, node: stack.node, count: 0 });
+                }
+            }
+            let (last, mut begun_ns) = (parts.len().saturating_sub(1), thread.begun_ns);
+            for (number, (program, samples)) in parts.into_iter().enumerate() {
+                let ended_ns = match number == last {
+                    true => thread.ended_ns,
+                    false => samples.last().map(|sample| sample.at_ns),
+                };
+                let process = self.builder.text(&self.circumstances.name(self.profile, program))?;
+                let pid = self.profile.programs.get(program as usize).map(|program| program.pid);
+                let pid = pid.filter(|pid| *pid > 0);
+                threads.push(ThreadTimeline { process, pid, name, id: thread.id, begun_ns, ended_ns, samples });
+                begun_ns = ended_ns.unwrap_or(begun_ns);
+            }
+        }
+        let mut losses = Vec::new();
+        for (reason, at_ns, lost_ns) in recorded.losses() {
+            losses.push(Loss { at_ns, lost_ns, reason: self.builder.text(reason)? });
+        }
+        let step_ns = match recorded.detail() {
+            Detail::Samples | Detail::Runs => None,
+            Detail::Steps(step_ns) | Detail::TimesOnly(step_ns) => Some(step_ns),
+        };
+        Ok(Timeline { step_ns, threads, losses })
+    }
+
+    /// What a node of the recording's trie is in the saved form.
+    fn stack_of(&mut self, node: NodeId) -> Result<Stack, Full> {
+        let profile = self.profile;
+        let mut path = Vec::new();
+        let mut at = Some(node);
+        while let Some(here) = at {
+            path.extend(profile.trie.frame_of(here));
+            at = profile.trie.parent(here);
+        }
+        path.reverse();
+        let program = match path.first().and_then(|root| profile.trie.frame(*root)) {
+            Some(Frame::Root(root)) => profile.branches.get(root.branch as usize).map(|branch| branch.program),
+            _ => None,
+        };
+        let node = if profile.trie.count(node) > 0 { self.add(&path, 0)? } else { None };
+        Ok(Stack { node, program })
+    }
+}
+
+/// A stack of a timeline.
+#[derive(Clone, Copy)]
+struct Stack {
+    /// Its node in the saved form; `None` if no whole count is left of it, or it was not kept.
+    node: Option<NodeId>,
+    /// Index of the program that it is of.
+    program: Option<u32>,
 }
 
 fn about(profile: &Profile, circumstances: Circumstances) -> About {

@@ -13,6 +13,7 @@ mod root_names;
 pub mod saved;
 mod stack_frame;
 pub mod texts;
+pub mod timeline;
 pub mod views;
 
 pub use about::{About, Different, SAMPLES};
@@ -21,6 +22,7 @@ pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use stack_frame::StackFrame;
 pub use texts::{TextId, Texts};
+pub use timeline::{Loss, ThreadTimeline, TimedSample, Timeline};
 pub use views::by_name::{ByName, FIBER, INCOMPLETE, Visited, shown};
 pub use views::call_tree::{CallTree, Direction};
 pub use views::functions::{FunctionRow, FunctionTable};

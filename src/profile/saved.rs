@@ -12,6 +12,7 @@ use std::ops::Range;
 use super::about::About;
 use super::stack_frame::StackFrame;
 use super::texts::{TextId, Texts};
+use super::timeline::Timeline;
 use crate::escape::file_name;
 use crate::module_offset::ModuleOffset;
 use crate::trie::{self, FrameId, Trie};
@@ -125,6 +126,7 @@ pub struct Saved {
     pub(super) frames: Vec<Frame>,
     pub(super) roots: Vec<StackRoot>,
     pub(super) trie: Trie<StackFrame>,
+    pub(super) timeline: Option<Timeline>,
 }
 
 impl Saved {
@@ -168,6 +170,12 @@ impl Saved {
     #[must_use]
     pub fn trie(&self) -> &Trie<StackFrame> {
         &self.trie
+    }
+
+    /// When samples were taken; `None` where that is not known.
+    #[must_use]
+    pub fn timeline(&self) -> Option<&Timeline> {
+        self.timeline.as_ref()
     }
 
     /// The functions of a frame with their lines, outermost first; empty where only the
