@@ -42,7 +42,7 @@ impl Error {
         Error { kind, text: text.into(), source: None }
     }
 
-    /// The same error with what caused it, which [`source`](std::error::Error::source) gives.
+    /// This error with its cause, which [`source`](std::error::Error::source) gives.
     #[must_use]
     pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error { source: Some(Box::new(source)), ..self }
@@ -54,7 +54,7 @@ impl Error {
         self.kind
     }
 
-    /// The same error with `context: ` in front of its text.
+    /// This error with `context: ` in front of its text.
     #[must_use]
     pub fn context(self, context: impl fmt::Display) -> Error {
         Error { text: format!("{context}: {}", self.text), ..self }

@@ -73,7 +73,7 @@ impl ImageBytes {
         ImageBytes { bytes: Arc::clone(&file) as _, first_offset: 0, linkedit: None, file: Some(file) }
     }
 
-    /// The same bytes as a part of others: what happens to the file of those happens to these.
+    /// These bytes as a part of `whole`: what happens to its file happens to these.
     pub(super) fn part_of(self, whole: &ImageBytes) -> ImageBytes {
         ImageBytes { file: whole.file.clone(), ..self }
     }

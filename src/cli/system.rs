@@ -260,7 +260,7 @@ pub(super) fn why_it_stands(pid: u32) -> Option<String> {
     }
 }
 
-/// The same of a process that a recording has just let go.
+/// Who keeps a process that a recording has just released from running, and the next step.
 pub(super) fn why_it_stands_again(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::why_it_stands_again(pid);

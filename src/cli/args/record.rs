@@ -26,7 +26,7 @@ pub const DEPTH_MAX: usize = 65_536;
 pub const DURATION_MAX_S: f64 = 1e9;
 /// `--max-stop` unless given, percent.
 pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
-/// The same for a target behind a stub, percent: each stop takes several round trips.
+/// `--max-stop` unless given, for a target behind a stub, percent: each stop takes several round trips.
 const MAX_STOP_STUB_PERCENT: f64 = 5.0;
 
 /// How a command is launched, and ended.

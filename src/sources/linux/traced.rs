@@ -20,10 +20,10 @@ use crate::sources::{Fault, Observed, Process, ThreadId};
 
 /// A thread whose stack pointer is so far below that of the start of the program, or less, is on the
 /// first thread's stack: memory for the stacks of others begins below this gap at the earliest
-/// (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; the same in mm/util.c for aarch64).
+/// (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; 128 MiB in mm/util.c for aarch64).
 const FIRST_STACK_BYTES: u64 = 128 << 20;
 
-/// See the top of this file.
+/// A process that is traced.
 #[derive(Debug)]
 pub(super) struct Traced {
     pid: pid_t,
