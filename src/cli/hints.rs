@@ -260,7 +260,7 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
         Cause::Image(index, described) => {
             let image = profile.images.images().get(*index as usize)?;
             let described = *described;
-            (format!("end in {}", image.name), in_image(profile, names, how, seen, image, described))
+            (format!("end in {}", image.shown_name()), in_image(profile, names, how, seen, image, described))
         }
     };
     Some(format!("{part} of the incomplete stacks {place}: {advice}"))
@@ -350,7 +350,7 @@ fn stripped(profile: &Profile, seen: &Seen) -> Option<String> {
         "{} of the samples are in functions of {} without names: it is stripped; install its debug symbols (Debian, \
          Ubuntu: PACKAGE-dbgsym), or build it without strip",
         percent(*count, profile.stats.samples),
-        image.name
+        image.shown_name()
     ))
 }
 

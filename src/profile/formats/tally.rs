@@ -6,6 +6,10 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
+/// What a file is expected to be that is nothing known.
+pub(super) const EXPECTED: &str =
+    "expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)";
+
 /// Counts of one file.
 #[derive(Debug)]
 pub(super) struct Tally {
@@ -72,9 +76,11 @@ impl Tally {
         let all = self.understood.saturating_add(skipped);
         let refused = |text: String| Err(Error::new(ErrorKind::Input, text));
         if skipped > self.understood {
+            let next =
+                if self.understood == 0 && unit == "line" { format!("; {EXPECTED}") } else { String::new() };
             return refused(match all {
-                1 => first,
-                _ => format!("{first}; {skipped} of {all} {unit}s not understood"),
+                1 => format!("{first}{next}"),
+                _ => format!("{first}; {skipped} of {all} {unit}s not understood{next}"),
             });
         }
         let plural = if skipped == 1 { "" } else { "s" };
@@ -105,7 +111,8 @@ mod tests {
         let refused = |tally: Tally, strict| tally.judge(strict).expect_err("refused").to_string();
         assert_eq!(refused(of(2, 1), true), "a:3: odd; 1 line not understood (--strict)");
         assert_eq!(refused(of(1, 2), false), "a:3: odd; 2 of 3 lines not understood");
-        assert_eq!(refused(of(0, 1), false), "a:3: odd");
+        assert_eq!(refused(of(0, 1), false), format!("a:3: odd; {EXPECTED}"));
+        assert_eq!(refused(of(0, 2), false), format!("a:3: odd; 2 of 2 lines not understood; {EXPECTED}"));
     }
 
     #[test]
