@@ -55,6 +55,11 @@ fn with_additions(shell: Shell, script: &str) -> String {
         Shell::Fish => {
             // None of our own commands is offered behind `--`.
             const COMMAND: &str = "    set -l cmd (commandline -opc)\n";
+            // An option whose value is being typed has none yet, which argparse refuses.
+            const OPTIONS: &str = "    argparse -s (__fish_stackprof_global_optspecs) -- $cmd 2>/dev/null\n";
+            const LESS: &str =
+                "    or argparse -s (__fish_stackprof_global_optspecs) -- $cmd[1..-2] 2>/dev/null\n";
+            let script = script.replacen(OPTIONS, &format!("{OPTIONS}{LESS}"), 1);
             let script =
                 script.replacen(COMMAND, &format!("{COMMAND}    contains -- -- $cmd; and return 1\n"), 1);
             let lines = script.lines().map(|line| match line.contains(" -l pid ") {
@@ -67,12 +72,12 @@ fn with_additions(shell: Shell, script: &str) -> String {
     }
 }
 
-/// The processes that `--pid` takes, a word and what it stands for on each line.
+/// The processes that `--pid` takes: on each line a word without blanks, a blank, and what it stands for.
 #[must_use]
 pub fn processes(processes: &[RunningProcess]) -> String {
     let mut text = String::new();
     for (word, description) in process_name::words(processes) {
-        let _ = writeln!(text, "{word}\t{}", escape_line(&description));
+        let _ = writeln!(text, "{word} {}", escape_line(&description));
     }
     text
 }

@@ -71,9 +71,9 @@ pub(super) struct RecordFlags {
     #[command(flatten)]
     pub(super) launch: LaunchFlags,
     #[command(flatten)]
-    pub(super) scope: ScopeFlags,
-    #[command(flatten)]
     pub(super) recording: RecordingFlags,
+    #[command(flatten)]
+    pub(super) scope: ScopeFlags,
     /// Words before `--` that are not options: always a mistake, kept for the message.
     #[arg(hide = true, trailing_var_arg = true)]
     pub(super) stray: Vec<OsString>,
@@ -126,7 +126,7 @@ pub(super) struct DemoFlags {
 Examples:
   stackprof dump stacks --pid 4242       what does it do right now?
   stackprof dump threads --pid nginx     which threads use CPU time?
-  stackprof dump images --pid 4242       is a library stripped or deleted?
+  stackprof dump images --pid 4242       which files does it run?
 ",
     help_template = TEMPLATE,
     max_term_width = 80,

@@ -122,6 +122,7 @@ fn the_examples_of_the_help_are_understood() {
         }
         // The process of the examples does not exist, but their words do.
         let typed = typed.replace("4242", "4194305").replace("./prog", "./missing");
+        let typed = typed.replace("redis-server", "no-such-process");
         let run = place.run(&typed);
         assert_eq!(run.code, Some(1), "{run}");
         tried += 1;

@@ -57,9 +57,12 @@ fn entries(text: &str) -> Vec<(String, String)> {
 fn answer(place: &Place, line: &str) -> String {
     let run = place.shell(&format!("stackprof() {{ \"$STACKPROF\" \"$@\"; }}\n{line}"));
     let code = run.code.unwrap_or(-1);
-    let run = run.fails_with(code, &[]);
-    assert!((1..=4).contains(&code) && code != 3, "`{line}`: {run}");
-    let text = run.stderr.trim_end().trim_start_matches("stackprof: ").to_owned();
+    assert!(matches!(code, 1 | 2 | 4) && run.stdout.is_empty(), "{run}");
+    let text = run.stderr.strip_prefix("stackprof: ").and_then(|text| text.strip_suffix('\n'));
+    let text = text.unwrap_or_else(|| panic!("no line of a message: {run}"));
+    assert!(!text.contains('\n') && !text.starts_with(char::is_uppercase), "one line, lower case: {run}");
+    // Forms of commands end in `...`.
+    assert!(text.ends_with("...") || !text.ends_with(['.', ' ']), "{run}");
     assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "`{line}` names a path of this machine: {run}");
     format!("{code} {text}")
 }
@@ -122,24 +125,33 @@ fn wrong_invocations_of_a_user_without_rights_name_what_is_missing() {
     fs::set_permissions(place.path("few.folded"), fs::Permissions::from_mode(0o600)).unwrap();
     copy_program(place.program(), &place.path("copy"));
     let own = std::process::id();
+    const UNREADABLE: &str =
+        "cannot read `few.folded`: permission denied; read it as a user who may, or name another";
     for (line, code, expected) in [
+        ("render few.folded -o -", 1, UNREADABLE),
+        ("diff few.folded a.folded", 1, UNREADABLE),
+        ("gate --base few.folded --new a.folded", 1, UNREADABLE),
         (
-            "render few.folded -o -",
+            "render a.folded -o out.svg",
             1,
-            "cannot read `few.folded`: permission denied; read it as a user who may, or name another",
+            "cannot write `out.svg`: no file can be made in its directory: permission denied; name a file where you may write",
+        ),
+        ("-o - --pid 1", 1, "run: sudo stackprof --pid 1"),
+        (
+            "dump stacks --pid OWN",
+            1,
+            "it belongs to user 0 and you are user 65534; run: sudo stackprof --pid OWN",
         ),
         (
-            "diff few.folded a.folded",
+            "-d 1 -o - --pid OWN",
             1,
-            "cannot read `few.folded`: permission denied; read it as a user who may, or name another",
+            "it belongs to user 0 and you are user 65534; run: sudo stackprof --pid OWN",
         ),
-        ("render a.folded -o out.svg", 1, "cannot write `out.svg`: "),
-        ("gate --base few.folded --new a.folded", 1, "cannot read `few.folded`: permission denied"),
-        ("-o /dev/null --format folded --pid 1", 1, "cannot attach to pid 1 ("),
-        ("dump stacks --pid OWN", 1, "run: sudo stackprof dump stacks --pid OWN"),
-        ("-d 1 -o - --pid OWN", 1, "run: sudo stackprof -d 1 -o - --pid OWN"),
-        ("-a -d 1 -o -", 1, "sudo"),
-        ("--as root -o - -- true", 1, "--as root: "),
+        (
+            "--as root -o - -- true",
+            1,
+            "--as `root`: only root may run a command as another user; run stackprof by sudo",
+        ),
     ] {
         let line = line.replace("OWN", &own.to_string());
         let expected = expected.replace("OWN", &own.to_string());
@@ -147,6 +159,35 @@ fn wrong_invocations_of_a_user_without_rights_name_what_is_missing() {
             place.shell(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- ./copy {line}"));
         println!("{}", run.stderr.trim_end());
         run.fails_with(code, &[&expected]);
+    }
+}
+
+/// Names of what root alone may ask for.
+#[test]
+fn wrong_names_of_groups_and_users_name_what_lists_them() {
+    if !is_linux() {
+        return;
+    }
+    if !is_root() {
+        return skip("only root may record a part of the machine everywhere");
+    }
+    let place = prepare();
+    for (line, expected) in [
+        (
+            "--cgroup /no/such/group",
+            "--cgroup `/no/such/group`: no such control group; `systemd-cgls` lists them",
+        ),
+        (
+            "--container 0123456789ab",
+            "--container `0123456789ab`: no process runs in such a container; `docker ps` lists them",
+        ),
+        ("--user no-such-user", "--user `no-such-user`: there is no such user; `getent passwd` lists them"),
+        (
+            "--as no-such-user -- true",
+            "--as `no-such-user`: there is no such user; `getent passwd` lists them",
+        ),
+    ] {
+        place.run(&format!("-o - {line}")).fails_with(1, &[expected]);
     }
 }
 

@@ -23,7 +23,7 @@ _stackprof_complete() {
     case "$prev" in
         -p | --pid)
             # The list has plain words only: nothing that a shell would expand.
-            while IFS=$'\t' read -r word _; do
+            while read -r word _; do
                 if [[ "$word" == "$cur"* ]]; then
                     COMPREPLY+=("$word")
                 fi

@@ -1,7 +1,7 @@
 
 # Processes for --pid: the names that one process has, and all numbers.
 function __fish_stackprof_processes
-    stackprof completions --processes 2>/dev/null
+    stackprof completions --processes 2>/dev/null | string replace ' ' \t
 end
 
 # The words of a launched command.
@@ -18,3 +18,5 @@ function __fish_stackprof_launched
 end
 
 complete -c stackprof -n __fish_stackprof_launches -f -a "(__fish_stackprof_launched)"
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -f -a "threads images symbols stacks"
+complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -f -a "bash elvish fish powershell zsh"

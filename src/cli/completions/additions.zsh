@@ -2,7 +2,7 @@
 _stackprof_processes() {
     local word description
     local -a processes
-    while IFS=$'\t' read -r word description; do
+    while read -r word description; do
         processes+=("$word:$description")
     done < <(_call_program processes stackprof completions --processes 2> /dev/null)
     _describe -V 'process' processes
