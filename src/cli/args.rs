@@ -12,13 +12,14 @@ mod record;
 pub mod render;
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use clap_complete::Shell;
 
 use super::clap_text::usage_error;
 use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, ScopeFlags, SeveralFlags, SourceFlags};
+use super::format::Format;
 use super::system;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
@@ -236,6 +237,9 @@ fn stray_words(words: &[OsString]) -> Error {
     }
     if first.parse::<u32>().is_ok() {
         return usage(format!("to attach to process {first}: stackprof --pid {first}"));
+    }
+    if matches!(Format::from_path(Path::new(&words[0])), Ok(Some(format)) if format != Format::Svg) {
+        return usage(format!("to read a saved profile: stackprof render {first} -o FILE"));
     }
     let command: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     usage(format!("to run a command, put it after --: stackprof -- {}", command.join(" ")))

@@ -49,6 +49,8 @@ fn with_additions(shell: Shell, script: &str) -> String {
             const END: &str = "if [ \"$funcstack[1]\" = \"_stackprof\" ]; then\n";
             script
                 .replacen(BEGIN, &format!("{BEGIN}{LAUNCHED}"), 1)
+                // `*::` would end the completion of options behind the first file.
+                .replace("'*::", "'*:")
                 .replace(":PID|NAME:'", ":PID|NAME:_stackprof_processes'")
                 .replacen(END, &format!("{}{END}", include_str!("completions/additions.zsh")), 1)
         }

@@ -213,6 +213,10 @@ fn name_of(number: usize) -> String {
 
 /// Recordings of other names in a baseline would stay part of it beside those that replace it.
 fn check_baseline(directory: &Path) -> Result<()> {
+    if directory.is_file() {
+        let text = format!("--update-baseline `{}`: it is a file; name a directory", directory.display());
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     for name in entries.flatten().filter(|entry| entry.path().is_file()).map(|entry| entry.file_name()) {
         let name = name.to_string_lossy();

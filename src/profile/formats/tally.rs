@@ -4,6 +4,7 @@
 //! the user, or a refusal: in strict reading at the first that was skipped, always where more
 //! than half were. Readers decide nothing; limits and broken containers are errors of their own.
 
+use super::folded_read::NO_STACK;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What a file is expected to be that is nothing known.
@@ -76,8 +77,11 @@ impl Tally {
         let all = self.understood.saturating_add(skipped);
         let refused = |text: String| Err(Error::new(ErrorKind::Input, text));
         if skipped > self.understood {
-            let next =
-                if self.understood == 0 && unit == "line" { format!("; {EXPECTED}") } else { String::new() };
+            let next = if self.understood == 0 && first.ends_with(NO_STACK) {
+                format!("; {EXPECTED}")
+            } else {
+                String::new()
+            };
             return refused(match all {
                 1 => format!("{first}{next}"),
                 _ => format!("{first}; {skipped} of {all} {unit}s not understood{next}"),
@@ -111,8 +115,11 @@ mod tests {
         let refused = |tally: Tally, strict| tally.judge(strict).expect_err("refused").to_string();
         assert_eq!(refused(of(2, 1), true), "a:3: odd; 1 line not understood (--strict)");
         assert_eq!(refused(of(1, 2), false), "a:3: odd; 2 of 3 lines not understood");
-        assert_eq!(refused(of(0, 1), false), format!("a:3: odd; {EXPECTED}"));
-        assert_eq!(refused(of(0, 2), false), format!("a:3: odd; 2 of 2 lines not understood; {EXPECTED}"));
+        assert_eq!(refused(of(0, 1), false), "a:3: odd");
+        // Folded stacks are what is taken to be nothing else.
+        let mut text = Tally::new("a");
+        text.skip_line(1, NO_STACK);
+        assert_eq!(refused(text, false), format!("a:1: {NO_STACK}; {EXPECTED}"));
     }
 
     #[test]

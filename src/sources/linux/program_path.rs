@@ -25,7 +25,14 @@ const DIRECTORIES: [&str; 5] = ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr
 
 /// The path that the program of a process was started by, once it is known whether there is one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StartPath(Option<Option<Arc<ProgramPath>>>);
+pub(super) struct StartPath {
+    found: Option<Option<Arc<ProgramPath>>>,
+    /// How often the program had not come as far as to have the path in its memory.
+    tries: u32,
+}
+
+/// Most tries to find that path.
+const TRIES_MAX: u32 = 8;
 
 impl StartPath {
     /// The path, if it is a link to the program's file and known: looked for once, when that file is mapped. `name`
@@ -38,17 +45,22 @@ impl StartPath {
         patience: &Patience,
         mappings: &[Mapping],
     ) -> Option<Arc<ProgramPath>> {
-        if self.0.is_none()
+        if self.found.is_none()
             && let Some(file) = program_file(pid, mappings)
         {
-            let guesses = guesses(pid, name, &file.path);
+            let of_execve = path_of_execve(pid);
+            let is_sure = of_execve.is_some();
+            let guesses = guesses(pid, of_execve, name, &file.path);
             let identity = |path: &str| files.identity(patience, path).ok();
             let started_as = first_link(guesses, file, &identity);
-            self.0 = Some(
-                started_as.map(|started_as| Arc::new(ProgramPath { file: file.path.clone(), started_as })),
-            );
+            self.tries += 1;
+            // The kernel maps the program before it writes that path.
+            if is_sure || started_as.is_some() || self.tries >= TRIES_MAX {
+                let path = |started_as| Arc::new(ProgramPath { file: file.path.clone(), started_as });
+                self.found = Some(started_as.map(path));
+            }
         }
-        self.0.clone().flatten()
+        self.found.clone().flatten()
     }
 }
 
@@ -63,12 +75,12 @@ fn program_file(pid: pid_t, mappings: &[Mapping]) -> Option<&Mapping> {
 }
 
 /// What the program may have been started as, the most certain first: absolute paths.
-fn guesses(pid: pid_t, name: &str, file: &str) -> Vec<String> {
+fn guesses(pid: pid_t, of_execve: Option<String>, name: &str, file: &str) -> Vec<String> {
     let (file, _) = proc::without_deleted(file);
     let beside = file.rsplit_once('/').map_or("", |(directory, _)| directory);
     let here = || fs::read_link(format!("/proc/{pid}/cwd")).ok();
     let mut guesses = Vec::new();
-    for word in [path_of_execve(pid), first_word(pid)].into_iter().flatten() {
+    for word in [of_execve, first_word(pid)].into_iter().flatten() {
         if word.starts_with('/') {
             guesses.push(word);
         } else if word.contains('/') {

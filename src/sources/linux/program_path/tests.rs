@@ -56,6 +56,13 @@ impl Waiting {
     /// What it was started as, when its process is called `name`.
     fn started_as(&self, name: &str) -> Option<String> {
         let pid = self.0.id().cast_signed();
+        // It begins while its memory is being made.
+        for _ in 0..100_000 {
+            if path_of_execve(pid).is_some() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let mut mappings = Vec::new();
         Maps::default().read(pid, &mut mappings).unwrap();
         let mut path = StartPath::default();
