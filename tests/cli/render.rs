@@ -156,7 +156,10 @@ fn what_is_no_profile_is_refused_and_nothing_written() {
     }
     for (line, expected) in [
         ("missing", "cannot read `missing`: no such file or directory; check the name"),
-        ("a text", "text:1: expected \"stack count\""),
+        (
+            "a text",
+            "text:1: expected \"stack count\"; expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)",
+        ),
         ("json", "json: neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
         (
             "99.pb.gz 250.pb.gz",

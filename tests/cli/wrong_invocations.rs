@@ -157,7 +157,6 @@ fn wrong_invocations_of_a_user_without_rights_name_what_is_missing() {
         let expected = expected.replace("OWN", &own.to_string());
         let run =
             place.shell(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- ./copy {line}"));
-        println!("{}", run.stderr.trim_end());
         run.fails_with(code, &[&expected]);
     }
 }
