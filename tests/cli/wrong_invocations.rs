@@ -1,4 +1,4 @@
-//! Wrong invocations, each with the one line that answers it: tests/golden/wrong-invocations.txt, and
+//! Wrong invocations, each with the one line that answers it: tests/cli/wrong-invocations.txt, and
 //! wrong-invocations-linux.txt for what only Linux refuses in these words.
 //!
 //! An entry is a line for `sh`, begun by `$ `, and below it the exit code and the message without its prefix. The
@@ -68,7 +68,7 @@ fn answer(place: &Place, line: &str) -> String {
 }
 
 fn check(name: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli").join(name);
     let golden = fs::read_to_string(&path).unwrap();
     let place = prepare();
     let before = place.files();

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::extra::Extra;
-use super::tally::{EXPECTED, Tally};
+use super::tally::Tally;
 use super::{encoding, firefox, folded_read, foreign, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, cannot_read, io_text};
 use crate::profile::saved::Saved;
@@ -157,8 +157,6 @@ fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut 
     } else if first == Some(&b'{') {
         let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
         json(&bytes, name, tally)
-    } else if head.contains(&0) {
-        Err(refused(name, &format!("binary data of no known format, {EXPECTED}")))
     } else {
         folded_read::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
     }

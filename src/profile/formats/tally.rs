@@ -8,7 +8,7 @@ use super::folded_read::NO_STACK;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What a file is expected to be that is nothing known.
-pub(super) const EXPECTED: &str =
+const EXPECTED: &str =
     "expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)";
 
 /// Counts of one file.
