@@ -50,19 +50,24 @@ struct Waiting(Child);
 
 impl Waiting {
     fn start(command: &mut Command) -> Waiting {
-        Waiting(command.args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap())
+        Waiting(command.args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap()).begun()
     }
 
-    /// What it was started as, when its process is called `name`.
-    fn started_as(&self, name: &str) -> Option<String> {
+    /// Waits until its program begins: that is made while its memory can be looked at.
+    fn begun(self) -> Waiting {
         let pid = self.0.id().cast_signed();
-        // It begins while its memory is being made.
         for _ in 0..100_000 {
             if path_of_execve(pid).is_some() {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
+        self
+    }
+
+    /// What it was started as, when its process is called `name`.
+    fn started_as(&self, name: &str) -> Option<String> {
+        let pid = self.0.id().cast_signed();
         let mut mappings = Vec::new();
         Maps::default().read(pid, &mut mappings).unwrap();
         let mut path = StartPath::default();
@@ -126,7 +131,7 @@ fn the_interpreter_of_a_script_is_known_by_the_name_in_the_script() {
     fs::write(&text, format!("#!{}\nread line\n", place.text("link"))).unwrap();
     fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).unwrap();
     copy(&text, &script);
-    let running = Waiting(run(&script).stdin(Stdio::piped()).spawn().unwrap());
+    let running = Waiting(run(&script).stdin(Stdio::piped()).spawn().unwrap()).begun();
     assert_eq!(running.started_as("script"), Some(place.text("link")));
 }
 
