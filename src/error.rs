@@ -73,6 +73,20 @@ impl std::error::Error for Error {
     }
 }
 
+/// A file or directory that the user named cannot be read; `name` is what the user called it.
+#[must_use]
+pub fn cannot_read(name: impl fmt::Display, error: std::io::Error) -> Error {
+    let why = io_text(&error);
+    let next = match error.kind() {
+        std::io::ErrorKind::NotFound => "; check the name",
+        std::io::ErrorKind::PermissionDenied => "; read it as a user who may, or name another",
+        // `ELOOP`, whose kind is not stable in Rust.
+        _ if why.contains("symbolic link") => "; a link leads to itself: name the file",
+        _ => "",
+    };
+    Error::new(ErrorKind::Input, format!("cannot read `{name}`: {why}{next}")).caused_by(error)
+}
+
 /// The words for an I/O error without Rust's "(os error N)" tail.
 #[must_use]
 pub fn io_text(error: &std::io::Error) -> String {

@@ -331,3 +331,39 @@ fn lists_of_registered_code_are_where_their_segments_are() {
     images.update(&[mapping], &mut |_| Ok(bytes.clone()));
     assert_eq!(images.jit_descriptors(), [Avma(BASE + 0x3000)]);
 }
+
+#[test]
+fn a_program_that_was_started_by_two_names_is_two_images_of_one_file() {
+    let path = |started_as: &str| {
+        Some(Arc::new(ProgramPath { file: "/usr/bin/work".to_owned(), started_as: started_as.to_owned() }))
+    };
+    let (program, library) = (mapping("/usr/bin/work", 1, BASE), mapping("/lib/a.so", 2, 2 * BASE));
+    let both = [program, library];
+    let mut opened = 0;
+    let mut images = Images::default();
+    let mut open = |_: &Mapping| {
+        opened += 1;
+        Ok(this_test())
+    };
+    images.set_program_path(path("/opt/first"));
+    images.update(&both, &mut open);
+    assert!(!images.update(&both, &mut open), "nothing changed");
+    images.begin_process().unwrap();
+    images.set_program_path(path("/opt/second"));
+    images.update(&both, &mut open);
+    images.begin_process().unwrap();
+    images.update(&both, &mut open);
+    images.select(0);
+    images.begin_space();
+    images.update(&both, &mut open);
+    let shown: Vec<_> =
+        images.images().iter().map(|image| (image.shown_name(), image.shown_path(), &*image.name)).collect();
+    let expected = [
+        ("first", "/opt/first", "work"),
+        ("a.so", "/lib/a.so", "a.so"),
+        ("second", "/opt/second", "work"),
+        ("work", "/usr/bin/work", "work"),
+    ];
+    assert_eq!(shown, expected, "the next program of a process has another name");
+    assert_eq!(opened, 2, "each file once");
+}

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
-use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
 #[cfg(unix)]
 pub mod child;
@@ -434,8 +434,12 @@ pub trait Observed {
     /// [`Fault::Gone`] or [`Fault::Denied`].
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
 
-    /// Whether each new executable mapping is told when it is made, so that code which is in none
-    /// is no reason to ask for them again.
+    /// The path that the program was started by, where that is a link to its file, one of these mappings.
+    fn program_path(&mut self, _mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        None
+    }
+
+    /// Whether each new executable mapping is reported, so that code in none is no reason to ask for them again.
     fn tells_of_mappings(&self) -> bool {
         false
     }

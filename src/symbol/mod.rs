@@ -447,7 +447,7 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
 /// What code of an image without a name is called: one name for each function whose beginning
 /// is known. `stubs` is where the image has stubs; without, nothing more is read of its file.
 fn unnamed(image: &Image, address: &Address, stubs: Option<&Vec<Range<u64>>>) -> String {
-    let module = image.name.as_str();
+    let module = image.shown_name();
     let function = stubs.and_then(|stubs| {
         // Unwind information describes all stubs of a section as one.
         let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));

@@ -17,7 +17,7 @@ use serde::de::IgnoredAny;
 use super::extra::Extra;
 use super::tally::Tally;
 use super::{encoding, firefox, folded_read, foreign, perf_script, pprof, speedscope};
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::{Error, ErrorKind, Result, cannot_read, io_text};
 use crate::profile::saved::Saved;
 
 /// Most bytes of a pprof file, unpacked: these are read as a whole.
@@ -69,13 +69,12 @@ pub struct ReadProfile {
 /// [`ErrorKind::Input`] with a line that names the file and the place.
 pub fn read_file(path: &Path, strictness: Strictness) -> Result<ReadProfile> {
     let name = path.display().to_string();
-    let cannot = |error: io::Error| {
-        Error::new(ErrorKind::Input, format!("cannot read `{name}`: {}", io_text(&error))).caused_by(error)
-    };
+    let cannot = |error: io::Error| cannot_read(&name, error);
     let file = File::open(path).map_err(cannot)?;
     let about = file.metadata().map_err(cannot)?;
     if about.is_dir() {
-        return Err(Error::new(ErrorKind::Input, format!("`{name}` is a directory, expected a profile")));
+        let text = format!("`{name}` is a directory, expected a profile; name a file in it");
+        return Err(Error::new(ErrorKind::Input, text));
     }
     // A pipe has no length; what it brings is counted as it comes.
     let packed_bytes = if about.is_file() { about.len() } else { 0 };

@@ -29,6 +29,7 @@ mod pieces;
 mod privileges;
 mod proc;
 mod process_list;
+mod program_path;
 mod refusal;
 mod registers;
 mod repeated_wait;
