@@ -12,6 +12,8 @@ mod ledger;
 mod machine;
 mod seeded;
 mod stack;
+#[cfg(test)]
+pub(crate) mod stepped;
 mod thread;
 mod tree;
 
