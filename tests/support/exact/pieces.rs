@@ -124,7 +124,7 @@ impl<'a> Pieces<'a> {
         let blocked_signals = ptrace::blocked_signals(tid);
         let captures = std::array::from_fn(|way| {
             let mut capture = Capture::with_capacity(COPIED_BYTES);
-            capture.registers = registers.clone();
+            capture.registers = *registers;
             capture.stack_base = Avma(base);
             capture.stack.extend_from_slice(&stack[..stack.len().min(below + COPIED_BYTES)]);
             for start in self.lists[way].get(&tid).into_iter().flatten() {

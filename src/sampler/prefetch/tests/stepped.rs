@@ -266,6 +266,7 @@ fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fa
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "the figures of the long form")]
 fn no_complete_stack_is_wrong_whatever_a_program_does_to_its_outer_frames() {
     let mut all = Outcome::default();
     for seed in rounds::seeds(0..10) {
