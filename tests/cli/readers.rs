@@ -33,6 +33,22 @@ fn texts_of_perf_script() {
     read("perf-without-stacks.txt", (40, "samples", "hot", 25));
     read("perf-periods.txt", (2224, "page-faults", "_dl_relocate_object", 2196));
     read("perf-tracepoint.txt", (4, "samples", "__schedule", 4));
+    read("perf-tracepoint-without-stacks.txt", (8, "samples", "work", 4));
+    read("perf-data-addresses.txt", (59, "samples", "_dl_relocate_object", 5));
+}
+
+/// The same recording of perf as the Firefox Profiler saves it: JSON, and binary columns. Figures of
+/// profiler-cli.
+#[test]
+fn files_of_the_firefox_profiler() {
+    read("firefox-shared.json", (60, "samples", "hot", 42));
+    read("firefox-slabs.jslb", (60, "samples", "hot", 42));
+}
+
+/// What speedscope exports of it: its threads of one sample are counts. Figures of its importer.
+#[test]
+fn files_of_speedscope() {
+    read("speedscope-mixed.speedscope.json", (674_276_000, "nanoseconds", "hot", 425_641_000));
 }
 
 /// Figures of `go tool pprof -top`.
