@@ -18,7 +18,7 @@ TOP = 10
 
 def clean(name):
     """A name without what only one of two tools prints."""
-    name = re.sub(r"^\[[^\]]*\]$|^$", "?", name.strip())
+    name = re.sub(r"^\[\S*\]$|^$", "?", name.strip())
     name = re.sub(r"^0x[0-9a-f]+$", "?", name)
     # stackcollapse-perf.pl leaves the signatures of Java's methods out.
     name = re.sub(r"^L(?=\w+/)", "", name) if "/" in name else name

@@ -7,6 +7,8 @@ use std::borrow::Cow;
 
 /// What perf prints for what it does not know.
 pub(super) const UNKNOWN: &str = "[unknown]";
+/// Least digits of an address that stands behind other text.
+const LONG_DIGITS: usize = 8;
 /// What perf prints in place of the module of an inlined function (`perf script --inline`).
 const INLINED: &str = "inlined";
 /// How the names of records begin that are no samples (`--show-mmap-events` and others).
@@ -170,6 +172,15 @@ fn place(text: &str) -> Option<FrameLine<'_>> {
     // The data's address has a symbol and a module, too.
     let mut ends = text.rmatch_indices(") ").filter_map(|(at, _)| text.get(at + 2..));
     let mut rest = ends.find(|rest| is_address(rest)).unwrap_or(text).trim();
+    // A tracepoint tells its fields first, after which the address has blanks in front and many digits.
+    if !is_address(rest) {
+        let is_long = |part: &&str| {
+            let digits = part.bytes().take_while(u8::is_ascii_hexdigit).count();
+            digits >= LONG_DIGITS && part.as_bytes().get(digits) == Some(&b' ')
+        };
+        let mut parts = rest.rmatch_indices(' ').filter_map(|(at, _)| rest.get(at + 1..));
+        rest = parts.find(is_long).filter(|part| !first_word(part).1.starts_with('('))?;
+    }
     loop {
         let (word, after) = first_word(rest);
         if !is_hex(word) || !is_hex(first_word(after).0) || first_word(after).1.starts_with('(') {

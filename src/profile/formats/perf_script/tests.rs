@@ -175,6 +175,11 @@ fn tracepoints_without_call_chains_are_events() {
     let event = "swapper     0 [001] 41145.2: sched:sched_switch: prev_comm=a b prev_pid=0 ==> next_pid=7\n";
     assert!(is_perf_script(&event.repeat(2)));
     assert_eq!(remarked(&event.repeat(2)), ("swapper 2\n".to_owned(), vec![]));
+    // With `-F +ip,sym` their place stands behind their fields.
+    let placed = format!("{} ffffffff821f8b58 __schedule ([kernel.kallsyms])\n", event.trim_end());
+    assert_eq!(remarked(&placed), ("swapper;__schedule 1\n".to_owned(), vec![]));
+    let arguments = "a 5 1.5: raw_syscalls:sys_enter: NR 17 (3, 7ffe12345678, 10, 7ffe12345678 (x)\n";
+    assert_eq!(remarked(arguments).0, "a 1\n");
     // Names of functions in folded text.
     for folded in ["java 913 72.1: cycles: 5\n", "a;b 5 1.5: c: 3\na;c 3\n", "a 5\nb 6\n"] {
         assert!(!is_perf_script(folded), "{folded}");
