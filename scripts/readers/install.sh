@@ -23,7 +23,7 @@ for crate in inferno samply; do
     CARGO_BUILD_JOBS=1 CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
         timeout 600 cargo install --locked --root . "$crate" >"$crate.log" 2>&1
 done
-cat >env <<END
+cat >./env <<END
 export PATH="$folder/v/bin:$folder/bin:$folder/n/node_modules/.bin:\$PATH"
 export PROFILER_CLI=profiler-cli READERS_BUNDLES="$folder"
 END
