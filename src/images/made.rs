@@ -409,6 +409,10 @@ impl Code for TargetCode<'_> {
         self.images.row(lookup)
     }
 
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        self.images.row_in_epilogue(pc)
+    }
+
     fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
         self.images.row_aarch64(lookup)
     }

@@ -367,3 +367,27 @@ fn a_program_that_was_started_by_two_names_is_two_images_of_one_file() {
     assert_eq!(shown, expected, "the next program of a process has another name");
     assert_eq!(opened, 2, "each file once");
 }
+
+#[test]
+fn rows_in_epilogues_of_images_are_passed_on_by_the_code_of_a_target() {
+    use crate::binary::pe::build::{File, Function, TEXT};
+    use crate::walk::Code;
+
+    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret
+    const CODE: [u8; 14] =
+        [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3];
+    let info = vec![1, 6, 3, 0, 6, 0x42, 2, 0x30, 1, 0x50, 0, 0];
+    let functions = vec![Function { begin: TEXT, end: TEXT + CODE.len() as u32, info }];
+    let file = File { code: CODE.to_vec(), functions, ..File::default() }.build();
+    // Of the code.
+    let mut mapping = mapping("C:/work.exe", 1, BASE);
+    (mapping.file_offset, mapping.avma) = (0x400, Avma(BASE)..Avma(BASE + 0x1000));
+    let mut images = Images::default();
+    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
+    let made = Made::default();
+    let code = TargetCode { images: ImageCode(&images), made: &made, memory: None };
+    let at = |into: u64| (code.row_in_epilogue(Avma(BASE + into)), images.row_in_epilogue(Avma(BASE + into)));
+    let (passed_on, row) = at(12);
+    assert!(row.is_some() && passed_on == row);
+    assert_eq!(at(6), (None, None), "in the body");
+}
