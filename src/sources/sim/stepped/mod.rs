@@ -89,7 +89,7 @@ struct Thread {
     goal: usize,
 }
 
-/// See the top of this file.
+/// A process whose threads run simulated code, one instruction at a time, from a seed.
 pub(crate) struct Stepped {
     process: Process,
     random: Rng,
