@@ -46,7 +46,7 @@ fn is_hotspot(image: &str) -> bool {
     image.starts_with("libjvm.")
 }
 
-/// The JIT code of a process, as walks read it.
+/// JIT code of a process: where it is mapped, and what was read of it for the walk at hand.
 #[derive(Debug, Default)]
 pub struct JitCode {
     /// Where code without a file is mapped; sorted, disjoint.
@@ -550,34 +550,5 @@ mod tests {
         }
         assert_eq!((reads, jit.lacked.take()), (BLOCKS_MAX / 2, true));
         assert_eq!((jit.code(Avma(START + (1 << 29))), jit.lacked.take()), (None, false));
-    }
-
-    #[test]
-    fn rows_in_epilogues_of_images_are_passed_on() {
-        use crate::binary::pe::build::{File, Function, TEXT};
-        // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret
-        const CODE: [u8; 14] =
-            [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3];
-        let info = vec![1, 6, 3, 0, 6, 0x42, 2, 0x30, 1, 0x50, 0, 0];
-        let functions = vec![Function { begin: TEXT, end: TEXT + CODE.len() as u32, info }];
-        let file = File { code: CODE.to_vec(), functions, ..File::default() }.build();
-        let mapping = Mapping {
-            avma: Avma(START)..Avma(START + 0x1000),
-            // Of the code.
-            file_offset: 0x400,
-            path: "C:/work.exe".to_owned(),
-            kind: MappingKind::File,
-            identity: (1, 2),
-        };
-        let mut images = Images::default();
-        images.update(&[mapping], &mut |_| Ok(crate::binary::ImageBytes::new(file.clone())));
-        let jit = JitCode::default();
-        let code = TargetCode { images: ImageCode(&images), jit: &jit, memory: None };
-        let at = |into: u64| {
-            (code.row_in_epilogue(Avma(START + into)), images.row_in_epilogue(Avma(START + into)))
-        };
-        let (passed_on, row) = at(12);
-        assert!(row.is_some() && passed_on == row);
-        assert_eq!(at(6), (None, None), "in the body");
     }
 }

@@ -19,9 +19,10 @@ use super::record::Id;
 use super::share::LeftForLate;
 use super::sys;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::program_path::StartPath;
 use crate::sources::linux::{sys as linux_sys, threads};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
@@ -35,6 +36,7 @@ pub(super) struct Member {
     memory_of: pid_t,
     process: Process,
     maps: Maps,
+    start_path: StartPath,
     files: Arc<TargetFiles>,
     /// They are those of the process that started it.
     files_inherited: bool,
@@ -161,6 +163,7 @@ impl Member {
             memory_of: threads::living(pid).unwrap_or(pid),
             process,
             maps: Maps::default(),
+            start_path: StartPath::default(),
             files,
             files_inherited: false,
             mapped: Mapped::default(),
@@ -191,6 +194,7 @@ impl Member {
         let process = Process { pid, name, command: String::new(), ..self.process.clone() };
         Member {
             files_inherited: true,
+            start_path: if started { self.start_path.clone() } else { StartPath::default() },
             mapped: if started { self.mapped.clone() } else { Mapped::default() },
             ..Member::new(process, Arc::clone(&self.files))
         }
@@ -204,6 +208,7 @@ impl Member {
     /// The command runs now, as this process.
     pub(super) fn set_spawned(&mut self, process: Process) {
         self.process = process;
+        self.start_path = StartPath::default();
         self.take_own_files();
     }
 
@@ -221,6 +226,7 @@ impl Member {
     pub(super) fn replaced(&mut self, name: &str) {
         name.clone_into(&mut self.process.name);
         self.main_stack_top = None;
+        self.start_path = StartPath::default();
         self.in_exec = true;
         self.new_code.clear();
         self.absent.forget();
@@ -239,6 +245,7 @@ impl Member {
         self.process.name.clone_from(&name);
         self.names.insert(self.pid, name.clone());
         (self.main_stack_top, self.in_exec) = (None, false);
+        self.start_path = StartPath::default();
         self.absent.forget();
         Some(name)
     }
@@ -372,6 +379,11 @@ impl Observed for Member {
     /// By MMAP2 records, mprotect(2) included (mm/mprotect.c, `mprotect_fixup`).
     fn tells_of_mappings(&self) -> bool {
         true
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        let (pid, name, patience) = (self.memory_of, &self.process.name, &self.maps.patience);
+        self.start_path.of(pid, name, &self.files, patience, mappings)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {

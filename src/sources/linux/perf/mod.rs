@@ -64,6 +64,8 @@ use source::Begin;
 use window::Window;
 
 pub(super) use choice::{all_processes, parent_of};
+#[cfg(test)]
+pub(crate) use prefetch::sim_kernel::SimKernel;
 pub(super) use registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;
 pub(super) use sys::{bring_clocks_up, process_cpu_ns};
