@@ -2,7 +2,7 @@
 //! have ended with it.
 //!
 //! Weights: the CPU clock of a process tells exactly what all of its threads have used, and its
-//! samples in a batch share what was used since the batch before (`share.rs`: how). So counts add up to CPU seconds
+//! samples in a batch share what was used since the batch before (`cpu_time/share.rs`: how). So counts add up to CPU seconds
 //! × hz, the time of threads that ended before a sample included, and each sample has the same
 //! chance to be taken at any moment of that time. A process that was not there at the end of the
 //! batch before has samples that stand for the distance of ticks each: many short ones then add up
@@ -11,9 +11,9 @@
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::record::Id;
-use super::share::{Division, Share, up_to_ns};
-use super::told::{Happened, Told};
+use super::cpu_time::share::{CpuTimeShare, Division, up_to_ns};
+use super::ring::record::Id;
+use super::told::{Event, Told};
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Activity, Look, ThreadId};
 
@@ -62,7 +62,7 @@ impl Told {
                 let of_it = of_it.min(lacking.unwrap_or(of_it));
                 member.samples = 0;
                 let dropped_ns = stand_for_ns(of_it);
-                self.shares.insert(*pid, Share { used_ns, dropped_ns, ..Share::default() });
+                self.shares.insert(*pid, CpuTimeShare { used_ns, dropped_ns, ..CpuTimeShare::default() });
             }
         }
         let late = self.share_late(&mut batch);
@@ -71,13 +71,13 @@ impl Told {
         let mut left: Vec<pid_t> = Vec::new();
         for (id, happened) in batch.drain(..) {
             let what = match happened {
-                Happened::Began(name) => What::Began { name },
-                Happened::Sampled(mut capture) => {
+                Event::Began(name) => What::Began { name },
+                Event::Sampled(mut capture) => {
                     capture.look = Some(self.used(id, into));
                     What::Sampled(capture)
                 }
-                Happened::Missed(why) => What::Missed(self.used(id, into), why),
-                Happened::Ended => {
+                Event::Missed(why) => What::Missed(self.used(id, into), why),
+                Event::Ended => {
                     if let Some(member) = self.members.get_mut(&id.pid) {
                         member.first_left |= id.tid == id.pid;
                         member.owed.forget_thread(id.tid);
@@ -86,7 +86,7 @@ impl Told {
                     }
                     continue;
                 }
-                Happened::Exec(name) => {
+                Event::Exec(name) => {
                     let Some(member) = self.members.get_mut(&id.pid) else { continue };
                     member.owed.end();
                     self.tell_owed(id.pid, id.time_ns, false, into);
@@ -101,9 +101,9 @@ impl Told {
                     }
                     What::Exec { name: Some(name) }
                 }
-                Happened::Changed => What::ImagesMayHaveChanged,
-                Happened::Named(name, _) => What::Named { name },
-                Happened::Forked(..) | Happened::ThreadBegan(_) | Happened::Mapped(_) => continue,
+                Event::Changed => What::ImagesMayHaveChanged,
+                Event::Named(name, _) => What::Named { name },
+                Event::Forked(..) | Event::ThreadBegan(_) | Event::Mapped(_) => continue,
             };
             into.push(self.record(id, what));
         }
@@ -207,12 +207,12 @@ impl Told {
 
     /// Sums up what samples stand for, gives those whose ticks came late what those on time leave of the
     /// time of their process, and takes those out for which that is nothing; how many were late.
-    fn share_late(&mut self, batch: &mut Vec<(Id, Happened)>) -> u64 {
+    fn share_late(&mut self, batch: &mut Vec<(Id, Event)>) -> u64 {
         let (grid, shares, members) = (&self.grid, &mut self.shares, &mut self.members);
         // Of each process: how many were late, and what those on time and the late ones stand for.
         let mut ticks: HashMap<pid_t, (u64, u64, u64)> = HashMap::new();
         for (id, happened) in batch.iter() {
-            if !matches!(happened, Happened::Sampled(_) | Happened::Missed(_)) {
+            if !matches!(happened, Event::Sampled(_) | Event::Missed(_)) {
                 continue;
             }
             let (late, on_time_ns, late_ns) = ticks.entry(id.pid).or_default();
@@ -243,7 +243,7 @@ impl Told {
             batch.retain(|(id, happened)| {
                 let is_nothing =
                     shares.get(&id.pid).is_some_and(|share| share.late > 0 && share.late_ns == 0);
-                let is_sample = matches!(happened, Happened::Sampled(_) | Happened::Missed(_));
+                let is_sample = matches!(happened, Event::Sampled(_) | Event::Missed(_));
                 !(is_sample && is_nothing && grid.is_late(id.cpu, id.time_ns))
             });
         }

@@ -2,48 +2,26 @@
 //!
 //! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of the user stack
 //! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
-//! microseconds later. `events.rs` says what is opened, `filter.rs` which samples the kernel drops at once,
-//! `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it, `window.rs` decides how
-//! much of each stack is copied, `beyond.rs` and `below.rs` have a program copy what no record holds, `prefetch.rs`
-//! reads the words that walks of deep stacks need, `woken.rs`
-//! measures CPU time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
-//! `switched.rs` puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads
+//! microseconds later. `events.rs` says what is opened, `bpf/filter_program.rs` which samples the kernel drops at once,
+//! `cpu_time/tick_schedule.rs` which come late, `ring/record.rs` reads what it wrote, `told.rs` weighs it, `stack/stack_size.rs` decides how
+//! much of each stack is copied, `stack/stack_tail.rs` and `stack/red_zone.rs` have a program copy what no record holds, `stack/prefetch.rs`
+//! reads the words that walks of deep stacks need, `cpu_time/wakeup_latency.rs`
+//! measures CPU time from before threads run, `cpu_time/wakeup_charge.rs` has samples stand for it, `source.rs` is the whole. Waits:
+//! `waits/context_switches.rs` puts switches in order, `waits/wait.rs` finds the waits between them, `waits/sleeping_thread.rs` looks at threads
 //! that slept before. `buffers.rs` frees what a backlog made larger than batches need.
 
-mod absent;
-mod asleep;
-mod backlog;
-mod baseline;
 mod batch;
-mod below;
-mod beyond;
 mod bpf;
-mod bpf_sys;
-mod btf;
 mod buffers;
-mod choice;
-mod copies;
+mod cpu_time;
 mod events;
-mod filter;
-mod grid;
-pub(super) mod kernel_names;
-mod leavers;
-mod mapped;
-mod member;
-mod owed;
-mod prefetch;
-mod rates;
-mod record;
-mod registers;
-mod share;
-mod sieve;
+mod process;
+mod reorder;
+mod ring;
 mod source;
-mod switched;
-mod sys;
+mod stack;
 mod told;
 mod waits;
-mod window;
-mod woken;
 
 use std::io;
 use std::sync::Arc;
@@ -56,17 +34,18 @@ use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Result;
 use crate::sources::{Chosen, Process, Sampling};
-use choice::Choice;
-use events::{Events, How, Scope, Switches};
-use member::Member;
-use sieve::Sieve;
+use bpf::sample_filter::SampleFilter;
+use events::{EventOptions, Events, Scope, SwitchOptions};
+use process::entry::ProcessEntry;
+use process::filter::ProcessFilter;
 use source::Begin;
-use window::Window;
+use stack::stack_size::StackSize;
 
-pub(super) use choice::{all_processes, parent_of};
-pub(super) use registers::of_waiting as registers_of_waiting;
+pub(super) use bpf::kernel_names;
+pub(super) use process::filter::{all_processes, parent_of};
+pub(super) use ring::registers::of_waiting as registers_of_waiting;
+pub(super) use ring::sys::{bring_clocks_up, process_cpu_ns};
 pub(super) use source::PerfSource;
-pub(super) use sys::{bring_clocks_up, process_cpu_ns};
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
 pub(super) type Refused = String;
@@ -92,21 +71,21 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
         }
         listed.push(pid);
     }
-    let choice = Choice::new(chosen.clone());
+    let choice = ProcessFilter::new(chosen.clone());
     let sieve = match listed[..] {
-        _ if choice.is_all() => Sieve::open(),
-        [pid] if choice.is_one() => Sieve::of_process(pid),
-        _ => Sieve::unless_refused(),
+        _ if choice.is_all() => SampleFilter::open(),
+        [pid] if choice.is_one() => SampleFilter::of_process(pid),
+        _ => SampleFilter::unless_refused(),
     };
-    let window = if choice.is_one() { Window::new() } else { Window::of_many() };
+    let window = if choice.is_one() { StackSize::new() } else { StackSize::of_many() };
     let events = match open(&listed, !choice.is_one(), &sieve, &window, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
     prepare_names(events.how);
-    let mut members: Vec<Member> = Vec::new();
+    let mut members: Vec<ProcessEntry> = Vec::new();
     for pid in &listed {
-        members.push(Member::new(describe(*pid, events.how), Arc::new(TargetFiles::of(*pid))));
+        members.push(ProcessEntry::new(describe(*pid, events.how), Arc::new(TargetFiles::of(*pid))));
     }
     let main = members.pop().filter(|_| members.is_empty()).unwrap_or_else(|| of_all(chosen, events.how));
     let others = if members.is_empty() { &[][..] } else { &listed[..] };
@@ -125,9 +104,9 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let Sampling { children, kernel: kernel_frames, .. } = *sampling;
     let held = launch::hold(spawner, command).map_err(|error| attach::cannot_run(command, &error))?;
     let pid = held.pid;
-    let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
+    let sieve = if children { SampleFilter::unless_refused() } else { SampleFilter::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
-    let window = Window::new();
+    let window = StackSize::new();
     let events = match open(&[pid], children, &sieve, &window, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
@@ -135,8 +114,8 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let how = events.how;
     prepare_names(how);
     let chosen = Chosen { pids: vec![pid.unsigned_abs()], children, ..Chosen::default() };
-    let main = Member::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
-    let choice = Choice::new(chosen);
+    let main = ProcessEntry::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
+    let choice = ProcessFilter::new(chosen);
     let begin = Begin { main, listed: vec![pid], choice, kernel_frames, launched: true };
     let mut source = PerfSource::new(begin, clock, events, sieve, window);
     if let Err(error) = source.enable() {
@@ -149,14 +128,14 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
 }
 
 /// The kernel's names are asked for when the privileges to ask for them have gone.
-fn prepare_names(how: How) {
+fn prepare_names(how: EventOptions) {
     if how.kernel {
         kernel_names::prepare();
     }
 }
 
 /// What stands for several processes.
-fn of_all(chosen: &Chosen, how: How) -> Member {
+fn of_all(chosen: &Chosen, how: EventOptions) -> ProcessEntry {
     let own = std::process::id().cast_signed();
     let name = match chosen {
         Chosen { all: true, .. } => "all processes".to_owned(),
@@ -165,17 +144,17 @@ fn of_all(chosen: &Chosen, how: How) -> Member {
         Chosen { pids, .. } => format!("{} processes", pids.len()),
     };
     let process = Process { pid: 0, name, command: String::new(), ..describe(own, how) };
-    Member::new(process, Arc::new(TargetFiles::of(own)))
+    ProcessEntry::new(process, Arc::new(TargetFiles::of(own)))
 }
 
-fn describe(pid: pid_t, how: How) -> Process {
+fn describe(pid: pid_t, how: EventOptions) -> Process {
     let over = match how.scope {
         Scope::Cpus => "on each CPU",
         Scope::Threads => "for each thread",
     };
     let kernel = if how.kernel { "user and kernel" } else { "user code only" };
     let waits = match how.switches {
-        Some(Switches { alone: true, .. }) => ", where threads wait",
+        Some(SwitchOptions { alone: true, .. }) => ", where threads wait",
         Some(_) => ", and where threads wait",
         None => "",
     };
@@ -192,14 +171,14 @@ fn describe(pid: pid_t, how: How) -> Process {
 fn open(
     pids: &[pid_t],
     many: bool,
-    sieve: &Sieve,
-    window: &Window,
+    sieve: &SampleFilter,
+    window: &StackSize,
     sampling: &Sampling,
 ) -> std::result::Result<Events, Refused> {
     let window_bytes = window.bytes();
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
-    let switches = (idle || off_cpu).then(|| Switches {
-        window_bytes: Window::of_switches().bytes(),
+    let switches = (idle || off_cpu).then(|| SwitchOptions {
+        window_bytes: StackSize::of_switches().bytes(),
         alone: off_cpu,
         kernel_frames,
         many: pids.is_empty(),
@@ -222,7 +201,7 @@ fn open(
         match Events::open(
             pids,
             sieve,
-            How { scope, kernel, hz, window_bytes, below: false, prefetch: false, switches },
+            EventOptions { scope, kernel, hz, window_bytes, below: false, prefetch: false, switches },
         ) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),

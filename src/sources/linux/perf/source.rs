@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use libc::{c_int, pid_t};
 
-use super::backlog::Backlog;
-use super::baseline::Baseline;
-use super::below;
-use super::beyond::Beyond;
+use super::bpf::sample_filter::SampleFilter;
 use super::buffers::Usage;
-use super::choice::{self, Choice};
-use super::events::{self, Events, How, Switches};
-use super::member::Member;
-use super::rates::Rates;
-use super::sieve::Sieve;
-use super::switched::Switched;
-use super::sys;
+use super::cpu_time::clock_baseline::Baseline;
+use super::cpu_time::wakeup_latency::{Turn, WakeupLatency};
+use super::events::tick_rates::TickRates;
+use super::events::{self, EventOptions, Events, SwitchOptions};
+use super::process::entry::ProcessEntry;
+use super::process::filter::{self, ProcessFilter};
+use super::ring::sys;
+use super::stack::backlog::Backlog;
+use super::stack::red_zone;
+use super::stack::stack_size::StackSize;
+use super::stack::stack_tail::StackTail;
 use super::told::Told;
-use super::window::Window;
-use super::woken::{Turn, Woken};
+use super::waits::context_switches::ContextSwitches;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
@@ -61,11 +61,11 @@ const SETTLED_NS: u64 = 1_000_000;
 /// What is sampled, and how it began.
 pub(super) struct Begin {
     /// The process that the recording is of, or what stands for all.
-    pub(super) main: Member,
+    pub(super) main: ProcessEntry,
     /// Those whose end is that of the recording; none for a whole machine.
     pub(super) listed: Vec<pid_t>,
     /// Which others are sampled.
-    pub(super) choice: Choice,
+    pub(super) choice: ProcessFilter,
     /// Frames in the kernel are kept.
     pub(super) kernel_frames: bool,
     /// It is a command that has not been run yet.
@@ -77,15 +77,15 @@ pub(crate) struct PerfSource {
     main: pid_t,
     clock: RealClock,
     events: Events,
-    sieve: Sieve,
+    sieve: SampleFilter,
     told: Told,
-    window: Window,
+    window: StackSize,
     /// What rings have room for.
     backlog: Backlog,
     /// The reader runs before others.
     preferred: bool,
     /// The same for the stacks at which threads leave their CPUs.
-    switch_window: Window,
+    switch_window: StackSize,
     /// Of each process that the recording ends with: readable when it has ended.
     ends: Vec<(pid_t, Option<OwnedFd>)>,
     launched: bool,
@@ -101,7 +101,7 @@ pub(crate) struct PerfSource {
     disabled: bool,
     over: bool,
     /// Of the CPUs.
-    rates: Rates,
+    rates: TickRates,
     scratch: Vec<u8>,
     /// Of the records that are handed over.
     usage: Usage,
@@ -120,8 +120,8 @@ impl PerfSource {
         begin: Begin,
         clock: RealClock,
         events: Events,
-        sieve: Sieve,
-        window: Window,
+        sieve: SampleFilter,
+        window: StackSize,
     ) -> PerfSource {
         let Begin { mut main, listed, choice, kernel_frames, launched } = begin;
         let began_ns = clock.now_ns();
@@ -132,8 +132,8 @@ impl PerfSource {
         let pid = main.pid();
         let mut told = Told::new(choice, main, origin_ns, events.how.period_ns(), kernel_frames);
         told.switched =
-            events.how.switches.map(|switches| Switched::new(switches.alone, launched.then_some(pid)));
-        told.woken = events.how.switches.is_none().then(Woken::default);
+            events.how.switches.map(|switches| ContextSwitches::new(switches.alone, launched.then_some(pid)));
+        told.woken = events.how.switches.is_none().then(WakeupLatency::default);
         PerfSource {
             told,
             main: pid,
@@ -143,7 +143,7 @@ impl PerfSource {
             window,
             backlog: Backlog::default(),
             preferred: false,
-            switch_window: Window::of_switches(),
+            switch_window: StackSize::of_switches(),
             ends: listed.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect(),
             launched,
             prefetch_refused: false,
@@ -153,7 +153,7 @@ impl PerfSource {
             machine: None,
             disabled: false,
             over: false,
-            rates: Rates::new(u64::from(pid.unsigned_abs())),
+            rates: TickRates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
             usage: Usage::default(),
             stacks_bytes: 0,
@@ -178,7 +178,7 @@ impl PerfSource {
             }
             if source.told.is_machine() {
                 source.machine = machine_ticks().map(|ticks| [ticks, ticks]);
-                source.told.baseline = Baseline::of(&choice::all_processes(), sys::process_cpu_ns);
+                source.told.baseline = Baseline::of(&filter::all_processes(), sys::process_cpu_ns);
             }
         });
         let now_ns = sys::monotonic_ns();
@@ -210,7 +210,7 @@ impl PerfSource {
             return;
         }
         if self.told.is_machine() {
-            for pid in choice::all_processes().into_iter().filter(|pid| choice::has_user_memory(*pid)) {
+            for pid in filter::all_processes().into_iter().filter(|pid| filter::has_user_memory(*pid)) {
                 self.told.judge(pid, None, 0);
             }
             for (pid, member) in &mut self.told.members {
@@ -258,7 +258,7 @@ impl PerfSource {
             _ => STEADY_BATCHES_NS,
         };
         let woken = self.told.woken.as_ref().filter(|_| !self.disabled && !self.over);
-        let ends_ns = woken.and_then(Woken::ends_ns);
+        let ends_ns = woken.and_then(WakeupLatency::ends_ns);
         let batch_ns = ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(monotonic_ns)));
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
         let ends = self.ends.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd);
@@ -379,7 +379,7 @@ impl PerfSource {
         if self.backlog.read(pressure, how.window_bytes) {
             let window_bytes = self.backlog.limit(self.window.bytes());
             if window_bytes != how.window_bytes {
-                self.reopen(How { window_bytes, ..how });
+                self.reopen(EventOptions { window_bytes, ..how });
             }
         }
     }
@@ -425,12 +425,12 @@ fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, told: &mut Told) {
 }
 
 impl PerfSource {
-    fn main(&self) -> &Member {
+    fn main(&self) -> &ProcessEntry {
         // It is there from the beginning to the end.
         self.told.members.get(&self.main).unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
-    fn main_mut(&mut self) -> &mut Member {
+    fn main_mut(&mut self) -> &mut ProcessEntry {
         let main = self.told.members.get_mut(&self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
@@ -541,9 +541,13 @@ impl PushedSource for PerfSource {
         let window_bytes = of_this_window.then(|| self.window.walked(needed)).flatten();
         let window_bytes = window_bytes.map(|bytes| self.backlog.limit(bytes));
         let window_bytes = window_bytes.filter(|bytes| *bytes != how.window_bytes);
-        let below = how.below || needed.below && below::HERE && self.may_copy();
+        let below = how.below || needed.below && red_zone::HERE && self.may_copy();
         if window_bytes.is_some() || below != how.below {
-            self.reopen(How { window_bytes: window_bytes.unwrap_or(how.window_bytes), below, ..how });
+            self.reopen(EventOptions {
+                window_bytes: window_bytes.unwrap_or(how.window_bytes),
+                below,
+                ..how
+            });
         }
     }
 
@@ -554,7 +558,7 @@ impl PushedSource for PerfSource {
     fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
         let Ok(tid) = pid_t::try_from(thread.0) else { return };
         if !self.disabled && self.told.prefetch.is_none() && self.prefetches() {
-            self.reopen(How { prefetch: true, ..self.events.how });
+            self.reopen(EventOptions { prefetch: true, ..self.events.how });
             self.prefetch_refused = self.told.prefetch.is_none();
         }
         if let Some(prefetch) = &mut self.told.prefetch {
@@ -569,7 +573,10 @@ impl PushedSource for PerfSource {
             && let Some(switches) = self.events.how.switches
             && let Some(window_bytes) = self.switch_window.walked(needed)
         {
-            self.reopen(How { switches: Some(Switches { window_bytes, ..switches }), ..self.events.how });
+            self.reopen(EventOptions {
+                switches: Some(SwitchOptions { window_bytes, ..switches }),
+                ..self.events.how
+            });
         }
     }
 
@@ -580,7 +587,7 @@ impl PushedSource for PerfSource {
     }
 
     fn memory_bytes(&self) -> (u64, u64) {
-        let beyond = self.told.beyond.as_ref().map_or(0, Beyond::ring_bytes);
+        let beyond = self.told.beyond.as_ref().map_or(0, StackTail::ring_bytes);
         (self.events.ring_bytes() + beyond, self.stacks_bytes as u64)
     }
 

@@ -10,22 +10,22 @@ use std::collections::VecDeque;
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
-use super::baseline::Baseline;
-use super::below::Below;
-use super::beyond::{BEYOND_BYTES, Beyond};
 use super::buffers::{Pool, Usage};
-use super::choice::Choice;
+use super::cpu_time::clock_baseline::Baseline;
+use super::cpu_time::share::CpuTimeShare;
+use super::cpu_time::tick_schedule::TickSchedule;
+use super::cpu_time::wakeup_latency::{Seen, WakeupLatency};
 use super::events::WINDOW_BYTES_MAX;
-use super::grid::Grid;
-use super::leavers::{Leavers, NOBODY};
-use super::mapped;
-use super::member::Member;
-use super::prefetch::Prefetch;
-use super::record::{Id, PerfRecord, Sample};
-use super::share::Share;
-use super::switched::Switched;
-use super::waits::{Stack, Switch};
-use super::woken::{Seen, Woken};
+use super::process::entry::ProcessEntry;
+use super::process::filter::ProcessFilter;
+use super::process::mmap_history;
+use super::reorder::exited_threads::{ExitedThreads, NOBODY};
+use super::ring::record::{Id, PerfRecord, Sample};
+use super::stack::prefetch::Prefetch;
+use super::stack::red_zone::RedZone;
+use super::stack::stack_tail::{BEYOND_BYTES, StackTail};
+use super::waits::context_switches::ContextSwitches;
+use super::waits::wait::{Stack, Switch};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::Mapping;
 use crate::sources::pushed::{Record, What};
@@ -39,7 +39,7 @@ const LEAVER: &str = "of a thread that had ended";
 /// What a record of a ring says, kept until the batch is whole: rings are read one after the
 /// other, so that what they tell comes out of order.
 #[derive(Debug)]
-pub(super) enum Happened {
+pub(super) enum Event {
     /// It was started by this process, and which of its threads.
     Forked(pid_t, pid_t),
     /// A thread was started by this one of its process.
@@ -69,11 +69,11 @@ enum Change {
 
 /// See the top of this file.
 pub(super) struct Told {
-    choice: Choice,
+    choice: ProcessFilter,
     /// The process that the recording is of, or a stand-in for all.
     pub(super) main: pid_t,
     /// Processes that are sampled.
-    pub(super) members: HashMap<pid_t, Member>,
+    pub(super) members: HashMap<pid_t, ProcessEntry>,
     /// Processes that were heard of and are not wanted.
     refused: HashSet<pid_t>,
     /// Those that were judged to be wanted since somebody asked.
@@ -87,20 +87,20 @@ pub(super) struct Told {
     /// Frames in the kernel are told.
     pub(super) kernel_frames: bool,
     /// Waits, where they are recorded.
-    pub(super) switched: Option<Switched>,
+    pub(super) switched: Option<ContextSwitches>,
     /// What no record holds of large stacks, where there are such.
-    pub(super) beyond: Option<Beyond>,
+    pub(super) beyond: Option<StackTail>,
     /// Reads pieces of deep stacks.
     pub(super) prefetch: Option<Prefetch>,
-    pub(super) below: Option<Below>,
+    pub(super) below: Option<RedZone>,
     /// The number of sizes of the window so far, and since when stacks are copied by this one (monotonic clock).
     pub(super) window: u32,
     pub(super) window_since_ns: u64,
     /// CPU time from before threads run, where it is measured.
-    pub(super) woken: Option<Woken>,
+    pub(super) woken: Option<WakeupLatency>,
     /// When ticks are due.
-    pub(super) grid: Grid,
-    pub(super) batch: Vec<(Id, Happened)>,
+    pub(super) grid: TickSchedule,
+    pub(super) batch: Vec<(Id, Event)>,
     batch_usage: Usage,
     /// Processes that were started in the batch.
     forked: HashSet<pid_t>,
@@ -124,7 +124,7 @@ pub(super) struct Told {
     next_look_ns: u64,
     /// By CPU, where samples stopped to come.
     throttled_since_ns: HashMap<u32, u64>,
-    pub(super) leavers: Leavers,
+    pub(super) leavers: ExitedThreads,
     /// Time of samples that were dropped and not told yet: less than a period.
     pub(super) unsampled_ns: u64,
     /// What processes used that are forgotten.
@@ -142,15 +142,15 @@ pub(super) struct Told {
     /// Boxes, since the records that they go out in are small with them.
     pub(super) spare: Pool<Box<Capture>>,
     /// The shares of processes in a batch.
-    pub(super) shares: HashMap<pid_t, Share>,
+    pub(super) shares: HashMap<pid_t, CpuTimeShare>,
     /// Of a whole machine: the processes that were there and of which no sample came yet.
     pub(super) baseline: Baseline,
 }
 
 impl Told {
     pub(super) fn new(
-        choice: Choice,
-        main: Member,
+        choice: ProcessFilter,
+        main: ProcessEntry,
         origin_ns: u64,
         period_ns: u64,
         kernel_frames: bool,
@@ -173,7 +173,7 @@ impl Told {
             window: 0,
             window_since_ns: 0,
             woken: None,
-            grid: Grid::default(),
+            grid: TickSchedule::default(),
             batch: Vec::new(),
             batch_usage: Usage::default(),
             forked: HashSet::new(),
@@ -188,7 +188,7 @@ impl Told {
             untold: false,
             next_look_ns: 0,
             throttled_since_ns: HashMap::new(),
-            leavers: Leavers::default(),
+            leavers: ExitedThreads::default(),
             unsampled_ns: 0,
             forgotten_ns: 0,
             told_ns: 0,
@@ -263,34 +263,32 @@ impl Told {
                 }
                 return;
             }
-            PerfRecord::Exit => Happened::Ended,
+            PerfRecord::Exit => Event::Ended,
             _ if unwanted => return,
             PerfRecord::Fork { parent, .. } if parent == id.pid && refused => return,
             PerfRecord::Fork { parent, creator } if parent == id.pid => {
-                return self.batch.push((id, Happened::ThreadBegan(creator)));
+                return self.batch.push((id, Event::ThreadBegan(creator)));
             }
             PerfRecord::Fork { parent, creator } => {
                 self.forked.insert(id.pid);
-                Happened::Forked(parent, creator)
+                Event::Forked(parent, creator)
             }
             PerfRecord::Comm { exec, .. } if refused && !(exec && self.choice.may_change()) => return,
-            PerfRecord::Comm { name, exec } => {
-                Happened::Named(String::from_utf8_lossy(name).into_owned(), exec)
-            }
+            PerfRecord::Comm { name, exec } => Event::Named(String::from_utf8_lossy(name).into_owned(), exec),
             _ if refused => return,
             PerfRecord::SwitchIn { .. } | PerfRecord::SwitchOut { .. } => return,
-            PerfRecord::Mmap(mmap) => match mapped::mapping(&mmap) {
-                Some(mapping) => Happened::Mapped(mapping),
+            PerfRecord::Mmap(mmap) => match mmap_history::mapping(&mmap) {
+                Some(mapping) => Event::Mapped(mapping),
                 None => return,
             },
             PerfRecord::Sample(sample) if sample.at_switch => return self.stack_at_switch(id, &sample),
             PerfRecord::Sample(_) if id.tid == NOBODY => {
-                return self.batch.push((Id { tid: id.pid, ..id }, Happened::Missed(LEAVER)));
+                return self.batch.push((Id { tid: id.pid, ..id }, Event::Missed(LEAVER)));
             }
-            PerfRecord::Sample(sample) if self.is_unreadable(id, &sample) => Happened::Missed(COMPAT),
-            PerfRecord::Sample(sample) => Happened::Sampled(self.capture(id, &sample)),
+            PerfRecord::Sample(sample) if self.is_unreadable(id, &sample) => Event::Missed(COMPAT),
+            PerfRecord::Sample(sample) => Event::Sampled(self.capture(id, &sample)),
         };
-        if !unwanted && !refused && !matches!(happened, Happened::Sampled(_) | Happened::Missed(_)) {
+        if !unwanted && !refused && !matches!(happened, Event::Sampled(_) | Event::Missed(_)) {
             self.changed_ns = id.time_ns;
         }
         self.batch.push((id, happened));
@@ -342,7 +340,7 @@ impl Told {
         if !sample.compat {
             return false;
         }
-        let of_32_bits = self.members.get_mut(&id.pid).and_then(Member::is_of_32_bits);
+        let of_32_bits = self.members.get_mut(&id.pid).and_then(ProcessEntry::is_of_32_bits);
         sample.registers.is_none() || of_32_bits == Some(false)
     }
 
@@ -392,13 +390,13 @@ impl Told {
 
     /// Judges the processes that records are of, and takes in what they say of them, in the order of
     /// times; what is left is for the engine.
-    pub(super) fn sift(&mut self, mut batch: Vec<(Id, Happened)>) -> Vec<(Id, Happened)> {
+    pub(super) fn sift(&mut self, mut batch: Vec<(Id, Event)>) -> Vec<(Id, Event)> {
         let read = batch.len();
         let mut left = Vec::with_capacity(read);
         for (id, happened) in batch.drain(..) {
             let pid = id.pid;
             match happened {
-                Happened::ThreadBegan(creator) => {
+                Event::ThreadBegan(creator) => {
                     if let Some(member) = self.members.get_mut(&pid)
                         && let Some(name) = member.name_of(creator)
                     {
@@ -406,7 +404,7 @@ impl Told {
                     }
                     continue;
                 }
-                Happened::Forked(parent, creator) => {
+                Event::Forked(parent, creator) => {
                     self.forget_number(pid);
                     self.choice.number_is_anothers(pid);
                     if self.judge(pid, Some(parent), 0) {
@@ -420,49 +418,49 @@ impl Told {
                         if let Some(member) = member
                             && !std::mem::replace(&mut member.told, true)
                         {
-                            left.push((id, Happened::Began(member.name().to_owned())));
+                            left.push((id, Event::Began(member.name().to_owned())));
                         }
                     }
                     continue;
                 }
-                Happened::Named(_, true) if self.choice.may_change() => {
+                Event::Named(_, true) if self.choice.may_change() => {
                     self.forget_number(pid);
                     self.judge(pid, None, 0);
                 }
-                Happened::Ended if !self.members.contains_key(&pid) => {
+                Event::Ended if !self.members.contains_key(&pid) => {
                     if pid == id.tid {
                         self.forget_number(pid);
                     }
                     continue;
                 }
-                Happened::Sampled(_) | Happened::Missed(_) => {
+                Event::Sampled(_) | Event::Missed(_) => {
                     self.judge(pid, None, 0);
                 }
                 _ => {}
             }
             let Some(member) = self.members.get_mut(&pid) else {
-                if let Happened::Sampled(capture) = happened {
+                if let Event::Sampled(capture) = happened {
                     self.give_back(capture);
                 }
                 continue;
             };
-            if member.waits_for_exec && !matches!(happened, Happened::Named(..)) {
+            if member.waits_for_exec && !matches!(happened, Event::Named(..)) {
                 continue;
             }
             member.seen_ns = member.seen_ns.max(id.time_ns);
-            if matches!(happened, Happened::Sampled(_) | Happened::Missed(_)) {
+            if matches!(happened, Event::Sampled(_) | Event::Missed(_)) {
                 self.samples += 1;
                 member.samples += 1;
                 self.grid.see(id.cpu, id.time_ns);
                 if !std::mem::replace(&mut member.told, true) {
-                    left.push((id, Happened::Began(member.name().to_owned())));
+                    left.push((id, Event::Began(member.name().to_owned())));
                 }
             }
             let told = member.told;
             left.push((
                 id,
                 match happened {
-                    Happened::Sampled(mut capture) => {
+                    Event::Sampled(mut capture) => {
                         member.sampled(&mut capture);
                         let mut most_bytes = WINDOW_BYTES_MAX;
                         if let Some(beyond) = &mut self.beyond {
@@ -479,16 +477,16 @@ impl Told {
                         if !self.kernel_frames {
                             capture.kernel.clear();
                         }
-                        Happened::Sampled(capture)
+                        Event::Sampled(capture)
                     }
-                    Happened::Named(name, exec) => {
+                    Event::Named(name, exec) => {
                         member.names.insert(id.tid, name.clone());
                         // After an exec a thread has the number of the first one, which has ended.
                         self.nameless.retain(|thread| *thread != (pid, id.tid));
                         if !exec {
                             // Later records of the thread find this name.
                             if told {
-                                left.push((id, Happened::Named(name, false)));
+                                left.push((id, Event::Named(name, false)));
                             }
                             continue;
                         }
@@ -497,15 +495,15 @@ impl Told {
                         if std::mem::take(&mut member.waits_for_exec) || !told {
                             continue;
                         }
-                        Happened::Exec(name)
+                        Event::Exec(name)
                     }
-                    Happened::Mapped(mapping) => {
+                    Event::Mapped(mapping) => {
                         member.mapped_now(&mapping);
                         self.changes.push_back((id.time_ns, pid, Change::Mapped(mapping)));
                         if !told {
                             continue;
                         }
-                        Happened::Changed
+                        Event::Changed
                     }
                     other => other,
                 },

@@ -10,15 +10,16 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
-use super::super::{registers, window};
-use super::{How, Scope, Switches};
+use super::super::ring::registers;
+use super::super::stack::stack_size;
+use super::{EventOptions, Scope, SwitchOptions};
 
 /// Where switches are told now and then, a stack is copied at one of so many: a number that is in step with
 /// nothing.
 const SWITCHES_PER_STACK: u64 = 13;
 
 /// Of the clock that samples, for a ring of so many bytes.
-pub(super) fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
+pub(super) fn attributes(how: EventOptions, ring_bytes: usize) -> perf_event_attr {
     let mut attributes = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -33,7 +34,7 @@ pub(super) fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
             | PERF_SAMPLE_STACK_USER)
             .into(),
         sample_regs_user: registers::MASK,
-        sample_stack_user: window::of_record(how.window_bytes).0,
+        sample_stack_user: stack_size::of_record(how.window_bytes).0,
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };
@@ -67,7 +68,7 @@ pub(super) fn tell_of_programs(attributes: &mut perf_event_attr) {
 }
 
 /// Of the event of a CPU that tells of programs and samples nothing.
-pub(super) fn programs_attributes(how: How, ring_bytes: usize) -> perf_event_attr {
+pub(super) fn programs_attributes(how: EventOptions, ring_bytes: usize) -> perf_event_attr {
     let mut attributes = attributes(how, ring_bytes);
     attributes.config = PERF_COUNT_SW_DUMMY.into();
     attributes.__bindgen_anon_1.sample_period = 0;
@@ -78,7 +79,11 @@ pub(super) fn programs_attributes(how: How, ring_bytes: usize) -> perf_event_att
 /// Of the event that samples threads that leave their CPUs, and tells of each switch. It counts in
 /// the thread that goes, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in the
 /// kernel, so that only events that may see the kernel see it.
-pub(super) fn switch_attributes(how: How, switches: Switches, ring_bytes: usize) -> perf_event_attr {
+pub(super) fn switch_attributes(
+    how: EventOptions,
+    switches: SwitchOptions,
+    ring_bytes: usize,
+) -> perf_event_attr {
     let mut attributes = attributes(how, ring_bytes);
     attributes.config = PERF_COUNT_SW_CONTEXT_SWITCHES.into();
     // With it, each would be sampled whatever the period is (kernel/events/core.c, `perf_swevent_event`).

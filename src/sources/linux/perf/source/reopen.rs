@@ -3,12 +3,12 @@
 
 use libc::pid_t;
 
-use super::super::below::Below;
-use super::super::beyond::Beyond;
-use super::super::events::{Events, How, MAX_PASSES, Scope, Switches};
-use super::super::prefetch::Prefetch;
-use super::super::sys;
-use super::super::window;
+use super::super::events::{EventOptions, Events, MAX_PASSES, Scope, SwitchOptions};
+use super::super::ring::sys;
+use super::super::stack::prefetch::Prefetch;
+use super::super::stack::red_zone::RedZone;
+use super::super::stack::stack_size;
+use super::super::stack::stack_tail::StackTail;
 use super::{PerfSource, read_rings};
 
 impl PerfSource {
@@ -45,24 +45,24 @@ impl PerfSource {
 
     /// Prepares to copy what lies beyond records and below stacks, where that is asked for; as much as can be
     /// had.
-    pub(super) fn look_further(&mut self, mut how: How) -> How {
-        let (record_bytes, is_large) = window::of_record(how.window_bytes);
+    pub(super) fn look_further(&mut self, mut how: EventOptions) -> EventOptions {
+        let (record_bytes, is_large) = stack_size::of_record(how.window_bytes);
         let may = self.may_copy();
         if is_large && may && self.told.beyond.is_none() {
-            self.told.beyond = Beyond::new().ok();
+            self.told.beyond = StackTail::new().ok();
         }
         if how.below && may && self.told.below.is_none() {
-            self.told.below = Below::new().ok();
+            self.told.below = RedZone::new().ok();
         }
         if how.prefetch && may && self.told.prefetch.is_none() {
             self.told.prefetch = Prefetch::new().ok();
         }
         // First what uses the program's argument; last what takes longest, since copies are found by their times.
         let below =
-            self.told.below.iter().filter(|_| how.below).flat_map(Below::program).collect::<Vec<u64>>();
+            self.told.below.iter().filter(|_| how.below).flat_map(RedZone::program).collect::<Vec<u64>>();
         let prefetch = self.told.prefetch.iter().flat_map(Prefetch::program).collect::<Vec<u64>>();
         let beyond =
-            self.told.beyond.iter().filter(|_| is_large).flat_map(Beyond::program).collect::<Vec<u64>>();
+            self.told.beyond.iter().filter(|_| is_large).flat_map(StackTail::program).collect::<Vec<u64>>();
         if self.sieve.copy(&[&below[..], &prefetch, &beyond].concat()).is_err() {
             // An older kernel may take the rest.
             self.told.prefetch = None;
@@ -79,7 +79,7 @@ impl PerfSource {
     }
 
     /// Opens the events anew, with other windows or for other CPUs.
-    pub(super) fn reopen(&mut self, how: How) {
+    pub(super) fn reopen(&mut self, how: EventOptions) {
         let how = self.look_further(how);
         let inherited = self.follows_by_inheritance();
         let running = self.told.running();
@@ -95,7 +95,7 @@ impl PerfSource {
             self.events.sample_until(u64::MAX);
             self.window.stays(self.events.how.window_bytes);
             self.backlog.stays();
-            if let Some(Switches { window_bytes, .. }) = self.events.how.switches {
+            if let Some(SwitchOptions { window_bytes, .. }) = self.events.how.switches {
                 self.switch_window.stays(window_bytes);
             }
             return;
@@ -111,7 +111,7 @@ impl PerfSource {
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.told);
-        if !window::of_record(how.window_bytes).1 {
+        if !stack_size::of_record(how.window_bytes).1 {
             self.told.beyond = None;
         }
         if let Some(switched) = &mut self.told.switched {

@@ -19,11 +19,11 @@ fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
 
 /// Of one process, with the waits of its threads.
 fn told() -> Told {
-    let choice = Choice::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
-    let mut main = Member::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
+    let choice = ProcessFilter::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
+    let mut main = ProcessEntry::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
     main.told = true;
     let mut told = Told::new(choice, main, 0, 1_000_000, true);
-    told.switched = Some(Switched::new(false, None));
+    told.switched = Some(ContextSwitches::new(false, None));
     told
 }
 
@@ -77,9 +77,9 @@ fn a_thread_without_a_number_is_no_thread() {
 /// That it became another program was not told: where records are missing it is asked.
 #[test]
 fn after_records_were_dropped_processes_are_looked_at() {
-    let choice = Choice::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
+    let choice = ProcessFilter::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
     let process = crate::sources::Process { name: "sh".to_owned(), ..attach::describe(pid()) };
-    let mut main = Member::new(process, Arc::new(TargetFiles::of(pid())));
+    let mut main = ProcessEntry::new(process, Arc::new(TargetFiles::of(pid())));
     main.told = true;
     let (mut told, mut records) = (Told::new(choice, main, 0, 1_000_000, true), Vec::new());
     told.finish_batch(true, u64::MAX, &mut records);
@@ -201,8 +201,8 @@ fn where_nobody_counts_samples_there_are_as_many_among_lost_records_as_among_oth
 /// Many started by wanted ones, in any order, and by others.
 #[test]
 fn those_that_were_started_are_known_before_their_records_are_sifted() {
-    let choice = Choice::new(Chosen { pids: vec![5], children: true, ..Chosen::default() });
-    let main = Member::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
+    let choice = ProcessFilter::new(Chosen { pids: vec![5], children: true, ..Chosen::default() });
+    let main = ProcessEntry::new(attach::describe(pid()), Arc::new(TargetFiles::of(pid())));
     let mut told = Told::new(choice, main, 0, 1_000_000, true);
     for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19), (5, 5)] {
         told.take(
@@ -226,7 +226,7 @@ fn each_stack_tells_by_which_window_it_was_copied() {
         told.take(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
     }
     let windows = told.batch.iter().map(|(_, happened)| match happened {
-        Happened::Sampled(capture) => capture.window,
+        Event::Sampled(capture) => capture.window,
         other => panic!("{other:?}"),
     });
     assert_eq!(windows.collect::<Vec<_>>(), [2, 2, 3, 3]);

@@ -6,10 +6,10 @@
 
 use libc::pid_t;
 
-use super::super::choice;
-use super::super::record::Id;
-use super::super::sys;
-use super::{Happened, Told};
+use super::super::process::filter;
+use super::super::ring::record::Id;
+use super::super::ring::sys;
+use super::{Event, Told};
 
 /// Most ancestors that are asked for when a process is judged.
 const ANCESTORS_MAX: u32 = 64;
@@ -34,7 +34,7 @@ impl Told {
         if self.choice.is_all() || self.choice.is_one() {
             return;
         }
-        for pid in choice::all_processes() {
+        for pid in filter::all_processes() {
             self.judge(pid, None, 0);
         }
     }
@@ -49,7 +49,7 @@ impl Told {
             return true;
         }
         let of_wanted = if self.choice.asks_parents() && depth < ANCESTORS_MAX {
-            let parent = parent.or_else(|| choice::parent_of(pid)).unwrap_or(0);
+            let parent = parent.or_else(|| filter::parent_of(pid)).unwrap_or(0);
             self.judge(parent, None, depth + 1)
         } else {
             parent.is_some_and(|parent| self.members.contains_key(&parent))
@@ -92,9 +92,9 @@ impl Told {
             let id = Id { pid: *pid, tid: *pid, time_ns: self.last_ns, ..Id::default() };
             if member.told {
                 let named = member.names_anew().into_iter();
-                self.batch.extend(named.map(|(tid, name)| (Id { tid, ..id }, Happened::Named(name, false))));
+                self.batch.extend(named.map(|(tid, name)| (Id { tid, ..id }, Event::Named(name, false))));
             }
-            let happened = member.look_anew().map_or(Happened::Changed, Happened::Exec);
+            let happened = member.look_anew().map_or(Event::Changed, Event::Exec);
             if member.told {
                 self.batch.push((id, happened));
             }
@@ -115,7 +115,7 @@ impl Told {
         loop {
             let before = started.len();
             for (id, happened) in &self.batch {
-                let Happened::Forked(parent, _) = happened else { continue };
+                let Event::Forked(parent, _) = happened else { continue };
                 let known = |pid: &pid_t| listed.contains(pid) || started.contains(pid);
                 if known(parent) && !known(&id.pid) {
                     started.push(id.pid);

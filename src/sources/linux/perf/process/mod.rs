@@ -1,0 +1,5 @@
+//! Processes: which are sampled, their names, threads and mappings, by records and by /proc.
+
+pub(super) mod entry;
+pub(super) mod filter;
+pub(super) mod mmap_history;
