@@ -124,6 +124,13 @@ impl<T: Buffer> Pool<T> {
     }
 }
 
+impl Pool<Box<Capture>> {
+    /// A buffer for a sample: one of the pool, or a new one.
+    pub(super) fn capture(&mut self) -> Box<Capture> {
+        self.take().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

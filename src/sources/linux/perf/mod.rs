@@ -2,25 +2,31 @@
 //!
 //! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of the user stack
 //! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
-//! microseconds later. `events.rs` says what is opened, `bpf/filter_program.rs` which samples the kernel drops at once,
-//! `cpu_time/tick_schedule.rs` which come late, `ring/record.rs` reads what it wrote, `told.rs` weighs it, `stack/stack_size.rs` decides how
-//! much of each stack is copied, `stack/stack_tail.rs` and `stack/red_zone.rs` have a program copy what no record holds, `stack/prefetch.rs`
-//! reads the words that walks of deep stacks need, `cpu_time/wakeup_latency.rs`
-//! measures CPU time from before threads run, `cpu_time/wakeup_charge.rs` has samples stand for it, `source.rs` is the whole. Waits:
-//! `waits/context_switches.rs` puts switches in order, `waits/wait.rs` finds the waits between them, `waits/sleeping_thread.rs` looks at threads
-//! that slept before. `buffers.rs` frees what a backlog made larger than batches need.
+//! microseconds later. `events/` opens what samples, `bpf/` builds the programs that the kernel runs with it. What they
+//! write passes these stages, each a type with a state of its own (`pipeline.rs`):
+//!
+//! | stage | input | output |
+//! |---|---|---|
+//! | `ring/` | bytes of a ring | records |
+//! | `reorder/` | records, ring after ring | events in the order of their times |
+//! | `process/` | events | events of selected processes |
+//! | `stack/` | samples | samples with complete stacks, the size of the next ones |
+//! | `cpu_time/` | samples, CPU clocks, losses | weights, losses |
+//! | `waits/` | context switches | waits |
+//!
+//! `source.rs` drives them and the events.
 
-mod batch;
 mod bpf;
 mod buffers;
+mod clocks;
 mod cpu_time;
 mod events;
+mod pipeline;
 mod process;
 mod reorder;
 mod ring;
 mod source;
 mod stack;
-mod told;
 mod waits;
 
 use std::io;
@@ -35,16 +41,19 @@ use crate::clock::RealClock;
 use crate::error::Result;
 use crate::sources::{Chosen, Process, Sampling};
 use bpf::sample_filter::SampleFilter;
-use events::{EventOptions, Events, Scope, SwitchOptions};
+use events::cpus::{cpu_count, scope_for};
+use events::options::{EventOptions, Scope, SwitchOptions};
+use events::rings;
+use events::set::Events;
 use process::entry::ProcessEntry;
 use process::filter::ProcessFilter;
 use source::Begin;
 use stack::stack_size::StackSize;
 
 pub(super) use bpf::kernel_names;
-pub(super) use process::filter::{all_processes, parent_of};
+pub(super) use clocks::{process_cpu_ns, update_thread_clocks};
+pub(super) use process::procfs::{all_processes, parent_of};
 pub(super) use ring::registers::of_waiting as registers_of_waiting;
-pub(super) use ring::sys::{bring_clocks_up, process_cpu_ns};
 pub(super) use source::PerfSource;
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
@@ -71,27 +80,28 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
         }
         listed.push(pid);
     }
-    let choice = ProcessFilter::new(chosen.clone());
-    let sieve = match listed[..] {
-        _ if choice.is_all() => SampleFilter::open(),
-        [pid] if choice.is_one() => SampleFilter::of_process(pid),
-        _ => SampleFilter::unless_refused(),
+    let selected = ProcessFilter::new(chosen.clone());
+    let filter = match listed[..] {
+        _ if selected.is_all() => SampleFilter::open(),
+        [pid] if selected.is_one() => SampleFilter::of_process(pid),
+        _ => SampleFilter::unless_excluded(),
     };
-    let window = if choice.is_one() { StackSize::new() } else { StackSize::of_many() };
-    let events = match open(&listed, !choice.is_one(), &sieve, &window, sampling) {
+    let size = if selected.is_one() { StackSize::new() } else { StackSize::of_many() };
+    let events = match open(&listed, !selected.is_one(), &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
-    prepare_names(events.how);
-    let mut members: Vec<ProcessEntry> = Vec::new();
+    prepare_names(events.options());
+    let mut entries: Vec<ProcessEntry> = Vec::new();
     for pid in &listed {
-        members.push(ProcessEntry::new(describe(*pid, events.how), Arc::new(TargetFiles::of(*pid))));
+        entries.push(ProcessEntry::new(describe(*pid, events.options()), Arc::new(TargetFiles::of(*pid))));
     }
-    let main = members.pop().filter(|_| members.is_empty()).unwrap_or_else(|| of_all(chosen, events.how));
-    let others = if members.is_empty() { &[][..] } else { &listed[..] };
+    let main =
+        entries.pop().filter(|_| entries.is_empty()).unwrap_or_else(|| of_all(chosen, events.options()));
+    let others = if entries.is_empty() { &[][..] } else { &listed[..] };
     let kernel_frames = sampling.kernel;
-    let begin = Begin { main, listed: listed.clone(), choice, kernel_frames, launched: false };
-    let mut source = PerfSource::new(begin, clock, events, sieve, window);
+    let begin = Begin { main, listed: listed.clone(), filter: selected, kernel_frames, launched: false };
+    let mut source = PerfSource::new(begin, clock, events, filter, size);
     source.add(others);
     Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
 }
@@ -104,38 +114,38 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let Sampling { children, kernel: kernel_frames, .. } = *sampling;
     let held = launch::hold(spawner, command).map_err(|error| attach::cannot_run(command, &error))?;
     let pid = held.pid;
-    let sieve = if children { SampleFilter::unless_refused() } else { SampleFilter::of_process(pid) };
+    let filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
-    let window = StackSize::new();
-    let events = match open(&[pid], children, &sieve, &window, sampling) {
+    let size = StackSize::new();
+    let events = match open(&[pid], children, &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
-    let how = events.how;
-    prepare_names(how);
+    let options = events.options();
+    prepare_names(options);
     let chosen = Chosen { pids: vec![pid.unsigned_abs()], children, ..Chosen::default() };
-    let main = ProcessEntry::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
-    let choice = ProcessFilter::new(chosen);
-    let begin = Begin { main, listed: vec![pid], choice, kernel_frames, launched: true };
-    let mut source = PerfSource::new(begin, clock, events, sieve, window);
+    let main = ProcessEntry::new(describe(pid, options), Arc::new(TargetFiles::of(pid)));
+    let selected = ProcessFilter::new(chosen);
+    let begin = Begin { main, listed: vec![pid], filter: selected, kernel_frames, launched: true };
+    let mut source = PerfSource::new(begin, clock, events, filter, size);
     if let Err(error) = source.enable() {
         return Ok(Err(refused(&error)));
     }
     let started = held.go().map_err(|error| attach::cannot_run(command, &error))?;
     started.join().map_err(|error| attach::cannot_run(command, &error))?;
-    source.set_spawned(describe(pid, how));
+    source.set_spawned(describe(pid, options));
     Ok(Ok(source))
 }
 
-/// The kernel's names are asked for when the privileges to ask for them have gone.
-fn prepare_names(how: EventOptions) {
-    if how.kernel {
+/// The kernel's names are read when the privileges to read them have gone.
+fn prepare_names(options: EventOptions) {
+    if options.kernel {
         kernel_names::prepare();
     }
 }
 
 /// What stands for several processes.
-fn of_all(chosen: &Chosen, how: EventOptions) -> ProcessEntry {
+fn of_all(chosen: &Chosen, options: EventOptions) -> ProcessEntry {
     let own = std::process::id().cast_signed();
     let name = match chosen {
         Chosen { all: true, .. } => "all processes".to_owned(),
@@ -143,17 +153,17 @@ fn of_all(chosen: &Chosen, how: EventOptions) -> ProcessEntry {
         Chosen { uid: Some(uid), .. } => format!("processes of user {uid}"),
         Chosen { pids, .. } => format!("{} processes", pids.len()),
     };
-    let process = Process { pid: 0, name, command: String::new(), ..describe(own, how) };
+    let process = Process { pid: 0, name, command: String::new(), ..describe(own, options) };
     ProcessEntry::new(process, Arc::new(TargetFiles::of(own)))
 }
 
-fn describe(pid: pid_t, how: EventOptions) -> Process {
-    let over = match how.scope {
+fn describe(pid: pid_t, options: EventOptions) -> Process {
+    let over = match options.scope {
         Scope::Cpus => "on each CPU",
         Scope::Threads => "for each thread",
     };
-    let kernel = if how.kernel { "user and kernel" } else { "user code only" };
-    let waits = match how.switches {
+    let kernel = if options.kernel { "user and kernel" } else { "user code only" };
+    let waits = match options.switches {
         Some(SwitchOptions { alone: true, .. }) => ", where threads wait",
         Some(_) => ", and where threads wait",
         None => "",
@@ -171,23 +181,23 @@ fn describe(pid: pid_t, how: EventOptions) -> Process {
 fn open(
     pids: &[pid_t],
     many: bool,
-    sieve: &SampleFilter,
-    window: &StackSize,
+    filter: &SampleFilter,
+    size: &StackSize,
     sampling: &Sampling,
 ) -> std::result::Result<Events, Refused> {
-    let window_bytes = window.bytes();
+    let stack_bytes = size.bytes();
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
     let switches = (idle || off_cpu).then(|| SwitchOptions {
-        window_bytes: StackSize::of_switches().bytes(),
+        stack_bytes: StackSize::of_switches().bytes(),
         alone: off_cpu,
         kernel_frames,
         many: pids.is_empty(),
     });
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
     // Of many, each process that is started would inherit an event for each CPU.
-    let first = if many { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
+    let first = if many { Scope::Cpus } else { scope_for(cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
-    // Of the least that can be asked for: why that is refused is the reason that nothing works.
+    // Of the least that can be requested: why that is refused is the reason that nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
         // Where nobody is listed there is no thread to begin with.
@@ -200,8 +210,8 @@ fn open(
         }
         match Events::open(
             pids,
-            sieve,
-            EventOptions { scope, kernel, hz, window_bytes, below: false, prefetch: false, switches },
+            filter,
+            EventOptions { scope, kernel, hz, stack_bytes, red_zone: false, prefetch: false, switches },
         ) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),
@@ -215,7 +225,7 @@ fn open(
 /// The words for perf_event_open(2) having failed with `error`.
 fn refused(error: &io::Error) -> Refused {
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
-    if events::is_limit(error) {
+    if rings::is_limit(error) {
         return error.to_string();
     }
     match (error.raw_os_error(), paranoid) {

@@ -45,7 +45,7 @@ struct LoadProgram {
 pub(in super::super) enum Kind {
     /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
     Event,
-    /// It runs when it is told to, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
+    /// It runs when it is called, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
     Call,
 }
 

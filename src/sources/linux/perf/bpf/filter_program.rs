@@ -8,7 +8,7 @@
 //! (Documentation/bpf/standardization/instruction-set.rst). In the first namespace the running
 //! thread has a number whatever namespace it is in itself (helper 14,
 //! `bpf_get_current_pid_tgid`); in others, those of containers, only the threads of the very same
-//! one are told (helper 120, `bpf_get_ns_current_pid_tgid`).
+//! one have a number (helper 120, `bpf_get_ns_current_pid_tgid`).
 
 use super::instructions::{
     ADD, CALL, EXIT, GET_CURRENT_PID_TGID, GET_NS_CURRENT_PID_TGID, JUMP_IF_EQUAL, LOAD_WORD, MAP_LOOKUP,
@@ -74,7 +74,7 @@ pub(in super::super) enum Verdict {
     OfProcess(i32),
     /// Those of processes that are not in the set: the descriptor of a map whose keys are their numbers.
     UnlessIn(i32),
-    /// The same, and threads of other namespaces, which may be below ours.
+    /// Those of processes that are not in the set, and threads of other namespaces, which may be below ours.
     UnlessInOrUnknown(i32),
     /// All of them.
     All,

@@ -31,7 +31,7 @@ pub(in super::super) const JUMP_UNLESS_EQUAL: u8 = 0x55;
 pub(in super::super) const EXIT: u8 = 0x95;
 /// As the source register of [`LOAD_64`]: the value is the descriptor of a map.
 pub(in super::super) const IS_MAP: u8 = 1;
-/// The same: the place is in the value of an array of one, whose descriptor comes first.
+/// As the source register of [`LOAD_64`]: the place is in the value of an array of one, whose descriptor comes first.
 const IS_VALUE: u8 = 2;
 
 pub(in super::super) const MAP_LOOKUP: i32 = 1;

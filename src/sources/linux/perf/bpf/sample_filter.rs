@@ -1,5 +1,5 @@
 //! What keeps the samples of others from being copied: a program in the kernel, and the set of
-//! processes that it refuses.
+//! processes that it excludes.
 
 use std::fs;
 use std::io;
@@ -13,17 +13,17 @@ use super::bpf_sys;
 use super::bpf_sys::Kind;
 use super::filter_program::{self, Verdict};
 
-/// Most processes that are refused by the kernel; the samples of further ones are copied, and thrown
+/// Most processes that are excluded in the kernel; the samples of further ones are copied, and thrown
 /// away here.
-const REFUSED_MAX: u32 = 16_384;
+const EXCLUDED_MAX: u32 = 16_384;
 
-/// See the top of this file. Where the kernel takes no program, all samples come through.
+/// The program, and what goes with it. Where the kernel takes no program, all samples come through.
 #[derive(Debug, Default)]
 pub(in super::super) struct SampleFilter {
     /// Which samples come through, and our namespace; `None`: nothing is known of namespaces.
     verdict: Option<(Verdict, (u64, u64))>,
     program: Option<OwnedFd>,
-    refused: Option<OwnedFd>,
+    excluded: Option<OwnedFd>,
     /// One that does something with what comes through, too.
     copying: Option<OwnedFd>,
 }
@@ -41,13 +41,13 @@ impl SampleFilter {
         SampleFilter { verdict, program: verdict.and_then(loaded), ..SampleFilter::default() }
     }
 
-    /// Lets the samples of all processes of our namespace through that were not refused.
-    pub(in super::super) fn unless_refused() -> SampleFilter {
+    /// Lets the samples of all processes of our namespace through that were not excluded.
+    pub(in super::super) fn unless_excluded() -> SampleFilter {
         let made = pid_namespace("self").and_then(|namespace| {
-            let refused = bpf_sys::create_map(REFUSED_MAX).ok()?;
-            let verdict = (Verdict::UnlessIn(refused.as_raw_fd()), namespace);
+            let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
+            let verdict = (Verdict::UnlessIn(excluded.as_raw_fd()), namespace);
             let program = Some(loaded(verdict)?);
-            Some(SampleFilter { verdict: Some(verdict), program, refused: Some(refused), copying: None })
+            Some(SampleFilter { verdict: Some(verdict), program, excluded: Some(excluded), copying: None })
         });
         made.unwrap_or_default()
     }
@@ -76,14 +76,14 @@ impl SampleFilter {
         let verdict = (Verdict::UnlessInOrUnknown(set), ours);
         let program = bpf_sys::load_program(Kind::Event, &filter_program::program(verdict.0, ours, &[]))?;
         (self.verdict, self.program) = (Some(verdict), Some(program));
-        self.refuse(0, false);
+        self.exclude(0, false);
         Ok(())
     }
 
-    /// Refuses a process from now on, or no longer: its number may be another one's now.
-    pub(in super::super) fn refuse(&self, pid: pid_t, refused: bool) {
-        if let Some(set) = &self.refused {
-            bpf_sys::change_map(set, pid.cast_unsigned(), refused.then_some(1));
+    /// Excludes a process from now on, or no longer: its number may be another one's now.
+    pub(in super::super) fn exclude(&self, pid: pid_t, excluded: bool) {
+        if let Some(set) = &self.excluded {
+            bpf_sys::change_map(set, pid.cast_unsigned(), excluded.then_some(1));
         }
     }
 
@@ -110,7 +110,7 @@ impl SampleFilter {
         }
     }
 
-    /// The same, and does what [`SampleFilter::copy`] said.
+    /// Lets an event take only what comes through, and do what [`SampleFilter::copy`] said.
     pub(in super::super) fn put_before_copying(&self, event: &OwnedFd) {
         match &self.copying {
             Some(program) if sys::set_filter(event, program).is_ok() => {}

@@ -8,7 +8,7 @@ use libc::pid_t;
 
 /// By process, until it is sampled or its number is another one's.
 #[derive(Debug, Default)]
-pub(in super::super) struct Baseline(HashMap<pid_t, Clock>);
+pub(in super::super) struct ClockBaseline(HashMap<pid_t, Clock>);
 
 /// The clock of a process at both ends of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,11 +18,11 @@ pub(in super::super) struct Clock {
     pub(in super::super) ended_ns: Option<u64>,
 }
 
-impl Baseline {
-    /// Of these processes, as far as the clock tells.
-    pub(in super::super) fn of(pids: &[pid_t], clock: impl Fn(pid_t) -> Option<u64>) -> Baseline {
+impl ClockBaseline {
+    /// Of these processes, as far as their clocks can be read.
+    pub(in super::super) fn of(pids: &[pid_t], clock: impl Fn(pid_t) -> Option<u64>) -> ClockBaseline {
         let begin = |pid: &pid_t| Some((*pid, Clock { began_ns: clock(*pid)?, ended_ns: None }));
-        Baseline(pids.iter().filter_map(begin).collect())
+        ClockBaseline(pids.iter().filter_map(begin).collect())
     }
 
     /// The recording has ended.
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn each_process_is_counted_by_its_samples_or_by_its_clock() {
-        let mut baseline = Baseline::of(&[4, 5, 6, 7, 8], |pid| (pid != 8).then_some(1_000));
+        let mut baseline = ClockBaseline::of(&[4, 5, 6, 7, 8], |pid| (pid != 8).then_some(1_000));
         let found = Clock { began_ns: 1_000, ended_ns: None };
         assert_eq!((baseline.take(5), baseline.take(5), baseline.take(8)), (Some(found), None, None));
         assert_eq!(baseline.unsampled_ns(), 0, "it has not ended");

@@ -3,8 +3,11 @@
 //! Input: samples with their processes, CPU clocks, numbers of lost records; output: weights and losses, which add up to
 //! what the CPU clock of each process counted.
 
-pub(super) mod clock_baseline;
-pub(super) mod share;
-pub(super) mod tick_schedule;
-pub(super) mod wakeup_charge;
+pub(super) mod accounting;
+mod clock_baseline;
+mod losses;
+mod process_clock;
+mod share;
+mod tick_schedule;
+mod wakeup_charge;
 pub(super) mod wakeup_latency;

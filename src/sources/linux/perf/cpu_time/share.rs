@@ -2,11 +2,11 @@
 //!
 //! Ticks that come on time stand for a period each, and are fair to every moment in which ticks can
 //! come on time. What they leave of the CPU time was used where none can: the clock of a thread that
-//! is woken begins when a CPU is told of it, which is some microseconds before it runs there (kernel/sched/core.c,
+//! is woken begins when a CPU is notified, which is some microseconds before it runs there (kernel/sched/core.c,
 //! `wakeup_preempt`), and the host of a virtual machine may keep a CPU from both. Late ticks
 //! are found where that time ends, so they get what is left, and no more.
 
-/// What the samples of a process in a batch weigh.
+/// What the samples of a process in a batch weigh, and share.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct CpuTimeShare {
     /// CPU time that they and those that were dropped share; `None`: a period each.
@@ -15,9 +15,9 @@ pub(in super::super) struct CpuTimeShare {
     pub(in super::super) due_ns: u64,
     /// What those of these stand for that were dropped.
     pub(in super::super) dropped_ns: u64,
-    /// Up to where of what they stand for samples have been told.
+    /// Up to where of what they stand for samples have been weighed.
     pub(in super::super) weighed_ns: u64,
-    /// Of samples whose ticks were late: what they share, how many they are and how many have been told.
+    /// Of samples whose ticks were late: what they share, how many they are and how many have been weighed.
     pub(in super::super) late_ns: u64,
     pub(in super::super) late: u64,
     pub(in super::super) late_weighed: u64,
@@ -51,7 +51,7 @@ impl Division {
 }
 
 impl CpuTimeShare {
-    fn told_ns(&self, used_ns: u64, weighed_ns: u64) -> u64 {
+    fn weight_until_ns(&self, used_ns: u64, weighed_ns: u64) -> u64 {
         up_to_ns(used_ns, self.due_ns, weighed_ns)
     }
 
@@ -59,7 +59,9 @@ impl CpuTimeShare {
     pub(in super::super) fn next_ns(&mut self, period_ns: u64) -> u64 {
         let before_ns = self.weighed_ns;
         self.weighed_ns = (before_ns + period_ns).min(self.due_ns);
-        let share = |used_ns| self.told_ns(used_ns, self.weighed_ns) - self.told_ns(used_ns, before_ns);
+        let share = |used_ns| {
+            self.weight_until_ns(used_ns, self.weighed_ns) - self.weight_until_ns(used_ns, before_ns)
+        };
         self.used_ns.map_or(period_ns, share)
     }
 
@@ -74,27 +76,27 @@ impl CpuTimeShare {
     /// The weight of the next of these.
     pub(in super::super) fn next_late_ns(&mut self) -> u64 {
         self.late_weighed += 1;
-        let told_ns = |number| up_to_ns(self.late_ns, self.late, number);
-        told_ns(self.late_weighed) - told_ns(self.late_weighed - 1)
+        let until_ns = |number| up_to_ns(self.late_ns, self.late, number);
+        until_ns(self.late_weighed) - until_ns(self.late_weighed - 1)
     }
 
-    /// What the samples that were told were not given.
+    /// What the samples that were weighed were not given.
     pub(in super::super) fn rest_ns(&self) -> u64 {
         let late_ns = self.late_ns - up_to_ns(self.late_ns, self.late, self.late_weighed);
-        let not_told_ns = |used_ns| used_ns - self.told_ns(used_ns, self.weighed_ns);
-        late_ns + self.used_ns.map_or(self.dropped_ns, not_told_ns)
+        let not_weighed_ns = |used_ns| used_ns - self.weight_until_ns(used_ns, self.weighed_ns);
+        late_ns + self.used_ns.map_or(self.dropped_ns, not_weighed_ns)
     }
 }
 
 /// What the ticks of a process that came on time leave of its CPU time, over all of a recording.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct LeftForLate {
+pub(in super::super) struct LateTimeLeft {
     used_ns: u64,
     on_time_ns: u64,
     given_ns: u64,
 }
 
-impl LeftForLate {
+impl LateTimeLeft {
     /// Of what was used in a batch, how much its late samples stand for. Samples on time and late
     /// ones stand for these times at the distance of their ticks.
     pub(in super::super) fn of_batch(&mut self, used_ns: u64, on_time_ns: u64, late_ns: u64) -> u64 {
@@ -167,7 +169,7 @@ mod tests {
     fn share_of_late(early_ns: u64, seed: u64) -> f64 {
         const PERIOD_NS: u64 = 1_000_000;
         let mut rng = Rng::new(seed);
-        let (mut left, mut given_ns, mut all_ns) = (LeftForLate::default(), 0, 0);
+        let (mut left, mut given_ns, mut all_ns) = (LateTimeLeft::default(), 0, 0);
         for _ in 0..80 {
             let (mut used, mut on_time, mut late) = (0, 0, 0);
             let mut due = rng.within(0, PERIOD_NS);

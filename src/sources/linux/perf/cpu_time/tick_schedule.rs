@@ -3,18 +3,17 @@
 //! of where the CPU time of a thread goes.
 //!
 //! Input: since when events tick at which distance, and the times of samples; output: which of these
-//! are late. Each event keeps to its own grid (kernel/events/core.c, `hrtimer_forward_now`), whose
+//! are late. Each event keeps to its own schedule (kernel/events/core.c, `hrtimer_forward_now`), whose
 //! beginning is not known; the least that a sample of a CPU is behind the change of the distance is
 //! taken for it. All times are of the monotonic clock, nanoseconds.
 
 use hashbrown::HashMap;
 
+use super::super::events::tick_rates::PERIODS_BETWEEN_CHANGES;
+
 /// Later than this is late: interrupts are held back for some microseconds by the kernel itself, in
 /// time that the thread uses.
 const LATE_NS: u64 = 25_000;
-
-/// Of the rate that was asked for. Each change of the distance begins a period anew, which costs half of one.
-pub(in super::super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
 
 /// Ticks of a CPU at one distance.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +30,13 @@ impl Stretch {
     }
 }
 
-/// See the top of this file.
+/// When the events of each CPU tick.
 #[derive(Debug, Default)]
 pub(in super::super) struct TickSchedule {
     /// The last two of each CPU: samples may have been taken just before a change.
     stretches: HashMap<u32, [Option<Stretch>; 2]>,
     /// When the distances were changed last, and how long they last. The same time for each: otherwise one
-    /// rate would count for more than another, and together they would not be what was asked for.
+    /// rate would count for more than another, and together they would not be what was requested.
     changed_ns: u64,
     lasts_ns: u64,
 }
@@ -96,44 +95,44 @@ mod tests {
 
     #[test]
     fn a_tick_that_was_held_up_is_late_and_the_next_one_is_not() {
-        let mut grid = TickSchedule::default();
-        grid.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
+        let mut schedule = TickSchedule::default();
+        schedule.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
         // Both CPUs began a little after the change; the third tick of CPU 1 came late.
         let samples = [(0, 2_005_000), (1, 2_040_000), (0, 3_005_500), (1, 4_240_000), (1, 5_040_000)];
         for (cpu, time_ns) in samples {
-            grid.see(cpu, time_ns);
+            schedule.see(cpu, time_ns);
         }
-        let late: Vec<bool> = samples.iter().map(|(cpu, time_ns)| grid.is_late(*cpu, *time_ns)).collect();
+        let late: Vec<bool> = samples.iter().map(|(cpu, time_ns)| schedule.is_late(*cpu, *time_ns)).collect();
         assert_eq!(late, [false, false, false, true, false]);
     }
 
     #[test]
-    fn samples_from_before_a_change_are_judged_by_the_grid_of_before() {
-        let mut grid = TickSchedule::default();
-        assert!(!grid.is_late(0, 5), "nothing is known");
-        grid.changed(0, 1_000_000, &[(0, 1_000_000)]);
-        grid.see(0, 1_000_000);
-        grid.changed(2_500_000, 1_000_000, &[(0, 700_000)]);
-        grid.see(0, 2_300_000);
-        grid.see(0, 3_200_000);
-        assert!(grid.is_late(0, 2_300_000));
-        assert!(!grid.is_late(0, 3_200_000));
+    fn samples_from_before_a_change_are_judged_by_the_schedule_of_before() {
+        let mut schedule = TickSchedule::default();
+        assert!(!schedule.is_late(0, 5), "nothing is known");
+        schedule.changed(0, 1_000_000, &[(0, 1_000_000)]);
+        schedule.see(0, 1_000_000);
+        schedule.changed(2_500_000, 1_000_000, &[(0, 700_000)]);
+        schedule.see(0, 2_300_000);
+        schedule.see(0, 3_200_000);
+        assert!(schedule.is_late(0, 2_300_000));
+        assert!(!schedule.is_late(0, 3_200_000));
     }
 
     #[test]
     fn each_cpu_has_a_distance_of_its_own() {
-        let mut grid = TickSchedule::default();
-        assert!(grid.may_change(0));
-        grid.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
+        let mut schedule = TickSchedule::default();
+        assert!(schedule.may_change(0));
+        schedule.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
         // 50 ticks of the one and 62 of the other until the next change, and half of one that is lost.
-        let stand_for_ns = [0, 3, 1].map(|cpu| grid.period_ns(cpu, 5_000_000));
+        let stand_for_ns = [0, 3, 1].map(|cpu| schedule.period_ns(cpu, 5_000_000));
         assert_eq!(stand_for_ns, [Some(1_010_000), Some(806_451), None]);
-        assert_eq!(grid.period_ns(0, 999_999), None, "from before anything was known");
+        assert_eq!(schedule.period_ns(0, 999_999), None, "from before anything was known");
         for time_ns in [1_801_000, 2_601_000, 3_450_000] {
-            grid.see(3, time_ns);
+            schedule.see(3, time_ns);
         }
-        assert!(!grid.is_late(3, 2_601_000) && grid.is_late(3, 3_450_000));
+        assert!(!schedule.is_late(3, 2_601_000) && schedule.is_late(3, 3_450_000));
         let over_ns = 1_000_000 + PERIODS_BETWEEN_CHANGES * 1_000_000;
-        assert!(!grid.may_change(over_ns - 1) && grid.may_change(over_ns));
+        assert!(!schedule.may_change(over_ns - 1) && schedule.may_change(over_ns));
     }
 }

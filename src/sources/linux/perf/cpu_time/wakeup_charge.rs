@@ -1,7 +1,7 @@
 //! CPU time of a process from before its threads ran, and the samples that stand for it.
 //!
-//! Input: what windows measured (`cpu_time/wakeup_latency.rs`), and what is used in each batch; output: how much of that the ticks of
-//! the batch share, and which stacks stand for the rest. Nothing is told twice, and nothing is left out.
+//! Input: what intervals measured (`wakeup_latency.rs`), and what is used in each batch; output: how much of that the
+//! samples of the batch share, and which stacks stand for the rest. Nothing counts twice, and nothing is left out.
 
 use std::collections::VecDeque;
 
@@ -11,78 +11,78 @@ use crate::sources::Capture;
 
 /// Most stacks that are kept for a process.
 const STACKS_MAX: usize = 64;
-/// Stacks that were copied so many windows ago are of what the program did then: they go, but for so many.
-const WINDOWS_KEPT: u64 = 4;
+/// Stacks that were copied so many intervals ago are of what the program did then: they are discarded, but for so many.
+const INTERVALS_KEPT: u64 = 4;
 const OLD_KEPT: usize = 4;
 
 /// A stack that a thread waited at.
 #[derive(Debug)]
-struct Waited {
+struct WaitStack {
     tid: pid_t,
     capture: Box<Capture>,
-    /// The number of the window in which it was copied.
-    window: u64,
+    /// The number of the interval in which it was copied.
+    interval: u64,
 }
 
 /// What was measured of a process, and what its samples are still to stand for.
 #[derive(Debug, Default)]
 pub(in super::super) struct WakeupCharge {
-    /// By the last window, and by the one before.
-    windows: [Interval; 2],
-    /// What was used in batches since the last window was measured, and what of it was kept back as from before
+    /// By the last interval, and by the one before.
+    intervals: [Interval; 2],
+    /// What was used in batches since the last interval was measured, and what of it was kept back as from before
     /// threads ran.
     since_used_ns: u64,
     since_kept_ns: u64,
-    /// What the samples of earlier batches were given too much, or too little, as a later window showed.
+    /// What the samples of earlier batches were given too much, or too little, as a later interval showed.
     overpaid_ns: i64,
     owed_ns: u64,
-    stacks: VecDeque<Waited>,
+    stacks: VecDeque<WaitStack>,
     next: usize,
-    /// The windows so far.
-    window: u64,
+    /// The intervals so far.
+    interval: u64,
     /// The stacks are those of waits that are over, and stand for what is left.
     is_over: bool,
 }
 
-/// CPU time of a process in a window, and how much of it was from before its threads ran.
+/// CPU time of a process in an interval, and how much of it was from before its threads ran.
 #[derive(Clone, Copy, Debug, Default)]
 struct Interval {
     used_ns: u64,
     before_ns: i64,
 }
 
-/// How much of this time was from before threads ran, by windows.
-fn part_ns(used_ns: u64, windows: &[Interval]) -> u64 {
-    let all_ns: u64 = windows.iter().map(|window| window.used_ns).sum();
-    let before_ns: i64 = windows.iter().map(|window| window.before_ns).sum();
+/// How much of this time was from before threads ran, by intervals.
+fn part_ns(used_ns: u64, intervals: &[Interval]) -> u64 {
+    let all_ns: u64 = intervals.iter().map(|interval| interval.used_ns).sum();
+    let before_ns: i64 = intervals.iter().map(|interval| interval.before_ns).sum();
     let before_ns = u64::try_from(before_ns).unwrap_or(0).min(all_ns);
     (u128::from(used_ns) * u128::from(before_ns) / u128::from(all_ns.max(1))) as u64
 }
 
 impl WakeupCharge {
-    /// Takes in a window. What a program does changes: what was used since the window before is judged by both.
+    /// Takes in an interval. What a program does changes: what was used since the interval before is judged by both.
     pub(in super::super) fn measure(&mut self, used_ns: u64, before_ns: i64) {
-        self.window += 1;
-        let [last, _] = self.windows;
-        self.windows = [Interval { used_ns, before_ns }, last];
+        self.interval += 1;
+        let [last, _] = self.intervals;
+        self.intervals = [Interval { used_ns, before_ns }, last];
         let used_ns = std::mem::take(&mut self.since_used_ns);
         if !self.stacks.is_empty() {
-            let before_ns = part_ns(used_ns, &self.windows);
+            let before_ns = part_ns(used_ns, &self.intervals);
             let kept_ns = std::mem::take(&mut self.since_kept_ns);
             self.owed_ns += before_ns;
             self.overpaid_ns += before_ns.cast_signed() - kept_ns.cast_signed();
         }
     }
 
-    /// Takes in the stack of a thread that waited in the last window; what is not needed any more goes to `spare`.
-    pub(in super::super) fn waited(
+    /// Takes in the stack of a thread that waited in the last interval; what is not needed any more goes to `spare`.
+    pub(in super::super) fn add_stack(
         &mut self,
         tid: pid_t,
         capture: Box<Capture>,
         mut spare: impl FnMut(Box<Capture>),
     ) {
-        self.stacks.push_back(Waited { tid, capture, window: self.window });
-        let old = |one: &Waited| one.window + WINDOWS_KEPT < self.window;
+        self.stacks.push_back(WaitStack { tid, capture, interval: self.interval });
+        let old = |one: &WaitStack| one.interval + INTERVALS_KEPT < self.interval;
         while self.stacks.len() > STACKS_MAX
             || self.stacks.len() > OLD_KEPT && self.stacks.front().is_some_and(old)
         {
@@ -91,14 +91,14 @@ impl WakeupCharge {
         }
     }
 
-    /// Takes from what was used in a batch the part from before threads ran, as the last window shows it, and some
+    /// Takes from what was used in a batch the part from before threads ran, as the last interval shows it, and some
     /// of what earlier batches were given too much; what is left.
     pub(in super::super) fn without(&mut self, used_ns: u64) -> u64 {
         self.since_used_ns += used_ns;
         if self.stacks.is_empty() {
             return used_ns;
         }
-        let kept_ns = part_ns(used_ns, &self.windows[..1]);
+        let kept_ns = part_ns(used_ns, &self.intervals[..1]);
         self.since_kept_ns += kept_ns;
         // The samples of one batch do not pay for all.
         let left_ns = (used_ns - kept_ns).cast_signed();
@@ -107,7 +107,7 @@ impl WakeupCharge {
         (left_ns - paid_ns).cast_unsigned()
     }
 
-    /// No window comes any more, and no batch: what was kept back is as the last window showed.
+    /// No interval comes any more, and no batch: what was kept back is as the last interval showed.
     pub(in super::super) fn settle(&mut self) {
         let kept_ns = std::mem::take(&mut self.since_kept_ns) + self.owed_ns;
         let owed_ns = kept_ns.cast_signed() - std::mem::take(&mut self.overpaid_ns);
@@ -115,7 +115,7 @@ impl WakeupCharge {
     }
 
     /// A thread ends: where it waited it waits no more. If no other one waited, its stacks stand for what is left
-    /// until [`WakeupCharge::told`].
+    /// until [`WakeupCharge::finish`].
     pub(in super::super) fn forget_thread(&mut self, tid: pid_t) {
         if self.stacks.iter().any(|one| one.tid != tid) {
             self.stacks.retain(|one| one.tid != tid);
@@ -132,8 +132,8 @@ impl WakeupCharge {
         }
     }
 
-    /// All that [`WakeupCharge::next`] gave was told.
-    pub(in super::super) fn told(&mut self) {
+    /// All that [`WakeupCharge::next`] gave was counted.
+    pub(in super::super) fn finish(&mut self) {
         if std::mem::take(&mut self.is_over) {
             self.stacks.clear();
         }
@@ -142,7 +142,7 @@ impl WakeupCharge {
     /// The next sample and its weight, of those that stand for a period each; with the last one for
     /// what is left.
     pub(in super::super) fn next(&mut self, period_ns: u64, last: bool) -> Option<(pid_t, &Capture, u64)> {
-        // What samples are still to pay for is not told yet: it would be told twice if none came.
+        // What samples are still to pay for does not count yet: it would count twice if none came.
         let due_ns = self.owed_ns.saturating_sub(u64::try_from(self.overpaid_ns).unwrap_or(0));
         let weight_ns = due_ns.min(period_ns);
         let last = last || self.is_over;
@@ -168,7 +168,7 @@ mod tests {
         /// A stack of each of these threads.
         fn have_waited(&mut self, tids: impl IntoIterator<Item = pid_t>) {
             for tid in tids {
-                self.waited(tid, Box::new(Capture::with_capacity(0)), |_| {});
+                self.add_stack(tid, Box::new(Capture::with_capacity(0)), |_| {});
             }
         }
     }
@@ -178,12 +178,12 @@ mod tests {
         let mut of = WakeupCharge::default();
         of.have_waited(std::iter::repeat_n(1, 2 * STACKS_MAX));
         assert_eq!(of.stacks.len(), STACKS_MAX);
-        for _ in 0..=WINDOWS_KEPT {
+        for _ in 0..=INTERVALS_KEPT {
             of.measure(1_000_000, 250_000);
         }
         assert_eq!(of.stacks.len(), STACKS_MAX, "none has come");
         let mut spare = 0;
-        of.waited(2, Box::new(Capture::with_capacity(0)), |_| spare += 1);
+        of.add_stack(2, Box::new(Capture::with_capacity(0)), |_| spare += 1);
         assert_eq!((of.stacks.len(), spare), (OLD_KEPT, STACKS_MAX + 1 - OLD_KEPT));
         of.have_waited([2, 2, 2, 2]);
         assert!(of.stacks.iter().all(|one| one.tid == 2));
@@ -218,7 +218,7 @@ mod tests {
             of.forget_thread(0);
             of.forget_thread(1);
             of.forget_thread(2);
-            of.told();
+            of.finish();
             assert_eq!(of.without(70), 70, "nobody waits any more");
         }
     }
@@ -230,22 +230,22 @@ mod tests {
         of.measure(1_000_000, 250_000);
         let left_ns = of.without(10_000_000);
         of.forget_thread(2);
-        assert!(of.next(PERIOD_NS, false).is_none(), "another window may come");
+        assert!(of.next(PERIOD_NS, false).is_none(), "another interval may come");
         of.forget_thread(1);
         let mut told_ns = 0;
         while let Some((tid, _, weight_ns)) = of.next(PERIOD_NS, false) {
             assert_eq!(tid, 1);
             told_ns += weight_ns;
         }
-        of.told();
+        of.finish();
         assert_eq!((left_ns, told_ns), (7_500_000, 2_500_000));
         assert!(of.stacks.is_empty() && of.without(70) == 70);
     }
 
     /// Half of the time is from before threads run until a moment, none later, or the other way about: batches of
-    /// 100 ms, a window each 400.
+    /// 100 ms, an interval each 400.
     #[test]
-    fn what_changes_between_two_windows_is_shared_among_both() {
+    fn what_changes_between_two_intervals_is_shared_among_both() {
         let used_ns = 100_000_000;
         for changes in 1..50 {
             for first in [true, false] {
@@ -262,7 +262,7 @@ mod tests {
                 }
                 of.settle();
                 assert_eq!(left_ns + of.owed_ns, 60 * used_ns);
-                // By the last window alone it was up to twice as much.
+                // By the last interval alone it was up to twice as much.
                 let off_ns = of.owed_ns.abs_diff(truth_ns);
                 assert!(off_ns <= used_ns, "{changes}: {} instead of {truth_ns}", of.owed_ns);
             }

@@ -10,7 +10,7 @@ use libc::pid_t;
 
 use super::super::ring::record::{Id, PerfRecord};
 
-/// See the top of this file.
+/// Events of threads, and who is sampled by which.
 #[derive(Debug, Default)]
 pub(super) struct DuplicateEvents {
     /// By number of an event: the thread that it was opened for.
@@ -27,7 +27,7 @@ impl DuplicateEvents {
         self.opened_for.insert(event, tid);
     }
 
-    /// Whether a record is to be taken: the second one of the same is not.
+    /// Whether a record is to be taken: of two that record alike the second is not.
     pub(super) fn takes(&mut self, id: Id, event: u64, record: &PerfRecord<'_>) -> bool {
         match record {
             PerfRecord::Sample(_) | PerfRecord::SwitchIn { .. } | PerfRecord::SwitchOut { .. } => {}
@@ -36,7 +36,7 @@ impl DuplicateEvents {
                 self.by.remove(&id.tid);
                 return true;
             }
-            // Told twice, these change nothing.
+            // Recorded twice, these change nothing.
             _ => return true,
         }
         let Some(opened_for) = self.opened_for.get(&event).copied().filter(|_| id.tid > 0) else {
@@ -71,49 +71,49 @@ mod tests {
     use super::super::super::ring::record::Sample;
     use super::*;
 
-    fn sample(twice: &mut DuplicateEvents, tid: pid_t, event: u64) -> bool {
-        twice.takes(Id { tid, pid: 7, ..Id::default() }, event, &PerfRecord::Sample(Sample::EMPTY))
+    fn sample(duplicates: &mut DuplicateEvents, tid: pid_t, event: u64) -> bool {
+        duplicates.takes(Id { tid, pid: 7, ..Id::default() }, event, &PerfRecord::Sample(Sample::EMPTY))
     }
 
     /// Thread 7 has events 1 and 2, of two CPUs; 8 has inherited these, and 3 and 4 were opened for it.
     fn two_sets() -> DuplicateEvents {
-        let mut twice = DuplicateEvents::default();
+        let mut duplicates = DuplicateEvents::default();
         for (event, tid) in [(1, 7), (2, 7), (3, 8), (4, 8)] {
-            twice.opened(event, tid);
+            duplicates.opened(event, tid);
         }
-        twice
+        duplicates
     }
 
     #[test]
     fn of_two_sets_one_is_taken_and_the_later_one_closed() {
         for first in [1, 3] {
-            let mut twice = two_sets();
-            assert!(sample(&mut twice, 7, 1) && sample(&mut twice, 7, 2), "on each CPU");
-            assert!(sample(&mut twice, 8, first));
-            assert!(!sample(&mut twice, 8, 4 - first), "the same once more");
-            assert!(sample(&mut twice, 8, 2), "the inherited ones stay");
-            assert_eq!(twice.too_many(), [8]);
-            assert!(twice.too_many().is_empty());
-            assert!(sample(&mut twice, 8, 1));
+            let mut duplicates = two_sets();
+            assert!(sample(&mut duplicates, 7, 1) && sample(&mut duplicates, 7, 2), "on each CPU");
+            assert!(sample(&mut duplicates, 8, first));
+            assert!(!sample(&mut duplicates, 8, 4 - first), "the same once more");
+            assert!(sample(&mut duplicates, 8, 2), "the inherited ones stay");
+            assert_eq!(duplicates.too_many(), [8]);
+            assert!(duplicates.too_many().is_empty());
+            assert!(sample(&mut duplicates, 8, 1));
         }
     }
 
     #[test]
     fn what_it_started_is_sampled_by_what_is_left() {
-        let mut twice = two_sets();
-        assert!(sample(&mut twice, 9, 3), "by those of 8");
-        assert!(!sample(&mut twice, 9, 1), "and by those of 7");
-        assert_eq!(twice.too_many(), [8], "though 8 was not seen with both");
-        assert!(sample(&mut twice, 9, 1) && sample(&mut twice, 8, 2));
+        let mut duplicates = two_sets();
+        assert!(sample(&mut duplicates, 9, 3), "by those of 8");
+        assert!(!sample(&mut duplicates, 9, 1), "and by those of 7");
+        assert_eq!(duplicates.too_many(), [8], "though 8 was not seen with both");
+        assert!(sample(&mut duplicates, 9, 1) && sample(&mut duplicates, 8, 2));
     }
 
     #[test]
     fn a_number_that_is_another_threads_begins_anew() {
-        let mut twice = two_sets();
-        assert!(sample(&mut twice, 9, 1) && !sample(&mut twice, 9, 3));
-        assert!(twice.takes(Id { tid: 9, ..Id::default() }, 1, &PerfRecord::Exit));
-        assert!(sample(&mut twice, 9, 3));
-        assert!(sample(&mut twice, 9, 77), "of an event that was not opened for a thread");
-        assert!(twice.takes(Id { tid: -1, ..Id::default() }, 1, &PerfRecord::Sample(Sample::EMPTY)));
+        let mut duplicates = two_sets();
+        assert!(sample(&mut duplicates, 9, 1) && !sample(&mut duplicates, 9, 3));
+        assert!(duplicates.takes(Id { tid: 9, ..Id::default() }, 1, &PerfRecord::Exit));
+        assert!(sample(&mut duplicates, 9, 3));
+        assert!(sample(&mut duplicates, 9, 77), "of an event that was not opened for a thread");
+        assert!(duplicates.takes(Id { tid: -1, ..Id::default() }, 1, &PerfRecord::Sample(Sample::EMPTY)));
     }
 }

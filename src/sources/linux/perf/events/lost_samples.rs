@@ -2,9 +2,9 @@
 //! perf_event_open(2), `PERF_FORMAT_LOST`).
 //!
 //! Records of what was lost (`PERF_RECORD_LOST`) count all that events wrote into a ring together, and are written
-//! before the next record that fits: what was lost at the end of a recording, none tells of.
+//! before the next record that fits: what was lost at the end of a recording is in none.
 //!
-//! An event is asked only where its ring was full: that interrupts its CPU.
+//! The count of an event is read only where its ring was full: that interrupts its CPU.
 
 use std::os::fd::OwnedFd;
 
@@ -12,18 +12,18 @@ use hashbrown::HashMap;
 
 use super::super::ring::sys;
 
-/// See the top of this file.
+/// What events lost, by CPU.
 #[derive(Debug, Default)]
 pub(super) struct LostSamples {
-    /// By CPU: what its event had lost when it was asked last.
+    /// By CPU: what its event had lost when its count was read last.
     before: HashMap<u32, u64>,
     since: Vec<(u32, u64)>,
-    /// An event was asked, and the kernel does not count.
+    /// A count was read, and the kernel does not count lost records.
     uncounted: bool,
 }
 
 impl LostSamples {
-    /// Asks the event of a CPU.
+    /// Reads the count of the event of a CPU.
     pub(super) fn count(&mut self, cpu: u32, event: &OwnedFd) {
         match sys::count(event) {
             Ok((_, Some(lost))) => self.counted(cpu, lost),
@@ -40,7 +40,7 @@ impl LostSamples {
         }
     }
 
-    /// See [`super::Events::lost_samples`].
+    /// Samples that did not fit since this was called before, by CPU; `None` where the kernel does not count them.
     pub(super) fn since_before(&mut self) -> Option<Vec<(u32, u64)>> {
         let since = std::mem::take(&mut self.since);
         (!self.uncounted).then_some(since)
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_cpu_tells_what_it_lost_since_it_was_asked() {
+    fn each_cpu_counts_what_it_lost_since_the_last_read() {
         let mut lost = LostSamples::default();
         for (cpu, all) in [(0, 5), (1, 7), (1, 7)] {
             lost.counted(cpu, all);

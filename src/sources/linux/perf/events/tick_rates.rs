@@ -1,14 +1,18 @@
-//! At which rates the CPUs tick: each at its own around the one that was asked for, drawn anew again
+//! At which rates the CPUs tick: each at its own around the one that was requested, drawn anew again
 //! and again. Input: a CPU; output: its next rate. What for: `docs/decisions/kernel-samples.md`.
 
 use hashbrown::HashMap;
 
 use crate::rng::Rng;
 
-/// How far a rate may be from the one that was asked for, of a thousand parts.
+/// Periods, of the rate that was requested, between two changes of the rates. Each change begins a period anew, which
+/// costs half of one.
+pub(in super::super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
+
+/// How far a rate may be from the one that was requested, of a thousand parts.
 const SPREAD_PER_MILLE: u64 = 250;
 
-/// See the top of this file.
+/// Draws the rates of CPUs.
 #[derive(Debug)]
 pub(in super::super) struct TickRates {
     random: Rng,
@@ -21,8 +25,8 @@ impl TickRates {
         TickRates { random: Rng::new(seed), pending: HashMap::new() }
     }
 
-    /// The next rate of a CPU, thousandths of the one asked for. Each second one is as far from it on the
-    /// other side as the one before: two of them together tick as often as was asked for.
+    /// The next rate of a CPU, thousandths of the one requested. Each second one is as far from it on the
+    /// other side as the one before: two of them together tick as often as was requested.
     pub(in super::super) fn next_per_mille(&mut self, cpu: u32) -> u64 {
         self.pending.remove(&cpu).unwrap_or_else(|| {
             let above = self.random.next() % (2 * SPREAD_PER_MILLE + 1);

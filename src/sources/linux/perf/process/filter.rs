@@ -1,131 +1,121 @@
-//! Which processes of the machine are sampled, judged when they are first heard of.
+//! Which processes are selected, decided when they are first heard of.
 //!
-//! Input: what was asked for, and for each process its parent or what /proc says of it; output: yes
-//! or no. Those that are refused are told to the kernel (`bpf/sample_filter.rs`), so that their samples are not
-//! copied; one that nobody has heard of yet is sampled, so that no short process is missed.
+//! Input: what was requested, and for each process its parent or what /proc shows of it; output: selected or excluded.
+//! Those that are excluded go to the kernel's `SampleFilter`, so that their samples are not copied; a process that
+//! nobody has heard of yet is sampled, so that no short one is missed.
 
-use std::fs;
-
+use hashbrown::HashSet;
 use libc::pid_t;
 
+use super::procfs::Procfs;
 use crate::sources::Chosen;
-use crate::sources::linux::proc;
 
-/// See the top of this file.
+/// What was requested, and what was decided.
 #[derive(Debug)]
 pub(in super::super) struct ProcessFilter {
     chosen: Chosen,
     is_one: bool,
+    excluded: HashSet<pid_t>,
+    /// What the kernel is to know of these: excluded, or no longer.
+    changes: Vec<(pid_t, bool)>,
 }
 
 impl ProcessFilter {
     pub(in super::super) fn new(chosen: Chosen) -> ProcessFilter {
         let is_one = chosen.pids.len() == 1 && !is_open(&chosen);
-        ProcessFilter { chosen, is_one }
+        ProcessFilter { chosen, is_one, excluded: HashSet::new(), changes: Vec::new() }
     }
 
-    /// Whether one process is all that is wanted, ever.
+    /// Whether one process is all that is selected, ever.
     pub(in super::super) fn is_one(&self) -> bool {
         self.is_one
     }
 
-    /// The number is that of a process that was started just now: the one that was asked for by it has ended.
-    pub(in super::super) fn number_is_anothers(&mut self, pid: pid_t) {
+    /// All processes are selected.
+    pub(in super::super) fn is_all(&self) -> bool {
+        self.chosen.all
+    }
+
+    /// Whether what a process starts is selected with it.
+    pub(in super::super) fn follows_children(&self) -> bool {
+        self.chosen.children
+    }
+
+    /// An excluded process is judged again when it runs another program: it may have been put into a
+    /// control group, or have become another user's, in between.
+    pub(in super::super) fn may_select_at_exec(&self) -> bool {
+        self.chosen.cgroup.is_some() || self.chosen.uid.is_some()
+    }
+
+    /// Whether a process was excluded.
+    pub(in super::super) fn is_excluded(&self, pid: pid_t) -> bool {
+        self.excluded.contains(&pid)
+    }
+
+    /// Decides whether a process is selected; `parent_selected`: the one that started it is. One that is gone already
+    /// had the control group and the user of that one, as most have.
+    pub(super) fn decide(&mut self, pid: pid_t, parent_selected: bool, procfs: &dyn Procfs) -> bool {
+        let is_selected = self.selects(pid, parent_selected, procfs);
+        if !is_selected {
+            self.excluded.insert(pid);
+            self.changes.push((pid, true));
+        }
+        is_selected
+    }
+
+    fn selects(&self, pid: pid_t, parent_selected: bool, procfs: &dyn Procfs) -> bool {
+        let Chosen { pids, children, all, cgroup, uid } = &self.chosen;
+        let in_cgroup = |cgroup: &String| procfs.is_in_cgroup(pid, cgroup).unwrap_or(parent_selected);
+        *all || *children && parent_selected
+            || pids.contains(&pid.unsigned_abs())
+            || cgroup.as_ref().is_some_and(in_cgroup)
+            || uid.is_some_and(|uid| procfs.user(pid).map_or(parent_selected, |of| of == uid))
+    }
+
+    /// The number is that of a process that was started just now: the one that was requested by it has ended.
+    pub(super) fn reuse_number(&mut self, pid: pid_t) {
         if !self.is_one {
             self.chosen.pids.retain(|chosen| *chosen != pid.unsigned_abs());
         }
     }
 
-    /// Whether it matters who started a process.
-    pub(in super::super) fn asks_parents(&self) -> bool {
-        self.chosen.children
+    /// The number is no longer that of the process that was excluded.
+    pub(super) fn release_number(&mut self, pid: pid_t) {
+        if self.excluded.remove(&pid) {
+            self.changes.push((pid, false));
+        }
     }
 
-    /// All processes are wanted.
-    pub(in super::super) fn is_all(&self) -> bool {
-        self.chosen.all
-    }
-
-    /// A refused process is judged again when it runs another program: it may have been put into a
-    /// control group, or have become another user's, in between.
-    pub(in super::super) fn may_change(&self) -> bool {
-        self.chosen.cgroup.is_some() || self.chosen.uid.is_some()
-    }
-
-    /// Whether a process is wanted; `of_wanted` says that the one that started it is. One that is gone already
-    /// had the control group and the user of that one, as most have.
-    pub(in super::super) fn wants(&self, pid: pid_t, of_wanted: bool) -> bool {
-        let Chosen { pids, children, all, cgroup, uid } = &self.chosen;
-        *all || *children && of_wanted
-            || pids.contains(&pid.unsigned_abs())
-            || cgroup.as_ref().is_some_and(|cgroup| is_in_cgroup(pid, cgroup).unwrap_or(of_wanted))
-            || uid.is_some_and(|uid| uid_of(pid).map_or(of_wanted, |of| of == uid))
+    /// What the kernel is to know since this was called before: processes that are excluded, or no longer.
+    pub(in super::super) fn take_changes(&mut self) -> Vec<(pid_t, bool)> {
+        std::mem::take(&mut self.changes)
     }
 }
 
-/// Whether processes that are not known yet may be wanted.
+/// Whether processes that are not known yet may be selected.
 fn is_open(chosen: &Chosen) -> bool {
     let Chosen { pids: _, children, all, cgroup, uid } = chosen;
     *children || *all || cgroup.is_some() || uid.is_some()
 }
 
-/// The process that started one, as /proc has it now.
-pub(in crate::sources::linux) fn parent_of(pid: pid_t) -> Option<pid_t> {
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
-    proc::status_value(&String::from_utf8_lossy(&status), "PPid")?.trim().parse().ok()
-}
-
-/// Whether a process has memory of its own, as threads of the kernel have not.
-pub(in super::super) fn has_user_memory(pid: pid_t) -> bool {
-    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    proc::status_value(&String::from_utf8_lossy(&status), "VmSize").is_some()
-}
-
-/// All processes, by number.
-pub(in crate::sources::linux) fn all_processes() -> Vec<pid_t> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// The effective user.
-fn uid_of(pid: pid_t) -> Option<u32> {
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
-    proc::status_value(&String::from_utf8_lossy(&status), "Uid")?.split_whitespace().nth(1)?.parse().ok()
-}
-
-/// Whether a process is in a control group or one below it: lines of `/proc/PID/cgroup` are
-/// `HIERARCHY:CONTROLLERS:PATH` (cgroups(7)). `None` of one that is gone.
-fn is_in_cgroup(pid: pid_t, cgroup: &str) -> Option<bool> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    Some(text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| is_below(path, cgroup)))
-}
-
-fn is_below(path: &str, cgroup: &str) -> bool {
-    let cgroup = cgroup.trim_end_matches('/');
-    path.strip_prefix(cgroup).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::procfs::SystemProcfs;
     use super::*;
 
-    #[test]
-    fn a_group_holds_itself_and_what_is_below_it() {
-        assert!(is_below("/user.slice", "/user.slice"));
-        assert!(is_below("/user.slice/a.scope", "/user.slice/"));
-        assert!(!is_below("/user.slices", "/user.slice"));
-        assert!(is_below("/anything", "/"));
+    fn decide(filter: &mut ProcessFilter, pid: pid_t, parent_selected: bool) -> bool {
+        filter.decide(pid, parent_selected, &SystemProcfs)
     }
 
     #[test]
-    fn children_are_wanted_with_their_parents_only() {
-        let choice = |children, pids: &[u32]| {
+    fn children_are_selected_with_their_parents_only() {
+        let filter = |children, pids: &[u32]| {
             ProcessFilter::new(Chosen { pids: pids.to_vec(), children, ..Chosen::default() })
         };
-        assert!(choice(true, &[7]).wants(1 << 30, true));
-        assert!(!choice(true, &[7]).wants(1 << 30, false));
-        assert!(!choice(false, &[7]).wants(1 << 30, true));
-        assert!(choice(false, &[7]).wants(7, false) && choice(false, &[7]).is_one());
+        assert!(decide(&mut filter(true, &[7]), 1 << 30, true));
+        assert!(!decide(&mut filter(true, &[7]), 1 << 30, false));
+        assert!(!decide(&mut filter(false, &[7]), 1 << 30, true));
+        assert!(decide(&mut filter(false, &[7]), 7, false) && filter(false, &[7]).is_one());
     }
 
     #[test]
@@ -135,24 +125,25 @@ mod tests {
             Chosen { cgroup: Some("/".to_owned()), ..Chosen::default() },
             Chosen { uid: Some(0), ..Chosen::default() },
         ] {
-            let choice = ProcessFilter::new(chosen);
-            assert!(choice.wants(gone, true) && !choice.wants(gone, false), "{choice:?}");
+            let mut filter = ProcessFilter::new(chosen);
+            assert!(decide(&mut filter, gone, true) && !decide(&mut filter, gone, false), "{filter:?}");
         }
     }
 
     #[test]
-    fn a_number_that_was_asked_for_is_wanted_until_it_is_another_processs() {
-        let mut choice = ProcessFilter::new(Chosen { pids: vec![7, 8], ..Chosen::default() });
-        choice.number_is_anothers(7);
-        assert!(!choice.wants(7, false) && choice.wants(8, false) && !choice.is_one());
+    fn a_number_that_was_requested_is_selected_until_it_is_another_processs() {
+        let mut filter = ProcessFilter::new(Chosen { pids: vec![7, 8], ..Chosen::default() });
+        filter.reuse_number(7);
+        assert!(!decide(&mut filter, 7, false) && decide(&mut filter, 8, false) && !filter.is_one());
     }
 
     #[test]
-    fn our_own_process_has_a_parent_and_a_user() {
-        let pid = std::process::id().cast_signed();
-        assert!(parent_of(pid).is_some_and(|parent| parent >= 0));
-        assert!(uid_of(pid).is_some());
-        assert!(all_processes().contains(&pid));
-        assert!(has_user_memory(pid) && !has_user_memory(-1));
+    fn the_kernel_hears_of_each_decision_once() {
+        let mut filter = ProcessFilter::new(Chosen { pids: vec![7], children: true, ..Chosen::default() });
+        assert!(!decide(&mut filter, 9, false) && filter.is_excluded(9));
+        assert_eq!(filter.take_changes(), [(9, true)]);
+        filter.release_number(9);
+        filter.release_number(9);
+        assert_eq!(filter.take_changes(), [(9, false)]);
     }
 }

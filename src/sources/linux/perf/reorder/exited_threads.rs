@@ -1,6 +1,6 @@
-//! Whose the last records of a thread are: on its way out it gives back its number, and what the kernel
-//! tells of it then has the number -1 in its place. Input: who records are of, those of one CPU in their
-//! order; output: the same, with the number that the thread had.
+//! Whose the last records of a thread are: as it exits it gives back its number, and what the kernel
+//! records of it then has the number -1 in its place. Input: who records are of, those of one CPU in their
+//! order; output: these, with the number that the thread had.
 //!
 //! Source: Linux kernel/events/core.c, `perf_event_pid_type` ("avoid -1 if it is idle thread or runs in another
 //! ns"): a thread that is not alive has no number. Its process has one as long as another thread is there.
@@ -13,12 +13,12 @@ use super::super::ring::record::Id;
 /// What is in the place of the number of a thread that has none any more.
 pub(in super::super) const NOBODY: pid_t = -1;
 
-/// By CPU: the thread that was told last to have ended there, and its process.
+/// By CPU: the thread that exited there last, and its process.
 #[derive(Debug, Default)]
 pub(in super::super) struct ExitedThreads(HashMap<u32, (pid_t, pid_t)>);
 
 impl ExitedThreads {
-    /// See the top of this file. `ends`: the record says that the thread has ended.
+    /// With the number that the thread had. `ends`: the record says that the thread exited.
     pub(in super::super) fn named(&mut self, id: Id, ends: bool) -> Id {
         if ends && id.tid > 0 {
             self.0.insert(id.cpu, (id.pid, id.tid));
@@ -29,10 +29,10 @@ impl ExitedThreads {
         }
     }
 
-    /// That a thread has ended was told to the engine: it has no records any more. What a thread without a
+    /// A thread has ended for the sampler: it has no records any more. What a thread without a
     /// number does later is of another one, which has moved to the CPU where this one ended.
     pub(in super::super) fn forget(&mut self, pid: pid_t, tid: pid_t) {
-        self.0.retain(|_, leaver| *leaver != (pid, tid));
+        self.0.retain(|_, exited| *exited != (pid, tid));
     }
 }
 
@@ -46,17 +46,17 @@ mod tests {
 
     #[test]
     fn what_a_thread_without_a_number_does_is_of_the_one_that_ended_there() {
-        let mut leavers = ExitedThreads::default();
-        assert_eq!(leavers.named(id(7, NOBODY, 0), false).tid, NOBODY, "nobody has ended");
-        leavers.named(id(7, 70, 0), true);
-        leavers.named(id(7, 71, 1), true);
-        assert_eq!(leavers.named(id(7, NOBODY, 0), false).tid, 70);
-        assert_eq!(leavers.named(id(7, NOBODY, 1), false).tid, 71);
-        assert_eq!(leavers.named(id(8, NOBODY, 1), false).tid, NOBODY, "of another process");
-        assert_eq!(leavers.named(id(7, 72, 0), false).tid, 72, "others keep theirs");
-        leavers.named(id(7, 73, 0), true);
-        assert_eq!(leavers.named(id(7, NOBODY, 0), false).tid, 73, "the last one");
-        leavers.forget(7, 73);
-        assert_eq!(leavers.named(id(7, NOBODY, 0), false).tid, NOBODY, "it is gone for good");
+        let mut exited = ExitedThreads::default();
+        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, NOBODY, "nobody has ended");
+        exited.named(id(7, 70, 0), true);
+        exited.named(id(7, 71, 1), true);
+        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, 70);
+        assert_eq!(exited.named(id(7, NOBODY, 1), false).tid, 71);
+        assert_eq!(exited.named(id(8, NOBODY, 1), false).tid, NOBODY, "of another process");
+        assert_eq!(exited.named(id(7, 72, 0), false).tid, 72, "others keep theirs");
+        exited.named(id(7, 73, 0), true);
+        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, 73, "the last one");
+        exited.forget(7, 73);
+        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, NOBODY, "it is gone for good");
     }
 }

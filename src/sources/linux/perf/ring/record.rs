@@ -17,7 +17,7 @@ use crate::arch::Registers;
 /// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
 /// The period of a clock is at least so many nanoseconds. Samples at switches have the length of their chain in its
-/// place, which is less: so they are told apart in a ring that both write to.
+/// place, which is less: so they are kept apart in a ring that both write to.
 pub(in super::super) const CLOCK_PERIOD_MIN: u64 = 10_000;
 /// What stands behind every record that is no sample: process, thread, time, event, CPU (`sample_id_all`).
 const SAMPLE_ID_BYTES: usize = 32;
@@ -57,9 +57,9 @@ pub(in super::super) enum PerfRecord<'a> {
     /// PERF_RECORD_UNTHROTTLE.
     Unthrottle,
     /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread has a CPU. `direct`: from a thread that left it
-    /// for this one, not from a CPU that had nothing to do; only the second kind of record tells.
+    /// for this one, not from a CPU that had nothing to do; only the second kind of record says so.
     SwitchIn { direct: bool },
-    /// The same: it leaves its CPU, though it is ready to run on if it was `preempted`.
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE with PERF_RECORD_MISC_SWITCH_OUT: it leaves its CPU, though it is ready to run on if it was `preempted`.
     SwitchOut { preempted: bool },
 }
 
@@ -161,13 +161,13 @@ pub(in super::super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)>
         match kind {
             PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
             PERF_RECORD_COMM => {
-                // Of whom it tells stands in the record itself: a thread may name another one of its process.
+                // The record itself holds whose name it is: a thread may name another one of its process.
                 let (pid, tid) = (fields.u32()?.cast_signed(), fields.u32()?.cast_signed());
                 let id = Id { pid, tid, ..id };
                 let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
                 return Some((id, event, PerfRecord::Comm { name: until_nul(fields.0), exec }));
             }
-            // Of whom it tells stands in the record itself: the parent may be told of.
+            // The record itself holds whose start or exit it is: the parent may write it.
             PERF_RECORD_EXIT | PERF_RECORD_FORK => {
                 let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
                 let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };

@@ -1,4 +1,4 @@
-//! User registers in samples: which ones are asked for, and how they are read.
+//! User registers in samples: which ones are requested, and how they are read.
 //!
 //! Numbers: arch/x86/include/uapi/asm/perf_regs.h, arch/arm64/include/uapi/asm/perf_regs.h.
 //! They come in the order of their numbers.
@@ -21,7 +21,7 @@ mod arch {
         Some(Registers::X86_64(X86_64 { gpr, rip: *ip, fs_base: 0 }))
     }
 
-    /// Those of 32-bit code are the lower halves of the same.
+    /// Registers of 32-bit code are the lower halves of those of 64-bit code.
     pub(super) fn from_compat_words(words: &[u64]) -> Option<Registers> {
         let [ax, bx, cx, dx, si, di, bp, sp, ip, ..] = words else { return None };
         let narrow = |word: &u64| word & u64::from(u32::MAX);
@@ -56,7 +56,7 @@ mod arch {
 
     /// Those of 32-bit Arm are the lower halves of the first fifteen (`compat_sp` and `compat_lr` of
     /// arch/arm64/include/asm/ptrace.h among them); the program counter has its own. The status register
-    /// is none of those that can be asked for.
+    /// is none of those that can be requested.
     pub(super) fn from_compat_words(words: &[u64]) -> Option<Registers> {
         let mut r = [0; 16];
         r[..Arm::PC].copy_from_slice(words.get(..Arm::PC)?);

@@ -256,41 +256,6 @@ fn poll(polled: &mut [libc::pollfd], at_most_ms: c_int) -> c_int {
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, at_most_ms) }
 }
 
-/// CPU time of all threads of a process so far, those that ended included, nanoseconds: its CPU
-/// clock (clock_getcpuclockid(3)). `None` when it is gone.
-pub(in crate::sources::linux) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
-    // CPUCLOCK_SCHED of a process: include/linux/posix-timers.h, `make_process_cpuclock`.
-    const CPUCLOCK_SCHED: libc::clockid_t = 2;
-    if pid <= 0 {
-        return None;
-    }
-    let clock = !pid << 3 | CPUCLOCK_SCHED;
-    clock_ns(clock)
-}
-
-/// Makes the clocks of these threads' processes tell what they used up to now: without, that of a thread that runs
-/// is up to a scheduler's tick behind (kernel/sched/cputime.c, `thread_group_cputime`; the clock of a thread is
-/// brought up to date where it is asked, kernel/sched/core.c, `task_sched_runtime`).
-pub(in crate::sources::linux) fn bring_clocks_up(tids: impl Iterator<Item = pid_t>) {
-    // CPUCLOCK_SCHED of a thread: include/linux/posix-timers_types.h, CPUCLOCK_PERTHREAD_MASK.
-    const OF_THREAD: libc::clockid_t = 4 | 2;
-    for tid in tids.filter(|tid| *tid > 0) {
-        let _ = clock_ns(!tid << 3 | OF_THREAD);
-    }
-}
-
-/// The monotonic clock, nanoseconds: what records carry.
-pub(in super::super) fn monotonic_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
-}
-
-fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is live and of the type that clock_gettime(2) fills.
-    let told = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
-    told.then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -5,7 +5,8 @@
 //! stack that are to be copied, when that changes. A ring is judged by what was in it and not by time: how late the
 //! reader comes is up to the machine.
 
-use super::super::events::WINDOWS_BYTES;
+use super::super::events::options::STACK_BYTES;
+use super::super::ring::pressure::Pressure;
 
 /// Ring that is this full when it is read: less is copied from now on.
 const FULL_PER_MILLE: u32 = 500;
@@ -17,19 +18,10 @@ const ROOMY_PER_MILLE: u32 = 350;
 const FIRST_PATIENCE: u32 = 16;
 const PATIENCE_MAX: u32 = 4096;
 
-/// How full rings were when they were read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct Pressure {
-    /// The fullest one.
-    pub(in super::super) fill_per_mille: u32,
-    /// Samples did not fit.
-    pub(in super::super) lost: bool,
-}
-
 /// What rings had room for of late.
 #[derive(Debug)]
 pub(in super::super) struct Backlog {
-    /// The most bytes of a stack that are copied; `u32::MAX`: all that is wanted.
+    /// The most bytes of a stack that are copied; `u32::MAX`: all that is requested.
     limit_bytes: u32,
     roomy: u32,
     patience: u32,
@@ -42,7 +34,7 @@ impl Default for Backlog {
 }
 
 impl Backlog {
-    /// Of as many bytes as are wanted of each stack, those that there is room for.
+    /// Of as many bytes as are requested of each stack, those that there is room for.
     pub(in super::super) fn limit(&self, wanted_bytes: u32) -> u32 {
         wanted_bytes.min(self.limit_bytes)
     }
@@ -56,10 +48,10 @@ impl Backlog {
     pub(in super::super) fn read(&mut self, pressure: Pressure, copied_bytes: u32) -> bool {
         if pressure.lost || pressure.fill_per_mille >= FULL_PER_MILLE {
             self.roomy = 0;
-            let smaller = WINDOWS_BYTES.into_iter().rev().filter(|bytes| *bytes < copied_bytes);
+            let smaller = STACK_BYTES.into_iter().rev().filter(|bytes| *bytes < copied_bytes);
             // Lost ones show that half is not enough.
             let mut smaller = smaller.skip(usize::from(pressure.lost));
-            let least = WINDOWS_BYTES[0];
+            let least = STACK_BYTES[0];
             let next = smaller.next().unwrap_or(least);
             if next < self.limit_bytes && next < copied_bytes {
                 self.limit_bytes = next;
@@ -77,7 +69,7 @@ impl Backlog {
         }
         self.roomy = 0;
         self.limit_bytes =
-            WINDOWS_BYTES.into_iter().find(|bytes| *bytes > self.limit_bytes).unwrap_or(u32::MAX);
+            STACK_BYTES.into_iter().find(|bytes| *bytes > self.limit_bytes).unwrap_or(u32::MAX);
         true
     }
 
@@ -95,8 +87,8 @@ mod tests {
     const RING_BYTES: u32 = 4 << 20;
 
     /// A reader that comes after so many ticks of a CPU that never rests, to a ring with stacks of this size.
-    fn pressure(ticks: u32, window_bytes: u32) -> Pressure {
-        let fits = RING_BYTES / (window_bytes + 400);
+    fn pressure(ticks: u32, stack_bytes: u32) -> Pressure {
+        let fits = RING_BYTES / (stack_bytes + 400);
         Pressure { fill_per_mille: ticks.min(fits) * 1000 / fits, lost: ticks > fits }
     }
 
@@ -105,10 +97,10 @@ mod tests {
         // The reader comes later and later, as it does where more and more threads are ready.
         let (mut backlog, mut lost) = (Backlog::default(), 0);
         for ticks in 20..850 {
-            let window_bytes = backlog.limit(60 << 10);
-            let now = pressure(ticks, window_bytes);
+            let stack_bytes = backlog.limit(60 << 10);
+            let now = pressure(ticks, stack_bytes);
             lost += u32::from(now.lost);
-            backlog.read(now, window_bytes);
+            backlog.read(now, stack_bytes);
         }
         assert_eq!(lost, 0);
         assert_eq!(backlog.limit(60 << 10), 4 << 10);
@@ -118,10 +110,10 @@ mod tests {
     fn a_reader_that_is_held_up_at_once_loses_samples_once() {
         let (mut backlog, mut lost) = (Backlog::default(), 0);
         for _ in 0..1_000 {
-            let window_bytes = backlog.limit(60 << 10);
-            let now = pressure(400, window_bytes);
+            let stack_bytes = backlog.limit(60 << 10);
+            let now = pressure(400, stack_bytes);
             lost += u32::from(now.lost);
-            backlog.read(now, window_bytes);
+            backlog.read(now, stack_bytes);
         }
         assert!(lost <= 2, "{lost} reads");
     }
@@ -132,11 +124,11 @@ mod tests {
         let mut rng = Rng::new(3);
         let (mut changes, mut whole) = (0, 0);
         for round in 0..40_000u32 {
-            let window_bytes = backlog.limit(32 << 10);
+            let stack_bytes = backlog.limit(32 << 10);
             // A storm at the beginning, and another one.
             let storms = round < 10 || (20_000..20_010).contains(&round);
             let ticks = if storms { 80 } else { rng.within(0, 12) as u32 };
-            changes += u32::from(backlog.read(pressure(ticks, window_bytes), window_bytes));
+            changes += u32::from(backlog.read(pressure(ticks, stack_bytes), stack_bytes));
             whole += u32::from(backlog.limit(u32::MAX) == u32::MAX);
         }
         assert!(changes < 20, "{changes}");

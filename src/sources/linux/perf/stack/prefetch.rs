@@ -17,7 +17,7 @@ use super::super::bpf::instructions::{
     STORE_DOUBLE, STORE_VALUE_DOUBLE, op,
 };
 use super::super::bpf::memory_copies::{Copies, CopyProgram, HEADER_BYTES, LEN, address};
-use super::super::events;
+use super::super::events::cpus::cpu_count;
 use super::super::ring::record::Id;
 use crate::sources::{Capture, PIECE_BYTES, PIECES_MAX};
 
@@ -118,7 +118,7 @@ pub(in super::super) struct Prefetch {
     ring: ProgramRing,
     threads: HashSet<pid_t>,
     copies: Copies,
-    /// Where the kernel's structure of a thread has the signals that it blocks, where the kernel tells.
+    /// Where the kernel's structure of a thread has the signals that it blocks, where BTF shows it.
     blocked_at: Option<i32>,
 }
 
@@ -128,7 +128,7 @@ impl Prefetch {
     /// # Errors
     /// What bpf(2) says.
     pub(in super::super) fn new() -> io::Result<Prefetch> {
-        let ring_bytes = (RING_BYTES_OF_CPU * events::cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
+        let ring_bytes = (RING_BYTES_OF_CPU * cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
         Ok(Prefetch {
             lists: bpf_sys::create_map_of(LIST_BYTES, THREADS_MAX)?,
             ring: ProgramRing::create(ring_bytes, RECORD_BYTES)?,
@@ -302,7 +302,7 @@ mod tests {
     fn the_kernel_takes_the_program() {
         let mut prefetch = match Prefetch::new() {
             Ok(prefetch) => prefetch,
-            // Who may load no program is told so.
+            // The kernel refuses who may load no program.
             Err(error) => {
                 return assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
             }

@@ -1,12 +1,12 @@
-//! What lies below the stack pointer: an event copies a stack from there up. Code of x86_64 that calls nothing may
-//! keep words in the 128 bytes below (System V ABI for x86_64, 3.2.2, the red zone), and the rows of unwind
+//! The red zone: an event copies a stack from the stack pointer up. Code of x86_64 that calls nothing may
+//! keep words in the 128 bytes below (System V ABI for x86_64, 3.2.2), and the rows of unwind
 //! information of some of it say that the caller's stack pointer is there (OpenSSL's SHA-512 by AVX). A
 //! program in the kernel that runs in the same interrupt copies them into a ring of its own.
 //!
 //! It has the registers of the code that the interrupt found, so that only samples of user mode have such a
 //! copy: below the stack pointer of a thread in a call nothing is to be had for rows.
 //!
-//! Input: samples; output: the same samples with what lies below.
+//! Input: samples; output: these samples with what lies below.
 
 use std::io;
 
@@ -18,7 +18,7 @@ use super::super::ring::record::Id;
 use crate::sources::Capture;
 
 /// Bytes that are copied.
-const BELOW_BYTES: usize = 128;
+const RED_ZONE_BYTES: usize = 128;
 /// Some 6,000 copies: seconds.
 const RING_BYTES: usize = 1 << 20;
 /// Code segment and stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h).
@@ -27,26 +27,28 @@ const SP: i16 = 19 * 8;
 /// The privilege level in the code segment, and that of user mode.
 const LEVEL: i32 = 3;
 
-/// Whether this processor has what this file is about.
+/// Whether this processor has a red zone that code uses.
 pub(in super::super) const HERE: bool = cfg!(target_arch = "x86_64");
 
-/// Does what this file is about. `ring` is the descriptor of a [`ProgramRing`].
+/// Copies the red zone. `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(ring: i32) -> Vec<u64> {
     let mut program = CopyProgram::default();
     program.extend([op(LOAD_DOUBLE, 1, CONTEXT, CS, 0), op(AND, 1, 0, 0, LEVEL)]);
     program.end_by(op(JUMP_UNLESS_EQUAL, 1, 0, 0, LEVEL));
     // r7 the address.
-    program.extend([op(LOAD_DOUBLE, 7, CONTEXT, SP, 0), op(ADD, 7, 0, 0, -(BELOW_BYTES as i32))]);
+    program.extend([op(LOAD_DOUBLE, 7, CONTEXT, SP, 0), op(ADD, 7, 0, 0, -(RED_ZONE_BYTES as i32))]);
     program.take_time();
-    program.reserve(ring, BELOW_BYTES, ADDRESS_IN_R7);
-    program.read(HEADER_BYTES, BELOW_BYTES, 7);
-    program
-        .extend([op(JUMP_UNLESS_EQUAL, 0, 0, 1, 0), op(STORE_VALUE_DOUBLE, 8, 0, LEN, BELOW_BYTES as i32)]);
+    program.reserve(ring, RED_ZONE_BYTES, ADDRESS_IN_R7);
+    program.read(HEADER_BYTES, RED_ZONE_BYTES, 7);
+    program.extend([
+        op(JUMP_UNLESS_EQUAL, 0, 0, 1, 0),
+        op(STORE_VALUE_DOUBLE, 8, 0, LEN, RED_ZONE_BYTES as i32),
+    ]);
     program.submit();
     program.end()
 }
 
-/// See the top of this file.
+/// Copies of red zones.
 #[derive(Debug)]
 pub(in super::super) struct RedZone {
     ring: ProgramRing,
@@ -63,7 +65,7 @@ impl RedZone {
             return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(RedZone {
-            ring: ProgramRing::create(RING_BYTES, HEADER_BYTES + BELOW_BYTES)?,
+            ring: ProgramRing::create(RING_BYTES, HEADER_BYTES + RED_ZONE_BYTES)?,
             copies: Copies::default(),
         })
     }
@@ -84,11 +86,11 @@ impl RedZone {
 
     /// Puts what was copied at the moment of a sample below its stack.
     pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
-        put_below(&mut self.copies, id, capture);
+        prepend(&mut self.copies, id, capture);
     }
 }
 
-fn put_below(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn prepend(copies: &mut Copies, id: Id, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     if copy.from.checked_add(copy.bytes.len() as u64) == Some(capture.stack_base.0)
         && !capture.stack.is_empty()
@@ -135,7 +137,7 @@ mod tests {
         let mut capture = Capture::with_capacity(0);
         capture.stack_base = Avma(SP_NOW);
         capture.stack.extend_from_slice(&machine.memory.1[0x100..0x140]);
-        put_below(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        prepend(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture
     }
 
@@ -148,7 +150,7 @@ mod tests {
         let mut machine = machine(3);
         assert_eq!(machine.run(&program()), 1);
         let capture = completed(&machine, machine.time_ns + 900);
-        assert_eq!(capture.stack_base, Avma(SP_NOW - BELOW_BYTES as u64));
+        assert_eq!(capture.stack_base, Avma(SP_NOW - RED_ZONE_BYTES as u64));
         assert_eq!(capture.stack, machine.memory.1[0x80..0x140]);
         let capture = completed(&machine, machine.time_ns + 500_000);
         assert_eq!(capture.stack_base, Avma(SP_NOW), "of another sample");
@@ -166,7 +168,7 @@ mod tests {
             let mut capture = Capture::with_capacity(0);
             capture.stack_base = Avma(SP_NOW);
             capture.stack.push(7);
-            put_below(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            prepend(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
             assert_eq!(
                 (capture.stack_base, capture.stack),
                 (Avma(SP_NOW), vec![7]),

@@ -1,40 +1,40 @@
-//! How many bytes of each stack the kernel copies: the smallest window that nearly all stacks fit
+//! How many bytes of each stack the kernel copies: the smallest size that nearly all stacks fit
 //! into. It begins with the largest of a record, so that the first samples are whole, goes down to what
 //! they needed, grows to the largest at once and shrinks a step at a time. Input: what walks needed; output: the next size, when it is time for another.
 //!
 //! One size holds for all threads, since it is a property of the events, and changing it opens
-//! them anew. What single threads need beyond it is prefetched (`stack/prefetch.rs`) and no reason to grow; stacks
+//! them anew. What single threads need beyond it is prefetched (`prefetch.rs`) and no reason to grow; stacks
 //! that no size is enough for are no reason to shrink what the others need. It grows when more than one stack in fifty ran out, and falls back, for as long as
 //! it takes ever more stacks to try again, if that made hardly any of them whole: some chains
-//! lead out of any window (goroutines, into the heap).
+//! lead out of any size (goroutines, into the heap).
 
-use super::super::events::{SWITCH_WINDOWS_BYTES, WINDOW_BYTES_MAX, WINDOWS_BYTES};
-use super::stack_tail::BEYOND_BYTES;
+use super::super::events::options::{STACK_BYTES, SWITCH_STACK_BYTES};
+use super::stack_tail::TAIL_BYTES;
 use crate::sources::pushed::Needed;
 
-/// The size for stacks that no window holds, and the first one where the largest would be too much.
+/// The size for stacks that no size is enough for, and the first one where the largest would be too much.
 const USUAL_BYTES: u32 = 16 << 10;
-/// The same for stacks that are copied at each switch.
+/// The size for stacks that are copied at each switch, at first.
 const USUAL_AT_SWITCH_BYTES: u32 = 8 << 10;
-/// The windows of a record, and one with what lies beyond (`stack/stack_tail.rs`).
+/// The sizes of a record, and one with the stack tail.
 const SIZES_BYTES: [u32; 6] = {
-    let [least, small, usual, large, whole] = WINDOWS_BYTES;
-    [least, small, usual, large, whole, whole + BEYOND_BYTES]
+    let [least, small, usual, large, whole] = STACK_BYTES;
+    [least, small, usual, large, whole, whole + TAIL_BYTES]
 };
 /// Stacks that a decision is made by.
 const STACKS: u32 = 256;
 /// Stacks of the first round: the largest copies take a program some 20 us each, and a server's latencies tell of
-/// a quarter of a second of them. So few do not show what will come, so its window holds so many times what they needed.
+/// a quarter of a second of them. So few do not show what will come, so its size is so many times what they needed.
 const FIRST_STACKS: u32 = 32;
 const FIRST_TIMES: usize = 4;
 /// In the first round so many that ran out are enough, if they are most.
 const PLAIN_STACKS: u32 = 24;
-/// A window shrinks when all of so many rounds fit into the smaller one with room to spare.
+/// A size shrinks when all of so many rounds fit into the smaller one with room to spare.
 const ROUNDS_TO_SHRINK: u32 = 16;
 /// Rounds without a try after one in vain, doubled each time.
 const FIRST_PATIENCE: u32 = 16;
 
-/// See the top of this file.
+/// The size of copies of stacks, and what stacks needed.
 #[derive(Debug)]
 pub(in super::super) struct StackSize {
     /// The sizes that there are, the smallest first.
@@ -62,7 +62,7 @@ pub(in super::super) struct StackSize {
 impl StackSize {
     /// The largest of a record, until the first round has shown what is needed.
     pub(in super::super) fn new() -> StackSize {
-        StackSize { size: WINDOWS_BYTES.len() - 1, ..StackSize::of_many() }
+        StackSize { size: STACK_BYTES.len() - 1, ..StackSize::of_many() }
     }
 
     /// Of the usual size.
@@ -93,16 +93,16 @@ impl StackSize {
 
     /// Nothing can be had beyond the largest of a record.
     pub(in super::super) fn ends_with_records(&mut self) {
-        self.sizes = &WINDOWS_BYTES;
+        self.sizes = &STACK_BYTES;
         self.size = self.size.min(self.sizes.len() - 1);
     }
 
     /// Of stacks at which threads leave their CPUs, which some do a hundred thousand times a second.
     pub(in super::super) fn of_switches() -> StackSize {
-        StackSize::with(&SWITCH_WINDOWS_BYTES, USUAL_AT_SWITCH_BYTES)
+        StackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)
     }
 
-    /// It cannot be changed: it stays what it was.
+    /// It cannot be changed: it is unchanged.
     pub(in super::super) fn stays(&mut self, bytes: u32) {
         self.size = self.sizes.iter().position(|size| *size == bytes).unwrap_or(self.size);
         (self.patience, self.roomy) = (u32::MAX, 0);
@@ -151,11 +151,11 @@ impl StackSize {
             let fits = |bytes: &u32| self.most * FIRST_TIMES < *bytes as usize;
             match self.sizes.iter().position(fits) {
                 // None needed more than a record holds.
-                Some(size) if self.ran_out == 0 => self.size = size.min(WINDOWS_BYTES.len() - 1),
+                Some(size) if self.ran_out == 0 => self.size = size.min(STACK_BYTES.len() - 1),
                 _ if self.ran_out * 50 > self.stacks && self.size + 1 < self.sizes.len() => {
                     self.grow(self.usual)
                 }
-                // Most lead out of any window.
+                // Most lead out of any size.
                 _ if self.ran_out * 2 > self.stacks => self.size = self.usual,
                 _ => {}
             }
@@ -210,19 +210,15 @@ impl StackSize {
     }
 }
 
-/// Of a size: what the event copies of each stack, and whether what lies beyond is copied, too.
-pub(in super::super) fn of_record(bytes: u32) -> (u32, bool) {
-    (bytes.min(WINDOW_BYTES_MAX), bytes > WINDOW_BYTES_MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::super::events::options::STACK_BYTES_MAX;
     use super::*;
 
-    fn round(window: &mut StackSize, bytes: usize) {
+    fn round(stack_size: &mut StackSize, bytes: usize) {
         for _ in 0..STACKS {
-            let copied = window.bytes() as usize;
-            window.walked(Needed {
+            let copied = stack_size.bytes() as usize;
+            stack_size.walked(Needed {
                 bytes: bytes.min(copied),
                 ran_out: bytes > copied,
                 below: false,
@@ -233,95 +229,105 @@ mod tests {
 
     #[test]
     fn it_grows_to_what_is_needed_and_shrinks_when_less_is() {
-        let mut window = StackSize::new();
+        let mut stack_size = StackSize::new();
         for _ in 0..4 {
-            round(&mut window, 50_000);
+            round(&mut stack_size, 50_000);
         }
-        assert_eq!(window.bytes(), 60 << 10);
+        assert_eq!(stack_size.bytes(), 60 << 10);
         for _ in 0..100 {
-            round(&mut window, 1_000);
+            round(&mut stack_size, 1_000);
         }
-        assert_eq!(window.bytes(), 4 << 10);
+        assert_eq!(stack_size.bytes(), 4 << 10);
     }
 
     #[test]
     fn the_first_stacks_leave_room_for_deeper_ones() {
         for (needed, copied) in [(900, 4 << 10), (1_500, 8 << 10), (5_000, 32 << 10), (20_000, 60 << 10)] {
-            let mut window = StackSize::new();
+            let mut stack_size = StackSize::new();
             for stack in 0..FIRST_STACKS {
-                assert_eq!(window.bytes(), 60 << 10, "stack {stack}");
-                window.walked(Needed { bytes: needed, ran_out: false, below: false, hopeless: false });
+                assert_eq!(stack_size.bytes(), 60 << 10, "stack {stack}");
+                stack_size.walked(Needed { bytes: needed, ran_out: false, below: false, hopeless: false });
             }
-            assert_eq!(window.bytes(), copied, "for stacks of {needed}");
+            assert_eq!(stack_size.bytes(), copied, "for stacks of {needed}");
         }
     }
 
     #[test]
     fn stacks_beyond_the_largest_record_are_copied_by_a_program_where_that_helps() {
-        for mut window in [StackSize::new(), StackSize::of_many()] {
+        for mut stack_size in [StackSize::new(), StackSize::of_many()] {
             for _ in 0..4 {
-                round(&mut window, 200_000);
+                round(&mut stack_size, 200_000);
             }
-            assert_eq!(of_record(window.bytes()), (60 << 10, true));
+            assert_eq!(
+                (stack_size.bytes().min(STACK_BYTES_MAX), stack_size.bytes() > STACK_BYTES_MAX),
+                (60 << 10, true)
+            );
             for _ in 0..40 {
-                round(&mut window, 30_000);
+                round(&mut stack_size, 30_000);
             }
-            assert_eq!(of_record(window.bytes()), (60 << 10, false));
+            assert_eq!(
+                (stack_size.bytes().min(STACK_BYTES_MAX), stack_size.bytes() > STACK_BYTES_MAX),
+                (60 << 10, false)
+            );
         }
-        let mut window = StackSize::new();
-        window.ends_with_records();
+        let mut stack_size = StackSize::new();
+        stack_size.ends_with_records();
         for _ in 0..4 {
-            round(&mut window, 200_000);
+            round(&mut stack_size, 200_000);
         }
-        assert_eq!(of_record(window.bytes()), (16 << 10, false), "it leads out of any window");
+        assert_eq!(
+            (stack_size.bytes().min(STACK_BYTES_MAX), stack_size.bytes() > STACK_BYTES_MAX),
+            (16 << 10, false),
+            "it leads out of any size"
+        );
     }
 
     #[test]
     fn it_grows_no_further_than_is_known_to_be_enough() {
-        let mut window = StackSize::new();
-        round(&mut window, 1_000);
-        assert_eq!(window.bytes(), 4 << 10);
+        let mut stack_size = StackSize::new();
+        round(&mut stack_size, 1_000);
+        assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            window.walked(Needed { bytes: 20_000, ran_out: true, below: false, hopeless: false });
+            stack_size.walked(Needed { bytes: 20_000, ran_out: true, below: false, hopeless: false });
         }
-        assert_eq!(window.bytes(), 32 << 10);
+        assert_eq!(stack_size.bytes(), 32 << 10);
     }
 
     #[test]
     fn stacks_that_no_size_is_enough_for_leave_the_others_theirs() {
-        let mut window = StackSize::new();
+        let mut stack_size = StackSize::new();
         for stack in 0..40 * STACKS {
             let hopeless = stack % 3 > 0;
-            let bytes = if hopeless { window.bytes() as usize } else { 50_000 };
-            window.walked(Needed { bytes, ran_out: false, below: false, hopeless });
+            let bytes = if hopeless { stack_size.bytes() as usize } else { 50_000 };
+            stack_size.walked(Needed { bytes, ran_out: false, below: false, hopeless });
         }
-        assert_eq!(window.bytes(), 60 << 10);
+        assert_eq!(stack_size.bytes(), 60 << 10);
         for _ in 0..2 * STACKS {
-            window.walked(Needed { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
+            stack_size.walked(Needed { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
         }
-        assert_eq!(window.bytes(), 16 << 10, "no others are left");
+        assert_eq!(stack_size.bytes(), 16 << 10, "no others are left");
     }
 
     #[test]
     fn it_grows_at_once_when_stacks_become_deeper() {
-        let mut window = StackSize::new();
+        let mut stack_size = StackSize::new();
         for _ in 0..4 {
-            round(&mut window, 1_000);
+            round(&mut stack_size, 1_000);
         }
-        assert_eq!(window.bytes(), 4 << 10);
+        assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            window.walked(Needed { bytes: 4 << 10, ran_out: true, below: false, hopeless: false });
+            stack_size.walked(Needed { bytes: 4 << 10, ran_out: true, below: false, hopeless: false });
         }
-        assert!(window.bytes() > 60 << 10);
+        assert!(stack_size.bytes() > 60 << 10);
     }
 
     #[test]
-    fn stacks_that_leave_every_window_are_not_copied_in_vain_for_long() {
-        let mut window = StackSize::new();
+    fn stacks_that_leave_every_size_are_not_copied_in_vain_for_long() {
+        let mut stack_size = StackSize::new();
         let mut large = 0;
         for _ in 0..1_000 {
-            round(&mut window, 1 << 20);
-            large += u32::from(window.bytes() > 16 << 10);
+            round(&mut stack_size, 1 << 20);
+            large += u32::from(stack_size.bytes() > 16 << 10);
         }
         assert!(large < 20, "{large} of 1000 rounds");
     }

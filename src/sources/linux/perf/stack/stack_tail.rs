@@ -1,9 +1,9 @@
-//! What lies beyond the largest window: an event copies less than 64 KiB of a stack, since the length
+//! The stack tail, above the bytes that a record holds: an event copies less than 64 KiB of a stack, since the length
 //! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A program in the
 //! kernel that runs in the same interrupt copies on, for threads whose stacks are known to be larger,
 //! into a ring of its own.
 //!
-//! Input: which samples had a window that was full; output: the same samples with what follows. The
+//! Input: which samples had as many bytes as a record holds; output: the same samples with what follows. The
 //! copies are of one moment: they have the same thread and time, and overlap by bytes that must be the
 //! same in both.
 
@@ -16,7 +16,8 @@ use libc::pid_t;
 use super::super::bpf::bpf_sys::{self, ProgramRing};
 use super::super::bpf::instructions::{ADD, JUMP, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, STORE_VALUE_DOUBLE, op};
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
-use super::super::events::{self, WINDOW_BYTES_MAX};
+use super::super::events::cpus::cpu_count;
+use super::super::events::options::STACK_BYTES_MAX;
 use super::super::ring::record::Id;
 use crate::sources::Capture;
 
@@ -27,19 +28,19 @@ const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 /// Most pieces of one copy: it takes some 25 us.
 const PIECES_MAX: usize = 16;
 /// Most bytes of a copy.
-pub(in super::super) const BEYOND_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
+pub(in super::super) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
 /// For each CPU some 30 ms of the largest copies at 997 Hz, two batches. What does not fit is not copied, and where
-/// that is most of them, none are (`stack/stack_size.rs`); all of the ring is resident as soon as it is there.
+/// that is most of them, none are (`stack_size.rs`); all of the ring is resident as soon as it is there.
 const RING_BYTES_OF_CPU: usize = 8 << 20;
 const RING_BYTES_MAX: usize = 32 << 20;
-/// A copy begins this far below the end of the highest window, for samples that are deeper.
+/// A copy begins this far below the end of the highest record, for samples that are deeper.
 const BELOW_BYTES: u64 = 16 << 10;
 /// The least bytes that both copies must have in common.
 const OVERLAP_BYTES: u64 = 64;
 /// Threads with large stacks at the same time; beyond that all are forgotten and found again.
 const THREADS_MAX: u32 = 4096;
 
-/// Does what this file is about for the running thread, which the map `wanted` may have an address for.
+/// Copies the stack of the running thread from the address on that the map `wanted` may have for it.
 /// `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     // r7 the address.
@@ -96,7 +97,7 @@ fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
     }
 }
 
-/// See the top of this file.
+/// Copies of the upper parts of large stacks.
 #[derive(Debug)]
 pub(in super::super) struct StackTail {
     /// In the kernel: where the copy of each thread begins.
@@ -109,7 +110,7 @@ pub(in super::super) struct StackTail {
 impl StackTail {
     /// Bytes of the ring.
     pub(in super::super) fn ring_bytes(&self) -> u64 {
-        ring_bytes(events::cpu_count()) as u64
+        ring_bytes(cpu_count()) as u64
     }
 
     /// With a map and a ring in the kernel.
@@ -117,7 +118,7 @@ impl StackTail {
     /// # Errors
     /// What bpf(2) says.
     pub(in super::super) fn new() -> io::Result<StackTail> {
-        let ring_bytes = ring_bytes(events::cpu_count());
+        let ring_bytes = ring_bytes(cpu_count());
         Ok(StackTail {
             wanted: bpf_sys::create_map(THREADS_MAX)?,
             ring: ProgramRing::create(ring_bytes, HEADER_BYTES + PIECE_BYTES)?,
@@ -140,16 +141,16 @@ impl StackTail {
         freed
     }
 
-    /// Completes the stack of a sample whose window, the largest, was full, and sees to it that the next one of
+    /// Completes the stack of a sample whose record was full, and sees to it that the next one of
     /// its thread can be.
     pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
-        if capture.stack.len() < WINDOW_BYTES_MAX as usize {
+        if capture.stack.len() < STACK_BYTES_MAX as usize {
             return;
         }
         let end = capture.stack_base.0.saturating_add(capture.stack.len() as u64);
         append(&mut self.copies, id, capture);
         let from = (end & !(PAGE_BYTES as u64 - 1)).saturating_sub(BELOW_BYTES);
-        // What is lower is in the window of those that are less deep.
+        // What is lower is in the records of those that are less deep.
         if self.from.get(&id.tid).is_some_and(|before| *before <= end.saturating_sub(OVERLAP_BYTES)) {
             return;
         }
@@ -192,14 +193,14 @@ mod tests {
         filter_program::program(Verdict::OfProcess(70), FIRST, &copy_program(WANTED, RING))
     }
 
-    /// What a sample at `time_ns` of the thread of the machine has, with a window of so many bytes from `sp` on.
-    fn completed(machine: &Machine, sp: u64, window_bytes: usize, time_ns: u64) -> Vec<u8> {
+    /// What a sample at `time_ns` of the thread of the machine has, with so many stack bytes in its record from `sp` on.
+    fn completed(machine: &Machine, sp: u64, stack_bytes: usize, time_ns: u64) -> Vec<u8> {
         let mut copies = Copies::default();
         machine.records.iter().for_each(|record| copies.take(record));
         let mut capture = Capture::with_capacity(0);
         let at = (sp - machine.memory.0) as usize;
         capture.stack_base = Avma(sp);
-        capture.stack.extend_from_slice(&machine.memory.1[at..at + window_bytes]);
+        capture.stack.extend_from_slice(&machine.memory.1[at..at + stack_bytes]);
         append(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture.stack
     }
@@ -212,7 +213,7 @@ mod tests {
             let mut machine = machine(bytes, from);
             assert_eq!(machine.run(&program()), 1);
             let stack = completed(&machine, AT + 0x128, 0x8000, machine.time_ns + 90);
-            let whole = bytes.min(4 * PAGE_BYTES + BEYOND_BYTES as usize);
+            let whole = bytes.min(4 * PAGE_BYTES + TAIL_BYTES as usize);
             assert_eq!(stack, machine.memory.1[0x128..whole], "{pages} pages");
         }
     }
@@ -240,8 +241,8 @@ mod tests {
         let completed = |machine: &Machine, sp: u64, time_ns| completed(machine, sp, 0x8000, time_ns).len();
         assert_eq!(completed(&machine, AT, at_ns + APART_NS_MAX), 0x20000);
         assert_eq!(completed(&machine, AT, at_ns + APART_NS_MAX + 1), 0x8000, "of another sample");
-        assert_eq!(completed(&machine, AT + 0x5000, at_ns), 0x1b000, "a window that begins in the copy");
-        // The window ends below the copy, or hardly reaches it.
+        assert_eq!(completed(&machine, AT + 0x5000, at_ns), 0x1b000, "a record that begins in the copy");
+        // The record ends below the copy, or hardly reaches it.
         machine.records.iter_mut().for_each(|record| record[8..10].copy_from_slice(&0x8000u16.to_le_bytes()));
         assert_eq!(completed(&machine, AT, at_ns), 0x8000);
     }

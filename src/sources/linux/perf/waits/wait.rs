@@ -1,6 +1,6 @@
 //! Waits: from the moment at which a thread leaves its CPU to the moment at which it has one again.
 //!
-//! Input: what records tell of switches, of all CPUs in the order of their times, with what was lost;
+//! Input: what records say of switches, of all CPUs in the order of their times, with what was lost;
 //! output: waits with their times to the nanosecond, and the stack at which each began.
 //!
 //! A wait ends when the thread runs again: the time between being woken and having a CPU is part of
@@ -18,20 +18,20 @@ pub(in super::super) const STACK_DROPPED: &str = "the kernel dropped where a wai
 pub(in super::super) const END_DROPPED: &str = "the kernel dropped where a wait ended";
 /// Why the time of a wait that began before the recording has no stack.
 pub(in super::super) const BEGAN_BEFORE: &str = "waited since before the recording";
-/// Why nothing is told of a thread that is gone.
+/// Why the wait of a thread that is gone is lost.
 const ENDED_UNSEEN: &str = "the kernel dropped that a thread ended";
 
 /// Threads that have ended are remembered until so many more have, since the last switch of a thread
-/// is told after its end.
+/// is recorded after its end.
 const GONE_MAX: usize = 32_768;
 
 /// The stack at which a thread left its CPU.
 #[derive(Debug)]
 pub(in super::super) enum Stack {
     /// What the kernel copied, or what was read while the thread waited on.
-    Taken(Box<Capture>),
-    /// The engine has it.
-    Told,
+    Copied(Box<Capture>),
+    /// The sampler has it.
+    Reported,
     /// There is none, for this reason.
     Missing(&'static str),
     /// Nobody asks: a thread of the kernel, or time that is not recorded.
@@ -48,18 +48,18 @@ pub(in super::super) enum Switch {
     /// It was there when the recording began.
     Listed,
     /// What /proc showed of it at this time, while it stayed off its CPU; `None`: it is ready, or on one.
-    Looked(Option<Stack>),
+    Polled(Option<Stack>),
     /// It was started: its number is no longer another one's.
-    Began,
-    /// It has ended.
-    Ended,
+    Started,
+    /// It exited.
+    Exited,
     /// It runs another program, and has the number of the first thread from now on.
     Exec,
     /// Records of its CPU were dropped since this time.
     Dropped { since_ns: u64 },
 }
 
-/// What there is to tell of a wait.
+/// A wait of a thread.
 #[derive(Debug)]
 pub(in super::super) struct Wait {
     /// Whose.
@@ -68,17 +68,17 @@ pub(in super::super) struct Wait {
     /// From when to when (monotonic clock), nanoseconds.
     pub(in super::super) since_ns: u64,
     pub(in super::super) until_ns: u64,
-    pub(in super::super) what: Told,
+    pub(in super::super) outcome: WaitOutcome,
 }
 
-/// What a [`Wait`] tells.
+/// What became of a [`Wait`].
 #[derive(Debug)]
-pub(in super::super) enum Told {
-    /// The thread goes on waiting here; `until_ns` is not known yet.
-    Goes(Box<Capture>),
-    /// It is over, with its stack unless that was told as [`Told::Goes`].
-    Over(Option<Box<Capture>>),
-    /// It is over, and its time is lost for this reason.
+pub(in super::super) enum WaitOutcome {
+    /// The thread continues to wait here; `until_ns` is not known yet.
+    Continues(Box<Capture>),
+    /// The wait ended, with its stack unless that was reported as [`WaitOutcome::Continues`].
+    Ended(Option<Box<Capture>>),
+    /// The wait ended, and its time is lost for this reason.
     Lost(&'static str),
 }
 
@@ -88,11 +88,11 @@ struct Away {
     since_ns: u64,
     /// It waits; else it is ready for a CPU.
     waits: bool,
-    /// A record said that it left its CPU, or a look that it waited.
+    /// A record said that it left its CPU, or a poll that it waited.
     certain: bool,
     stack: Stack,
     /// When `stack` was read, where that was later than `since_ns`.
-    looked_ns: u64,
+    polled_ns: u64,
 }
 
 #[derive(Debug)]
@@ -101,11 +101,11 @@ enum State {
     Away(Away),
 }
 
-/// See the top of this file.
+/// Threads, on a CPU or off it.
 #[derive(Debug, Default)]
 pub(in super::super) struct Waits {
     threads: HashMap<pid_t, State>,
-    /// The time in which threads are ready is wanted, too.
+    /// The time in which threads are ready is recorded, too.
     ready_too: bool,
     /// By CPU: since when its last dropped records were.
     dropped_since_ns: HashMap<u32, u64>,
@@ -113,21 +113,21 @@ pub(in super::super) struct Waits {
     gone: [HashSet<pid_t>; 2],
     /// Threads that left their CPUs since [`Waits::go_on`].
     left: Vec<(pid_t, pid_t)>,
-    told: Vec<Wait>,
+    reported: Vec<Wait>,
     /// Buffers that nobody asks for.
     #[allow(clippy::vec_box)]
     unused: Vec<Box<Capture>>,
 }
 
 impl Waits {
-    /// `ready_too`: the time of threads that are ready for a CPU is wanted as well.
+    /// `ready_too`: the time of threads that are ready for a CPU is recorded as well.
     pub(in super::super) fn new(ready_too: bool) -> Waits {
         Waits { ready_too, ..Waits::default() }
     }
 
-    /// What there is to tell, in no order.
-    pub(in super::super) fn told(&mut self) -> impl Iterator<Item = Wait> {
-        self.told.drain(..)
+    /// The waits so far, in no order.
+    pub(super) fn reported(&mut self) -> impl Iterator<Item = Wait> {
+        self.reported.drain(..)
     }
 
     /// Buffers that are free again.
@@ -147,18 +147,18 @@ impl Waits {
                     waits: true,
                     certain: false,
                     stack: Stack::Missing(BEGAN_BEFORE),
-                    looked_ns: 0,
+                    polled_ns: 0,
                 };
                 self.threads.entry(id.tid).or_insert(State::Away(away));
             }
-            Switch::Looked(seen) => self.looked(id, seen),
-            Switch::Began => {
+            Switch::Polled(seen) => self.polled(id, seen),
+            Switch::Started => {
                 for gone in &mut self.gone {
                     gone.remove(&id.tid);
                 }
                 self.threads.remove(&id.tid);
             }
-            Switch::Ended => {
+            Switch::Exited => {
                 if let Some(State::Away(away)) = self.threads.remove(&id.tid) {
                     self.over(id.tid, away, id.time_ns);
                 }
@@ -173,7 +173,7 @@ impl Waits {
                 }
                 let on = State::On { since_ns: id.time_ns, cpu: id.cpu };
                 if let Some(State::Away(away)) = self.threads.insert(id.tid, on) {
-                    // It runs: that it got its CPU was dropped, or told of its other number.
+                    // It runs: that it got its CPU was dropped, or recorded with its other number.
                     self.discard(away.stack);
                 }
             }
@@ -188,7 +188,7 @@ impl Waits {
     }
 
     fn discard(&mut self, stack: Stack) {
-        if let Stack::Taken(capture) = stack {
+        if let Stack::Copied(capture) = stack {
             self.unused.push(capture);
         }
     }
@@ -204,11 +204,11 @@ impl Waits {
             self.discard(stack);
             Stack::Unwanted
         };
-        if matches!(stack, Stack::Taken(_) | Stack::Missing(_)) {
+        if matches!(stack, Stack::Copied(_) | Stack::Missing(_)) {
             self.left.push((id.pid, id.tid));
         }
         let away =
-            Away { pid: id.pid, since_ns: id.time_ns, waits: !preempted, certain: true, stack, looked_ns: 0 };
+            Away { pid: id.pid, since_ns: id.time_ns, waits: !preempted, certain: true, stack, polled_ns: 0 };
         // It left twice: in between it had a CPU, and one that nothing is certain of had one all along.
         if let Some(State::Away(before)) = self.threads.insert(id.tid, State::Away(away)) {
             let lost = before.certain && !matches!(before.stack, Stack::Unwanted);
@@ -229,22 +229,28 @@ impl Waits {
             Some(State::On { since_ns, cpu }) => {
                 let dropped_ns = self.dropped_since_ns.get(&cpu).copied().unwrap_or(0);
                 let since_ns = since_ns.max(dropped_ns).min(id.time_ns);
-                let what = Told::Lost(STACK_DROPPED);
-                self.told.push(Wait { pid: id.pid, tid: id.tid, since_ns, until_ns: id.time_ns, what });
+                let outcome = WaitOutcome::Lost(STACK_DROPPED);
+                self.reported.push(Wait {
+                    pid: id.pid,
+                    tid: id.tid,
+                    since_ns,
+                    until_ns: id.time_ns,
+                    outcome,
+                });
             }
             // Seen first: a new thread, or a new number of an old one.
             None => {}
         }
     }
 
-    fn looked(&mut self, id: Id, seen: Option<Stack>) {
+    fn polled(&mut self, id: Id, seen: Option<Stack>) {
         let state = self.threads.get_mut(&id.tid);
         let lacking = state.and_then(|state| match state {
             State::Away(away) if matches!(away.stack, Stack::Missing(_)) => Some(away),
             _ => None,
         });
         let (Some(away), Some(stack)) = (lacking, seen) else { return };
-        (away.waits, away.certain, away.looked_ns) = (true, true, id.time_ns);
+        (away.waits, away.certain, away.polled_ns) = (true, true, id.time_ns);
         let before = std::mem::replace(&mut away.stack, stack);
         self.discard(before);
         self.left.push((id.pid, id.tid));
@@ -256,36 +262,36 @@ impl Waits {
             return self.discard(away.stack);
         }
         // What was read of it then is of another wait.
-        let looked_late = away.looked_ns > until_ns;
+        let polled_late = away.polled_ns > until_ns;
         let Away { pid, since_ns, .. } = away;
-        let what = match away.stack {
+        let outcome = match away.stack {
             Stack::Unwanted => return,
-            Stack::Missing(why) => Told::Lost(why),
-            stack if looked_late => {
+            Stack::Missing(why) => WaitOutcome::Lost(why),
+            stack if polled_late => {
                 self.discard(stack);
-                Told::Lost(STACK_DROPPED)
+                WaitOutcome::Lost(STACK_DROPPED)
             }
-            Stack::Taken(capture) => Told::Over(Some(capture)),
-            Stack::Told => Told::Over(None),
+            Stack::Copied(capture) => WaitOutcome::Ended(Some(capture)),
+            Stack::Reported => WaitOutcome::Ended(None),
         };
-        self.told.push(Wait { pid, tid, since_ns, until_ns, what });
+        self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome });
     }
 
     fn lose(&mut self, tid: pid_t, away: &Away, until_ns: u64, why: &'static str) {
         let (pid, since_ns) = (away.pid, away.since_ns);
-        self.told.push(Wait { pid, tid, since_ns, until_ns, what: Told::Lost(why) });
+        self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome: WaitOutcome::Lost(why) });
     }
 
-    /// Tells of those that wait on, at the end of a batch: what was copied of their stacks need not be
+    /// Reports those that wait on, at the end of a batch: what was copied of their stacks need not be
     /// kept. Threads whose stacks are missing are added to `lacking`.
     pub(in super::super) fn go_on(&mut self, lacking: &mut impl Extend<(pid_t, pid_t)>) {
         for (pid, tid) in self.left.drain(..) {
             let Some(State::Away(away)) = self.threads.get_mut(&tid) else { continue };
-            match std::mem::replace(&mut away.stack, Stack::Told) {
-                Stack::Taken(capture) => {
+            match std::mem::replace(&mut away.stack, Stack::Reported) {
+                Stack::Copied(capture) => {
                     let since_ns = away.since_ns;
-                    let what = Told::Goes(capture);
-                    self.told.push(Wait { pid, tid, since_ns, until_ns: since_ns, what });
+                    let outcome = WaitOutcome::Continues(capture);
+                    self.reported.push(Wait { pid, tid, since_ns, until_ns: since_ns, outcome });
                 }
                 stack => {
                     if away.waits && matches!(stack, Stack::Missing(STACK_DROPPED)) {
@@ -297,11 +303,11 @@ impl Waits {
         }
     }
 
-    /// The recording ends: what goes on is counted up to here, of threads that are there.
+    /// The recording ends: waits that continue are counted up to here, of threads that are there.
     pub(in super::super) fn end(&mut self, until_ns: u64, is_there: impl Fn(pid_t, pid_t) -> bool) {
         for (tid, state) in std::mem::take(&mut self.threads) {
             let State::Away(away) = state else { continue };
-            // One that was never seen to switch, nor looked at while it waited, may have run.
+            // One that was never seen to switch, nor polled while it waited, may have run.
             if !away.certain || matches!(away.stack, Stack::Unwanted) {
                 self.discard(away.stack);
             } else if is_there(away.pid, tid) {
@@ -327,7 +333,7 @@ mod tests {
     }
 
     fn stack() -> Stack {
-        Stack::Taken(Box::new(Capture::with_capacity(0)))
+        Stack::Copied(Box::new(Capture::with_capacity(0)))
     }
 
     fn waits() -> Switch {
@@ -338,61 +344,61 @@ mod tests {
         Switch::Out { stack: stack(), preempted: true }
     }
 
-    /// Thread, length and what is told: `over`, `told` for one whose stack was told before, `goes`,
+    /// Thread, length and outcome: `ended`, `reported` for one whose stack was reported before, `continues`,
     /// or why it is lost.
-    fn told(waits: &mut Waits) -> Vec<(pid_t, u64, &'static str)> {
-        let words = |what| match what {
-            Told::Goes(_) => "goes",
-            Told::Over(Some(_)) => "over",
-            Told::Over(None) => "told",
-            Told::Lost(why) => why,
+    fn reported(waits: &mut Waits) -> Vec<(pid_t, u64, &'static str)> {
+        let words = |outcome| match outcome {
+            WaitOutcome::Continues(_) => "continues",
+            WaitOutcome::Ended(Some(_)) => "ended",
+            WaitOutcome::Ended(None) => "reported",
+            WaitOutcome::Lost(why) => why,
         };
-        waits.told().map(|wait| (wait.tid, wait.until_ns - wait.since_ns, words(wait.what))).collect()
+        waits.reported().map(|wait| (wait.tid, wait.until_ns - wait.since_ns, words(wait.outcome))).collect()
     }
 
-    /// What is told of these events, up to the end of the recording at 1000, with every thread there.
+    /// What is reported of these events, up to the end of the recording at 1000, with every thread there.
     fn run(ready_too: bool, events: Vec<(pid_t, u64, u32, Switch)>) -> Vec<(pid_t, u64, &'static str)> {
         let mut all = Waits::new(ready_too);
         for (tid, time_ns, cpu, switch) in events {
             all.take(id(tid, time_ns, cpu), switch);
         }
         all.end(1_000, |_, _| true);
-        told(&mut all)
+        reported(&mut all)
     }
 
     #[test]
     fn a_wait_is_from_leaving_a_cpu_to_having_one_whichever_that_is() {
         let events = vec![(1, 100, 0, waits()), (2, 110, 0, Switch::In), (1, 350, 1, Switch::In)];
-        assert_eq!(run(false, events), [(1, 250, "over")]);
+        assert_eq!(run(false, events), [(1, 250, "ended")]);
     }
 
     #[test]
     fn who_was_preempted_is_ready_and_does_not_wait() {
         let events = || vec![(1, 100, 0, preempted()), (1, 350, 1, Switch::In)];
         assert_eq!(run(false, events()), []);
-        assert_eq!(run(true, events()), [(1, 250, "over")]);
+        assert_eq!(run(true, events()), [(1, 250, "ended")]);
     }
 
     #[test]
-    fn what_goes_on_is_told_once_and_counted_to_the_end() {
+    fn what_goes_on_is_reported_once_and_counted_to_the_end() {
         let mut all = Waits::new(false);
         all.take(id(1, 100, 0), waits());
         all.take(id(2, 200, 0), waits());
         all.take(id(2, 250, 0), Switch::In);
         let mut lacking = Vec::new();
         all.go_on(&mut lacking);
-        assert_eq!(told(&mut all), [(2, 50, "over"), (1, 0, "goes")]);
+        assert_eq!(reported(&mut all), [(2, 50, "ended"), (1, 0, "continues")]);
         all.go_on(&mut lacking);
-        assert_eq!((told(&mut all), lacking), (vec![], vec![]));
+        assert_eq!((reported(&mut all), lacking), (vec![], vec![]));
         all.take(id(2, 300, 0), waits());
         all.end(1_000, |_, _| true);
-        let mut last = told(&mut all);
+        let mut last = reported(&mut all);
         last.sort_unstable();
-        assert_eq!(last, [(1, 900, "told"), (2, 700, "over")]);
+        assert_eq!(last, [(1, 900, "reported"), (2, 700, "ended")]);
     }
 
     #[test]
-    fn a_stack_that_was_dropped_is_looked_for_and_counted_as_lost_if_it_is_not_found() {
+    fn a_stack_that_was_dropped_is_polled_for_and_counted_as_lost_if_it_is_not_found() {
         let out = || Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
         assert_eq!(run(false, vec![(1, 100, 0, out()), (1, 350, 0, Switch::In)]), [(1, 250, STACK_DROPPED)]);
         let mut all = Waits::new(false);
@@ -400,27 +406,27 @@ mod tests {
         let mut lacking = Vec::new();
         all.go_on(&mut lacking);
         assert_eq!(lacking, [(PID, 1)]);
-        all.take(id(1, 200, 0), Switch::Looked(Some(stack())));
+        all.take(id(1, 200, 0), Switch::Polled(Some(stack())));
         all.go_on(&mut lacking);
         all.take(id(1, 350, 0), Switch::In);
-        assert_eq!(told(&mut all), [(1, 0, "goes"), (1, 250, "told")]);
+        assert_eq!(reported(&mut all), [(1, 0, "continues"), (1, 250, "reported")]);
     }
 
     #[test]
-    fn a_look_at_a_later_wait_says_nothing_of_the_one_before() {
+    fn a_poll_of_a_later_wait_says_nothing_of_the_one_before() {
         let out = Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
         let mut all = Waits::new(false);
         all.take(id(1, 100, 0), out);
         // Read at 400, taken in before what the thread did at 300.
-        all.take(id(1, 400, 0), Switch::Looked(Some(stack())));
+        all.take(id(1, 400, 0), Switch::Polled(Some(stack())));
         all.take(id(1, 300, 0), Switch::In);
-        assert_eq!(told(&mut all), [(1, 200, STACK_DROPPED)]);
+        assert_eq!(reported(&mut all), [(1, 200, STACK_DROPPED)]);
     }
 
     #[test]
     fn a_dropped_end_and_a_dropped_beginning_are_lost_time() {
         let twice = vec![(1, 100, 0, waits()), (1, 300, 0, waits()), (1, 400, 0, Switch::In)];
-        assert_eq!(run(false, twice), [(1, 200, END_DROPPED), (1, 100, "over")]);
+        assert_eq!(run(false, twice), [(1, 200, END_DROPPED), (1, 100, "ended")]);
         // On CPU 0 since 100, whose records were dropped from 250 on: it left between 250 and 600.
         let never_left = vec![
             (1, 100, 0, Switch::In),
@@ -434,54 +440,54 @@ mod tests {
     fn the_last_switch_of_a_thread_that_has_ended_is_no_wait_until_its_number_is_another_ones() {
         let events = vec![
             (1, 100, 0, Switch::In),
-            (1, 200, 0, Switch::Ended),
+            (1, 200, 0, Switch::Exited),
             (1, 210, 0, waits()),
             (1, 220, 0, Switch::In),
             (1, 230, 0, waits()),
-            (1, 400, 0, Switch::Began),
+            (1, 400, 0, Switch::Started),
             (1, 410, 0, Switch::In),
             (1, 420, 0, waits()),
         ];
-        assert_eq!(run(false, events), [(1, 580, "over")]);
+        assert_eq!(run(false, events), [(1, 580, "ended")]);
     }
 
     #[test]
     fn who_ends_while_away_waited_until_then() {
-        assert_eq!(run(false, vec![(1, 100, 0, waits()), (1, 300, 1, Switch::Ended)]), [(1, 200, "over")]);
+        assert_eq!(run(false, vec![(1, 100, 0, waits()), (1, 300, 1, Switch::Exited)]), [(1, 200, "ended")]);
     }
 
     #[test]
     fn after_an_exec_by_another_thread_the_number_of_the_first_is_in_use() {
         let events = vec![
-            (PID, 100, 0, Switch::Ended),
+            (PID, 100, 0, Switch::Exited),
             (PID, 110, 0, waits()),
             (PID, 200, 1, Switch::Exec),
             (PID, 300, 1, waits()),
             (PID, 450, 1, Switch::In),
         ];
-        assert_eq!(run(false, events), [(PID, 150, "over")]);
+        assert_eq!(run(false, events), [(PID, 150, "ended")]);
     }
 
     #[test]
     fn threads_of_before_wait_from_the_beginning_if_they_are_seen_to() {
         let events = vec![
-            // Looked at while it waits; never looked at, and running; preempted as the recording began.
+            // Polled while it waits; never polled, and running; preempted as the recording began.
             (1, 10, 0, Switch::Listed),
             (2, 10, 0, Switch::Listed),
             (3, 10, 0, Switch::Listed),
             (4, 10, 0, Switch::Listed),
-            (1, 20, 0, Switch::Looked(Some(stack()))),
-            (2, 30, 0, Switch::Looked(None)),
+            (1, 20, 0, Switch::Polled(Some(stack()))),
+            (2, 30, 0, Switch::Polled(None)),
             (2, 500, 0, waits()),
             (2, 600, 0, Switch::In),
             (3, 60, 0, Switch::In),
-            // Its first switch was told before the look at it came.
+            // Its first switch was recorded before it was polled.
             (3, 70, 0, waits()),
-            (3, 65, 0, Switch::Looked(Some(stack()))),
+            (3, 65, 0, Switch::Polled(Some(stack()))),
         ];
         let mut seen = run(false, events);
         seen.sort_unstable();
-        assert_eq!(seen, [(1, 990, "over"), (2, 100, "over"), (3, 50, BEGAN_BEFORE), (3, 930, "over")]);
+        assert_eq!(seen, [(1, 990, "ended"), (2, 100, "ended"), (3, 50, BEGAN_BEFORE), (3, 930, "ended")]);
     }
 
     #[test]
@@ -489,7 +495,7 @@ mod tests {
         let mut all = Waits::new(false);
         all.take(id(1, 100, 0), waits());
         all.end(1_000, |_, _| false);
-        assert_eq!(told(&mut all), [(1, 900, ENDED_UNSEEN)]);
+        assert_eq!(reported(&mut all), [(1, 900, ENDED_UNSEEN)]);
     }
 
     #[test]
