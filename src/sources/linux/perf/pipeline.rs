@@ -5,6 +5,7 @@
 //! weighed: a late tick, which may weigh nothing, shows as well as any other which pages of a stack are missing. Nothing
 //! here asks a system but through [`System`].
 
+use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::buffers::Pool;
@@ -188,7 +189,7 @@ impl Pipeline {
         self.processes.begin_batch();
         let mut events = self.process_events();
         // Before samples, which may be of threads that are first announced by their waits.
-        self.flush_waits(watermark_ns, into);
+        self.flush_waits(watermark_ns, &events, into);
         events.append(&mut self.processes.take_events());
         let batch = self.cpu_time.weigh(events, options, &*self.system.clocks, &mut self.spare);
         for (id, event) in batch.events {
@@ -231,13 +232,22 @@ impl Pipeline {
         events
     }
 
-    fn flush_waits(&mut self, watermark_ns: u64, into: &mut Vec<Record>) {
+    fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<Record>) {
         let Some(waits) = &mut self.waits else { return };
         let (processes, procfs) = (&mut self.processes, &*self.system.procfs);
         let select =
             |pid, has_stack: bool| processes.get(pid).is_some() || has_stack && processes.select(pid, procfs);
         let waits = waits.flush(watermark_ns, select, &mut self.spare);
-        waits.into_iter().for_each(|wait| self.report_wait(wait, into));
+        // A thread whose first wait began after its first sample starts with that sample.
+        let mut first_sample_ns: HashMap<(pid_t, pid_t), u64> = HashMap::new();
+        for (id, _) in events.iter().filter(|(_, event)| event.is_sample()) {
+            first_sample_ns.entry((id.pid, id.tid)).or_insert(id.time_ns);
+        }
+        for wait in waits {
+            let sampled_ns = first_sample_ns.get(&(wait.pid, wait.tid));
+            let started_ns = wait.since_ns.min(sampled_ns.copied().unwrap_or(u64::MAX));
+            self.report_wait(wait, started_ns, into);
+        }
     }
 
     fn report(&mut self, id: Id, event: WeighedEvent, into: &mut Vec<Record>) {
@@ -300,14 +310,15 @@ impl Pipeline {
         self.update_processes();
     }
 
-    fn report_wait(&mut self, wait: Wait, into: &mut Vec<Record>) {
+    /// Reports a wait, and if that is new its thread, which started at this time.
+    fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<Record>) {
         let Wait { pid, tid, since_ns, until_ns, mut outcome } = wait;
         if let WaitOutcome::Continues(capture) | WaitOutcome::Ended(Some(capture)) = &mut outcome {
             let program = self.processes.program(pid);
             self.stacks.complete_at_switch((pid, tid), program, capture, &*self.system.memory);
         }
         let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
-        self.announce(id, into);
+        self.announce(Id { time_ns: started_ns, ..id }, into);
         let ns = until_ns.saturating_sub(since_ns);
         let (time_ns, what) = match outcome {
             WaitOutcome::Continues(capture) => (since_ns, What::BeganToWait(capture)),
@@ -321,7 +332,10 @@ impl Pipeline {
     pub(super) fn end_waits(&mut self, until_ns: u64, into: &mut Vec<Record>) {
         let Some(mut waits) = self.waits.take() else { return };
         let waits = waits.end(until_ns, &*self.system.threads, &mut self.spare);
-        waits.into_iter().for_each(|wait| self.report_wait(wait, into));
+        for wait in waits {
+            let started_ns = wait.since_ns;
+            self.report_wait(wait, started_ns, into);
+        }
     }
 
     /// At the end of a recording: what was used and nothing stands for that was reported is lost for this reason.

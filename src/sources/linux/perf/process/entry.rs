@@ -58,6 +58,8 @@ pub(super) struct Exits {
     pub(super) before: Vec<Id>,
     /// The first thread is among those that exited.
     pub(super) first_thread: bool,
+    /// No thread was alive when the last batch ended.
+    pub(super) is_dead: bool,
     /// The process has ended: batches until it is removed.
     pub(super) batches_left: Option<u8>,
 }

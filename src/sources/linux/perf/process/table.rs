@@ -407,8 +407,11 @@ impl ProcessTable {
             if pid == self.main || !entry.exits.first_thread {
                 continue;
             }
-            if procfs.is_alive(pid) {
-                // Its first thread has exited, and the others are on their way out, or run on.
+            // Its first thread has exited, and the others are exiting, or run on. When they have exited, their last records
+            // may be in rings that were read before: the next batch holds these, if one comes.
+            let are_all_read = entry.exits.is_dead || watermark_ns == u64::MAX;
+            entry.exits.is_dead = !procfs.is_alive(pid);
+            if !entry.exits.is_dead || !are_all_read {
                 self.exiting_before.push(pid);
                 continue;
             }
@@ -476,7 +479,7 @@ impl ProcessTable {
         }
         for (pid, entry) in self.entries.iter_mut().filter(|(pid, entry)| !entry.has_ended() && **pid > 0) {
             if !procfs.is_alive(*pid) {
-                entry.exits.first_thread = true;
+                (entry.exits.first_thread, entry.exits.is_dead) = (true, true);
                 self.exiting_before.push(*pid);
                 continue;
             }
