@@ -25,6 +25,8 @@ mod pipeline;
 mod process;
 mod reorder;
 mod ring;
+#[cfg(test)]
+mod simulated_kernel;
 mod source;
 mod stack;
 mod waits;

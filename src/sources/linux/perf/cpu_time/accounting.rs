@@ -529,3 +529,25 @@ impl CpuTime {
         }
     }
 }
+
+/// Of one process, what the simulated kernel compares.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Balance {
+    /// What its clock was when samples were weighed last.
+    pub(in super::super) clock_ns: Option<u64>,
+    /// What its samples weigh, and what is lost of it.
+    pub(in super::super) accounted_ns: u64,
+}
+
+#[cfg(test)]
+impl CpuTime {
+    /// Of each process its clock, and what accounts for it.
+    pub(in super::super) fn balances(&self) -> BTreeMap<pid_t, Balance> {
+        let balance = |process: &ProcessTime| {
+            let (clock_ns, accounted_ns) = process.clock.balance();
+            Balance { clock_ns, accounted_ns }
+        };
+        self.processes.iter().map(|(pid, process)| (*pid, balance(process))).collect()
+    }
+}

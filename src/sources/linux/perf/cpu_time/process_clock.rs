@@ -88,6 +88,12 @@ impl ProcessClock {
         self.weighed_ns
     }
 
+    /// The clock when samples were weighed last, and what they weigh with those that were dropped.
+    #[cfg(test)]
+    pub(super) fn balance(&self) -> (Option<u64>, u64) {
+        (self.weighed_until_ns, self.weighed_ns + self.dropped_ns)
+    }
+
     /// Reads the clock a last time.
     pub(super) fn end(&mut self, pid: pid_t, clocks: &dyn Clocks) {
         self.last_ns = self.now_ns(pid, clocks).or(self.last_ns);
